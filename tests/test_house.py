@@ -14,7 +14,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     {"errors"},
     {"units", "files", "number_formats", "child_process", "private_folder", "missing_library"},
-    {"tensors", "torch_compile", "machine_code", "cached_json"},
+    {"tensors", "torch_compile", "machine_code", "json_files", "toml_files"},
     {"kernels"},
     {"optim", "tokenizer"},
     {"extraction", "languages", "hardware", "data", "model"},

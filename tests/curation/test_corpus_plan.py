@@ -20,7 +20,7 @@ from napkin.curation.engine.pipeline_run import curate
 from napkin.curation.reading.input_file import InputFile, find_files
 from napkin.curation.registry import make_stage
 from napkin.errors import NapkinError
-from napkin.runs.json_file import write_json
+from napkin.json_files import write_json
 
 zstandard = pytest.importorskip("zstandard")
 STAGES = ("length", "duplicates")

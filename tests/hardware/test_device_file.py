@@ -102,9 +102,9 @@ def test_a_mistake_is_one_line_with_the_field_and_what_is_expected(
     [
         (b"name = ", "is not TOML"),
         (b"\xff\xfe", "is not TOML"),
-        (b"a" + b".a" * 7000 + b" = 1", "unknown field a"),
+        (b"a" + b".a" * 7000 + b" = 1", "a key has more than 32 dots"),
         (b"x = " + b"[" * 8000, "nested too deeply"),
-        (b"memory_bytes = " + b"9" * 10000, "a number that is too long"),
+        (b"memory_bytes = " + b"9" * 10000, "holds a value that cannot be read"),
         (b"#" * 20_000, "more than 16,384 bytes"),
     ],
 )
@@ -119,10 +119,10 @@ def test_a_hostile_file_is_refused_in_one_line(tmp_path: Path, data: bytes, reas
 def test_what_is_not_a_file_is_refused(tmp_path: Path):
     with pytest.raises(NapkinError, match="does not exist"):
         find_device(tmp_path / "absent.toml")
-    with pytest.raises(NapkinError, match="is not a file"):
+    with pytest.raises(NapkinError, match=r"cannot be read .Is a directory.: name a TOML file that describes a device"):
         find_device(tmp_path)
     os.mkfifo(tmp_path / "pipe.toml")
-    with pytest.raises(NapkinError, match="is not a file"):
+    with pytest.raises(NapkinError, match="it is a fifo, not a file"):
         find_device(str(tmp_path / "pipe.toml"))
     with pytest.raises(NapkinError, match="cannot be read"):
         find_device("nul\0.toml")

@@ -9,6 +9,7 @@ import pytest
 from napkin.accounting.failures import FailureModel
 from napkin.checkpoint.folder import checkpoint_bytes
 from napkin.hardware.device_file import find_device
+from napkin.json_files import read_json, write_json
 from napkin.model.config import ModelConfig
 from napkin.planning.planner import plan as make_plan
 from napkin.planning.step.failure_plan import planned_failures, whole_checkpoint_bytes
@@ -18,7 +19,6 @@ from napkin.planning.step.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import ParallelismConfig, TrainingConfig
 from napkin.runs.accounting_files import PlanFile
-from napkin.runs.json_file import read_json, write_json
 
 A100 = find_device("A100-80GB")
 

@@ -193,7 +193,7 @@ def test_an_unknown_field_is_refused_with_the_nearest(tmp_path: Path, values: di
         ("[a" + ".'b'" * 200_000 + "]", "more than 32 dots"),
         ("a = [{a" + '."x"' * 200_000 + " = 1}]", "more than 32 dots"),
         ('a = ["""b"""", {a' + ".a" * 200_000 + ' = "c"}]', "more than 32 dots"),
-        ("a = 1\n" * 2**18, "characters"),
+        ("a = 1\n" * 2**18, "more than 1,048,576 bytes"),
         ("a = " + "[" * 100_000, "cannot be read"),
         ('"""\\' * 200_000, "is not TOML"),
     ],

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from napkin.errors import NapkinError
+from napkin.json_files import read_json
 from napkin.planning.planner import SharedPlans, plan
 from napkin.recipe.recipe import Recipe
 from napkin.runs.accounting_files import MeasurementFile, PlanFile
-from napkin.runs.json_file import read_json
 from napkin.runs.metrics import read_metrics
 from napkin.scaling.fitted_law import FittedLaw
 from napkin.scaling.ladder import (

@@ -30,9 +30,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from napkin.accounting.memory import allocator_events
 from napkin.accounting.microbenchmark import call_of, make_arguments
 from napkin.accounting.operators import OWN_COMPUTING, is_pointwise, is_view
-from napkin.cached_json import cache_path, read_cached, write_cached
 from napkin.errors import NapkinError
 from napkin.hardware.host import cpu_name, has_amx
+from napkin.json_files import cache_path, read_cached, write_cached
 from napkin.kernels.attention_by_rows import scratch_bytes as compiled_attention_scratch
 from napkin.kernels.int8_matmul import product_scratch_bytes as int8_scratch
 

@@ -29,9 +29,9 @@ from napkin.checkpoint.stored_tensors import copy_files_into, formats_of, is_fin
 from napkin.distributed.parallel_model import ParallelModel
 from napkin.errors import NapkinError
 from napkin.files import draft_folder, sync_folder
+from napkin.json_files import LARGEST
 from napkin.model.transformer import Transformer
 from napkin.runs.history import History
-from napkin.runs.json_file import LARGEST
 from napkin.train_step.step import TrainState
 
 

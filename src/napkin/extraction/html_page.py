@@ -14,10 +14,8 @@ How large a page becomes when it is parsed; see `compiled/parser_cost.py` for ho
 
 import math
 import re
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +26,7 @@ from napkin.extraction.page_metadata import PageMetadata, decode_page, page_meta
 from napkin.extraction.rendering import PageTables, page_tables, render
 from napkin.extraction.tags import BIT, FIRST_PLACE, PATTERNS, PLACE_BIT, PLACES, TAG
 from napkin.missing_library import import_extra
+from napkin.toml_files import packaged_toml
 
 _GROUPS: dict[str, str] = {
     "p": "p",
@@ -232,7 +231,7 @@ def _least_energy(
 @cache
 def block_weights() -> NDArray[np.float32]:
     """The weights of the features, in their order."""
-    weights = tomllib.loads(files("napkin.extraction").joinpath("block_weights.toml").read_text())["weights"]
+    weights = packaged_toml("napkin.extraction", "block_weights.toml", dict[str, float], "weights")
     return np.array([weights[name] for name in NAMES], np.float32)
 
 

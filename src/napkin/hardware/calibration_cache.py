@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from napkin.cached_json import cache_path, read_cached, write_cached
 from napkin.errors import NapkinError
 from napkin.hardware.calibration import CUDA_SETTINGS, Calibration, CalibrationSettings, Machine, better_of, comparable
+from napkin.json_files import cache_path, read_cached, write_cached
 
 
 def calibration_of_this_machine(

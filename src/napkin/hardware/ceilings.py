@@ -6,15 +6,14 @@ What PyTorch's kernels and collectives reach of a datasheet's figures is in effi
 import dataclasses
 import functools
 import math
-import tomllib
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import resources
 from typing import Annotated, Protocol, runtime_checkable
 
 import msgspec
 
 from napkin.hardware.device import Device
+from napkin.toml_files import packaged_toml
 
 # The coefficients stand in efficiency.toml, which `benchmarks/published_runs.py --fit` writes from published training
 # runs; a generation that has none takes the geometric means of those that have, within a wider factor.
@@ -78,8 +77,7 @@ COEFFICIENTS = tuple(each.name for each in dataclasses.fields(Efficiency) if eac
 @functools.cache
 def efficiencies() -> dict[str, Efficiency]:
     """Coefficients by the name of the generation."""
-    text = resources.files("napkin.hardware").joinpath("efficiency.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, Efficiency])
+    return packaged_toml("napkin.hardware", "efficiency.toml", dict[str, Efficiency])
 
 
 def efficiency_of(device: Device) -> Efficiency:

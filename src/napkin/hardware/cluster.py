@@ -8,9 +8,7 @@ import dataclasses
 import functools
 import math
 import re
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
 from typing import Annotated, Literal
 
 import msgspec
@@ -19,6 +17,7 @@ from napkin.errors import NapkinError, near_names, plain
 from napkin.hardware.ceilings import Efficiency
 from napkin.hardware.device import Device, Positive, Source
 from napkin.hardware.device_file import find_device
+from napkin.toml_files import packaged_toml
 from napkin.units import parse_devices
 
 DEFAULT_DEVICES = 8
@@ -46,8 +45,7 @@ class Node:
 @functools.cache
 def nodes() -> tuple[Node, ...]:
     """All nodes of the table, in order."""
-    text = resources.files("napkin.hardware").joinpath("nodes.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text)["node"], tuple[Node, ...])
+    return packaged_toml("napkin.hardware", "nodes.toml", tuple[Node, ...], "node")
 
 
 def node_of(device: Device) -> Node:

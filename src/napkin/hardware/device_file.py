@@ -8,10 +8,7 @@ import functools
 import math
 import os
 import re
-import stat
-import tomllib
 import typing
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from napkin.errors import NapkinError, near_names
 from napkin.files import StrPath
 from napkin.hardware.ceilings import COEFFICIENTS, Efficiency, efficiency_of
 from napkin.hardware.device import Device, PeakFormat, Price, Source
+from napkin.toml_files import packaged_toml, read_toml
 
 LARGEST_FILE = 16_384
 _FIELDS = [field.name for field in dataclasses.fields(Device)]
@@ -48,7 +46,8 @@ def read_device(path: StrPath) -> Device:
     describe a device.
     """
     path = Path(path)
-    values = _read_table(path)
+    what = "a TOML file that describes a device, or a device of `napkin hardware`"
+    values = read_toml(path, what, most_bytes=LARGEST_FILE)
     _refuse_unknown(path, values, _FIELDS)
     for field, names in _TABLES.items():
         if isinstance(values.get(field), dict):
@@ -77,30 +76,6 @@ def _error(path: Path, error: msgspec.ValidationError, prefix: str = "") -> Napk
     what, _, where = str(error).partition(" - at `$")
     where = prefix + where.rstrip("`").lstrip(".").replace("[...]", " ").strip() or "the file"
     return NapkinError(f"'{path}': {where}: {what[:1].lower()}{what[1:].replace('`', '')}")
-
-
-def _read_table(path: Path) -> dict[str, Any]:
-    try:
-        # A pipe or a terminal would never end.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise NapkinError(f"'{path}' is not a file: name a TOML file that describes a device")
-        with open(path, "rb") as file:
-            data = file.read(LARGEST_FILE + 1)
-    except FileNotFoundError:
-        raise NapkinError(
-            f"'{path}' does not exist: name a TOML file that describes a device, or a device of `napkin hardware`"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise NapkinError(f"'{path}' cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    if len(data) > LARGEST_FILE:
-        raise NapkinError(f"'{path}' has more than {LARGEST_FILE:,} bytes: a device takes a few hundred")
-    try:
-        # Some editors begin a file with a byte order mark.
-        return tomllib.loads(data.decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise NapkinError(f"'{path}' is not TOML ({error}): correct it there") from None
-    except (RecursionError, ValueError):
-        raise NapkinError(f"'{path}' is nested too deeply, or has a number that is too long: correct it") from None
 
 
 def _refuse_unknown(path: Path, values: dict[str, Any], known: list[str], prefix: str = "") -> None:
@@ -142,8 +117,7 @@ _BRANDS = set("nvidia geforce tesla quadro amd instinct google cloud apple intel
 @functools.cache
 def catalogue() -> tuple[Device, ...]:
     """All accelerators in the catalogue, in order."""
-    text = resources.files("napkin.hardware").joinpath("catalogue.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text)["device"], tuple[Device, ...])
+    return packaged_toml("napkin.hardware", "catalogue.toml", tuple[Device, ...], "device")
 
 
 def find_device(name: StrPath) -> Device:

@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
-from napkin.cached_json import cache_path, read_cached, write_cached
 from napkin.child_process import failure_of, interrupts_wait, start_python
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_bytes, read_bytes
@@ -35,6 +34,7 @@ from napkin.hardware.cluster import Group, Interconnect, Operation
 from napkin.hardware.competition import Watch, fastest_tenth, is_quiet_start
 from napkin.hardware.conditions import Conditions
 from napkin.hardware.timing import event_seconds, processor_seconds, wall_seconds
+from napkin.json_files import cache_path, read_cached, write_cached
 
 
 @dataclass(frozen=True)

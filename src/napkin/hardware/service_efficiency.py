@@ -8,15 +8,14 @@ import dataclasses
 import functools
 import math
 import statistics
-import tomllib
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Annotated
 
 import msgspec
 
 from napkin.errors import NapkinError, suggestion
 from napkin.hardware.ceilings import efficiencies
+from napkin.toml_files import packaged_toml
 
 _Share = Annotated[float, msgspec.Meta(gt=0, le=2)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -87,8 +86,7 @@ class ServiceEfficiency:
 @functools.cache
 def service_efficiencies() -> dict[str, ServiceEfficiency]:
     """The constants by name of the server."""
-    text = resources.files("napkin.hardware").joinpath("service_efficiency.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, ServiceEfficiency])
+    return packaged_toml("napkin.hardware", "service_efficiency.toml", dict[str, ServiceEfficiency])
 
 
 def efficiency_of_server(server: str) -> ServiceEfficiency:

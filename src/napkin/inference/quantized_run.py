@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from napkin.checkpoint.shard_files import checksum_of
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import draft_folder, refuse_irregular, sync_file, sync_folder
+from napkin.json_files import write_json
 from napkin.model.quantized import quantized_twin
 from napkin.model.transformer import Transformer
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
-from napkin.runs.json_file import write_json
 from napkin.runs.model_files import (
     QUANTIZED_FILE,
     ConversationFile,

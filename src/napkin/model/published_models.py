@@ -2,13 +2,12 @@
 
 import dataclasses
 import functools
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from napkin.errors import NapkinError, same_name, suggestion
 from napkin.model.config import ModelConfig
+from napkin.toml_files import packaged_toml
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def preset(name: str, **changes: Any) -> ModelConfig:
 @functools.cache
 def presets() -> dict[str, Preset]:
     """All presets by name."""
-    tables = tomllib.loads(resources.files("napkin.model").joinpath("presets.toml").read_text("utf-8"))
+    tables = packaged_toml("napkin.model", "presets.toml", dict[str, Any])
     shapes = tables.pop("shapes")
     return {name: _preset(name, table, shapes) for name, table in tables.items()}
 

@@ -1,8 +1,6 @@
 """Recipes as TOML files: errors are reported by field when reading, and every field is written."""
 
 import dataclasses
-import re
-import tomllib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,40 +10,10 @@ import msgspec
 import tomli_w
 
 from napkin.errors import NapkinError, suggestion
-from napkin.files import StrPath, regular
+from napkin.files import StrPath
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.tuning_recipe import RECIPE_OF
-
-# The standard library's parser takes that time for keys of many parts, `a.a.a.a = 1`.
-
-MAX_DOTS = 32
-
-_STRING_OR_COMMENT = re.compile(
-    r"""
-    ["]{3} (?: \\. | (?!["]{3}) [^\\] )*+ (?: ["]{3,5}+ | \Z )
-    | [']{3} (?: (?![']{3}) . )*+ (?: [']{3,5}+ | \Z )
-    | ["] (?: \\. | [^"\\\n] )*+ ["]
-    | ['] [^'\n]*+ [']
-    | [#] [^\n]*+
-    """,
-    re.DOTALL | re.VERBOSE,
-)
-_DEEP_KEY = re.compile(rf"(?:\.[ \t]*+[\w-]++[ \t]*+){{{MAX_DOTS + 1}}}")
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """What a TOML document says.
-
-    Raises tomllib.TOMLDecodeError if it is none; ValueError for a key of more than MAX_DOTS dots or a number of
-    thousands of digits, RecursionError for values within values.
-    """
-    # What is left of the text are keys, numbers and dates, of which only keys have more than a few dots.
-    if _DEEP_KEY.search(_STRING_OR_COMMENT.sub("_", text)):
-        raise ValueError(f"a key has more than {MAX_DOTS} dots")
-    return tomllib.loads(text)
-
-
-_MAX_CHARACTERS = 2**20
+from napkin.toml_files import read_toml
 
 
 def read_recipe(path: StrPath) -> Recipe:
@@ -55,18 +23,7 @@ def read_recipe(path: StrPath) -> Recipe:
     outside its range.
     """
     path = Path(path)
-    try:
-        # Some editors begin a file with a byte order mark.
-        values = parse_toml(_read_bounded(path))
-    except FileNotFoundError:
-        raise NapkinError(f"'{path}' does not exist: name a recipe, a TOML file as `napkin recipe` prints it") from None
-    except OSError as error:
-        raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name a recipe, a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise NapkinError(f"'{path}' is not TOML ({error}): correct it there") from None
-    except (RecursionError, ValueError) as error:
-        # Nested too deeply, or a number of thousands of digits: well-formed, but not readable.
-        raise NapkinError(f"'{path}' holds a value that cannot be read ({error}): correct it") from None
+    values = read_toml(path, "a recipe, a TOML file as `napkin recipe` prints it")
     kind = recipe_class(values, str(path))
     _refuse_unknown(values, kind, str(path))
     try:
@@ -89,15 +46,6 @@ def recipe_class(values: Mapping[str, Any], where: str) -> type[Recipe]:
     if not isinstance(method, str) or method not in RECIPE_OF:
         raise NapkinError(f"'{where}': tuning.method is {method!r}: use one of {', '.join(RECIPE_OF)}")
     return RECIPE_OF[method]
-
-
-def _read_bounded(path: Path) -> str:
-    """The text of a TOML file, which is not a gigabyte by mistake."""
-    with open(path, encoding="utf-8-sig", opener=regular) as file:
-        text = file.read(_MAX_CHARACTERS + 1)
-    if len(text) > _MAX_CHARACTERS:
-        raise NapkinError(f"'{path}' has more than {_MAX_CHARACTERS} characters: name a recipe, a TOML file")
-    return text
 
 
 def format_recipe(recipe: Recipe) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from napkin.errors import first_line
-from napkin.runs.json_file import LARGEST
+from napkin.json_files import LARGEST
 from napkin.runs.metrics import parse_metrics, read_metrics_record
 
 # FOLD runs/history.py

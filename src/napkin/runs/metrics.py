@@ -20,7 +20,7 @@ import msgspec
 
 from napkin.errors import NapkinError, first_line
 from napkin.files import atomic_write_bytes, sync_file
-from napkin.runs.json_file import LARGEST, add_checksum, read_if_present, refuse_unknown, verify_checksum
+from napkin.json_files import LARGEST, add_checksum, read_if_present, refuse_unknown, verify_checksum
 
 # FOLD runs/metrics.py
 # metrics.damaged.jsonl: lines of metrics.jsonl that were damaged, kept aside with what was found. Only added to.

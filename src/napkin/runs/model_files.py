@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from napkin.errors import CorruptFile
-from napkin.runs.json_file import LARGEST, format_json, malformed, read_json
+from napkin.json_files import LARGEST, format_json, malformed, read_json
 from napkin.tokenizer.base import Tokenizer
 
 CONVERSATION_FILE = "conversation.json"

@@ -27,10 +27,10 @@ from napkin.files import (
     sync_folder,
     try_lock,
 )
+from napkin.json_files import crc32, decode_json, format_json, read_if_present, read_json, write_json
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
 from napkin.recipe.tuning_recipe import TuningRecipe
-from napkin.runs.json_file import crc32, decode_json, format_json, read_if_present, read_json, write_json
 from napkin.runs.model_files import CONVERSATION_FILE
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer

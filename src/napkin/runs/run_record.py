@@ -15,8 +15,8 @@ import msgspec
 from napkin.accounting.pricing import mfu_of_steps
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
+from napkin.json_files import malformed, read_if_present, read_json, refuse_unknown
 from napkin.runs.accounting_files import Evaluation, MeasurementFile, Natural, PlanFile
-from napkin.runs.json_file import malformed, read_if_present, read_json, refuse_unknown
 from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics_record
 from napkin.runs.run_folder import recipe_was_changed
 

@@ -20,20 +20,21 @@ from typing import Literal
 import msgspec
 
 from napkin.errors import NapkinError
+from napkin.json_files import read_json, write_json
 from napkin.model.config import ModelConfig
 from napkin.planning.planner import SharedPlans, resolve, vocab_size_of
 from napkin.planning.step.machine import Machine, ThisMachine, machine_of
 from napkin.planning.step.run_plan import Plan
 from napkin.planning.step.site import Site
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.toml_file import format_recipe, parse_toml
-from napkin.runs.json_file import read_json, write_json
+from napkin.recipe.toml_file import format_recipe
 from napkin.scaling.fitted_law import FittedLaw, Interval
 from napkin.scaling.law_fit import fit_law
 from napkin.scaling.observations import read_run_observations
 from napkin.scaling.predicted_loss import count_parameters, flops_per_step
 from napkin.scaling.sweep import Sweep, run_seconds
 from napkin.scaling.trials import Trial, Value
+from napkin.toml_files import parse_toml
 from napkin.train_step.step_ledger import count_step
 from napkin.units import format_count, format_flops, format_seconds
 

@@ -21,12 +21,12 @@ from napkin.distributed.ranks import ALONE
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
+from napkin.json_files import read_json, write_json
 from napkin.planning.planner import SharedPlans
 from napkin.planning.step.failure_plan import whole_checkpoint_bytes
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.precision import choose_device
 from napkin.recipe.recipe import Recipe
-from napkin.runs.json_file import read_json, write_json
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import is_run, runs_in
 from napkin.scaling.best_run import Standing, standing

@@ -22,11 +22,12 @@ from napkin.child_process import AnsweringProcess, start_answering
 from napkin.errors import NapkinError
 from napkin.planning.planner import Planner, SharedPlans
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.toml_file import format_recipe, parse_toml
+from napkin.recipe.toml_file import format_recipe
 from napkin.report.page import write_report
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import is_run
 from napkin.scaling.trials import Trial
+from napkin.toml_files import parse_toml
 from napkin.training.callbacks import finished_checkpoint
 from napkin.training.run import train_run
 from napkin.training.signals import Interruption, catch_interruption

@@ -13,6 +13,7 @@ from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath
+from napkin.json_files import read_json
 from napkin.planning.planner import Planner, plan_resolved
 from napkin.planning.step.failure_plan import whole_checkpoint_bytes
 from napkin.planning.step.machine import Progress
@@ -25,7 +26,6 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import ParallelismConfig
 from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.runs.accounting_files import PlanFile
-from napkin.runs.json_file import read_json
 from napkin.runs.run_folder import ReadOnlyRunFolder, RunFolder, is_run
 from napkin.runs.run_record import read_run_record
 from napkin.tokenizer.tokenizer_file import load_tokenizer

@@ -30,7 +30,7 @@ from napkin.checkpoint.shard_files import checksum_of
 from napkin.data.sidecar import NUMPY_DTYPES, cannot_be_read, dtype_name, sidecar_path
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath, atomic_file, cache_folder, regular
-from napkin.runs.json_file import format_json, read_json
+from napkin.json_files import format_json, read_json
 from napkin.tokenizer.base import Tokenizer
 from napkin.tuning.examples import LazyUnits
 from napkin.tuning.pair_file import JudgedAnswer, Pair, read_judged_answers, read_pairs

@@ -15,7 +15,8 @@ from napkin.cli.common.options import INLINED, parse, takes
 from napkin.errors import NapkinError
 from napkin.model.published_models import preset
 from napkin.recipe.recipe import SCHEDULE_FIELDS, Recipe
-from napkin.recipe.toml_file import parse_toml, read_recipe
+from napkin.recipe.toml_file import read_recipe
+from napkin.toml_files import parse_toml
 from napkin.units import parse_count
 
 

@@ -41,7 +41,7 @@ def plan_command(options: PlanOptions) -> None:
     from napkin.curation.engine.pipeline_file import read_pipeline
     from napkin.files import already_exists
     from napkin.hardware.host import usable_cores
-    from napkin.runs.json_file import write_json
+    from napkin.json_files import write_json
     from napkin.tokenizer.tokenizer_file import load_tokenizer
 
     pipeline = read_pipeline(options.pipeline)

@@ -142,7 +142,7 @@ def _documents(
 
 def _write(folder: str, path: Path | None, result: "BitsResult") -> Path | None:
     """To the run's folder by default, named by what it is of: the same measurement replaces itself."""
-    from napkin.runs.json_file import format_json, write_json
+    from napkin.json_files import format_json, write_json
     from napkin.runs.run_folder import is_run
 
     if path is not None:

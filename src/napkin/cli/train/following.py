@@ -11,12 +11,12 @@ from napkin.cli.plan.output import print_plan
 from napkin.cli.train.training_lines import PretrainingLines, TrainingLines
 from napkin.errors import NapkinError
 from napkin.files import read_bytes
+from napkin.json_files import read_json
 from napkin.planning.step.failure_plan import describe_checkpoints
 from napkin.report.bars import reconcile_table
 from napkin.report.live_report import live_report
 from napkin.report.page import REPORT_FILE, write_report
 from napkin.runs.accounting_files import MEASUREMENT_FILE, MeasurementFile, PlanFile
-from napkin.runs.json_file import read_json
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import RunFolder
 from napkin.training.method import Method

@@ -30,7 +30,7 @@ from napkin.curation.reading.bounded_stream import SetAside
 from napkin.curation.reading.input_file import InputFile
 from napkin.curation.registry import Pass, divide_into_passes, stage_version
 from napkin.files import atomic_file, atomic_write_bytes, sync_folder
-from napkin.runs.json_file import write_json
+from napkin.json_files import write_json
 
 WORK = ".work"
 DOCUMENTS = "documents"

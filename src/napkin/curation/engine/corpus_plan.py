@@ -32,7 +32,7 @@ from napkin.curation.reading.input_file import InputFile, find_files
 from napkin.curation.registry import Stage, apply_stages
 from napkin.curation.stage import CorpusStage, Record
 from napkin.errors import NapkinError
-from napkin.runs.json_file import read_json
+from napkin.json_files import read_json
 
 BYTES_PER_TOKEN = 4.0
 """The rule where no tokenizer is given: of English text and vocabularies of some 50,000."""

@@ -17,8 +17,8 @@ from napkin.curation.engine.pipeline_file import OutputFormat
 from napkin.curation.stage import Record
 from napkin.data.file_sections import SEPARATOR_LINE
 from napkin.errors import NapkinError
+from napkin.json_files import read_json
 from napkin.missing_library import import_extra, zstandard
-from napkin.runs.json_file import read_json
 
 NAME = "manifest.json"
 KIND = "napkin corpus"

@@ -15,7 +15,6 @@ Paths are relative to the folder in which the command runs.
 
 import dataclasses
 import hashlib
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,11 +26,10 @@ from napkin.curation.reading.input_file import InputFormat
 from napkin.curation.registry import MEMORY_BYTES, Stage, files_of, make_stage, stage_options, stage_version
 from napkin.errors import NapkinError, suggestion
 from napkin.files import StrPath, regular
-from napkin.recipe.toml_file import parse_toml
+from napkin.toml_files import read_toml
 
 OutputFormat = Literal["jsonl.zst", "jsonl.gz", "jsonl", "parquet", "text"]
 
-_MOST_CHARACTERS = 2**20
 _LARGEST_BYTES = 2**50
 
 
@@ -106,20 +104,7 @@ def read_pipeline(path: StrPath) -> Pipeline:
     Raises NapkinError for a missing file, TOML that cannot be read, and an unknown stage, option or value.
     """
     path = Path(path)
-    try:
-        with open(path, encoding="utf-8-sig", opener=regular) as file:
-            text = file.read(_MOST_CHARACTERS + 1)
-        if len(text) > _MOST_CHARACTERS:
-            raise NapkinError(f"'{path}' has more than {_MOST_CHARACTERS} characters: name a pipeline, a TOML file")
-        values = parse_toml(text)
-    except FileNotFoundError:
-        raise NapkinError(f"'{path}' does not exist: name a pipeline, a TOML file with [input] and [[stage]]") from None
-    except OSError as error:
-        raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name a pipeline, a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise NapkinError(f"'{path}' is not TOML ({error}): correct it there") from None
-    except (RecursionError, ValueError) as error:
-        raise NapkinError(f"'{path}' holds a value that cannot be read ({error}): correct it") from None
+    values = read_toml(path, "a pipeline, a TOML file with [input] and [[stage]]")
     try:
         return pipeline_of(values)
     except NapkinError as error:

@@ -23,8 +23,8 @@ from napkin.curation.reading.input_file import InputFile, find_files
 from napkin.curation.registry import divide_into_passes
 from napkin.errors import NapkinError
 from napkin.files import StrPath, try_lock
+from napkin.json_files import read_json, write_json
 from napkin.missing_library import import_extra, zstandard
-from napkin.runs.json_file import read_json, write_json
 from napkin.units import format_bytes
 
 STATE = "pipeline.json"

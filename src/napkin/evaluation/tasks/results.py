@@ -15,7 +15,7 @@ from napkin.evaluation.tasks.item_log import ItemResult
 from napkin.evaluation.tasks.prompts import Prompting
 from napkin.evaluation.tasks.published import Task
 from napkin.evaluation.uncertainty import Estimate, PairedDifference, mean_estimate, paired_difference
-from napkin.runs.json_file import read_json, write_json
+from napkin.json_files import read_json, write_json
 
 FORMAT = "napkin-task-result"
 VERSION = 1

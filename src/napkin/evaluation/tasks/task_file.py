@@ -41,7 +41,7 @@ from napkin.evaluation.tasks.published import (
 )
 from napkin.files import StrPath, regular
 from napkin.grading.mathematics.math_answer import check_math_reference, check_number_reference
-from napkin.recipe.toml_file import parse_toml
+from napkin.toml_files import parse_toml
 
 _MOST_BYTES = 2**30
 _SPLIT = re.compile(r"[_-](test|dev|val|validation|train)$")

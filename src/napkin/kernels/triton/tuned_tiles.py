@@ -17,7 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from napkin.cached_json import cache_path, cached_files, read_cached, write_cached
+from napkin.json_files import cache_path, cached_files, read_cached, write_cached
 from napkin.kernels.triton.tiles import TILES, AttentionKernel, AttentionTile, Tile, default_attention_tile
 
 SomeTile = TypeVar("SomeTile", bound=Tile)

@@ -1,10 +1,14 @@
-"""A JSON file of a run: written with a checksum, and read as from a stranger.
+"""JSON files that napkin writes and reads again: those of a run, and what was measured on this machine.
 
-Whatever is in such a file, reading it gives values of the declared types and ranges, or one line that names the file,
-the field, its value and the limit.
+A run's file is written with a checksum, and read as from a stranger: whatever is in it, reading gives values of the
+declared types and ranges, or one line that names the file, the field, its value and the limit. A measurement is kept
+between processes, one file in the user's cache for each thing (NAPKIN_CACHE_DIR, if set); one that is malformed, or
+larger than anything that is kept, counts as none: it is measured again and the file replaced.
 """
 
+import hashlib
 import json
+import os
 import re
 import zlib
 from pathlib import Path
@@ -13,44 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from napkin.errors import CorruptFile, NapkinError, first_line
-from napkin.files import atomic_write_text, regular
-
-# FOLD runs/json_file.py
-# The last field of a JSON object in a run's folder: "crc32", the CRC-32 of all bytes of the object before it.
-#
-#     {"step": 1, "tokens": 512, "loss": 5.54, "previous_step": 0, "crc32": "9ae0daaf"}
-#
-# CRC-32 (ISO 3309, as in zlib, gzip and PNG) notices every flipped bit and every run of up to 32 damaged bits. The
-# object
-# stays JSON that other programs read, and objects of older runs, without the field, stay readable.
-
-FIELD = "crc32"
-
-_AT_THE_END = re.compile(rb',\s*"crc32": "([0-9a-f]{8})"\s*\}\s*\Z')
-
-
-def add_checksum(text: str) -> str:
-    """The text of a JSON object that is not empty, with its checksum as the last field."""
-    fields = text.rstrip().removesuffix("}").rstrip()
-    before, end = (",\n  ", "\n}") if "\n" in fields else (", ", "}")
-    return f'{fields}{before}"{FIELD}": "{crc32(fields.encode())}"{end}'
-
-
-def verify_checksum(data: bytes) -> bool:
-    """Whether a JSON object has a checksum. Raises ValueError where it is not that of the bytes before it."""
-    found = _AT_THE_END.search(data)
-    if found is None:
-        return False
-    actual = crc32(data[: found.start()])
-    if found[1].decode() != actual:
-        raise ValueError(f"its checksum is {found[1].decode()}, that of its contents {actual}")
-    return True
-
-
-def crc32(data: bytes) -> str:
-    """CRC-32 in hexadecimal."""
-    return f"{zlib.crc32(data):08x}"
-
+from napkin.files import atomic_write_text, cache_folder, read_bytes, regular
 
 T = TypeVar("T")
 
@@ -140,3 +107,71 @@ def malformed(path: Path, error: Exception) -> CorruptFile:
     """The error that names a file of a run and what is wrong with it."""
     how = "it is nested too deeply" if isinstance(error, RecursionError) else first_line(error)
     return CorruptFile(f"'{path}' is malformed ({how}): restore the file, or move it away to go on without it")
+
+
+# The last field of a JSON object in a run's folder is the CRC-32 of all bytes of the object before it:
+#
+#     {"step": 1, "tokens": 512, "loss": 5.54, "previous_step": 0, "crc32": "9ae0daaf"}
+#
+# CRC-32 (ISO 3309, as in zlib, gzip and PNG) notices every flipped bit and every run of up to 32 damaged bits. The
+# object stays JSON that other programs read, and objects of older runs, without the field, stay readable.
+FIELD = "crc32"
+
+_AT_THE_END = re.compile(rb',\s*"crc32": "([0-9a-f]{8})"\s*\}\s*\Z')
+
+
+def add_checksum(text: str) -> str:
+    """The text of a JSON object that is not empty, with its checksum as the last field."""
+    fields = text.rstrip().removesuffix("}").rstrip()
+    before, end = (",\n  ", "\n}") if "\n" in fields else (", ", "}")
+    return f'{fields}{before}"{FIELD}": "{crc32(fields.encode())}"{end}'
+
+
+def verify_checksum(data: bytes) -> bool:
+    """Whether a JSON object has a checksum. Raises ValueError where it is not that of the bytes before it."""
+    found = _AT_THE_END.search(data)
+    if found is None:
+        return False
+    actual = crc32(data[: found.start()])
+    if found[1].decode() != actual:
+        raise ValueError(f"its checksum is {found[1].decode()}, that of its contents {actual}")
+    return True
+
+
+def crc32(data: bytes) -> str:
+    """CRC-32 in hexadecimal."""
+    return f"{zlib.crc32(data):08x}"
+
+
+_MOST_CACHED_BYTES = 2**24
+
+
+def cache_path(kind: str, what: Any) -> Path:
+    """The file in the cache for a measurement of one kind, of anything that JSON can say."""
+    key = hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:16]
+    return cache_folder() / f"{kind}-{key}.json"
+
+
+def cached_files(kind: str) -> list[Path]:
+    """The files of all measurements of one kind."""
+    return sorted(cache_folder().glob(f"{kind}-" + "[0-9a-f]" * 16 + ".json"))
+
+
+def read_cached(path: Path, kind: type[T]) -> T | None:
+    """What `write_cached` has written; None if there is no such file, or what it holds is not a valid `kind`."""
+    try:
+        if os.stat(path).st_size > _MOST_CACHED_BYTES:
+            return None
+        return msgspec.json.decode(read_bytes(path), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def write_cached(path: Path, measured: Any) -> None:
+    """Write what was measured as indented JSON, replacing an older file.
+
+    Raises OSError or NapkinError where it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = msgspec.json.format(msgspec.json.encode(measured), indent=2).decode()
+    atomic_write_text(path, text + "\n", overwrite=True)
