@@ -50,9 +50,8 @@ def main() -> None:
 
 def serve_random_model(d_model: int, dtype: torch.dtype) -> None:
     """Serve on a free port, which is printed; tokens are bytes."""
-    from napkin.chats.chat_format import PlainChat
     from napkin.inference.engine import Engine
-    from napkin.inference.open_model import OpenModel
+    from napkin.inference.loaded_model import LoadedModel
     from napkin.model.config import ModelConfig
     from napkin.model.transformer import Transformer
     from napkin.serving import serve
@@ -60,12 +59,11 @@ def serve_random_model(d_model: int, dtype: torch.dtype) -> None:
 
     torch.set_num_threads(1)
     tokenizer = ByteTokenizer(["<|endoftext|>"])
-    ids = (256,)
     config = ModelConfig(
         tokenizer.vocab_size, context_length=CONTEXT, d_model=d_model, n_layers=2, n_heads=4, n_kv_heads=2
     )
     model = Transformer(config, seed=0).to(dtype).eval()
-    opened = OpenModel("random", model, tokenizer, ids, ids, PlainChat(tokenizer, ids))
+    opened = LoadedModel.of(model, tokenizer, name="random")
     serve(opened, Engine(model), port=0, on_start=lambda address: print(address, flush=True))
 
 

@@ -42,7 +42,7 @@ from .data import standard_library as standard_library
 from .data import write_token_file as write_token_file
 from .errors import NapkinError as NapkinError
 from .evaluation import evaluate as evaluate
-from .inference import Trained as Trained
+from .inference import LoadedModel as LoadedModel
 from .inference import load as load
 from .model import ModelConfig as ModelConfig
 from .model import Transformer as Transformer

@@ -11,8 +11,8 @@ from napkin.chats.chat_encoder import ChatEncoder
 from napkin.chats.chat_format import Message, PlainChat, TemplateChat, chat_format
 from napkin.chats.chat_template import ChatTemplate
 from napkin.chats.read_conversations import messages_of
-from napkin.chats.run_texts import run_texts
 from napkin.errors import NapkinError
+from napkin.inference.loaded_model import LoadedModel, texts_of_run
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface import save_huggingface
 from napkin.model.huggingface.folder_files import TextForm
@@ -21,7 +21,7 @@ from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tuning.method import conversation_files_of, encoder_of_run, encoder_of_start
-from napkin.tuning.start_model import StartModel, open_start
+from napkin.tuning.start_model import open_start
 from peers import peer
 
 CHATML = """\
@@ -206,19 +206,19 @@ def test_a_tuned_run_has_the_tokens_that_it_was_trained_with(tmp_path: Path) -> 
     template = tmp_path / "other.jinja"
     template.write_text(CHATML)
     for start, file in [
-        (StartModel(tmp_path, ModelConfig(), BYTES, own, (0x100,), (0x101,)), ""),
-        (StartModel(tmp_path, ModelConfig(), BYTES, own, (0x100,), (0x101,)), template),
-        (StartModel(tmp_path, ModelConfig(), BYTES, None, (0x100,), (0x101,)), ""),
+        (LoadedModel(tmp_path, "start", ModelConfig(), BYTES, (0x100,), (0x101,), own), ""),
+        (LoadedModel(tmp_path, "start", ModelConfig(), BYTES, (0x100,), (0x101,), own), template),
+        (LoadedModel(tmp_path, "start", ModelConfig(), BYTES, (0x100,), (0x101,)), ""),
     ]:
         encoder = encoder_of_start(start, file)
         for name, content in conversation_files_of(encoder, start).items():
             (tmp_path / name).write_bytes(content)
         opened = encoder_of_run(tmp_path, BYTES)
         assert opened.sequence(CHAT).tokens.tolist() == encoder.sequence(CHAT).tokens.tolist()
-        texts = run_texts(tmp_path, BYTES)
-        asked = chat_format(BYTES, texts.chat_template, texts.first_ids)
+        start_ids, stop_ids, found = texts_of_run(tmp_path, BYTES)
+        asked = chat_format(BYTES, found, start_ids)
         assert asked.encode(CHAT[:3]) == encoder.prompt(CHAT[:3])
-        assert (opened.fingerprint, texts.stop_ids) == (encoder.fingerprint, encoder.stop_ids)
+        assert (opened.fingerprint, stop_ids) == (encoder.fingerprint, encoder.stop_ids)
 
 
 @pytest.mark.peers

@@ -106,7 +106,8 @@ def test_the_name_that_is_advised_for_a_run_is_free(napkin, refusal) -> None:
 
 @pytest.mark.parametrize("command", ["resume", "evaluate", "generate", "report"])
 def test_a_run_is_found_in_the_folder_around_it_or_in_it(napkin, refusal, command: str) -> None:
-    assert refusal(command, "runs").endswith("'runs' is not a run, it holds no run.json: name a run in it: runs/tiny")
+    holds = "no run.json" if command in ("resume", "report") else "neither run.json nor config.json"
+    assert refusal(command, "runs").endswith(f", it holds {holds}: name a run in it: runs/tiny")
     assert refusal(command, "runs/tiny/checkpoints").endswith("name the run that it is in: runs/tiny")
     assert "it is a file: name a folder" in refusal(command, "one.txt")
 

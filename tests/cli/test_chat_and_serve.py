@@ -15,7 +15,7 @@ import pytest
 
 import napkin as library
 from napkin.inference.generation import generate
-from napkin.inference.open_model import open_model
+from napkin.inference.loaded_model import load
 from napkin.inference.settings import Sampling
 from reliability.harness import Napkin as Starter
 
@@ -40,13 +40,13 @@ def test_a_served_run_says_what_generate_says(place: Path, server: subprocess.Po
     command.send(signal.SIGTERM)
     assert command.wait() == 0
     assert command.errors == []
-    expected = library.load("runs/tiny").generate("the", max_tokens=6, temperature=0.9, top_p=0.9, seed=2)
+    expected = library.load("runs/tiny").generate("the", max_new_tokens=6, temperature=0.9, top_p=0.9, seed=2)
     assert choice["text"] == expected
 
 
 def test_an_exported_folder_opens_as_the_run_does(place: Path, napkin: Callable[..., Any]) -> None:
     assert napkin("export", "runs/tiny", "--out", "folder").status == 0
-    run, folder = open_model("runs/tiny"), open_model("folder", name="mine")
+    run, folder = load("runs/tiny"), load("folder", name="mine")
     assert (run.name, folder.name) == ("tiny", "mine")
     assert (run.start_ids, run.stop_ids) == (folder.start_ids, folder.stop_ids)
     text = "Café <|endoftext|> 🦊"
@@ -67,7 +67,7 @@ def test_an_exported_folder_opens_as_the_run_does(place: Path, napkin: Callable[
         ("runs/tiny --api-key-file empty.txt", "holds no key"),
         ("runs/tiny --api-key-file missing", "No such file"),
         ("docs", "neither a run nor a Hugging Face folder"),
-        ("missing", "there is no folder 'missing'"),
+        ("missing", "'missing' is neither a run nor a Hugging Face folder, it does not exist"),
     ],
 )
 def test_what_serve_refuses(place: Path, refusal: Refusal, arguments: str, said: str) -> None:

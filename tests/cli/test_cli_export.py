@@ -12,8 +12,7 @@ from safetensors.numpy import load_file
 
 from cli.conftest import Napkin
 from napkin.chats.chat_format import Message
-from napkin.inference.open_model import open_model
-from napkin.inference.trained import load_run
+from napkin.inference.loaded_model import load
 from napkin.model import load_huggingface
 from oracles import huggingface_models
 from peers import peer
@@ -31,7 +30,7 @@ def test_a_run_of_the_default_architecture_leaves_as_a_granite(place: Path, napk
     assert (told["folder"], told["step"], sorted(told["files"])) == ("out/model", 6, FILES)
     assert told["files"] == {path.name: path.stat().st_size for path in Path("out/model").iterdir()}
 
-    trained = load_run("runs/tiny")
+    trained = load("runs/tiny")
     again = load_huggingface("out/model")
     assert all(
         torch.equal(again.state_dict()[name], tensor.cpu()) for name, tensor in trained.model.state_dict().items()
@@ -122,9 +121,9 @@ def test_a_tuned_run_leaves_merged_or_as_the_adapters_that_it_trained(place: Pat
     assert (config["base_model_name_or_path"], config["r"]) == ("model", 2)
 
     # What the chat format and the ends of texts are is exported too: tuning may go on from there.
-    opened, again = open_model("runs/t"), open_model("merged")
+    opened, again = load("runs/t"), load("merged")
     message = [Message("user", "fox")]
-    assert opened.chat.encode(message) == again.chat.encode(message)
+    assert opened.chat_format.encode(message) == again.chat_format.encode(message)
     assert (opened.start_ids, opened.stop_ids) == (again.start_ids, again.stop_ids)
     assert all(
         torch.equal(tensor, again.model.state_dict()[name]) for name, tensor in opened.model.state_dict().items()

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from cli.conftest import Napkin
 from napkin.inference.engine import Engine
+from napkin.inference.loaded_model import load
 from napkin.inference.request import Request
 from napkin.inference.settings import Sampling
-from napkin.inference.trained import load_run
 
 
 def completion(napkin: Napkin, *options: str) -> dict:
@@ -24,10 +24,10 @@ def test_a_completion_ends_before_a_stop_text_and_shows_the_same_as_json(napkin:
 
 
 def test_pieces_of_a_stream_are_the_generated_text(place: Path) -> None:
-    trained = load_run("runs/tiny")
-    pieces = list(trained.stream("the", max_tokens=20, seed=3))
+    trained = load("runs/tiny")
+    pieces = list(trained.stream("the", max_new_tokens=20, seed=3))
     assert len(pieces) > 1
-    assert "".join(pieces) == trained.generate("the", max_tokens=20, seed=3)
+    assert "".join(pieces) == trained.generate("the", max_new_tokens=20, seed=3)
 
 
 def test_log_probabilities_are_told_in_json(napkin: Napkin, place: Path) -> None:
@@ -42,7 +42,7 @@ def test_log_probabilities_are_told_in_json(napkin: Napkin, place: Path) -> None
 
 
 def test_biased_tokens_alone_are_drawn(napkin: Napkin, place: Path) -> None:
-    trained = load_run("runs/tiny")
+    trained = load("runs/tiny")
     token = trained.tokenizer.encode("e")[0]
     assert completion(napkin, "--logit-bias", str(token), "100")["completion"] == "e" * 30
     assert napkin("generate", "runs/tiny", "--logit-bias", "999999", "1").status == 2
@@ -66,7 +66,7 @@ def test_proposed_tokens_change_no_greedy_text_and_their_gain_is_told(napkin: Na
 
 
 def test_keys_and_values_in_int8_give_a_text_of_the_engine(napkin: Napkin, place: Path) -> None:
-    trained = load_run("runs/tiny")
+    trained = load("runs/tiny")
     engine = Engine(trained.model, kv="int8", max_running=1)
     separator = trained.tokenizer.special_tokens["<|endoftext|>"]
     start = [separator, *trained.tokenizer.encode("the")]

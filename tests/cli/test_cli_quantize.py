@@ -6,7 +6,7 @@ import pytest
 
 from cli.conftest import Napkin
 from napkin.errors import CorruptFile
-from napkin.inference.trained import load, load_run
+from napkin.inference.loaded_model import load
 
 
 def quantize(napkin: Napkin, *options: str) -> dict:
@@ -27,12 +27,12 @@ def test_a_quantized_run_is_read_and_costs_what_was_said(napkin: Napkin, place: 
         "tokenizer.json",
     }
     assert said["bytes"] == (folder / "model.safetensors").stat().st_size
-    original, quantized = load_run("runs/tiny"), load_run(folder)
+    original, quantized = load("runs/tiny"), load(folder)
     assert original.sampled_bits_per_byte(300) == (said["original_bits_per_byte"], said["tokens"])
     assert quantized.sampled_bits_per_byte(300) == (said["bits_per_byte"], said["tokens"])
     assert 0 < abs(said["bits_per_byte"] / said["original_bits_per_byte"] - 1) < 0.1
     assert quantized.step == original.step
-    assert load(folder).generate("the", max_tokens=9) == quantized.generate("the", max_tokens=9)
+    assert load(folder).generate("the", max_new_tokens=9) == quantized.generate("the", max_new_tokens=9)
     assert napkin("generate", str(folder), "--tokens", "9", "--save").status == 0
     assert "this model" in napkin("evaluate", str(folder)).out
     for command in (
@@ -72,4 +72,4 @@ def test_a_damaged_file_is_refused_by_name(napkin: Napkin, place: Path) -> None:
     about.pop(next(reversed(about)))
     (folder / "quantized.json").write_text(json.dumps(about))
     with pytest.raises(CorruptFile, match=r"fit.*recipe"):
-        load(folder)
+        _ = load(folder).model

@@ -75,7 +75,7 @@ def test_a_plan_is_timed_and_nothing_is_written(napkin, task: str) -> None:
         ("runs/tiny --task colours.jsonl --answer-tokens 5", "for a task whose answers are generated"),
         ("runs/tiny --task colours.jsonl --tokens data/validation.tokens", "two evaluations"),
         ("runs/tiny --task colours.jsonl --out one.txt", "'one.txt' exists and is not overwritten"),
-        ("nowhere --task colours.jsonl", "there is no folder 'nowhere'"),
+        ("nowhere --task colours.jsonl", "'nowhere' is neither a run nor a Hugging Face folder, it does not exist"),
         ("--compare a.json", "--compare has 1 results: name two"),
         ("--compare colours.jsonl colours.jsonl", "'colours.jsonl' is malformed"),
         ("", "missing from napkin evaluate: RUN"),

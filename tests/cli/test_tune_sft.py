@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from napkin.chats.chat_format import Message
-from napkin.inference.open_model import open_model
+from napkin.inference.generation import generate
+from napkin.inference.loaded_model import load
+from napkin.inference.settings import Sampling
 from napkin.tuning.method import encoder_of_start
 from napkin.tuning.start_model import open_start
 
@@ -47,12 +49,15 @@ def test_a_tuned_run_is_asked_as_it_was_trained_wherever_it_goes(napkin, refusal
     trained_on = encoder.sequence([*asked, Message("assistant", "two")]).tokens.tolist()
     assert trained_on[: len(expected)] == expected
     for folder in ("runs/tuned", "exported", "runs/tuned-int8"):
-        opened = open_model(folder)
-        assert opened.chat.encode(asked) == expected
+        opened = load(folder)
+        assert opened.chat_format.encode(asked) == expected
         assert opened.stop_ids == encoder.stop_ids
+        fields = [{"role": each.role, "content": each.content} for each in asked]
+        drawn = generate(opened.model, expected, 9, Sampling(temperature=0), stop=encoder.stop_ids[0])
+        assert opened.chat(fields, max_new_tokens=9, temperature=0) == opened.tokenizer.decode(list(drawn))
     again = "--tuning.start exported --data.train chats.jsonl --adapter.rank 2 --run runs/again"
     assert napkin("tune", "sft", *again.split(), *TUNE.split()).status == 0
-    assert open_model("runs/again").chat.encode(asked) == expected
+    assert load("runs/again").chat_format.encode(asked) == expected
     assert "has no validation tokens" in refusal("evaluate", "runs/tuned")
 
 

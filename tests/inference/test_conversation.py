@@ -31,14 +31,14 @@ def test_each_answer_continues_all_that_was_said() -> None:
     conversation = Conversation(opened, system="Be brief.")
     text = "system: Be brief.\n"
     for message in ("Hello", "Again", "And again"):
-        answer = "".join(conversation.answer(message, GREEDY, max_tokens=15))
+        answer = "".join(conversation.answer(message, GREEDY, max_new_tokens=15))
         text += f"user: {message}\nassistant:"
-        expected = generate(opened.model, opened.encode(text), 15, GREEDY, stop=opened.stop_ids[0])
+        expected = generate(opened.model, opened.encode_prompt(text), 15, GREEDY, stop=opened.stop_ids[0])
         assert answer == opened.tokenizer.decode(list(expected))
         text += f" {answer.strip()}\n"
     conversation.forget()
-    first = "".join(Conversation(opened, system="Be brief.").answer("Hello", GREEDY, max_tokens=15))
-    assert "".join(conversation.answer("Hello", GREEDY, max_tokens=15)) == first
+    first = "".join(Conversation(opened, system="Be brief.").answer("Hello", GREEDY, max_new_tokens=15))
+    assert "".join(conversation.answer("Hello", GREEDY, max_new_tokens=15)) == first
 
 
 def test_old_messages_are_left_out_where_the_context_ends_and_too_long_ones_refused() -> None:
@@ -48,24 +48,24 @@ def test_old_messages_are_left_out_where_the_context_ends_and_too_long_ones_refu
         next(conversation.answer("a" * CONTEXT, GREEDY))
     answer = ""
     for _ in range(3):
-        answer = "".join(conversation.answer("b" * (CONTEXT // 2), GREEDY, max_tokens=3))
+        answer = "".join(conversation.answer("b" * (CONTEXT // 2), GREEDY, max_new_tokens=3))
     assert conversation.n_left_out == 4
     alone = Conversation(opened)
-    assert "".join(alone.answer("b" * (CONTEXT // 2), GREEDY, max_tokens=3)) == answer
+    assert "".join(alone.answer("b" * (CONTEXT // 2), GREEDY, max_new_tokens=3)) == answer
 
 
 def test_a_stopped_answer_keeps_what_was_said() -> None:
     opened = tiny_served_model()
     conversation = Conversation(opened)
-    pieces = conversation.answer("Hello", Sampling(logit_bias=((120, 100.0),)), max_tokens=500)
+    pieces = conversation.answer("Hello", Sampling(logit_bias=((120, 100.0),)), max_new_tokens=500)
     said = next(pieces) + next(pieces)
     conversation.stop()
     said += "".join(pieces)
     assert said == "x" * len(said)
     assert len(said) < 10
     text = f"user: Hello\nassistant: {said}\nuser: More\nassistant:"
-    expected = generate(opened.model, opened.encode(text), 9, GREEDY, stop=opened.stop_ids[0])
-    assert "".join(conversation.answer("More", GREEDY, max_tokens=9)) == opened.tokenizer.decode(list(expected))
+    expected = generate(opened.model, opened.encode_prompt(text), 9, GREEDY, stop=opened.stop_ids[0])
+    assert "".join(conversation.answer("More", GREEDY, max_new_tokens=9)) == opened.tokenizer.decode(list(expected))
 
 
 def test_an_interrupt_ends_the_answer_and_not_the_program() -> None:

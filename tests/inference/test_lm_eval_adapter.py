@@ -8,39 +8,37 @@ import torch
 
 from napkin.errors import NapkinError
 from napkin.inference.lm_eval_adapter import HarnessMethods, harness_class
-from napkin.inference.task_model import EvaluatedModel
 from oracles.served_model import tiny_served_model
 from peers import peer
 
-OPENED = tiny_served_model()
-MODEL = EvaluatedModel(OPENED, "tiny")
+MODEL = tiny_served_model()
 
 
 @torch.no_grad()
 def greedy(prompt: list[int], n: int) -> list[int]:
     tokens = list(prompt)
     for _ in range(n):
-        tokens.append(int(OPENED.model(torch.tensor([tokens]))[0, -1].argmax()))
+        tokens.append(int(MODEL.model(torch.tensor([tokens]))[0, -1].argmax()))
     return tokens[len(prompt) :]
 
 
 @torch.no_grad()
 def logprob(context: list[int], continuation: list[int]) -> float:
-    logits = OPENED.model(torch.tensor([[*context, *continuation[:-1]]]))[0, len(context) - 1 :].double()
+    logits = MODEL.model(torch.tensor([[*context, *continuation[:-1]]]))[0, len(context) - 1 :].double()
     return float(logits.log_softmax(-1)[range(len(continuation)), continuation].sum())
 
 
 def test_generated_answers_are_greedy_and_end_before_the_stop_text() -> None:
     methods = HarnessMethods(MODEL)
-    prompt = [*OPENED.start_ids, *b"Once upon"]
-    text = OPENED.tokenizer.decode(greedy(prompt, 20)).partition("<|endoftext|>")[0]
+    prompt = [*MODEL.start_ids, *b"Once upon"]
+    text = MODEL.tokenizer.decode(greedy(prompt, 20)).partition("<|endoftext|>")[0]
     requests = [
         SimpleNamespace(args=("Once upon", {"until": [text[6:8]], "max_gen_toks": 20})),
         SimpleNamespace(args=("Once upon", {"until": "\n\n\n", "max_gen_toks": 5, "do_sample": False})),
     ]
     assert methods.generate_until(requests) == [
         text.partition(text[6:8])[0],
-        OPENED.tokenizer.decode(greedy(prompt, 5)),
+        MODEL.tokenizer.decode(greedy(prompt, 5)),
     ]
     sampled = SimpleNamespace(args=("x", {"do_sample": True, "temperature": 0.7}))
     with pytest.raises(NapkinError, match="draws at a temperature"):

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from napkin.chats.chat_format import PlainChat
-from napkin.inference.open_model import OpenModel
+from napkin.inference.loaded_model import LoadedModel
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.tokenizer.bpe import ByteTokenizer
@@ -16,10 +15,9 @@ SEPARATOR = "<|endoftext|>"
 CONTEXT = 2048
 
 
-def tiny_served_model() -> OpenModel:
+def tiny_served_model() -> LoadedModel:
     """The same at each call; tokens are bytes."""
     tokenizer = ByteTokenizer([SEPARATOR])
-    ids = (tokenizer.special_tokens[SEPARATOR],)
     config = ModelConfig(vocab_size=tokenizer.vocab_size, context_length=CONTEXT, d_model=32, n_layers=2, n_heads=2)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -27,7 +25,7 @@ def tiny_served_model() -> OpenModel:
     with torch.no_grad():
         # Sure of some tokens: which one is likeliest does not hang on rounding.
         model.head_weight.mul_(8)
-    return OpenModel("tiny", model, tokenizer, ids, ids, PlainChat(tokenizer, ids))
+    return LoadedModel.of(model, tokenizer, name="tiny")
 
 
 def poison(model: Transformer, token: int) -> None:

@@ -7,24 +7,24 @@ import pytest
 import torch
 
 from napkin.inference.generation import generate
-from napkin.inference.open_model import OpenModel
+from napkin.inference.loaded_model import LoadedModel
 from napkin.inference.settings import Sampling
 from oracles.served_model import SEPARATOR, tiny_served_model
 from serving.conftest import Served
 
 
 @pytest.fixture(scope="module")
-def opened() -> OpenModel:
+def opened() -> LoadedModel:
     return tiny_served_model()
 
 
-def generated(opened: OpenModel, ids: list[int], n_tokens: int, **how: Any) -> str:
+def generated(opened: LoadedModel, ids: list[int], n_tokens: int, **how: Any) -> str:
     return opened.tokenizer.decode(
         list(generate(opened.model, ids, n_tokens, Sampling(**how), stop=opened.stop_ids[0]))
     )
 
 
-def logprobs_of(opened: OpenModel, ids: list[int]) -> torch.Tensor:
+def logprobs_of(opened: LoadedModel, ids: list[int]) -> torch.Tensor:
     """Log-probabilities of every token after each of `ids`."""
     with torch.no_grad():
         return opened.model(torch.tensor([ids]))[0].float().log_softmax(-1)
@@ -38,9 +38,9 @@ def logprobs_of(opened: OpenModel, ids: list[int]) -> torch.Tensor:
         {"temperature": 1.3, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.2, "seed": 6},
     ],
 )
-def test_the_text_is_that_of_the_library(served: Served, opened: OpenModel, how: dict[str, Any]) -> None:
+def test_the_text_is_that_of_the_library(served: Served, opened: LoadedModel, how: dict[str, Any]) -> None:
     library = {"top_p": 1.0, **how}
-    expected = generated(opened, opened.encode("Once upon"), 30, **library)
+    expected = generated(opened, opened.encode_prompt("Once upon"), 30, **library)
     (choice,) = served.complete("Once upon", max_tokens=30, **how)
     assert choice["text"] == expected
     assert choice["logprobs"] is None
@@ -49,21 +49,21 @@ def test_the_text_is_that_of_the_library(served: Served, opened: OpenModel, how:
     assert choice["text"] == generated(opened, [79, 110], 30, **library)
 
 
-def test_several_prompts_and_choices_are_in_order_each_with_the_next_seed(served: Served, opened: OpenModel) -> None:
+def test_several_prompts_and_choices_are_in_order_each_with_the_next_seed(served: Served, opened: LoadedModel) -> None:
     choices = served.complete(["ab", "cd"], n=2, max_tokens=8, seed=3)
     assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
     assert [choice["text"] for choice in choices] == [
-        generated(opened, opened.encode(text), 8, temperature=1.0, top_p=1.0, seed=seed)
+        generated(opened, opened.encode_prompt(text), 8, temperature=1.0, top_p=1.0, seed=seed)
         for text in ("ab", "cd")
         for seed in (3, 4)
     ]
-    by_ids = served.complete([opened.encode("ab"), opened.encode("cd")], n=2, max_tokens=8, seed=3)
+    by_ids = served.complete([opened.encode_prompt("ab"), opened.encode_prompt("cd")], n=2, max_tokens=8, seed=3)
     assert [choice["text"] for choice in by_ids] == [choice["text"] for choice in choices]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 5])
 def test_echoed_tokens_have_the_log_probabilities_of_a_forward_pass(
-    served: Served, opened: OpenModel, max_tokens: int
+    served: Served, opened: LoadedModel, max_tokens: int
 ) -> None:
     prompt = list(b"the cat sat")
     answer = served.post(
@@ -89,9 +89,9 @@ def test_echoed_tokens_have_the_log_probabilities_of_a_forward_pass(
         assert told["tokens"][place] in told["top_logprobs"][place]
 
 
-def test_an_echoed_text_is_scored_after_what_stands_before_every_text(served: Served, opened: OpenModel) -> None:
+def test_an_echoed_text_is_scored_after_what_stands_before_every_text(served: Served, opened: LoadedModel) -> None:
     (choice,) = served.complete("café", max_tokens=0, echo=True, logprobs=0)
-    ids = opened.encode("café")
+    ids = opened.encode_prompt("café")
     expected = logprobs_of(opened, ids)
     assert choice["text"] == "café"
     assert choice["logprobs"]["tokens"] == ["c", "a", "f", "bytes:\\xc3", "bytes:\\xa9"]
@@ -135,7 +135,7 @@ def test_pieces_of_a_stream_make_the_whole(served: Served, path: str) -> None:
                 assert [value for each in own for value in each["logprobs"][name]] == choice["logprobs"][name]
 
 
-def test_text_ends_before_a_stop_text_of_which_nothing_is_shown(served: Served, opened: OpenModel) -> None:
+def test_text_ends_before_a_stop_text_of_which_nothing_is_shown(served: Served, opened: LoadedModel) -> None:
     whole = generated(opened, list(b"abc"), 60, temperature=0)
     stop = whole[20:24]
     asked: dict[str, Any] = {"prompt": list(b"abc"), "max_tokens": 60, "temperature": 0, "stop": ["\0never", stop]}
@@ -158,7 +158,7 @@ def test_a_model_that_ends_its_text_is_not_asked_on(served: Served) -> None:
     assert (choice["text"], choice["finish_reason"]) == ("", "stop")
 
 
-def test_a_bias_decides_and_log_probabilities_are_those_before_it(served: Served, opened: OpenModel) -> None:
+def test_a_bias_decides_and_log_probabilities_are_those_before_it(served: Served, opened: LoadedModel) -> None:
     (choice,) = served.complete([65], max_tokens=3, logit_bias={"120": 100}, logprobs=1, temperature=0)
     assert choice["text"] == "xxx"
     expected = logprobs_of(opened, [65, 120, 120])[:, 120].tolist()
@@ -176,7 +176,7 @@ def test_a_conversation_is_the_completion_of_its_lines(served: Served) -> None:
     assert answer["object"] == "chat.completion"
 
 
-def test_models_health_and_metrics(served: Served, opened: OpenModel) -> None:
+def test_models_health_and_metrics(served: Served, opened: LoadedModel) -> None:
     (model,) = served.get("/v1/models").json["data"]
     assert (model["id"], model["object"], model["context_length"]) == ("tiny", "model", 2048)
     assert served.get("/v1/models/tiny").json == model

@@ -18,7 +18,7 @@ from napkin.checkpoint.folder import read_checkpoint
 from napkin.checkpoint.restore import load_train_state
 from napkin.checkpoint.writer import save_checkpoint
 from napkin.errors import CorruptFile, NapkinError
-from napkin.inference.trained import load_run
+from napkin.inference.loaded_model import load
 from napkin.model.transformer import Transformer
 from napkin.planning.step.failure_plan import describe_checkpoints, whole_checkpoint_bytes
 from napkin.planning.step.run_plan import Plan
@@ -122,7 +122,7 @@ def test_a_run_needs_nothing_of_the_folder_that_it_started_from(folder: Path, tu
             assert resumed.read_bytes() == whole.read_bytes()
         again = Transformer(open_start(run).config)
         open_start(run).load_into(again)
-        assert_equal(again, load_run(run).model)
+        assert_equal(again, load(run).model)
         # Tuning goes on from there, with adapters and frozen weights of its own.
         further = dataclasses.replace(recipe, tuning=dataclasses.replace(recipe.tuning, start=str(run)))
         create_run(further, tmp_path / "further")
@@ -155,7 +155,7 @@ def test_frozen_weights_that_are_others_are_named_and_nothing_is_set_aside(
 ) -> None:
     damage(frozen_file(run))
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
-    uses: list[Callable[[], object]] = [lambda: load_run(run), lambda: open_start(run).fingerprint]
+    uses: list[Callable[[], object]] = [lambda: load(run).model, lambda: open_start(run).fingerprint]
     if damage is other_weights:
         uses.append(lambda: train_run(*open_run(run)))
     for use in uses:
@@ -198,7 +198,7 @@ def test_a_checkpoint_of_the_whole_model_with_adapters_is_refused(run: Path) -> 
     files = ("model.safetensors", "optimizer.safetensors", "state.json")
     sums = [f"{hashlib.sha256((step / name).read_bytes()).hexdigest()}  {name}\n" for name in files]
     (step / "SHA256SUMS").write_text("".join(sums))
-    for use in (lambda: load_run(run), lambda: train_run(*open_run(run))):
+    for use in (lambda: load(run).model, lambda: train_run(*open_run(run))):
         with pytest.raises(NapkinError, match=r"earlier napkin.*train"):
             use()
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from napkin.accounting.metering import meter_step
 from napkin.errors import NapkinError
-from napkin.inference.trained import load_run
+from napkin.inference.loaded_model import load
 from napkin.model.adapters import adapters_off, merge_adapters
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision
@@ -88,12 +88,12 @@ def test_a_run_trains_its_adapters_alone(folder: Path, tmp_path: Path, kind: Any
     assert len(state) == 3 * len(trained)
 
     # The run is used with its averaged adapters merged.
-    expected = build_train_state(ResolvedRecipe(load_run(run).recipe, Precision("fp32", "cpu"))).model
+    expected = build_train_state(ResolvedRecipe(load(run).recipe, Precision("fp32", "cpu"))).model
     with torch.no_grad():
         for name, parameter in expected.named_parameters():
             parameter.copy_(state.get(f"average.{name}", weights[name]))
     merge_adapters(expected)
-    assert_equal(load_run(run).model, expected)
+    assert_equal(load(run).model, expected)
     again = Transformer(open_start(run).config)
     open_start(run).load_into(again)
     assert_equal(again, expected)

@@ -11,7 +11,7 @@ import napkin
 from napkin.chats.chat_format import Message
 from napkin.chats.chat_template import ChatTemplate
 from napkin.errors import NapkinError
-from napkin.inference.open_model import open_model
+from napkin.inference.loaded_model import LoadedModel, load
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface import save_huggingface
 from napkin.model.transformer import Transformer
@@ -20,7 +20,7 @@ from napkin.runs.model_files import conversation_files
 from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer import train_bpe
 from napkin.training.run import train
-from napkin.tuning.start_model import StartModel, open_start, reference_model
+from napkin.tuning.start_model import open_start, reference_model
 from oracles.model_switches import disturbed
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def loaded(start: StartModel) -> Transformer:
+def loaded(start: LoadedModel) -> Transformer:
     model = Transformer(start.config, seed=7)
     start.load_into(model)
     return model
@@ -98,10 +98,10 @@ def test_texts_of_a_tuned_run_are_those_of_its_start(folder: Path, tmp_path: Pat
     RunFolder.create(tmp_path / "run", recipe, start.tokenizer, conversation_files(start.conversation_file()))
     (tmp_path / "run" / "checkpoints" / "step-00000001").mkdir()
     again = open_start(tmp_path / "run")
-    assert (again.first_ids, again.stop_ids) == (start.first_ids, start.stop_ids)
+    assert (again.start_ids, again.stop_ids) == (start.start_ids, start.stop_ids)
     assert isinstance(again.chat_template, ChatTemplate)
     message = Message("user", "the cat")
-    assert again.chat.encode([message]) == open_model(folder).chat.encode([message])
+    assert again.chat_format.encode([message]) == load(folder).chat_format.encode([message])
 
 
 def test_what_is_not_a_start_is_named_in_one_line(run: Path, folder: Path, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_is_not_a_start_is_named_in_one_line(run: Path, folder: Path, tmp_p
     (tmp_path / "quantized" / "quantized.json").write_text("{}")
     RunFolder.create(tmp_path / "new", RunFolder(run).recipe, RunFolder(run).tokenizer)
     for name, message in {
-        "missing": "there is no folder",
+        "missing": "neither a run nor a Hugging Face folder, it does not exist",
         "empty": "neither a run nor a Hugging Face folder",
         "foreign": "holds a model of type 'bert'",
         "quantized": "is quantized",

@@ -9,7 +9,7 @@ import pytest
 
 from napkin.chats.read_conversations import read_chats
 from napkin.errors import NapkinError
-from napkin.inference.trained import load_run
+from napkin.inference.loaded_model import load
 from napkin.runs.metrics import read_metrics
 from napkin.training.run import train_run
 from napkin.training.start import open_run
@@ -41,10 +41,10 @@ def test_a_run_learns_its_conversations_and_its_books_are_closed(folder: Path, t
     assert metrics[-1].validation_loss is not None
     assert metrics[-1].epochs == pytest.approx(30 * 4 / 10)
     # 120 conversations are 12 times all of them.
-    encoder = encoder_of_run(tmp_path / "run", load_run(tmp_path / "run").tokenizer)
+    encoder = encoder_of_run(tmp_path / "run", load(tmp_path / "run").tokenizer)
     learned = [encoder.sequence(each.messages).n_counted for each in read_chats(folder / "train.jsonl")]
     assert metrics[-1].tokens == 12 * sum(learned)
-    assert load_run(tmp_path / "run").step == 30
+    assert load(tmp_path / "run").step == 30
 
 
 def test_a_run_that_is_resumed_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:

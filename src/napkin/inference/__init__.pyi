@@ -1,12 +1,11 @@
 from .engine import Engine as Engine
 from .engine import EngineStats as EngineStats
 from .generation import generate as generate
-from .pretrained import Pretrained as Pretrained
+from .loaded_model import LoadedModel as LoadedModel
+from .loaded_model import load as load
 from .request import Completion as Completion
 from .request import Request as Request
 from .scoring import Score as Score
 from .scoring import score as score
 from .settings import Sampling as Sampling
 from .settings import Speculation as Speculation
-from .trained import Trained as Trained
-from .trained import load as load

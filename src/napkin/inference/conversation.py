@@ -6,7 +6,7 @@ from dataclasses import replace
 from napkin.chats.chat_format import Message
 from napkin.errors import NapkinError
 from napkin.inference.engine import Engine
-from napkin.inference.open_model import OpenModel
+from napkin.inference.loaded_model import LoadedModel
 from napkin.inference.request import Request
 from napkin.inference.settings import Sampling
 from napkin.inference.text_stream import TextStream
@@ -19,7 +19,7 @@ class Conversation:
     `n_left_out` says how many of the last answer.
     """
 
-    def __init__(self, opened: OpenModel, *, system: str | None = None) -> None:
+    def __init__(self, opened: LoadedModel, *, system: str | None = None) -> None:
         self._opened = opened
         self._engine = Engine(opened.model, max_running=1)
         self._system = [] if system is None else [Message("system", system)]
@@ -27,7 +27,7 @@ class Conversation:
         self._wanted = True
         self.n_left_out = 0
 
-    def answer(self, text: str, sampling: Sampling, *, max_tokens: int = 512) -> Iterator[str]:
+    def answer(self, text: str, sampling: Sampling, *, max_new_tokens: int = 512) -> Iterator[str]:
         """Yield the answer to a message in pieces of whole characters; `stop` ends it early, and what was said counts.
 
         Raises NapkinError for a message that does not fit the model's context.
@@ -39,8 +39,8 @@ class Conversation:
         except NapkinError:
             self._messages.pop()
             raise
-        most = min(max_tokens, self._opened.model.config.context_length - len(ids))
-        stop = (*sampling.stop, *self._opened.chat.stop)
+        most = min(max_new_tokens, self._opened.model.config.context_length - len(ids))
+        stop = (*sampling.stop, *self._opened.chat_format.stop)
         drawing = replace(sampling, stop=(), stop_ids=(*sampling.stop_ids, *self._opened.stop_ids))
         completion = self._engine.submit(Request(ids, most, drawing))
         stream, said, n_read = TextStream(self._opened.tokenizer, stop, at_start=True), "", 0
@@ -74,7 +74,7 @@ class Conversation:
         for first in range(len(self._messages)):
             # A conversation begins with what the user said.
             if self._messages[first].role == "user":
-                ids = self._opened.chat.encode([*self._system, *self._messages[first:]])
+                ids = self._opened.chat_format.encode([*self._system, *self._messages[first:]])
                 if len(ids) < limit:
                     self.n_left_out = first
                     return ids

@@ -11,8 +11,7 @@ from typing import Any
 
 from napkin.errors import NapkinError
 from napkin.files import StrPath
-from napkin.inference.open_model import WeightFormat
-from napkin.inference.task_model import EvaluatedModel, open_for_tasks
+from napkin.inference.loaded_model import LoadedModel, WeightFormat, load
 
 REQUESTS_AT_A_TIME = 1024
 """In the order of their tokens: they share beginnings, and progress is shown between."""
@@ -25,12 +24,12 @@ def harness_model(folder: StrPath, *, weights: WeightFormat = "fp32") -> Any:
 
     Raises NapkinError where lm_eval is not installed.
     """
-    return harness_class()(open_for_tasks(folder, weights=weights))
+    return harness_class()(load(folder, weights=weights))
 
 
 @cache
 def harness_class() -> Any:
-    """The subclass of `lm_eval.api.model.TemplateLM`, made of an `EvaluatedModel`."""
+    """The subclass of `lm_eval.api.model.TemplateLM`, made of a `LoadedModel`."""
     try:
         from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -41,7 +40,7 @@ def harness_class() -> Any:
 class HarnessMethods:
     """What the harness asks of a model, by the names that it has for it."""
 
-    def __init__(self, model: EvaluatedModel) -> None:
+    def __init__(self, model: LoadedModel) -> None:
         super().__init__()
         if not model.document_ids:
             raise NapkinError("the model has no token that stands before a text: the first token has no probability")
@@ -73,7 +72,7 @@ class HarnessMethods:
         for start in tqdm(range(0, len(order), REQUESTS_AT_A_TIME), disable=disable_tqdm):
             numbers = order[start : start + REQUESTS_AT_A_TIME]
             pairs = [(requests[number][1], requests[number][2]) for number in numbers]
-            for number, each in zip(numbers, self._model.scores(pairs), strict=True):
+            for number, each in zip(numbers, self._model.score(pairs), strict=True):
                 found[number] = (each.total, each.greedy)
         return [found[number] for number in range(len(requests))]
 

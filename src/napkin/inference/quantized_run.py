@@ -63,8 +63,8 @@ def write_quantized(
     return size
 
 
-def read_quantized(folder: Path) -> tuple[QuantizedRun, Transformer]:
-    """Read a quantized model. Raises CorruptFile where a file is damaged."""
+def open_quantized(folder: Path) -> QuantizedRun:
+    """Read what a folder holds. Raises CorruptFile where a file is not as it was written."""
     about = read_quantized_file(folder)
     for name, expected in about.checksums.items():
         try:
@@ -73,6 +73,11 @@ def read_quantized(folder: Path) -> tuple[QuantizedRun, Transformer]:
             raise _damaged(folder / name, f"cannot be read ({error.strerror})") from None
         if found != expected:
             raise _damaged(folder / name, "is not as it was written: its checksum differs")
+    return about
+
+
+def read_quantized(folder: Path, about: QuantizedRun) -> Transformer:
+    """Read the quantized model of a folder that was opened. Raises CorruptFile where it does not fit its recipe."""
     path = folder / _WEIGHTS
     try:
         refuse_irregular(path)
@@ -84,7 +89,7 @@ def read_quantized(folder: Path) -> tuple[QuantizedRun, Transformer]:
         raise _damaged(path, f"does not fit its recipe ({str(error).splitlines()[0]})") from None
     if not all(each.isfinite().all() for each in model.state_dict().values() if each.dtype == torch.bfloat16):
         raise _damaged(path, "holds infinity or NaN")
-    return about, model
+    return model
 
 
 def _damaged(path: Path, how: str) -> CorruptFile:

@@ -46,6 +46,7 @@ RUN_FILE = "run.json"
 FORMAT, VERSION = "napkin-run", 2
 MOST_NAMED = 3
 """Runs that an error names."""
+WAY_OUT = "name a folder that `napkin train` made"
 
 
 @dataclass(frozen=True)
@@ -107,20 +108,24 @@ def free_name(folder: Path) -> Path:
     return next(folder / name for name in names if not (folder / name).exists())
 
 
+def what_is_there(path: Path, missing: str = "it holds no run.json", way_out: str = WAY_OUT) -> str:
+    """What is at a path that is not a run, and the way out: a run in it, or the one that it is in, if there is one."""
+    within = runs_in(path)
+    found = "it does not exist" if not path.exists() else missing
+    if path.is_file():
+        found += ", it is a file"
+    if within:
+        way_out = f"name a run in it: {', '.join(str(each) for each in within[:MOST_NAMED])}"
+        way_out += f", or {len(within) - MOST_NAMED:,} others" if len(within) > MOST_NAMED else ""
+    elif is_run(path.parent):
+        way_out = f"name the run that it is in: {path.parent}"
+    return f"{found}: {way_out}"
+
+
 def refuse_other_format(path: Path) -> None:
     """Raise NapkinError where a folder is not a run, or has a version that this napkin does not know."""
     if not is_run(path):
-        within = runs_in(path)
-        found = "it does not exist" if not path.exists() else "it holds no run.json"
-        if path.is_file():
-            found += ", it is a file"
-        way_out = "name a folder that `napkin train` made"
-        if within:
-            way_out = f"name a run in it: {', '.join(str(each) for each in within[:MOST_NAMED])}"
-            way_out += f", or {len(within) - MOST_NAMED:,} others" if len(within) > MOST_NAMED else ""
-        elif is_run(path.parent):
-            way_out = f"name the run that it is in: {path.parent}"
-        raise NapkinError(f"'{path}' is not a run, {found}: {way_out}")
+        raise NapkinError(f"'{path}' is not a run, {what_is_there(path)}")
     if not (path / RUN_FILE).is_file():
         return
     found = _read(path)

@@ -78,7 +78,7 @@ async def completions(request: Request) -> Response:
     texts = [prompt for prompt in given if isinstance(prompt, str)]
     check_sequences(service.limits, len(given), body.n)
     encoded = await _encoded(
-        service, [len(text) for text in texts], lambda: [service.opened.encode(text) for text in texts]
+        service, [len(text) for text in texts], lambda: [service.opened.encode_prompt(text) for text in texts]
     )
     prompts = [Prompt(ids, len(service.opened.start_ids)) for ids in encoded]
     prompts += [Prompt(prompt) for prompt in given if not isinstance(prompt, str)]
@@ -95,7 +95,7 @@ async def chat_completions(request: Request) -> Response:
     # Each message takes a token at least, whatever it says.
     n_characters = sum(max(service.longest_token, len(each.role) + len(each.content)) for each in messages)
     # A template is rendered by another process, which is waited for in a thread.
-    ids = await _encoded(service, [n_characters], lambda: service.opened.chat.encode(messages), in_thread=True)
+    ids = await _encoded(service, [n_characters], lambda: service.opened.chat_format.encode(messages), in_thread=True)
     most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     if most is None:
         most = max(1, service.opened.model.config.context_length - len(ids))
@@ -103,7 +103,7 @@ async def chat_completions(request: Request) -> Response:
             most = max(1, min(most, service.limits.max_tokens_per_request // body.n - len(ids)))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     job = _job(
-        service, body, [Prompt(ids, len(ids))], max_tokens=most, logprobs=logprobs, stop=service.opened.chat.stop
+        service, body, [Prompt(ids, len(ids))], max_tokens=most, logprobs=logprobs, stop=service.opened.chat_format.stop
     )
     return await _answer(request, service, body, job, with_logprobs=body.logprobs)
 
@@ -210,7 +210,7 @@ def _described(service: Service) -> dict[str, object]:
         "created": service.created,
         "owned_by": "napkin",
         "context_length": opened.model.config.context_length,
-        "parameters": sum(each.numel() for each in opened.model.parameters()),
+        "parameters": opened.n_parameters,
         "kv_bytes_per_token": service.kv_bytes_per_token,
         "has_chat_template": opened.has_chat_template,
     }

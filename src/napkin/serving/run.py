@@ -13,7 +13,7 @@ import uvicorn
 
 from napkin.errors import NapkinError
 from napkin.inference.engine import Engine
-from napkin.inference.open_model import OpenModel
+from napkin.inference.loaded_model import LoadedModel
 from napkin.serving.application import application, host_name
 from napkin.serving.limits import Limits
 from napkin.serving.service import Service, connection_class
@@ -37,7 +37,7 @@ def is_loopback(host: str) -> bool:
 
 
 def serve(
-    opened: OpenModel,
+    opened: LoadedModel,
     engine: Engine,
     *,
     host: str = "127.0.0.1",

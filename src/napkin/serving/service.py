@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from napkin.errors import NapkinError
 from napkin.hardware.host import return_freed_memory
 from napkin.inference.engine import Engine, Progress
-from napkin.inference.open_model import OpenModel
+from napkin.inference.loaded_model import LoadedModel
 from napkin.inference.paged_cache import bytes_per_token
 from napkin.inference.request import Completion, Request
 from napkin.inference.settings import Sampling
@@ -199,7 +199,7 @@ def token_seconds(completion: Completion, now: float) -> tuple[float | None, flo
 class Service:
     """One model being served."""
 
-    opened: OpenModel
+    opened: LoadedModel
     engine: Engine
     limits: Limits
     key: str | None = None

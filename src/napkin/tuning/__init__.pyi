@@ -24,7 +24,6 @@ from .sequence_step import SequenceScores as SequenceScores
 from .sequence_step import SequenceStep as SequenceStep
 from .sequence_step import scores_of_units as scores_of_units
 from .sequence_step import train_on_units as train_on_units
-from .start_model import StartModel as StartModel
 from .start_model import open_start as open_start
 from .start_model import reference_model as reference_model
 from .supervised import SupervisedObjective as SupervisedObjective

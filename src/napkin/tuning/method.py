@@ -9,11 +9,11 @@ import msgspec
 
 from napkin.chats.chat_encoder import ChatEncoder, Learned
 from napkin.chats.chat_template import ChatTemplate, read_template_file, read_template_variables
-from napkin.chats.run_texts import run_texts
 from napkin.checkpoint.state import write_frozen
 from napkin.data.token_file import SEPARATOR
 from napkin.errors import NapkinError
 from napkin.files import StrPath
+from napkin.inference.loaded_model import LoadedModel, texts_of_run
 from napkin.model.transformer import Transformer
 from napkin.planning.planner import resolve
 from napkin.planning.step.machine import Progress
@@ -30,7 +30,7 @@ from napkin.train_step.tuned_model import adapter_of
 from napkin.training.method import Method, Setting
 from napkin.training.run import Outcome, train
 from napkin.tuning.sequence_step import refuse_divided_models
-from napkin.tuning.start_model import StartModel, initial_weights, open_start
+from napkin.tuning.start_model import initial_weights, open_start
 
 
 def tune(
@@ -64,7 +64,7 @@ class TuningContext:
     folder: Path
     """The run's folder. A new run makes it after the method, which may look for files of its own there later."""
     setting: Setting
-    base: StartModel | None = None
+    base: LoadedModel | None = None
     """The model that a new run starts from. A resumed run has weights of its own."""
 
     @property
@@ -126,7 +126,7 @@ class TuningMethod(Method):
             write_frozen(checkpoints, build_model(self.resolved, self.context.base.load_into))
 
 
-def _resolved(recipe: TuningRecipe, base: StartModel, setting: Setting) -> ResolvedRecipe:
+def _resolved(recipe: TuningRecipe, base: LoadedModel, setting: Setting) -> ResolvedRecipe:
     training = recipe.training
     if training.compile == "on":
         raise NapkinError("training.compile is 'on', and the sequences of tuning differ in length: leave it out")
@@ -141,7 +141,7 @@ def _resolved(recipe: TuningRecipe, base: StartModel, setting: Setting) -> Resol
     return resolved
 
 
-def encoder_of_start(start: StartModel, chat_template: StrPath = "", learned: Learned = "assistant") -> ChatEncoder:
+def encoder_of_start(start: LoadedModel, chat_template: StrPath = "", learned: Learned = "assistant") -> ChatEncoder:
     """The encoder of a model that is to be tuned.
 
     The template is that of the file `chat_template`, or the model's own, or the built-in one. Raises NapkinError where
@@ -150,7 +150,7 @@ def encoder_of_start(start: StartModel, chat_template: StrPath = "", learned: Le
     template = start.chat_template
     if chat_template:
         template = ChatTemplate(read_template_file(chat_template), _variables(start))
-    return ChatEncoder(start.tokenizer, template, start.first_ids, stop_ids=start.stop_ids, learned=learned)
+    return ChatEncoder(start.tokenizer, template, start.start_ids, stop_ids=start.stop_ids, learned=learned)
 
 
 def encoder_of_tokenizer(
@@ -164,17 +164,17 @@ def encoder_of_tokenizer(
 
 def encoder_of_run(run: Path, tokenizer: Tokenizer, learned: Learned = "assistant") -> ChatEncoder:
     """The encoder of a tuned run, by its conversation.json."""
-    texts = run_texts(run, tokenizer)
-    return ChatEncoder(tokenizer, texts.chat_template, texts.first_ids, stop_ids=texts.stop_ids, learned=learned)
+    start_ids, stop_ids, template = texts_of_run(run, tokenizer)
+    return ChatEncoder(tokenizer, template, start_ids, stop_ids=stop_ids, learned=learned)
 
 
-def conversation_files_of(encoder: ChatEncoder, start: StartModel) -> dict[str, bytes]:
+def conversation_files_of(encoder: ChatEncoder, start: LoadedModel) -> dict[str, bytes]:
     """What a run that is tuned with an encoder keeps, by the names of files, so that it is asked as it was trained."""
     kept = start.conversation_file(encoder.template)
     return conversation_files(msgspec.structs.replace(kept, stop_ids=encoder.stop_ids))
 
 
-def _variables(start: StartModel) -> dict[str, str]:
+def _variables(start: LoadedModel) -> dict[str, str]:
     """The special tokens that a template may name."""
     if start.chat_template is not None:
         return dict(start.chat_template.special_tokens)

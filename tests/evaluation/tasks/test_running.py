@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from napkin.chats.chat_format import TemplateChat
 from napkin.chats.chat_template import ChatTemplate
 from napkin.errors import NapkinError
 from napkin.evaluation.tasks import (
@@ -28,12 +27,11 @@ from napkin.evaluation.tasks import (
 )
 from napkin.evaluation.tasks.prompts import examples_of, messages_of, prompt_text, prompted
 from napkin.evaluation.tasks.running import fitting_items
-from napkin.inference.task_model import EvaluatedModel
+from napkin.inference.loaded_model import LoadedModel
 from napkin.tokenizer import BPETokenizer, train_bpe
 from oracles.served_model import tiny_served_model
 
-OPENED = tiny_served_model()
-MODEL = EvaluatedModel(OPENED, "tiny")
+MODEL = tiny_served_model()
 DEV = tuple(
     Item(f"d{n}", f"Question: {n} + 1?\nAnswer:", ("one", "two"), n % 2, shown=("one", "two")[n % 2]) for n in range(6)
 )
@@ -47,17 +45,17 @@ TASK = Task("sums", "choice", ITEMS, DEV, description="Sums.\n\n")
 @torch.no_grad()
 def logprob(context: Sequence[int], continuation: Sequence[int]) -> float:
     """By one forward pass for each token."""
-    total, limit = 0.0, OPENED.model.config.context_length
+    total, limit = 0.0, MODEL.model.config.context_length
     ids = list(context)
     for token in continuation:
-        logits = OPENED.model(torch.tensor([ids[-limit:]]))[0, -1].double()
+        logits = MODEL.model(torch.tensor([ids[-limit:]]))[0, -1].double()
         total += float(logits[token] - logits.logsumexp(0))
         ids.append(token)
     return total
 
 
 def ids(text: str) -> list[int]:
-    return [*OPENED.start_ids, *text.encode()]
+    return [*MODEL.start_ids, *text.encode()]
 
 
 def run(task: Task, prompting: Prompting, path: Path | None = None) -> list[Any]:
@@ -86,7 +84,7 @@ def test_scores_of_choices_are_those_of_each_pair_by_itself() -> None:
 def test_of_a_minimal_pair_whole_texts_are_scored() -> None:
     task = Task("pairs", "pair", (Item("a", "", ("Ann runs.", "Ann run.")), Item("b", "", ("Go!", "Goes!"))))
     for item, result in zip(task.items, run(task, Prompting()), strict=True):
-        good, bad = (logprob(OPENED.start_ids, choice.encode()) for choice in item.choices)
+        good, bad = (logprob(MODEL.start_ids, choice.encode()) for choice in item.choices)
         assert result.logprobs == pytest.approx((good, bad), abs=1e-4)
         assert result.scores == {"acc": good > bad}
 
@@ -97,9 +95,9 @@ def test_generated_answers_are_the_likeliest_tokens_up_to_a_stop_text() -> None:
     for prompt in prompts:
         tokens = ids(prompt)
         for _ in range(12):
-            tokens.append(int(OPENED.model(torch.tensor([tokens]))[0, -1].argmax()))
+            tokens.append(int(MODEL.model(torch.tensor([tokens]))[0, -1].argmax()))
         greedy.append(
-            OPENED.tokenizer.decode_bytes(tokens[-12:]).partition(b"<|endoftext|>")[0].decode(errors="replace")
+            MODEL.tokenizer.decode_bytes(tokens[-12:]).partition(b"<|endoftext|>")[0].decode(errors="replace")
         )
     stop = greedy[0][4:6]
     expected = [text.partition(stop)[0] for text in greedy]
@@ -117,12 +115,12 @@ def test_an_answer_is_the_number_that_is_marked_or_concluded() -> None:
     item = Item("x", "?", answer="so: #### 1,026")
     task = Task("t", "number", (item,), max_tokens=4)
 
-    class Writes(EvaluatedModel):
-        def complete(self, prompts: Any, max_tokens: int, stop: Any) -> Iterator[tuple[int, str]]:
+    class Writes(LoadedModel):
+        def complete(self, prompts: Any, max_new_tokens: int, stop: Any) -> Iterator[tuple[int, str]]:
             yield 0, "therefore 1026.0"
 
     with open_log(None, {}) as log:
-        (result,) = run_task(task, Writes(OPENED, "x"), Prompting(), log)
+        (result,) = run_task(task, Writes.of(MODEL.model, MODEL.tokenizer), Prompting(), log)
     assert (result.found, result.scores) == ("1026.0", {"exact_match": 1.0})
 
 
@@ -154,62 +152,58 @@ def test_conversations_have_examples_as_answers() -> None:
 
 def test_a_chat_template_holds_the_question_and_the_choice_begins_the_answer() -> None:
     template = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] ")
-    model = EvaluatedModel(dataclasses.replace(OPENED, chat=TemplateChat(OPENED.tokenizer, template)), "chat")
+    model = dataclasses.replace(MODEL, chat_template=template)
     found = prompted(TASK, ITEMS[3], model, Prompting(1, chat=True), DEV[:1])
     text = f"[user] Sums.\n\n{DEV[0].prompt}\n[assistant] one\n[user] {ITEMS[3].prompt}\n[assistant] "
     assert found.pairs == tuple((tuple(text.encode()), tuple(choice.encode())) for choice in ITEMS[3].choices)
 
 
-class Short(EvaluatedModel):
-    """The model with a shorter context."""
-
-    def __init__(self, context_length: int) -> None:
-        super().__init__(OPENED, "short")
-        self.context_length = context_length
+def short(context_length: int) -> LoadedModel:
+    return dataclasses.replace(MODEL, config=dataclasses.replace(MODEL.config, context_length=context_length))
 
 
 def test_examples_that_do_not_fit_are_dropped_and_then_tokens() -> None:
     long = max(len(ids(prompt_text(TASK, ITEMS[0], DEV[:n]))) + len(" is it more than") - 1 for n in (2,))
-    fits = prompted(TASK, ITEMS[0], Short(long), Prompting(2), DEV[:2])
+    fits = prompted(TASK, ITEMS[0], short(long), Prompting(2), DEV[:2])
     assert (fits.dropped_examples, fits.cut_tokens) == (0, 0)
-    fewer = prompted(TASK, ITEMS[0], Short(long - 1), Prompting(2), DEV[:2])
+    fewer = prompted(TASK, ITEMS[0], short(long - 1), Prompting(2), DEV[:2])
     assert (fewer.dropped_examples, fewer.cut_tokens) == (1, 0)
     assert fewer.pairs[0][0] == tuple(ids(prompt_text(TASK, ITEMS[0], DEV[1:2])))
-    cut = prompted(TASK, ITEMS[0], Short(20), Prompting(2), DEV[:2])
+    cut = prompted(TASK, ITEMS[0], short(20), Prompting(2), DEV[:2])
     assert cut.dropped_examples == 2
     assert cut.cut_tokens > 0
     with pytest.raises(NapkinError, match=r"item 0: choice 2.*16.*model's.*15"):
-        prompted(TASK, ITEMS[0], Short(15), Prompting(), [])
+        prompted(TASK, ITEMS[0], short(15), Prompting(), [])
     generated = dataclasses.replace(TASK, kind="exact", max_tokens=30)
     item = dataclasses.replace(ITEMS[0], choices=(), answer="x")
-    cut = prompted(generated, item, Short(40), Prompting(), [])
+    cut = prompted(generated, item, short(40), Prompting(), [])
     assert cut.context == tuple(ids(prompt_text(generated, item, [])))[-10:]
     with pytest.raises(NapkinError, match=r"answer.*30 tokens"):
-        prompted(generated, item, Short(30), Prompting(), [])
+        prompted(generated, item, short(30), Prompting(), [])
 
 
 def test_an_item_that_cannot_fit_is_found_before_the_run() -> None:
     long = Item("long", "?", ("x" * 60, "y"))
     task = dataclasses.replace(TASK, items=(*ITEMS[:3], long))
     with pytest.raises(NapkinError, match=r"long: choice 1.*61.*model's.*50"):
-        fitting_items(task, Short(50), Prompting())
-    left = fitting_items(task, Short(50), Prompting(), skip_bad=True)
+        fitting_items(task, short(50), Prompting())
+    left = fitting_items(task, short(50), Prompting(), skip_bad=True)
     assert left.items == ITEMS[:3]
     assert len(left.left_out) == 1
-    assert fitting_items(task, Short(70), Prompting()) == task
+    assert fitting_items(task, short(70), Prompting()) == task
 
 
 def test_a_token_across_the_boundary_is_divided_so_that_every_byte_is_predicted_once() -> None:
     tokenizer = train_bpe(["Answer:abc Answer:abc def def"] * 20, 300)
 
-    class Merged(EvaluatedModel):
+    class Merged(LoadedModel):
         def encode(self, text: str) -> list[int]:
             return tokenizer.encode(text)
 
     item = Item("x", "Answer:", ("abc", "def"))
     for delimiter in ("", " "):
         task = Task("t", "choice", (item,), delimiter=delimiter)
-        found = prompted(task, item, Merged(OPENED, "x"), Prompting(), [])
+        found = prompted(task, item, Merged.of(MODEL.model, MODEL.tokenizer), Prompting(), [])
         for (context, continuation), choice in zip(found.pairs, item.choices, strict=True):
             assert tokenizer.decode_bytes(context[1:]) == b"Answer:"
             assert tokenizer.decode_bytes(continuation) == f"{delimiter}{choice}".encode()
@@ -240,7 +234,7 @@ def test_a_killed_evaluation_goes_on_with_the_items_that_are_left(tmp_path: Path
     path = tmp_path / "log.jsonl"
     asked: list[int] = []
 
-    class Dies(EvaluatedModel):
+    class Dies(LoadedModel):
         def logprobs(self, pairs: Any) -> list[float]:
             asked.append(len(pairs))
             if len(asked) == 2:
@@ -248,12 +242,12 @@ def test_a_killed_evaluation_goes_on_with_the_items_that_are_left(tmp_path: Path
             return super().logprobs(pairs)
 
     with pytest.raises(Killed), open_log(path, {"a": 1}) as log:
-        run_task(TASK, Dies(OPENED, "x"), Prompting(), log)
+        run_task(TASK, Dies.of(MODEL.model, MODEL.tokenizer), Prompting(), log)
     with path.open("ab") as file:
         file.write(b'{"name": "torn')
     with open_log(path, {"a": 1}) as log:
         assert len(log.done) == 32
-        results = run_task(TASK, Dies(OPENED, "x"), Prompting(), log)
+        results = run_task(TASK, Dies.of(MODEL.model, MODEL.tokenizer), Prompting(), log)
     assert asked == [96, 24, 24]
     assert results == run(TASK, Prompting())
     lines = [json.loads(line) for line in path.read_text().splitlines()]

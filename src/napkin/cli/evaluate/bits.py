@@ -19,7 +19,7 @@ from napkin.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from napkin.evaluation.bits_per_byte import BitsResult
     from napkin.evaluation.text_windows import Documents, SampledBits
-    from napkin.inference.task_model import EvaluatedModel
+    from napkin.inference.loaded_model import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -52,23 +52,23 @@ def evaluate_bits(folder: str, options: BitsOptions, tokens: str | None, tasks: 
         from napkin.evaluation.bits_per_byte import bits_result
         from napkin.evaluation.tasks.results import versions
         from napkin.evaluation.text_windows import sampled_bits
-        from napkin.inference.task_model import open_for_tasks
+        from napkin.inference.loaded_model import load
 
-        model = open_for_tasks(folder, weights=tasks.weights, on_message=notify)
+        model = load(folder, weights=tasks.weights, on_message=notify)
         line.retitle("reading the text")
         name, documents = _documents(folder, options, tokens, model)
         line.retitle("scoring windows")
         measure = functools.partial(
             sampled_bits,
-            model.opened.model,
+            model.model,
             documents,
-            model.opened.tokenizer,
+            model.tokenizer,
             tuple(model.document_ids),
             stride=options.stride,
             error=options.error,
             max_tokens=options.max_tokens,
             seed=tasks.seed or 0,
-            device=model.opened.model.head_weight.device,
+            device=model.model.head_weight.device,
         )
         if tasks.plan:
             told = _plan(measure, options, tasks.usd_per_hour)
@@ -115,15 +115,13 @@ def _say_plan(name: str, told: dict[str, Any]) -> None:
     )
 
 
-def _documents(
-    folder: str, options: BitsOptions, tokens: str | None, model: "EvaluatedModel"
-) -> "tuple[str, Documents]":
+def _documents(folder: str, options: BitsOptions, tokens: str | None, model: "LoadedModel") -> "tuple[str, Documents]":
     from napkin.data.corpus import read_documents
     from napkin.data.token_file import TokenFile
     from napkin.evaluation.text_windows import documents_of_texts, documents_of_tokens
     from napkin.runs.run_folder import RunFolder, is_run
 
-    tokenizer = model.opened.tokenizer
+    tokenizer = model.tokenizer
     if options.text:
         texts = [document.text for document in read_documents(options.text)]
         return " ".join(options.text), documents_of_texts(texts, tokenizer)

@@ -64,9 +64,9 @@ def main(arguments: Sequence[str]) -> None:
 
 def _evaluate_tokens(options: EvaluateOptions, run: str) -> None:
     with progress_line("opening the run") as line:
-        from napkin.inference.trained import load_run
+        from napkin.inference.loaded_model import load
 
-        trained = load_run(run, on_message=notify)
+        trained = load(run, on_message=notify)
         path = trained.run.validation_tokens if options.tokens is None else options.tokens
         if path is None:
             raise NapkinError(f"'{run}' has no validation tokens: name a token file with --tokens")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from napkin.evaluation.tasks.results import TaskResult
     from napkin.evaluation.tasks.running import TaskPlan
     from napkin.evaluation.uncertainty import Estimate
-    from napkin.inference.task_model import EvaluatedModel
+    from napkin.inference.loaded_model import LoadedModel
 
 TIMED_ITEMS = 8
 DISAGREEMENTS = (0.2, 0.5)
@@ -75,9 +75,9 @@ def evaluate_task(folder: str, options: TaskOptions, *, json: bool) -> None:
     with progress_line("opening the model") as line:
         from napkin.evaluation.tasks.results import settings_of
         from napkin.evaluation.tasks.running import fitting_items, plan_task
-        from napkin.inference.task_model import open_for_tasks
+        from napkin.inference.loaded_model import load
 
-        model = open_for_tasks(folder, weights=options.weights, on_message=notify)
+        model = load(folder, weights=options.weights, on_message=notify)
         task = fitting_items(task, model, prompting, skip_bad=options.skip_bad)
         settings = settings_of(task, model.about(), prompting)
         path = _path(folder, options.out, task.name, settings)
@@ -132,7 +132,7 @@ def _refuse_unknown_score(task: "Task", *, unconditional: bool) -> None:
 
 
 def _run(
-    path: Path | None, settings: dict[str, Any], task: "Task", model: "EvaluatedModel", prompting: "Prompting"
+    path: Path | None, settings: dict[str, Any], task: "Task", model: "LoadedModel", prompting: "Prompting"
 ) -> "TaskResult":
     from napkin.evaluation.tasks.item_log import open_log
     from napkin.evaluation.tasks.results import read_result, summarise, write_result

@@ -84,12 +84,11 @@ def main(options: BenchServeOptions) -> None:
 
 
 def _planned(run: str, load: "ServiceLoad", progress: Any) -> "ServiceMeasurement":
-    from napkin.inference.engine import Engine
-    from napkin.inference.open_model import open_model
+    from napkin.inference import Engine, loaded_model
     from napkin.planning.services.engine_service import plan_engine_service
 
     # As `napkin serve` opens it.
-    model = open_model(run, weights="auto").model
+    model = loaded_model.load(run, weights="auto").model
     engine = Engine(model)
     dtype = model.head_weight.dtype
     return plan_engine_service(

@@ -38,9 +38,9 @@ def main(options: ChatOptions) -> None:
         raise NapkinError(f"--tokens is {options.tokens}: use 1 or more")
     with progress_line("opening the model"):
         from napkin.inference.conversation import Conversation
-        from napkin.inference.open_model import open_model
+        from napkin.inference.loaded_model import load
 
-        opened = open_model(options.model, weights="auto", on_message=notify)
+        opened = load(options.model, weights="auto", on_message=notify)
         conversation = Conversation(opened, system=options.system)
     if not opened.has_chat_template:
         notify(f"{opened.name} has no chat template: it continues lines that begin with user: and assistant:")
@@ -49,7 +49,7 @@ def main(options: ChatOptions) -> None:
     converse(conversation, options.sampling, options.tokens)
 
 
-def converse(conversation: "Conversation", sampling: Sampling, max_tokens: int) -> None:
+def converse(conversation: "Conversation", sampling: Sampling, max_new_tokens: int) -> None:
     """Read messages and print answers, until the messages end or one is /quit; each answer has the next seed."""
     for number, text in enumerate(_messages()):
         if text == "/quit":
@@ -60,7 +60,7 @@ def converse(conversation: "Conversation", sampling: Sampling, max_tokens: int) 
         seed = replace(sampling, seed=sampling.seed + number)
         try:
             with _interrupt_stops(conversation):
-                for piece in conversation.answer(text, seed, max_tokens=max_tokens):
+                for piece in conversation.answer(text, seed, max_new_tokens=max_new_tokens):
                     print_verbatim(piece, end="")
         except NapkinError as error:
             notify(f"chat: {error}")

@@ -51,20 +51,21 @@ def main(arguments: Sequence[str]) -> None:
             raise NapkinError(f"'{options.run}' is not a run: completions are saved in runs, leave --save out")
         refuse_unmarked(samples, b"=== 1 (seed ", "what `napkin generate --save` wrote")
     with progress_line("opening the run"):
+        from napkin.inference.loaded_model import load
         from napkin.inference.speculation_plan import SpeculationMeter
-        from napkin.inference.trained import load
 
-        trained = load(options.run, on_message=notify)
-        proposer = trained.proposer(options.speculation)
+        model = load(options.run, on_message=notify)
+        _ = model.model  # The weights are read while the line shows.
+        proposer = model.proposer(options.speculation)
     completions, texts, told = [], [], []
     meter = SpeculationMeter()
     for number, prompt in enumerate(prompts):
         seed = options.sampling.seed + number
         beginning = f"=== {number + 1} (seed {seed})\n{prompt}"
         told.append([])
-        pieces = trained.stream(
+        pieces = model.stream(
             prompt,
-            max_tokens=options.tokens,
+            max_new_tokens=options.tokens,
             sampling=options.sampling,
             seed=seed,
             on_draw=told[-1].append,

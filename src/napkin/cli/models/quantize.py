@@ -13,7 +13,7 @@ from napkin.errors import NapkinError
 from napkin.units import format_bytes
 
 if TYPE_CHECKING:
-    from napkin.inference.trained import Trained
+    from napkin.inference.loaded_model import LoadedModel
     from napkin.model.transformer import Transformer
 
 
@@ -40,14 +40,15 @@ def main(options: QuantizeOptions) -> None:
     out = run.with_name(f"{run.resolve().name}-{options.to}") if options.out is None else Path(options.out)
     refuse_existing(out)
     with progress_line("opening the run") as line:
+        from napkin.inference.loaded_model import load
         from napkin.inference.quantized_run import write_quantized
-        from napkin.inference.trained import load_run
         from napkin.model.quantized import quantize_model
         from napkin.runs.model_files import QuantizedRun, read_conversation
 
-        trained = load_run(run, on_message=notify)
+        trained = load(run, on_message=notify)
         if trained.quantized is not None:
             raise NapkinError(f"'{run}' is quantized already: name the run that it was made of")
+        recipe = trained.recipe
         line.retitle("evaluating")
         before, n_tokens = _bits_per_byte(trained, options.evaluation_tokens)
         line.retitle("quantizing")
@@ -71,7 +72,7 @@ def main(options: QuantizeOptions) -> None:
     )
     conversation = read_conversation(trained.run.path, trained.tokenizer)
     with folder_for(out):
-        size = write_quantized(out, model.to("cpu"), trained.recipe, trained.tokenizer, about, conversation)
+        size = write_quantized(out, model.to("cpu"), recipe, trained.tokenizer, about, conversation)
     if options.json:
         print_json(
             {"folder": out, "bytes": size, "tokens": n_tokens, "bits_per_byte": after, "original_bits_per_byte": before}
@@ -81,7 +82,7 @@ def main(options: QuantizeOptions) -> None:
     say(f"wrote {out}: {options.to}, {format_bytes(size)}; {loss}")
 
 
-def _bits_per_byte(trained: "Trained", max_tokens: int) -> tuple[float, int]:
+def _bits_per_byte(trained: "LoadedModel", max_tokens: int) -> tuple[float, int]:
     if not max_tokens or trained.run.validation_tokens is None:
         return 0.0, 0
     return trained.sampled_bits_per_byte(max_tokens)

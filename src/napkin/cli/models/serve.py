@@ -64,9 +64,9 @@ def main(options: ServeOptions) -> None:
         )
     with progress_line("opening the model"):
         from napkin.inference.engine import Engine
-        from napkin.inference.open_model import open_model
+        from napkin.inference.loaded_model import load
 
-        opened = open_model(options.model, name=options.name, weights=options.weights, on_message=notify)
+        opened = load(options.model, name=options.name, weights=options.weights, on_message=notify)
         engine = Engine(
             opened.model,
             max_running=options.max_running,
@@ -74,7 +74,7 @@ def main(options: ServeOptions) -> None:
             batch_invariant=options.batch_invariant,
             kv=options.kv,
         )
-    n_parameters = format_count(sum(each.numel() for each in opened.model.parameters()))
+    n_parameters = format_count(opened.n_parameters)
 
     def started(address: str) -> None:
         context = opened.model.config.context_length

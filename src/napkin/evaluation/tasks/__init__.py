@@ -1,6 +1,6 @@
 """Tasks: questions in files, put to a model, with scores and their errors.
 
-A model is any object with the methods of `TaskModel`; `napkin.inference.task_model` makes one of a run or a Hugging
+A model is any object with the methods of `TaskModel`; `napkin.inference.LoadedModel` makes one of a run or a Hugging
 Face folder.
 """
 

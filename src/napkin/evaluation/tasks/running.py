@@ -82,7 +82,7 @@ class TaskModel(PromptModel, Protocol):
         ...
 
     def complete(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, stop: Sequence[str]
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop: Sequence[str]
     ) -> Iterator[tuple[int, str]]:
         """The likeliest continuation of each prompt, with its number, in the order in which they end."""
         ...

@@ -1,16 +1,18 @@
-"""A Hugging Face folder opened for use: model, tokenizer, chat template and settings together."""
+"""A model opened from a folder: model, tokenizer, chat template and settings together."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import napkin
+from napkin.data.curated_corpus import Document
 from napkin.errors import NapkinError
+from napkin.evaluation.bits_per_byte import mean_loss
 from napkin.inference.generation import generate
-from napkin.inference.open_model import open_model
-from napkin.inference.pretrained import Pretrained
+from napkin.inference.loaded_model import LoadedModel, load
 from napkin.inference.settings import Sampling, read_generation_config
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface import save_huggingface
@@ -33,9 +35,9 @@ def saved(tmp_path: Path) -> tuple[Path, Transformer, Tokenizer]:
     return tmp_path / "model", model, tokenizer
 
 
-def opened(folder: Path) -> Pretrained:
+def opened(folder: Path) -> LoadedModel:
     found = napkin.load(folder)
-    assert isinstance(found, Pretrained)
+    assert isinstance(found, LoadedModel)
     return found
 
 
@@ -43,14 +45,14 @@ def test_a_folder_generates_what_its_model_and_tokenizer_do(saved: tuple[Path, T
     folder, model, tokenizer = saved
     end = tokenizer.special_tokens["<|endoftext|>"]
     found = opened(folder)
-    assert found.first_ids == (end,)
+    assert found.start_ids == (end,)
     assert found.sampling.stop_ids == (end,)
     for prompt in ("the cat", "", "Café 🦊"):
         start = [end, *tokenizer.encode(prompt)]
         expected = tokenizer.decode(list(generate(model, start, 40, Sampling(temperature=0), stop=end)))
-        assert found.generate(prompt, max_tokens=40) == expected
+        assert found.generate(prompt, max_new_tokens=40) == expected
         drawn = tokenizer.decode(list(generate(model, start, 40, Sampling(seed=3), stop=end)))
-        assert found.generate(prompt, max_tokens=40, sampling=Sampling(seed=3)) == drawn
+        assert found.generate(prompt, max_new_tokens=40, sampling=Sampling(seed=3)) == drawn
 
 
 def test_a_conversation_is_answered_by_its_template(saved: tuple[Path, Transformer, Tokenizer]) -> None:
@@ -63,12 +65,12 @@ def test_a_conversation_is_answered_by_its_template(saved: tuple[Path, Transform
     start = [end, *tokenizer.encode("the cat sat on the mat")]
     expected = tokenizer.decode(list(generate(model, start, 30, Sampling(temperature=0), stop=end)))
     messages = [{"role": "user", "content": "the cat sat on"}]
-    assert opened(folder).chat(messages, max_tokens=30) == expected
+    assert opened(folder).chat(messages, max_new_tokens=30) == expected
     # What a message says is text, also where it is that of a special token.
     said = "sat<|endoftext|>on"
     start = [end, *tokenizer.encode(said + " the mat")]
     expected = tokenizer.decode(list(generate(model, start, 30, Sampling(temperature=0), stop=end)))
-    assert opened(folder).chat([{"role": "user", "content": said}], max_tokens=30) == expected
+    assert opened(folder).chat([{"role": "user", "content": said}], max_new_tokens=30) == expected
 
 
 def test_words_of_a_sentencepiece_tokenizer_keep_their_spaces(tmp_path: Path) -> None:
@@ -94,11 +96,52 @@ def test_words_of_a_sentencepiece_tokenizer_keep_their_spaces(tmp_path: Path) ->
     (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(content))
     found = opened(tmp_path / "model")
     start = [0, vocab["\u2581"], vocab["c"], vocab["a"], vocab["<0x7A>"], vocab["é"]]
-    assert [*found.first_ids, *found.tokenizer.encode("cazé")] == start
+    assert [*found.start_ids, *found.tokenizer.encode("cazé")] == start
     sampling = Sampling(temperature=1, seed=3, stop_ids=found.sampling.stop_ids)
     drawn = list(generate(model, start, 40, sampling))
     expected = b"".join(found.tokenizer.vocabulary[i] for i in drawn).decode(errors="replace")
-    assert found.generate("cazé", max_tokens=40, sampling=sampling) == expected
+    assert found.generate("cazé", max_new_tokens=40, sampling=sampling) == expected
+
+
+def test_a_folder_is_scored_evaluated_exported_and_served(
+    saved: tuple[Path, Transformer, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, model, tokenizer = saved
+    end, found = tokenizer.special_tokens["<|endoftext|>"], opened(folder)
+    ids = [end, *tokenizer.encode("the cat"), *tokenizer.encode(" sat")]
+    n = len(tokenizer.encode(" sat"))
+    logprobs = model(torch.tensor([ids])).detach()[0, -n - 1 : -1].double().log_softmax(-1)
+    expected = float(logprobs[range(n), ids[-n:]].sum())
+    by_text, by_ids = found.score([("the cat", " sat"), (ids[:-n], ids[-n:])])
+    assert by_text.total == pytest.approx(expected, abs=1e-4)
+    assert by_ids == by_text
+    napkin.write_token_file(tmp_path / "held-out.tokens", [Document("text", TEXT * 9)], tokenizer)
+    evaluation = found.evaluate(tmp_path / "held-out.tokens")
+    assert (evaluation.step, evaluation.bytes) == (0, len((TEXT * 9).encode()))
+    direct = mean_loss(model, napkin.TokenFile.open(tmp_path / "held-out.tokens"), found.precision, stride=32)
+    assert evaluation.loss == pytest.approx(direct, rel=1e-6)
+    with pytest.raises(NapkinError, match=r"^'.*model' is not a run: name a folder that"):
+        found.evaluate()
+    found.export(tmp_path / "again")
+    again = opened(tmp_path / "again")
+    assert again.fingerprint == found.fingerprint
+    assert again.generate("the cat") == found.generate("the cat")
+    asked: list[Any] = []
+    monkeypatch.setattr(napkin.serving, "serve", lambda model, engine, **how: asked.append((model, engine, how)))
+    found.serve(port=7, max_running=3)
+    ((model_served, engine, how),) = asked
+    assert (model_served, engine.model, engine.max_running, how) == (found, found.model, 3, {"port": 7})
+
+
+def test_weights_are_read_when_something_needs_them(saved: tuple[Path, Transformer, Tokenizer]) -> None:
+    folder, model, _ = saved
+    found = opened(folder)
+    assert repr(found) == f"LoadedModel('{folder}', {sum(each.numel() for each in model.parameters()):,} parameters)"
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    again = opened(folder)
+    assert again.encode_prompt("the cat") == found.encode_prompt("the cat")
+    with pytest.raises(NapkinError, match=r"model': damaged safetensors"):
+        again.generate("the cat")
 
 
 @pytest.mark.parametrize(
@@ -122,8 +165,8 @@ def test_every_way_to_open_a_folder_begins_and_ends_texts_alike(
         (folder / "tokenizer.json").write_text(json.dumps({**content, "post_processor": None}))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     end = tokenizer.special_tokens["<|endoftext|>"]
-    loaded, served = opened(folder), open_model(folder)
-    assert loaded.first_ids == served.start_ids == (end,) * expected
+    loaded, served = opened(folder), load(folder)
+    assert loaded.start_ids == served.start_ids == (end,) * expected
     assert loaded.sampling.stop_ids == served.stop_ids == (end,)
 
 

@@ -1,0 +1,592 @@
+"""A model opened from a folder: a run of any kind, a quantized run, or a Hugging Face folder.
+
+`load` reads what is small (config, tokenizer, chat template, settings) and refuses what cannot be used; weights are
+read when something first needs them. One `LoadedModel` does everything that can be done with a model:
+
+    model = napkin.load("runs/first")
+    model.generate("def ", max_new_tokens=50)
+    model.chat([{"role": "user", "content": "Hello"}])
+    model.score([("2 + 2 =", " 4"), ("2 + 2 =", " 5")])
+    model.evaluate("data/held-out.tokens")
+    model.serve(port=8000)
+    model.export("folders/first")
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from napkin.chats.chat_format import ChatFormat, Message, TemplateChat, chat_format
+from napkin.chats.chat_template import ChatTemplate, read_chat_template, read_first_ids
+from napkin.checkpoint.folder import checkpoint_paths
+from napkin.checkpoint.restore import keeps_average, load_newest, load_plain_model, load_tuned_model
+from napkin.checkpoint.shard_files import FROZEN, checksum_of, read_sums
+from napkin.checkpoint.state import Checkpoint
+from napkin.data.token_file import SEPARATOR, TokenFile
+from napkin.errors import NapkinError
+from napkin.evaluation.bits_per_byte import evaluate, sampled_bits_per_byte
+from napkin.files import StrPath
+from napkin.hardware.host import detect_host
+from napkin.inference.engine import Engine
+from napkin.inference.engine_generation import continue_tokens
+from napkin.inference.paged_cache import KVFormat
+from napkin.inference.quantized_run import open_quantized, read_quantized
+from napkin.inference.request import Request
+from napkin.inference.sampling import Draw
+from napkin.inference.scoring import BRANCH_TOKENS, Score, score
+from napkin.inference.settings import Sampling, Speculation, read_generation_config
+from napkin.inference.speculation import DraftModel, PromptLookup, Proposer
+from napkin.inference.speculation_plan import SpeculationMeter
+from napkin.inference.text_stream import TextStream, stream_text
+from napkin.model.config import ModelConfig
+from napkin.model.huggingface import save_adapters, save_huggingface
+from napkin.model.huggingface.convert import (
+    load_huggingface,
+    load_huggingface_into,
+    read_huggingface_config,
+    refuse_other_function,
+    weight_files,
+)
+from napkin.model.huggingface.folder_files import TextForm
+from napkin.model.transformer import Transformer
+from napkin.recipe.precision import Precision, choose_device, choose_precision
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.tuning_recipe import TuningRecipe
+from napkin.runs.accounting_files import Evaluation
+from napkin.runs.model_files import ConversationFile, QuantizedRun, is_quantized, read_conversation
+from napkin.runs.run_folder import RunFolder, is_run, what_is_there
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.inspection import pattern_of
+from napkin.tokenizer.interchange.huggingface import read_huggingface
+from napkin.train_step.tuned_model import adapter_of
+
+WeightFormat = Literal["auto", "fp32", "bf16"]
+Ids = Sequence[int]
+
+
+def load(
+    folder: StrPath,
+    *,
+    name: str | None = None,
+    weights: WeightFormat | None = None,
+    on_message: Callable[[str], None] = lambda message: None,
+) -> "LoadedModel":
+    """Open a run, tuned or not, a quantized run, or a Hugging Face folder with tokenizer.json.
+
+    Args:
+        name: what clients and results call the model; None is the folder's name.
+        weights: the number format that weights are held and multiplied in: "auto" is bf16 where the device multiplies
+            it natively. None is fp32, and bf16 for a Hugging Face folder on a GPU. Quantized weights stay as they are.
+        on_message: called for damaged checkpoints that are skipped when the weights are read.
+
+    Raises NapkinError for a folder that is none of these, for a run without a checkpoint, and for a family, settings or
+    a tokenizer that are not supported; CorruptFile where files are damaged.
+    """
+    path = Path(folder)
+    name = path.resolve().name if name is None else name
+    if is_quantized(path):
+        return _open_run(RunFolder(path), name, quantized=open_quantized(path))
+    if is_run(path):
+        run = RunFolder.open(path)
+        if not checkpoint_paths(run.checkpoints):
+            raise _no_checkpoint(path)
+        return _open_run(run, name, weights=weights, on_message=on_message)
+    if is_huggingface(path):
+        return _open_huggingface(path, name, weights)
+    found = what_is_there(path, "it holds neither run.json nor config.json", "name a folder that holds one of them")
+    raise NapkinError(f"'{path}' is neither a run nor a Hugging Face folder, {found}")
+
+
+@dataclass(eq=False, repr=False)
+class LoadedModel:
+    """A model with what turns texts into its tokens and back; made by `load`, or by `LoadedModel.of`."""
+
+    folder: Path
+    name: str
+    config: ModelConfig
+    tokenizer: Tokenizer
+    start_ids: tuple[int, ...]
+    """Tokens before every text; a chat template writes its own."""
+    stop_ids: tuple[int, ...]
+    """Tokens before which a text ends."""
+    chat_template: ChatTemplate | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    """Settings where none are given: those of generation_config.json for a Hugging Face folder."""
+    run_folder: RunFolder | None = None
+    quantized: QuantizedRun | None = None
+    weights: WeightFormat | None = None
+    on_message: Callable[[str], None] = lambda message: None
+
+    @classmethod
+    def of(
+        cls,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        *,
+        name: str = "model",
+        chat_template: ChatTemplate | None = None,
+    ) -> "LoadedModel":
+        """A model that is in memory already, whose texts stand between separators."""
+        ends = (tokenizer.special_tokens[SEPARATOR],)
+        return cls(Path(name), name, model.config, tokenizer, ends, ends, chat_template).with_model(model)
+
+    def with_model(self, model: Transformer) -> "LoadedModel":
+        """The same with another model, such as a quantized copy."""
+        other = replace(self)
+        other.model = model
+        return other
+
+    @cached_property
+    def model(self) -> Transformer:
+        """The model with its weights, on the GPU if there is one, in evaluation mode; read at first use.
+
+        Of a run these are the weights of its newest intact checkpoint, averaged ones if it has any, adapters merged.
+        Raises CorruptFile where all checkpoints are damaged.
+        """
+        torch.set_num_threads(detect_host().cores)
+        device_type = choose_device("auto")
+        if self.quantized is not None:
+            return read_quantized(self.folder, self.quantized).eval().to(device_type)
+        if self.run_folder is not None:
+            model = self._newest(load_plain_model).eval()
+        else:
+            on_gpu = self.weights is None and device_type == "cuda"
+            model = load_huggingface(self.folder, dtype=torch.bfloat16 if on_gpu else torch.float32)
+        model = model.to(device_type)
+        if self.weights is not None:
+            products = choose_precision(self.weights, device_type, detect_host()).products
+            # Tables of positions stay in fp32.
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(torch.bfloat16 if products == "bf16" else torch.float32)
+        return model
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest intact checkpoint of a run, whose checksums were verified; None of other folders."""
+        if self.run_folder is None or self.quantized is not None:
+            return None
+        found, _ = load_newest(self.run_folder.checkpoints, lambda checkpoint: None)
+        if found is None:
+            raise _no_checkpoint(self.folder)
+        return found
+
+    @property
+    def run(self) -> RunFolder:
+        """The folder of a run. Raises NapkinError for a Hugging Face folder."""
+        if self.run_folder is None:
+            raise NapkinError(f"'{self.folder}' is not a run: name a folder that `napkin train` or `napkin tune` made")
+        return self.run_folder
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of a run. Raises NapkinError for a Hugging Face folder."""
+        return self.run.recipe
+
+    @property
+    def step(self) -> int:
+        """Number of updates of the model; 0 of a Hugging Face folder."""
+        if self.quantized is not None:
+            return self.quantized.step
+        return 0 if self.checkpoint is None else self.checkpoint.state.step
+
+    @property
+    def precision(self) -> Precision:
+        """The number format of products in evaluations."""
+        return choose_precision("auto", choose_device("auto"), detect_host())
+
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        """How conversations become its tokens: by its chat template, or as plain lines."""
+        return chat_format(self.tokenizer, self.chat_template, self.start_ids)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True if conversations have the form that the model was trained on."""
+        return self.chat_template is not None
+
+    # Texts
+
+    def generate(
+        self, prompt: str = "", *, max_new_tokens: int = 120, sampling: Sampling | None = None, **how: Any
+    ) -> str:
+        """Continue a text, to where the model ends it; an empty one starts a new document.
+
+        `how` are fields of `Sampling`: temperature, top_k, top_p, stop, seed and more; what neither says is as
+        `self.sampling` has it. Raises NapkinError for values out of range.
+        """
+        return "".join(self.stream(prompt, max_new_tokens=max_new_tokens, sampling=sampling, **how))
+
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        max_new_tokens: int = 120,
+        sampling: Sampling | None = None,
+        on_draw: Callable[[Draw], object] = lambda drawn: None,
+        proposer: Proposer | None = None,
+        proposed: int | None = None,
+        meter: SpeculationMeter | None = None,
+        kv: KVFormat = "auto",
+        **how: Any,
+    ) -> Iterator[str]:
+        """Yield the text of `generate` as it is made, in pieces of whole characters.
+
+        The last characters come late where they may be the beginning of a stop text. `on_draw` is called with each
+        token, and its log-probability where `logprobs` asks for it. With a `proposer`, `proposed` tokens are tested in
+        each pass, see `speculate`, and `meter` tells what that gained. `kv` is what keys and values are held in: with
+        "int8" all tokens must fit the context.
+        """
+        sampling = self._with_ends(replace(sampling or self.sampling, **how))
+        draws = continue_tokens(
+            self.model,
+            self.encode_prompt(prompt),
+            max_new_tokens,
+            sampling,
+            proposer=proposer,
+            proposed=proposed,
+            meter=meter,
+            kv=kv,
+        )
+        return stream_text(draws, self.tokenizer, sampling.stop, at_start=not prompt, on_draw=on_draw)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int = 1024, **how: Any) -> str:
+        """The model's answer to a conversation, whose text the chat template makes; `how` as in `generate`.
+
+        Raises NapkinError where the model has no chat template, or it refuses the messages.
+        """
+        prompt = self._template("use generate").encode_fields(messages)
+        sampling = self._with_ends(replace(self.sampling, **how))
+        draws = continue_tokens(self.model, prompt, max_new_tokens, sampling)
+        return "".join(stream_text(draws, self.tokenizer, sampling.stop, at_start=True))
+
+    def proposer(self, speculation: Speculation) -> Proposer | None:
+        """What proposes tokens of this model's, for one text after another; None where nothing is to.
+
+        Raises NapkinError where the draft model cannot be opened, or has another tokenizer.
+        """
+        if speculation.draft is None:
+            return PromptLookup(speculation.lookup) if speculation.lookup else None
+        draft = load(speculation.draft)
+        if draft.tokenizer.fingerprint != self.tokenizer.fingerprint:
+            raise NapkinError(
+                f"'{draft.folder}' has another tokenizer than '{self.folder}': a draft model needs the same one"
+            )
+        return DraftModel(draft.model)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; special tokens in it are ordinary text."""
+        return self.tokenizer.encode(text)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a text with what stands before every text."""
+        return [*self.start_ids, *self.tokenizer.encode(text)]
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """The ids of a conversation of (role, content). Raises NapkinError where the model has no chat template."""
+        return self._template("leave out --chat").encode([Message(role, content) for role, content in messages])
+
+    def _template(self, way_out: str) -> TemplateChat:
+        if not isinstance(self.chat_format, TemplateChat):
+            raise NapkinError(f"'{self.folder}' has no chat template: {way_out}")
+        return self.chat_format
+
+    def _with_ends(self, sampling: Sampling) -> Sampling:
+        return replace(sampling, stop_ids=(*sampling.stop_ids, *self.stop_ids))
+
+    # Scores and evaluations
+
+    def score(self, pairs: Sequence[tuple[str | Ids, str | Ids]]) -> list[Score]:
+        """The log-probabilities of continuations, as (prompt, continuation); shared beginnings are computed once.
+
+        Each is a text or token ids. A prompt's text gets what stands before every text; a continuation's text is
+        encoded by itself, so it begins with its space.
+        """
+        most = BRANCH_TOKENS
+        if self.model.head_weight.device.type == "cpu":
+            # Scores of all with all cost as much as the products of so many tokens.
+            most = max(128, min(most, 2 * self.config.d_model))
+        ids = [
+            (
+                self.encode_prompt(prompt) or self.document_ids if isinstance(prompt, str) else prompt,
+                self.encode(continuation) if isinstance(continuation, str) else continuation,
+            )
+            for prompt, continuation in pairs
+        ]
+        return score(self.model, ids, branch_tokens=most)
+
+    def evaluate(
+        self, tokens: StrPath | None = None, *, progress: Callable[[int, int], None] | None = None
+    ) -> Evaluation:
+        """Loss, perplexity and bits per byte on a token file; None is the run's validation file.
+
+        `progress(done, total)` counts tokens. Raises NapkinError where there is none, or where another tokenizer made
+        it. For questions, `napkin.evaluation.tasks.run_task` takes this model.
+        """
+        return evaluate(
+            self.model,
+            self._token_file(tokens),
+            self.tokenizer,
+            self.precision,
+            step=self.step,
+            separate_documents=self._separates_documents,
+            progress=progress,
+        )
+
+    def sampled_bits_per_byte(self, max_tokens: int, tokens: StrPath | None = None) -> tuple[float, int]:
+        """Bits per byte on the first tokens of a file, up to so many, and how many they are; None as in `evaluate`."""
+        return sampled_bits_per_byte(
+            self.model,
+            self._token_file(tokens),
+            self.tokenizer,
+            self.precision,
+            max_tokens=max_tokens,
+            separate_documents=self._separates_documents,
+        )
+
+    @property
+    def _separates_documents(self) -> bool:
+        return self.run_folder is not None and self.recipe.data.separate_documents
+
+    def _token_file(self, tokens: StrPath | None) -> TokenFile:
+        path = self.run.validation_tokens if tokens is None else tokens
+        if path is None:
+            raise NapkinError(f"'{self.folder}' has no validation tokens: name a token file")
+        # In memory, as the whole text will be: nothing that becomes of the file can end the process.
+        token_file = TokenFile.open(path, tokenizer_fingerprint=self.tokenizer.fingerprint, verify=True, in_memory=True)
+        token_file.refuse_other_vocabulary(self.tokenizer)
+        return token_file
+
+    # What `napkin.evaluation.tasks.TaskModel` asks for besides `encode` and `encode_chat`
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the model sees at a time."""
+        return self.config.context_length
+
+    @property
+    def document_ids(self) -> tuple[int, ...]:
+        """What a text without a prompt follows; empty if there is nothing."""
+        return self.start_ids or self.stop_ids[:1]
+
+    def logprobs(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[float]:
+        """The log-probability of each continuation, in nats."""
+        return [each.total for each in self.score(pairs)]
+
+    def complete(self, prompts: Sequence[Ids], max_new_tokens: int, stop: Sequence[str]) -> Iterator[tuple[int, str]]:
+        """The likeliest tokens after each prompt, up to a stop text, with its number, as they end."""
+        sampling = Sampling(temperature=0.0)
+        running = [
+            (number, self._engine.submit(Request(tuple(prompt), max_new_tokens, sampling)), self._text_stream(stop))
+            for number, prompt in enumerate(prompts)
+        ]
+        texts, read = [""] * len(prompts), [0] * len(prompts)
+        while running:
+            self._engine.step()
+            for each in list(running):
+                number, completion, stream = each
+                for drawn in completion.draws[read[number] :]:
+                    read[number] += 1
+                    texts[number] += stream.push(drawn.token) if not stream.stopped else ""
+                if completion.finish is not None or stream.stopped:
+                    texts[number] += stream.finish()
+                    if completion.finish is None:
+                        self._engine.cancel(completion)
+                    running.remove(each)
+                    yield number, texts[number]
+
+    def about(self) -> dict[str, Any]:
+        """Name, checksum of the weights, number format, tokenizer: what tells this model from others in results."""
+        weight = self.model.head_weight
+        return {
+            "name": self.name,
+            "weights_sha256": self._weights_sha256,
+            "tokenizer": self.tokenizer.fingerprint,
+            "weights": str(weight.dtype).removeprefix("torch."),
+            "device": weight.device.type,
+            "parameters": self.n_parameters,
+        }
+
+    @property
+    def n_parameters(self) -> int:
+        """Parameters of the model, without reading the weights."""
+        model = self.__dict__.get("model") or Transformer(self.config, device="meta")
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    def _text_stream(self, stop: Sequence[str]) -> TextStream:
+        return TextStream(self.tokenizer, stop)
+
+    @cached_property
+    def _engine(self) -> Engine:
+        return Engine(self.model, stop_ids=self.stop_ids)
+
+    @cached_property
+    def _weights_sha256(self) -> str:
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            if isinstance(tensor, torch.Tensor):
+                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+                digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    # Uses of the whole model
+
+    def serve(
+        self,
+        *,
+        max_running: int = 16,
+        cache_bytes: int | None = None,
+        kv: KVFormat = "auto",
+        batch_invariant: bool = False,
+        **how: Any,
+    ) -> None:
+        """Serve the model over HTTP until SIGTERM or SIGINT; `how` is that of `napkin.serving.serve`: host, port, key,
+        limits, on_start. The engine's settings are those of `napkin.inference.Engine`."""
+        # The server stands on a floor above: it is reached through the front door, as a user does.
+        import napkin
+
+        engine = Engine(
+            self.model, max_running=max_running, cache_bytes=cache_bytes, kv=kv, batch_invariant=batch_invariant
+        )
+        napkin.serving.serve(self, engine, **how)
+
+    def export(self, folder: StrPath, *, weights_only: bool = False, adapter: bool = False) -> None:
+        """Write model and tokenizer as a Hugging Face folder, which `transformers` reads.
+
+        `weights_only` leaves the tokenizer out; `adapter` writes only the adapters of a run of tuning, as peft reads
+        them. Raises NapkinError for what cannot be represented exactly, and where the run has no adapters.
+        """
+        if self.quantized is not None:
+            raise NapkinError(f"'{self.folder}' is quantized: export '{self.quantized.source}', which it was made of")
+        if adapter:
+            recipe = self.recipe
+            if not isinstance(recipe, TuningRecipe) or adapter_of(recipe) is None:
+                raise NapkinError(f"'{self.folder}' has trained no adapters: leave out --adapter")
+            start = recipe.tuning.start
+            save_adapters(self._newest(load_tuned_model), Path(folder), base=start if is_huggingface(start) else None)
+        elif weights_only:
+            save_huggingface(self.model, folder)
+        else:
+            try:
+                pattern_of(self.tokenizer)
+            except NapkinError as error:
+                raise NapkinError(f"{error}; --weights-only leaves the tokenizer out") from None
+            save_huggingface(self.model, folder, tokenizer=self.tokenizer, form=self._text_form())
+
+    def _text_form(self) -> TextForm:
+        """What stands around texts, and the chat template, by the names of tokens."""
+        named = {number: text for text, number in self.tokenizer.special_tokens.items()}
+        template = self.chat_template
+        return TextForm(
+            [named[each] for each in self.start_ids if each in named],
+            [named[each] for each in self.stop_ids if each in named],
+            None if template is None else template.source,
+            {} if template is None else template.special_tokens,
+        )
+
+    # A model that tuning starts from
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256, in hexadecimal, of the checksums of the files that hold the weights; reads them once.
+
+        Raises CorruptFile where they are damaged.
+        """
+        if self.checkpoint is None:
+            checksums = [checksum_of(path) for path in weight_files(self.folder)]
+        else:
+            stems = ("model", "optimizer", FROZEN) if keeps_average(self.checkpoint) else ("model", FROZEN)
+            checksums = [sum for name, sum in read_sums(self.checkpoint.path).items() if name.startswith(stems)]
+        return hashlib.sha256(" ".join(checksums).encode()).hexdigest()
+
+    def load_into(self, model: Transformer) -> None:
+        """Copy the weights into a model of the same config, in its dtype and on its device.
+
+        Raises NapkinError where the config differs in what it computes, CorruptFile where the weights are damaged; the
+        model is unchanged then.
+        """
+        refuse_other_function(model.config, self.config, str(self.folder))
+        if self.checkpoint is None:
+            load_huggingface_into(model, self.folder)
+            return
+        loaded = load_plain_model(self.checkpoint, self.recipe)
+        targets = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, parameter in loaded.named_parameters():
+                targets[name].copy_(parameter)
+
+    def conversation_file(self, chat_template: ChatTemplate | None = None) -> ConversationFile:
+        """What a run that starts from it writes as conversation.json; None is its own template, if it has one."""
+        template = chat_template or self.chat_template
+        known = (None, {}) if template is None else (template.source, dict(template.special_tokens))
+        return ConversationFile("napkin-conversation", 1, self.start_ids, self.stop_ids, *known)
+
+    def refuse_other_tokenizer(self, tokenizer: Tokenizer, whose: str) -> None:
+        """Raise NapkinError where another tokenizer's tokens would be other texts here: a model that is compared with
+        another, or trained from it, has the same vocabulary."""
+        if tokenizer.fingerprint != self.tokenizer.fingerprint:
+            raise NapkinError(
+                f"'{self.folder}' has another tokenizer ({self.tokenizer.vocab_size:,} tokens) than {whose} "
+                f"({tokenizer.vocab_size:,}): use a model with the same one"
+            )
+
+    def _newest(self, read: Callable[[Checkpoint, Recipe], Transformer]) -> Transformer:
+        """What `read` makes of the newest checkpoint of a run that is intact, which becomes `checkpoint`."""
+        run, models = self.run, list[Transformer]()
+        checkpoint, damaged = load_newest(run.checkpoints, lambda each: models.append(read(each, run.recipe)))
+        if checkpoint is None:
+            raise _no_checkpoint(self.folder)
+        if run.recipe_was_changed:
+            self.on_message(f"'{run.path / 'recipe.toml'}' was changed after the run had been created")
+        for error in damaged.values():
+            self.on_message(f"a damaged checkpoint is skipped for '{checkpoint.path.name}': {error}")
+        self.checkpoint = checkpoint
+        return models[-1]
+
+    def __repr__(self) -> str:
+        return f"LoadedModel('{self.folder}', {self.n_parameters:,} parameters)"
+
+
+def is_huggingface(folder: StrPath) -> bool:
+    """True if a folder looks like a Hugging Face model."""
+    return (Path(folder) / "config.json").exists()
+
+
+def texts_of_run(run: Path, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...], ChatTemplate | None]:
+    """What stands before every text of a run, at which tokens texts end, and its chat template: by its
+    conversation.json, or the separator of documents. Raises CorruptFile for a conversation.json that is not one."""
+    found = read_conversation(run, tokenizer)
+    if found is None:
+        separator = (tokenizer.special_tokens[SEPARATOR],)
+        return separator, separator, None
+    template = None if found.chat_template is None else ChatTemplate(found.chat_template, found.template_tokens)
+    return found.first_ids, found.stop_ids, template
+
+
+def _open_run(run: RunFolder, name: str, **how: Any) -> LoadedModel:
+    tokenizer = run.tokenizer
+    texts = texts_of_run(run.path, tokenizer)
+    return LoadedModel(run.path, name, run.recipe.model, tokenizer, *texts, run_folder=run, **how)
+
+
+def _open_huggingface(path: Path, name: str, weights: WeightFormat | None) -> LoadedModel:
+    if not (path / "tokenizer.json").is_file():
+        raise NapkinError(f"'{path}' has no tokenizer.json: texts cannot be turned into tokens without it")
+    tokenizer = read_huggingface(path / "tokenizer.json", drop_template=True)
+    start_ids, sampling = read_first_ids(path, tokenizer), read_generation_config(path)
+    template, config = read_chat_template(path), read_huggingface_config(path)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise NapkinError(
+            f"'{path}' has a tokenizer of {tokenizer.vocab_size} ids and a model of {config.vocab_size}: "
+            "download it again"
+        )
+    ends = tuple(sampling.stop_ids)
+    return LoadedModel(path, name, config, tokenizer, start_ids, ends, template, sampling, weights=weights)
+
+
+def _no_checkpoint(path: Path) -> NapkinError:
+    return NapkinError(f"'{path}' has no checkpoint yet: train it with `napkin resume {path}`")
