@@ -162,8 +162,9 @@ def signal_at(number: int, near: str, after: str, what: signal.Signals) -> None:
 
 def signals_after_step(step: int, signals: list[signal.Signals]) -> None:
     """Signal this process when a step is computed, before its evaluation and its line of metrics."""
-    callbacks = importlib.import_module("napkin.training.callbacks")
-    evaluated = callbacks.Evaluation.after_step
+    from napkin.training.pretraining import Evaluation
+
+    evaluated = Evaluation.after_step
 
     def after_step(self: Any, loop: Any, metrics: Any) -> Any:
         if loop.step == step:
@@ -171,7 +172,7 @@ def signals_after_step(step: int, signals: list[signal.Signals]) -> None:
                 os.kill(os.getpid(), each)
         return evaluated(self, loop, metrics)
 
-    callbacks.Evaluation.after_step = after_step
+    Evaluation.after_step = after_step
 
 
 if __name__ == "__main__":
