@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from napkin.hardware.host import cpu_name
-from napkin.kernels.attention import causal_mask, fused_attention, plain_attention
-from napkin.kernels.attention_by_rows import compiled_attention
+from napkin.kernels.attention.by_rows import compiled_attention
+from napkin.kernels.attention.reference import causal_mask, fused_attention, plain_attention
 from result_files import write_result
 
 FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -36,14 +36,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from napkin.hardware.device_file import find_device
-from napkin.kernels.triton import (
-    attention_backward,
-    attention_forward,
-    cross_entropy,
-    elementwise,
-    grouped_products,
-    norms,
-)
+from napkin.kernels.attention import triton_flash
+from napkin.kernels.loss import triton_cross_entropy
+from napkin.kernels.norms import triton_norms
+from napkin.kernels.pointwise import triton_pointwise
+from napkin.kernels.products import triton_grouped
 from result_files import write_result
 
 BATCH, LENGTH, HEADS, KV_HEADS = 4, 2048, 16, 4
@@ -176,8 +173,8 @@ def attention(head_dim: int, dtype: torch.dtype, *, bounded: bool) -> Callable[[
         bounds = torch.zeros(2, BATCH, LENGTH, dtype=torch.int32, device=device) if bounded else None
         softcap, window = (30.0, WINDOW) if bounded else (0.0, 0)
         settings = (head_dim**-0.5, softcap, window, True, 0)
-        mixed, logsumexp = attention_forward.attend(query, key, key, bounds, *settings)
-        attention_backward.attend_backward(query, query, key, key, bounds, mixed, logsumexp, *settings)
+        mixed, logsumexp = triton_flash.attend(query, key, key, bounds, *settings)
+        triton_flash.attend_backward(query, query, key, key, bounds, mixed, logsumexp, *settings)
 
     return run
 
@@ -186,28 +183,28 @@ def run_norms(dtype: torch.dtype, device: str) -> None:
     """RMSNorm of an fp32 stream to which narrow numbers are added and from which they are read, and its gradient."""
     x, stream = torch.zeros(TOKENS, WIDTH, dtype=dtype, device=device), torch.zeros(TOKENS, WIDTH, device=device)
     gain = torch.ones(WIDTH, device=device)
-    _, summed, statistics = norms.norm(x, stream, gain, None, 1e-5, False, dtype)
-    norms.norm_backward(x, stream, summed, gain, statistics, False, False, dtype)
+    _, summed, statistics = triton_norms.norm(x, stream, gain, None, 1e-5, False, dtype)
+    triton_norms.norm_backward(x, stream, summed, gain, statistics, False, False, dtype)
 
 
 def run_elementwise(dtype: torch.dtype, device: str) -> None:
     """Gates and activations forward and backward, rotation, AdamW with a copy."""
     x = torch.zeros(TOKENS, 2 * WIDTH, dtype=dtype, device=device)
-    elementwise.swiglu_backward(elementwise.swiglu(x), x)
-    elementwise.gelu_tanh_backward(elementwise.gelu_tanh(x), x)
+    triton_pointwise.swiglu_backward(triton_pointwise.swiglu(x), x)
+    triton_pointwise.gelu_tanh_backward(triton_pointwise.gelu_tanh(x), x)
     heads = torch.zeros(BATCH, LENGTH, HEADS + KV_HEADS, 128, dtype=dtype, device=device)
     table = torch.zeros(1, LENGTH, 128, device=device)
-    elementwise.rotate(heads, table, table, False, False)
+    triton_pointwise.rotate(heads, table, table, False, False)
     parameter, gradient, average, square = (torch.zeros(WIDTH, WIDTH, device=device) for _ in range(4))
     copy = torch.zeros(WIDTH, WIDTH, dtype=dtype, device=device)
-    elementwise.adamw(parameter, gradient, average, square, copy, 1e-3, 0.9, 0.95, 1e-8, 0.1, 1)
+    triton_pointwise.adamw(parameter, gradient, average, square, copy, 1e-3, 0.9, 0.95, 1e-8, 0.1, 1)
 
 
 def run_cross_entropy(dtype: torch.dtype, device: str) -> None:
     """Of one chunk."""
     logits = torch.zeros(1024, VOCAB_SIZE, dtype=dtype, device=device)
     targets = torch.zeros(1024, dtype=torch.int64, device=device)
-    cross_entropy.cross_entropy_in_place(logits, targets, -1, 0.0, 0.0, True)
+    triton_cross_entropy.cross_entropy_in_place(logits, targets, -1, 0.0, 0.0, True)
 
 
 def run_grouped(dtype: torch.dtype, device: str) -> None:
@@ -215,7 +212,7 @@ def run_grouped(dtype: torch.dtype, device: str) -> None:
     x = torch.zeros(TOKENS, WIDTH, dtype=dtype, device=device)
     weight = torch.zeros(EXPERTS, D_EXPERT, WIDTH, dtype=dtype, device=device)
     starts = torch.arange(0, TOKENS, TOKENS // EXPERTS, device=device)
-    grouped_products.grouped_outer(grouped_products.grouped_matmul(x, weight, starts), x, starts)
+    triton_grouped.grouped_outer(triton_grouped.grouped_matmul(x, weight, starts), x, starts)
 
 
 def caught(run: Callable[[str], object], architecture: str) -> dict[str, Launch]:

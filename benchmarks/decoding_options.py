@@ -23,7 +23,8 @@ from napkin.inference.generation import cache_for, continue_prompt, next_logits
 from napkin.inference.settings import Sampling
 from napkin.inference.speculation import PromptLookup, speculate
 from napkin.inference.speculation_plan import SpeculationMeter
-from napkin.kernels import decoding
+from napkin.kernels.attention import decode
+from napkin.kernels.products import linear
 from napkin.model.config import ModelConfig
 from napkin.model.quantized import quantize_model
 from napkin.model.transformer import Transformer
@@ -67,7 +68,10 @@ def quantized(rounds: int) -> None:
 
 def without_compiled(measure: Callable[[], float]) -> float:
     """The same with torch's own operators alone."""
-    with mock.patch.object(decoding, "_may_be_compiled", return_value=False):
+    with (
+        mock.patch.object(decode, "may_be_compiled", return_value=False),
+        mock.patch.object(linear, "may_be_compiled", return_value=False),
+    ):
         return measure()
 
 

@@ -34,8 +34,8 @@ from napkin.kernels import (
     linear_cross_entropy,
     swiglu_reference,
 )
-from napkin.kernels.attention_flash import flash_attention
-from napkin.kernels.triton.usable import is_interpreted
+from napkin.kernels.attention.flash import flash_attention
+from napkin.kernels.triton_usable import is_interpreted
 from result_files import write_result
 
 Function = Callable[..., Tensor]

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from napkin.hardware.host import detect_host
 from napkin.inference.generation import cache_for, next_logits
 from napkin.inference.scoring import score
-from napkin.kernels.decoding import linear
+from napkin.kernels.products.linear import linear
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from result_files import write_result

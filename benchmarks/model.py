@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from napkin.accounting.recording import record
 from napkin.hardware.host import detect_host
-from napkin.kernels.cross_entropy_loss import linear_cross_entropy
+from napkin.kernels.loss.cross_entropy import linear_cross_entropy
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.units import format_bytes

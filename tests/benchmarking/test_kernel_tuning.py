@@ -5,7 +5,7 @@ import math
 import pytest
 
 from napkin.benchmarking.kernel_tuning import LIMITS, fastest_tile
-from napkin.kernels.triton.tiles import AttentionTile, ProductTile, Tile
+from napkin.kernels.triton_tiles import AttentionTile, ProductTile, Tile
 
 BEST = AttentionTile(64, 128, 4, 2)
 

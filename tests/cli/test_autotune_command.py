@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from napkin.cli import main
-from napkin.kernels.triton.tuned_tiles import Choice, Device, keep_choices
+from napkin.kernels.triton_tiles import Choice, Device, keep_choices
 
 CHOICE = Choice("swiglu", "bfloat16", 4096, "", {"block": 2048, "warps": 8}, 10.0, 12.5)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from napkin.errors import NapkinError
-from napkin.kernels.attention import (
+from napkin.kernels.attention.reference import (
     attention_reference,
     fused_attention,
     plain_attention,

@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 from napkin.accounting.counting import count
 from napkin.accounting.scratch import hides_products, measured_scratch, scratch_bytes
-from napkin.kernels.attention_by_rows import compiled_attention, first_keys_of
+from napkin.kernels.attention.by_rows import compiled_attention, first_keys_of
 from oracles.allocator import growth_at_peak
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin.accounting.operators import work_of
 from napkin.errors import NapkinError
-from napkin.kernels.attention_flash import (
+from napkin.kernels.attention.flash import (
     backward_reference,
     document_bounds,
     flash_attention,

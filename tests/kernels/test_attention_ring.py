@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from napkin.kernels import attention_blocks, attention_ring
-from napkin.kernels.attention import plain_attention, softcapped_attention
-from napkin.kernels.attention_ring import backward_around, forward_around
+from napkin.kernels.attention import ring
+from napkin.kernels.attention.reference import plain_attention, softcapped_attention
+from napkin.kernels.attention.ring import backward_around, forward_around
 
 
 class ThreadRing:
@@ -106,7 +106,7 @@ def test_a_ring_computes_what_attention_to_the_whole_sequence_does(
 def test_every_rank_of_a_ring_computes_as_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     pairs: dict[int, int] = {}
-    attend = attention_blocks.attend
+    attend = ring.attend
 
     def counting(queries: Tensor, keys: Tensor, *others: Any, causal: bool) -> Any:
         length = queries.shape[2]
@@ -114,7 +114,7 @@ def test_every_rank_of_a_ring_computes_as_many_pairs(monkeypatch: pytest.MonkeyP
         pairs[threading.get_ident()] = pairs.get(threading.get_ident(), 0) + computed
         return attend(queries, keys, *others, causal=causal)
 
-    monkeypatch.setattr(attention_ring, "attend", counting)
+    monkeypatch.setattr(ring, "attend", counting)
     barrier = threading.Barrier(4)
 
     def work(ring: ThreadRing) -> None:
@@ -129,7 +129,7 @@ def test_every_rank_of_a_ring_computes_as_many_pairs(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_operator_is_as_torch_expects_of_operators(monkeypatch: pytest.MonkeyPatch, masked: bool) -> None:
     # Its fake results, which are traced and compiled, have the shapes and strides of the real ones.
-    monkeypatch.setattr(attention_ring, "GroupRing", lambda group: ThreadRing(0, [queue.Queue()]))
+    monkeypatch.setattr(ring, "GroupRing", lambda group: ThreadRing(0, [queue.Queue()]))
     parts = [normal(2, 8, heads, 6, seed=heads, dtype=torch.float32).transpose(1, 2) for heads in (4, 2, 2)]
     mask = causal(8).float() if masked else None
     arguments = (*[part.requires_grad_() for part in parts], mask, 0.4, 0.0, "group", 1)

@@ -8,13 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from napkin.kernels.compiled.loading import load_for_training
-from napkin.kernels.cross_entropy_loss import linear_cross_entropy, target_log_probabilities
-from napkin.kernels.gelu_activation import compiled_gelu_tanh, gelu_tanh
-from napkin.kernels.layer_normalization import compiled_layer_norm
-from napkin.kernels.rms_normalization import compiled_rms_norm
-from napkin.kernels.rope import compiled_rotate_halves, compiled_rotate_interleaved, rotate_halves, rotate_interleaved
-from napkin.kernels.swiglu_gate import compiled_swiglu, swiglu_reference
+from napkin.kernels.loss.cross_entropy import linear_cross_entropy, target_log_probabilities
+from napkin.kernels.norms.normalization import compiled_layer_norm, compiled_rms_norm
+from napkin.kernels.operators import load_for_training
+from napkin.kernels.pointwise.activations import compiled_gelu_tanh, compiled_swiglu, gelu_tanh, swiglu_reference
+from napkin.kernels.pointwise.rotary import (
+    compiled_rotate_halves,
+    compiled_rotate_interleaved,
+    rotate_halves,
+    rotate_interleaved,
+)
 from napkin.model.positions import RotaryEmbedding
 
 EPS = 1e-5
@@ -179,13 +182,13 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 
 
 def test_a_team_with_fewer_threads_than_parts_computes_all_of_them() -> None:
-    from napkin.kernels import rows_on_threads
+    from napkin.kernels import threads
 
-    team = rows_on_threads._team()
+    team = threads._team()
     if team is None:
         pytest.skip("torch is not built with GNU's OpenMP")
     load_for_training()
-    from napkin.kernels.compiled.loss_rows import add_narrow
+    from napkin.kernels.loss.numba_loss import add_narrow
 
     total, part = torch.zeros(100), drawn(100, dtype=torch.bfloat16)
     parts = [(total.data_ptr(), part.data_ptr(), start, start + 20) for start in range(0, 100, 20)]

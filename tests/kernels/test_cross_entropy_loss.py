@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from napkin.kernels.cross_entropy_loss import cross_entropy, linear_cross_entropy
+from napkin.kernels.loss.cross_entropy import cross_entropy, linear_cross_entropy
 
 N, D_MODEL, VOCAB_SIZE = 50, 16, 37
 

@@ -3,7 +3,8 @@ import torch
 import torch.nn.functional as F
 
 from napkin.accounting.recording import record
-from napkin.kernels.decoding import Slots, attend_to_slots, attend_to_slots_reference, linear
+from napkin.kernels.attention.decode import Slots, attend_to_slots, attend_to_slots_reference
+from napkin.kernels.products.linear import linear
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import ContiguousCache
 from napkin.model.transformer import Transformer

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from napkin.kernels.grouped_gemm import grouped_matmul, grouped_matmul_reference
+from napkin.kernels.products.grouped import grouped_matmul, grouped_matmul_reference
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from napkin.kernels.log_probabilities import linear_log_probabilities
+from napkin.kernels.loss.log_probabilities import linear_log_probabilities
 from oracles.allocator import growth_at_peak
 
 N, D_MODEL, VOCAB_SIZE = 50, 16, 37

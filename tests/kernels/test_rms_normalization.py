@@ -1,7 +1,7 @@
 import torch
 from torch import Tensor
 
-from napkin.kernels.rms_normalization import rms_norm, rms_norm_reference
+from napkin.kernels.norms.normalization import rms_norm, rms_norm_reference
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from napkin.errors import NapkinError
-from napkin.kernels.rope import rotate_halves
+from napkin.kernels.pointwise.rotary import rotate_halves
 from napkin.model.positions import RotaryEmbedding
 from oracles import numpy_transformer as oracle
 

@@ -1,6 +1,6 @@
 import torch
 
-from napkin.kernels.swiglu_gate import swiglu, swiglu_reference
+from napkin.kernels.pointwise.activations import swiglu, swiglu_reference
 
 
 def test_it_equals_the_reference_with_gradients() -> None:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from napkin.kernels.triton.tiles import ELEMENTWISE, AttentionTile, BlockTile
-from napkin.kernels.triton.tuned_tiles import (
+from napkin.kernels.triton_tiles import (
+    ELEMENTWISE,
+    AttentionTile,
+    BlockTile,
     Choice,
     Device,
     all_choices,

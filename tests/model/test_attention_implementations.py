@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from napkin.kernels.attention import softcap
+from napkin.kernels.attention.reference import softcap
 from napkin.model.attention_implementations import (
     CompiledAttention,
     FlexAttention,

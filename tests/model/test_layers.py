@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.kernels.layer_normalization import layer_norm_reference
-from napkin.kernels.rope import rotate_interleaved
+from napkin.kernels.norms.normalization import layer_norm_reference
+from napkin.kernels.pointwise.rotary import rotate_interleaved
 from napkin.model.attention import CausalSelfAttention, ForwardContext
 from napkin.model.block import BLOCKS, BlockParts
 from napkin.model.config import ModelConfig

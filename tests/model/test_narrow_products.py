@@ -1,5 +1,5 @@
-from napkin.kernels.decoding import linear
-from napkin.kernels.fp8_matmul import fp8_linear_emulated
+from napkin.kernels.products.linear import linear
+from napkin.kernels.products.narrow import fp8_linear_emulated
 from napkin.model.config import ModelConfig
 from napkin.model.layers import Linear
 from napkin.model.narrow_weights import multiply_narrow

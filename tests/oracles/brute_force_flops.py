@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-import napkin.kernels.grouped_gemm  # makes the operators of torch.ops.napkin  # noqa: F401
+import napkin.kernels.products.grouped  # makes the operators of torch.ops.napkin  # noqa: F401
 
 
 class ScalarProducts(TorchFunctionMode):

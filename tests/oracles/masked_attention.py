@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from napkin.kernels.attention_flash import document_bounds
+from napkin.kernels.attention.flash import document_bounds
 
 CASES: list[dict[str, Any]] = [
     {"head_dim": 32, "n_queries": 70, "n_keys": 70},

@@ -17,7 +17,7 @@ from napkin.data.permutation import KeyedPermutation
 from napkin.data.token_writer import write_token_file
 from napkin.grading.answers import chosen_letter
 from napkin.grading.mathematics.final_answer import final_number
-from napkin.kernels.log_probabilities import linear_log_probabilities
+from napkin.kernels.loss.log_probabilities import linear_log_probabilities
 from napkin.model.transformer import TokenScores, Transformer
 from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
 from napkin.tokenizer.base import Tokenizer

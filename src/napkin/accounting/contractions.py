@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 # These make operators of torch.ops.napkin.
-import napkin.kernels.attention_by_rows
-import napkin.kernels.attention_flash
-import napkin.kernels.attention_ring
-import napkin.kernels.decoding
-import napkin.kernels.fused_grouped_gemm
-import napkin.kernels.grouped_gemm
-import napkin.kernels.int8_matmul  # noqa: F401
+import napkin.kernels.attention.by_rows
+import napkin.kernels.attention.decode
+import napkin.kernels.attention.flash
+import napkin.kernels.attention.ring
+import napkin.kernels.products.grouped
+import napkin.kernels.products.linear
+import napkin.kernels.products.narrow  # noqa: F401
 
 aten = torch.ops.aten
 

@@ -36,7 +36,7 @@ from napkin.accounting.scratch import (
     scratch_bytes,
 )
 from napkin.hardware.target import CudaTarget
-from napkin.kernels.early_gradient import computes_early_gradient
+from napkin.kernels.operators import computes_early_gradient
 from napkin.optim.saved_state import local
 from napkin.tensors import FORMAT_OF
 

@@ -33,8 +33,8 @@ from napkin.accounting.operators import OWN_COMPUTING, is_pointwise, is_view
 from napkin.errors import NapkinError
 from napkin.hardware.host import cpu_name, has_amx
 from napkin.json_files import cache_path, read_cached, write_cached
-from napkin.kernels.attention_by_rows import scratch_bytes as compiled_attention_scratch
-from napkin.kernels.int8_matmul import product_scratch_bytes as int8_scratch
+from napkin.kernels.attention.by_rows import scratch_bytes as compiled_attention_scratch
+from napkin.kernels.products.narrow import product_scratch_bytes as int8_scratch
 
 aten = torch.ops.aten
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from napkin.kernels.triton.tiles import Tile
-from napkin.kernels.triton.tuned_tiles import (
+from napkin.kernels.triton_tiles import (
     Choice,
     Lookup,
+    Tile,
     TunedTiles,
     dtype_name,
     forced,

@@ -15,7 +15,7 @@ from napkin.accounting.ledger import Ledger
 from napkin.benchmarking.case import Case, Target
 from napkin.benchmarking.shapes import Shape
 from napkin.benchmarking.subject import Draw, Operation, Subject, count_passes
-from napkin.kernels.triton.usable import triton_is_installed
+from napkin.kernels.triton_usable import triton_is_installed
 from napkin.model.attention_implementations import FlexAttention
 from napkin.model.masks import CausalMask
 from napkin.model.positions import NoPositions, RotaryEmbedding

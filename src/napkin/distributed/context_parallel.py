@@ -2,7 +2,7 @@
 
 Everything outside of attention acts on a token by itself, and works on a rank's own tokens as it is. What looks at
 positions is replaced: rotations and learned positions become those of the rank's own columns of the sequence, and
-attention that of the ring (`napkin.kernels.attention_ring`). Documents that are kept apart are gathered, their ids
+attention that of the ring (`napkin.kernels.attention.ring`). Documents that are kept apart are gathered, their ids
 alone.
 """
 
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from napkin.distributed.process_group import all_gather
-from napkin.kernels.attention_ring import ring_attention
+from napkin.kernels.attention.ring import ring_attention
 from napkin.model.attention import CausalSelfAttention
 from napkin.model.attention_implementations import Documents, FusedAttention, Keys, PlainAttention, Queries
 from napkin.model.masks import CausalMask, additive_mask_of

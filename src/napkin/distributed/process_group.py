@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from napkin.distributed.ranks import RankInfo, Ranks
 from napkin.errors import NapkinError, first_line
-from napkin.kernels.autocast import in_autocast_dtype
+from napkin.kernels.operators import in_autocast_dtype
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -30,8 +30,8 @@ from napkin.distributed.process_group import (
     in_products_dtype,
     reduce_scatter,
 )
-from napkin.kernels.cross_entropy_loss import Vocabulary, linear_cross_entropy
-from napkin.kernels.narrow_forms import Multiply, is_narrow, takes_narrow
+from napkin.kernels.loss.cross_entropy import Vocabulary, linear_cross_entropy
+from napkin.kernels.products.narrow import Multiply, is_narrow, takes_narrow
 from napkin.model.attention import CausalSelfAttention
 from napkin.model.layers import Embedding, Linear
 from napkin.model.mlp import FeedForward, GatedFeedForward

@@ -27,7 +27,7 @@ from napkin.data.permutation import KeyedPermutation
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
 from napkin.hardware.host import detect_host
-from napkin.kernels.cross_entropy_loss import target_log_probabilities
+from napkin.kernels.loss.cross_entropy import target_log_probabilities
 from napkin.model.language_model import HasModes, evaluation_mode
 from napkin.tokenizer.base import Tokenizer
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
 from napkin.errors import NapkinError
-from napkin.kernels.decoding import Slots, reads_slots
+from napkin.kernels.attention.decode import Slots, reads_slots
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import NOWHERE, NewKeys
 from napkin.model.transformer import Transformer

@@ -15,7 +15,7 @@ from torch import Tensor
 from napkin.errors import NapkinError
 from napkin.evaluation.tasks.prompts import common_length
 from napkin.inference.generation import PREFILL_CHUNK, cache_for, hidden_states
-from napkin.kernels.cross_entropy_loss import target_log_probabilities
+from napkin.kernels.loss.cross_entropy import target_log_probabilities
 from napkin.model.kv_cache import ContiguousCache
 from napkin.model.language_model import evaluation_mode
 from napkin.model.transformer import Transformer

@@ -28,14 +28,15 @@ MOST_SECONDS = 20.0
 
 
 class CodeCache:
-    """The machine code of a package's modules, each named by its last part.
+    """The machine code of modules of a package and the folders below it, each named by its path from there.
 
-    What they compile must stand in the package's own folder: its sources are a part of the key. Where there can be no
-    folder for the code, nothing is cached.
+    What they compile must stand in files of these folders whose names match `pattern`: such sources are a part of the
+    key. Where there can be no folder for the code, nothing is cached.
     """
 
-    def __init__(self, package: str) -> None:
+    def __init__(self, package: str, pattern: str = "*.py") -> None:
         self._package = package
+        self._pattern = pattern
 
     def has(self, module: str) -> bool:
         """Whether there is a file with the machine code of a module; it may be damaged."""
@@ -88,17 +89,14 @@ class CodeCache:
         key = hashlib.sha256()
         for part in (self._package, sys.version, version("numba"), version("llvmlite"), _processor()):
             key.update(part.encode() + b"\0")
-        for package in ("napkin.machine_code", self._package):
-            for file in _sources(package):
+        for package, pattern in (("napkin.machine_code", "*.py"), (self._package, self._pattern)):
+            folders = import_module(package).__path__
+            for file in sorted(file for folder in folders for file in Path(folder).rglob(pattern)):
                 key.update(file.read_bytes())
         return private_folder(cache_folder() / "machine-code" / key.hexdigest()[:16])
 
     def _file(self, folder: Path, module: str) -> Path:
         return folder / f"{module}.code"
-
-
-def _sources(package: str) -> list[Path]:
-    return sorted(file for folder in import_module(package).__path__ for file in Path(folder).glob("*.py"))
 
 
 def _parse(file: bytes) -> dict[str, bytes] | None:

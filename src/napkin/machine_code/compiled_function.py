@@ -27,14 +27,15 @@ class CompiledFunction:
     """Decorate a function that Python calls, or that compiled functions call by its address.
 
     All arguments are int64: numbers, or addresses of arrays that the caller keeps alive. Calls release the GIL.
-    `options` are those of numba.njit, beside the ones that all functions have.
+    `options` are those of numba.njit, beside the ones that all functions have. Of a module's functions, each has a
+    name of its own; None is that of the Python function.
     """
 
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+    def __init__(self, function: Callable[..., Any], *, name: str | None = None, **options: Any) -> None:
         self.function = unwrap(function)
         self.options = _OPTIONS | options
         self.__doc__ = function.__doc__
-        self.name = self.function.__name__
+        self.name = name or self.function.__name__
         self.n_arguments = self.function.__code__.co_argcount
         _functions[function.__module__].append(self)
 

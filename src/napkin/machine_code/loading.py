@@ -11,15 +11,17 @@ from napkin.machine_code.code_cache import CodeCache
 
 
 class MachineCode:
-    """The modules of a package that hold compiled functions, each named by its last part.
+    """The modules of a package that hold compiled functions, each named by its path from there, as in "loss.rows".
 
-    `message` is printed when some are built. Threads may load them at the same time.
+    `message` is printed when some are built. All that they compile stands in files below the package whose names match
+    `pattern`. Threads may load modules at the same time.
     """
 
-    def __init__(self, package: str, message: str) -> None:
+    def __init__(self, package: str, message: str, pattern: str = "*.py") -> None:
         self._package = package
         self._message = message
-        self._cache = CodeCache(package)
+        self._pattern = pattern
+        self._cache = CodeCache(package, pattern)
         self._loaded: set[str] = set()
         self._loading = threading.Lock()
 
@@ -54,7 +56,12 @@ class MachineCode:
 
     def _build(self, modules: list[str]) -> None:
         """Build machine code, one process per module: numba compiles one function at a time in each process."""
-        code = f"import sys; from {__name__} import MachineCode; MachineCode(sys.argv[1], '').build(sys.argv[2])"
+        code = f"""
+import sys
+from {__name__} import MachineCode
+package, pattern, module = sys.argv[1:]
+MachineCode(package, "", pattern).build(module)
+"""
         # The child process begins in another folder.
         cache = {"NAPKIN_CACHE_DIR": str(cache_folder().absolute())}
         waiting, running = list(modules), []
@@ -62,7 +69,7 @@ class MachineCode:
             while waiting and len(running) < (os.cpu_count() or 1):
                 name = waiting.pop()
                 try:
-                    running.append((name, start_python(code, self._package, name, **cache)))
+                    running.append((name, start_python(code, self._package, self._pattern, name, **cache)))
                 except OSError as error:
                     _tell_failure(name, error.strerror or str(error))
             if running:

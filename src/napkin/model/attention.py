@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.kernels.fused_rows import FUSED_ROTATIONS
-from napkin.kernels.rope import COMPILED_ROTATIONS, rotate_halves
+from napkin.kernels.pointwise.rotary import COMPILED_ROTATIONS, FUSED_ROTATIONS, rotate_halves
 from napkin.model.attention_implementations import FusedAttention, PlainAttention
 from napkin.model.initialization import Device
 from napkin.model.kv_cache import CachedPass

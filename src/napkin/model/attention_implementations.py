@@ -13,10 +13,16 @@ import torch
 from jaxtyping import Float, Int, Int8, Int32
 from torch import Tensor
 
-from napkin.kernels.attention import flex_attention, fused_attention, plain_attention, softcap, softcapped_attention
-from napkin.kernels.attention_by_rows import compiled_attention, first_keys_of
-from napkin.kernels.attention_flash import document_bounds, flash_attention
-from napkin.kernels.decoding import Slots, attend_to_slots
+from napkin.kernels.attention.by_rows import compiled_attention, first_keys_of
+from napkin.kernels.attention.decode import Slots, attend_to_slots
+from napkin.kernels.attention.flash import document_bounds, flash_attention
+from napkin.kernels.attention.reference import (
+    flex_attention,
+    fused_attention,
+    plain_attention,
+    softcap,
+    softcapped_attention,
+)
 from napkin.model.kv_cache import CachedPass
 from napkin.model.masks import CausalMask, SlidingWindowMask, additive_mask, additive_mask_at
 from napkin.model.positions import NoPositions
@@ -117,7 +123,7 @@ class FlashBlocks:
     """What a pass of flash attention shares among its layers."""
 
     bounds: Int32[Tensor, "2 batch position"] | None
-    """Of each token's document, as `napkin.kernels.attention_flash.document_bounds` makes them; None is one."""
+    """Of each token's document, as `napkin.kernels.attention.flash.document_bounds` makes them; None is one."""
     query_offset: int
 
 

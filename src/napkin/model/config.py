@@ -21,7 +21,7 @@ InitialStd = Literal["fan_in", "glorot", "fixed"]
 
 
 WIDEST_FLASH_HEAD = 256
-"""`napkin.kernels.attention_flash` holds a block of whole heads in registers."""
+"""`napkin.kernels.attention.flash` holds a block of whole heads in registers."""
 
 _MAY_BE_ZERO = frozenset(
     "vocab_size dropout n_experts n_shared_experts n_dense_layers balance_weight router_z_weight z_weight".split()

@@ -9,16 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from napkin.kernels.fused_grouped_gemm import fused_grouped_matmul
-from napkin.kernels.fused_norms import fused_layer_norm, fused_rms_norm
-from napkin.kernels.fused_rows import FUSED_ROTATIONS, fused_gelu_tanh, fused_swiglu
-from napkin.kernels.gelu_activation import compiled_gelu_tanh
-from napkin.kernels.grouped_gemm import grouped_matmul
-from napkin.kernels.layer_normalization import layer_norm
-from napkin.kernels.log_probabilities import linear_log_probabilities
-from napkin.kernels.rms_normalization import compiled_rms_norm, rms_norm
-from napkin.kernels.rope import COMPILED_ROTATIONS
-from napkin.kernels.swiglu_gate import compiled_swiglu
+from napkin.kernels.loss.log_probabilities import linear_log_probabilities
+from napkin.kernels.norms.fused import fused_layer_norm, fused_rms_norm
+from napkin.kernels.norms.normalization import compiled_rms_norm, layer_norm, rms_norm
+from napkin.kernels.pointwise.activations import compiled_gelu_tanh, compiled_swiglu, fused_gelu_tanh, fused_swiglu
+from napkin.kernels.pointwise.rotary import COMPILED_ROTATIONS, FUSED_ROTATIONS
+from napkin.kernels.products.grouped import fused_grouped_matmul, grouped_matmul
 from napkin.model.block import Block, ParallelBlock, PostNormBlock, ReorderedBlock
 from napkin.model.config import ModelConfig
 from napkin.model.layers import Linear
@@ -116,7 +112,7 @@ def _reads_by_linear(layer: nn.Module) -> bool:
 # FOLD model/kernel_forms.py
 # A model whose operators between matrix products are napkin's Triton kernels for a GPU.
 #
-# The same operators compute in torch where Triton cannot, see `napkin.kernels.triton.usable`: a count of them needs
+# The same operators compute in torch where Triton cannot, see `napkin.kernels.triton_usable`: a count of them needs
 # neither a GPU nor Triton.
 
 Vectors = Float[Tensor, "*batch d_model"]

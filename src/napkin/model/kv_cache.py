@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from napkin.errors import NapkinError
-from napkin.kernels.decoding import Slots, reads_slots
+from napkin.kernels.attention.decode import Slots, reads_slots
 from napkin.model.config import ModelConfig
 
 NewKeys = Float[Tensor, "batch kv_heads new head_dim"]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from napkin.kernels.decoding import linear
+from napkin.kernels.products.linear import linear
 from napkin.model.initialization import Device, fan_in_std, truncated_normal
 
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]

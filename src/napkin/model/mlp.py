@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from napkin.kernels.gelu_activation import gelu_tanh
-from napkin.kernels.swiglu_gate import swiglu
+from napkin.kernels.pointwise.activations import gelu_tanh, swiglu
 from napkin.model.initialization import Device
 from napkin.model.layers import LinearFactory
 

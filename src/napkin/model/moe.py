@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.kernels.grouped_gemm import grouped_matmul
+from napkin.kernels.products.grouped import grouped_matmul
 from napkin.model.initialization import Device, moved
 from napkin.model.layers import Linear, LinearFactory
 from napkin.model.mlp import FeedForward, GatedFeedForward

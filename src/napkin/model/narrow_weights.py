@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from napkin.kernels.decoding import linear
-from napkin.kernels.narrow_forms import Multiply, takes_narrow
+from napkin.kernels.products.linear import linear
+from napkin.kernels.products.narrow import Multiply, takes_narrow
 from napkin.model.layers import Linear
 from napkin.model.moe import DroplessExperts, MixtureOfExperts
 from napkin.model.transformer import Transformer, fused_next_token_loss
@@ -71,7 +71,7 @@ def _next_token_loss(
 
 
 def multiply_narrow(blocks: nn.Module, multiply: Multiply) -> None:
-    """Let all linear layers inside `blocks` multiply in a form of `napkin.kernels.narrow_forms`.
+    """Let all linear layers inside `blocks` multiply in a form of `napkin.kernels.products.narrow`.
 
     Routers stay as they are, since their choices depend on small differences, and so do layers whose sizes the
     hardware does not take.

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from napkin.kernels.layer_normalization import layer_norm
-from napkin.kernels.rms_normalization import rms_norm
+from napkin.kernels.norms.normalization import layer_norm, rms_norm
 from napkin.model.initialization import Device
 
 Vectors = Float[Tensor, "*batch d_model"]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
 from napkin.errors import NapkinError
-from napkin.kernels.rope import rotate_halves, rotate_interleaved
+from napkin.kernels.pointwise.rotary import rotate_halves, rotate_interleaved
 from napkin.model.initialization import truncated_normal
 
 # FOLD model/positions.py

@@ -9,11 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.kernels.attention import softcap
-from napkin.kernels.cross_entropy_loss import CHUNK_SIZE, linear_cross_entropy
-from napkin.kernels.decoding import linear
-from napkin.kernels.fused_cross_entropy import fused_linear_cross_entropy
-from napkin.kernels.log_probabilities import LinearScores, linear_log_probabilities
+from napkin.kernels.attention.reference import softcap
+from napkin.kernels.loss.cross_entropy import CHUNK_SIZE, fused_linear_cross_entropy, linear_cross_entropy
+from napkin.kernels.loss.log_probabilities import LinearScores, linear_log_probabilities
+from napkin.kernels.products.linear import linear
 from napkin.model.attention import ForwardContext
 from napkin.model.attention_implementations import FusedAttention, PlainAttention
 from napkin.model.block import Block, Residual
@@ -191,7 +190,7 @@ class Transformer(nn.Module):
         """Mean cross-entropy in nats per token, where targets[b, t] follows tokens[b, t]; -1 does not count.
 
         In training the head's z-loss and the routers' losses are added, weighted by the config. The logits never all
-        exist at once, see napkin.kernels.cross_entropy_loss.
+        exist at once, see napkin.kernels.loss.cross_entropy.
         """
         return self.add_router_losses(self.loss_of(self.hidden(tokens, documents), targets), self.blocks)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from napkin.kernels.fused_update import fused_adamw_
+from napkin.kernels.pointwise.adamw import fused_adamw_
 from napkin.optim.base import Group, Optimizer, UpdateRule, decayed, decayed_foreach, step_tensors
 from napkin.optim.saved_state import TorchTwin
 

@@ -12,7 +12,7 @@ from napkin.distributed.parallel_model import ParallelModel, all_resident
 from napkin.distributed.pipeline_stages import MicroBatch, PackedRows, Passes
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.distributed.sharding import parallelize
-from napkin.kernels.narrow_forms import narrow_linear
+from napkin.kernels.products.narrow import narrow_linear
 from napkin.model.kernel_forms import use_compiled_kernels, use_triton_kernels
 from napkin.model.moe import Routing
 from napkin.model.narrow_weights import hold_frozen_narrow, multiplied_matrices, multiply_narrow, read_narrow_copies

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from napkin.errors import NapkinError
-from napkin.kernels.attention_flash import flash_attention
+from napkin.kernels.attention.flash import flash_attention
 from oracles.masked_attention import CASES, attention_by_hand, gradients, problem
 
 
@@ -47,7 +47,7 @@ class Adapter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-        from napkin.kernels.triton.attention_forward import attend
+        from napkin.kernels.attention.triton_flash import attend
 
         settings: tuple[Any, ...] = (None, q.shape[-1] ** -0.5, 0.0, 0, is_causal, 0)
         heads: Any = [each[:, None] for each in (q, k, v)]
@@ -58,7 +58,7 @@ class Adapter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        from napkin.kernels.triton.attention_backward import attend_backward
+        from napkin.kernels.attention.triton_flash import attend_backward
 
         q, k, v, mixed, logsumexp = (each[:, None] for each in ctx.saved_tensors)
         grads = attend_backward(gradients[0][:, None], q, k, v, None, mixed, logsumexp, *ctx.settings)

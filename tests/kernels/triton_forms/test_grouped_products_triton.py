@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from napkin.kernels.fused_grouped_gemm import fused_grouped_matmul
-from napkin.kernels.grouped_gemm import grouped_matmul_reference
+from napkin.kernels.products.grouped import fused_grouped_matmul, grouped_matmul_reference
 
 
 @pytest.mark.parametrize("sizes", [[70, 5, 64], [0, 3, 0, 130, 0], [9]], ids=str)

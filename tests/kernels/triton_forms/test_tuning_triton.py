@@ -7,7 +7,7 @@ import pytest
 
 from kernels.triton_forms.test_training_step_triton import DOCUMENTS, TARGETS, TOKENS, state_of
 from napkin.benchmarking.kernel_tuning import TunableLaunch, tunable_launches, tune
-from napkin.kernels.triton.tuned_tiles import Device, TunedTiles, keep_choices, load_choices
+from napkin.kernels.triton_tiles import Device, TunedTiles, keep_choices, load_choices
 
 DEVICE = Device("interpreter", "0.0", "3.8.0", "0")
 

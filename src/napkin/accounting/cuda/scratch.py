@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 # These make operators of torch.ops.napkin.
-import napkin.kernels.attention_flash
-import napkin.kernels.fused_norms  # noqa: F401
-from napkin.kernels.triton.tiles import MOST_NORM_PROGRAMS
+import napkin.kernels.attention.flash
+import napkin.kernels.norms.fused  # noqa: F401
+from napkin.kernels.triton_tiles import MOST_NORM_PROGRAMS
 
 aten = torch.ops.aten
 
@@ -36,14 +36,14 @@ def _flash_backward(args: Any, inputs: list[Tensor]) -> list[int]:
 
 
 def _own_flash_backward(args: Any, inputs: list[Tensor]) -> list[int]:
-    # napkin.kernels.triton.attention_backward: the sums of gradient · result.
+    # napkin.kernels.attention.triton_flash: the sums of gradient · result.
     batch, heads, queries, _ = inputs[1].shape
     return [4 * batch * heads * queries]
 
 
 def _own_norm_backward(args: Any, inputs: list[Tensor]) -> list[int]:
-    # napkin.kernels.triton.norms: the partial sums of the programs, for the gain and, where there is one, the bias; and
-    # the sums of a gain that is narrower than fp32.
+    # napkin.kernels.norms.triton_norms: the partial sums of the programs, for the gain and, where there is one, the
+    # bias; and the sums of a gain that is narrower than fp32.
     summed, gain, biased = args[2], args[3], args[5]
     sums = (2 if biased else 1) * gain.numel() * 4
     return [sums * min(len(summed), MOST_NORM_PROGRAMS), sums if gain.element_size() < 4 else 0]

@@ -10,7 +10,7 @@ from napkin.cli.common.terminal import print_json, print_table, say
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
-    from napkin.kernels.triton.tuned_tiles import TunedTiles
+    from napkin.kernels.triton_tiles import TunedTiles
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ def main(options: AutotuneOptions, _: RecipeSource) -> None:
 
 def _kept() -> "list[TunedTiles]":
     with progress_line("loading"):
-        from napkin.kernels.triton.tuned_tiles import all_choices
+        from napkin.kernels.triton_tiles import all_choices
     return all_choices()
 
 
 def _tuned(options: AutotuneOptions) -> "TunedTiles":
     with progress_line("preparing") as line:
         from napkin.benchmarking.kernel_tuning import tune_recipe
-        from napkin.kernels.triton.usable import is_interpreted, triton_obstacle
+        from napkin.kernels.triton_usable import is_interpreted, triton_obstacle
         from napkin.recipe.precision import choose_device
 
         device_type = choose_device(options.recipe.training.device)

@@ -1,0 +1,146 @@
+"""Attention of one new token per sequence to keys and values in blocks: the formula, and a compiled loop for a CPU
+(numba_decode.py) that reads bf16, fp32 and int8 in place.
+
+The loop is an operator, which a meter sees: what is computed does not depend on whether it is metered.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int, Int8
+from torch import Tensor
+
+from napkin.kernels.operators import cpu_operator, float_bits, load_for_decoding, may_be_compiled
+from napkin.kernels.threads import on_threads
+
+_SMALLEST_WIDTH = 256
+"""Numbers of a token's keys from which the compiled attention is used; that of smaller models is soon done."""
+
+
+Scales = Float[Tensor, "n_blocks kv_heads slot 1"]
+
+
+Blocks = Float[Tensor, "block kv_heads slot head_dim"] | Int8[Tensor, "block kv_heads slot head_dim"]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where the keys are that the one new token of each sequence sees.
+
+    Sequence b sees the first counts[b] slots of its blocks, which are numbers table[b] of keys and values
+    [block, kv_heads, slot, head_dim]; counts are at least 1.
+    """
+
+    counts: Int[Tensor, " batch"]
+    table: Int[Tensor, "batch block"]
+    longest: int
+    """The largest of the counts."""
+    scales: tuple[Scales, Scales] | None = None
+    """By which keys and values are multiplied that are held in int8."""
+
+
+def attend_to_slots_reference(
+    queries: Float[Tensor, "batch heads 1 head_dim"],
+    keys: Blocks,
+    values: Blocks,
+    slots: Slots,
+    scale: float,
+    softcap: float | None = None,
+) -> Float[Tensor, "batch heads 1 head_dim"]:
+    """The formula, one sequence after another, in fp32."""
+    if slots.scales is not None:
+        keys, values = (
+            each.float() * scales.float() for each, scales in zip((keys, values), slots.scales, strict=True)
+        )
+    rows = []
+    for query, count, blocks in zip(queries.float(), slots.counts.tolist(), slots.table, strict=True):
+        seen_keys, seen_values = (
+            each[blocks]
+            .transpose(0, 1)
+            .flatten(1, 2)[:, :count]
+            .float()
+            .repeat_interleave(len(query) // each.shape[1], 0)
+            for each in (keys, values)
+        )
+        scores = query @ seen_keys.mT * scale
+        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        rows.append(scores.softmax(dim=-1) @ seen_values)
+    return torch.stack(rows).to(queries.dtype)
+
+
+def attend_to_slots(
+    queries: Float[Tensor, "batch heads 1 head_dim"],
+    keys: Blocks,
+    values: Blocks,
+    slots: Slots,
+    scale: float,
+    softcap: float | None = None,
+) -> Float[Tensor, "batch heads 1 head_dim"]:
+    """The same, compiled, for a CPU.
+
+    Keys and values are bf16 or fp32 with the same strides, the last two contiguous; or int8 without gaps, and so their
+    scales.
+    """
+    key_scales, value_scales = (None, None) if slots.scales is None else slots.scales
+    where = slots.counts, slots.table, slots.longest
+    return _attend(queries, keys, values, *where, key_scales, value_scales, scale, softcap or 0.0)
+
+
+def reads_slots(dtype: torch.dtype, device: torch.device, width: int) -> bool:
+    """Whether `attend_to_slots` is faster than torch for keys of that kind, `width` numbers per token."""
+    return (
+        dtype in (torch.bfloat16, torch.float32, torch.int8)
+        and device.type == "cpu"
+        and width >= _SMALLEST_WIDTH
+        and may_be_compiled()
+    )
+
+
+@cpu_operator(
+    "attend_to_slots(Tensor query, Tensor key, Tensor value, Tensor counts, Tensor table, int longest, "
+    "Tensor? key_scales, Tensor? value_scales, float scale, float cap) -> Tensor",
+    lambda query, *others: torch.empty_like(query, memory_format=torch.contiguous_format),
+)
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    counts: Tensor,
+    table: Tensor,
+    longest: int,
+    key_scales: Tensor | None,
+    value_scales: Tensor | None,
+    scale: float,
+    cap: float,
+) -> Tensor:
+    n_sequences, n_heads, _, width = query.shape
+    (n_kv_heads, block_size), n_blocks = key.shape[1:3], table.shape[1]
+    wide = query.float().contiguous()
+    mixed = torch.empty_like(wide)
+    assert key.dtype == value.dtype
+    assert key.stride() == value.stride()
+    assert key.stride()[2:] == (width, 1)
+    assert (key_scales is None) == (value_scales is None) == (key.dtype != torch.int8)
+    sizes = (n_kv_heads, n_heads // n_kv_heads, width, n_blocks, block_size, key.stride(0), key.stride(1))
+    scaling = (longest, float_bits(scale), float_bits(cap))
+    read = [key.data_ptr(), value.data_ptr(), 0, 0]
+    if key_scales is not None and value_scales is not None:
+        assert all(each.is_contiguous() for each in (key, key_scales, value_scales))
+        read[2:] = key_scales.data_ptr(), value_scales.data_ptr()
+    load_for_decoding()
+    from napkin.kernels.attention import numba_decode
+
+    loops = {
+        torch.bfloat16: numba_decode.attend_bf16,
+        torch.float32: numba_decode.attend_float32,
+        torch.int8: numba_decode.attend_int8,
+    }
+
+    def arguments(start: int, stop: int, buffer: int) -> tuple[int, ...]:
+        row = 4 * start * n_heads * width
+        places = (mixed.data_ptr() + row, counts.data_ptr() + 8 * start, table.data_ptr() + 8 * start * n_blocks)
+        return (wide.data_ptr() + row, *read, *places, stop - start, *sizes, *scaling, buffer)
+
+    read_numbers = 2 * n_kv_heads * longest * width
+    on_threads(loops[key.dtype], arguments, n_sequences, read_numbers, n_heads // n_kv_heads * (longest + 1))
+    return mixed.to(query.dtype)

@@ -1,0 +1,143 @@
+"""Rows of attention's scores, compiled: scores become weights, and the weights' gradient that of the scores.
+
+A row belongs to one query and sees one run of keys; keys outside the run get a weight of 0 and cost nothing.
+"""
+
+from math import log
+from typing import Any
+
+import numpy as np
+
+from napkin.kernels.numba_numbers import (
+    FASTMATH,
+    bf16_at,
+    exponential,
+    exponentiate_row,
+    float_argument,
+    hyperbolic_tangent,
+    narrow_row,
+    widen_row,
+    widened,
+    zero_row,
+)
+from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
+from napkin.machine_code.pointers import f32_at, i64_at
+
+
+@jitted_with(fastmath=FASTMATH)
+def bound_scores(row: Any, slope: Any, n: Any, scale: Any, cap: Any) -> None:
+    """row = scale · row, or cap · tanh(scale · row / cap) with its slope, both with respect to the scaled scores."""
+    if cap > 0:
+        for j in range(n):
+            bounded = hyperbolic_tangent(row[j] * scale / cap)
+            slope[j] = np.float32(1) - bounded * bounded
+            row[j] = cap * bounded
+    else:
+        for j in range(n):
+            row[j] *= scale
+
+
+@CompiledFunction.with_options(fastmath=FASTMATH)
+def weights_of_scores(
+    scores: Any,
+    is_bf16: Any,
+    logsumexps: Any,
+    first_keys: Any,
+    start: Any,
+    stop: Any,
+    n_queries: Any,
+    n_keys: Any,
+    rows_per_sequence: Any,
+    offset: Any,
+    scale: Any,
+    cap: Any,
+    buffer: Any,
+) -> None:
+    """The rows start to stop of scores [rows, n_keys] become their softmax; logsumexps are kept, float32.
+
+    Row i is query i mod n_queries, which stands at position offset + i mod n_queries and sees the keys from
+    first_keys[i div rows_per_sequence, that position's place among the n_queries] to itself. Scores are q · k;
+    the scale is applied here. The buffer holds 2 · n_keys float32.
+    """
+    row, slope = f32_at(buffer), f32_at(buffer + 4 * n_keys)
+    logsumexp_of, first_of = f32_at(logsumexps), i64_at(first_keys)
+    for i in range(start, stop):
+        query = i % n_queries
+        first = first_of[i // rows_per_sequence * n_queries + query]
+        n = min(offset + query + 1, n_keys) - first
+        begin = i * n_keys
+        widen_row(scores, is_bf16, begin + first, n, row)
+        bound_scores(row, slope, n, float_argument(scale), float_argument(cap))
+        largest, total = exponentiate_row(row, n)
+        logsumexp_of[i] = largest + np.float32(log(total))
+        factor = np.float32(1) / total
+        for j in range(n):
+            row[j] *= factor
+        narrow_row(row, scores, is_bf16, begin + first, n)
+        zero_row(scores, is_bf16, begin, first)
+        zero_row(scores, is_bf16, begin + first + n, n_keys - first - n)
+
+
+@CompiledFunction.with_options(fastmath=FASTMATH)
+def score_gradients(
+    scores: Any,
+    gradients: Any,
+    is_bf16: Any,
+    logsumexps: Any,
+    first_keys: Any,
+    start: Any,
+    stop: Any,
+    n_queries: Any,
+    n_keys: Any,
+    rows_per_sequence: Any,
+    offset: Any,
+    scale: Any,
+    cap: Any,
+    buffer: Any,
+) -> None:
+    """Of the same rows, scores become weights again, and the gradients of the weights those of q · k: the softmax's
+    p · (g - Σ p · g), times the slope of the cap, times the scale.
+
+    The buffer holds 3 · n_keys float32.
+    """
+    row, slope, grad = f32_at(buffer), f32_at(buffer + 4 * n_keys), f32_at(buffer + 8 * n_keys)
+    logsumexp_of, first_of = f32_at(logsumexps), i64_at(first_keys)
+    scaled, capped = float_argument(scale), float_argument(cap)
+    for i in range(start, stop):
+        query = i % n_queries
+        first = first_of[i // rows_per_sequence * n_queries + query]
+        n = min(offset + query + 1, n_keys) - first
+        begin = i * n_keys
+        widen_row(scores, is_bf16, begin + first, n, row)
+        widen_row(gradients, is_bf16, begin + first, n, grad)
+        bound_scores(row, slope, n, scaled, capped)
+        logsumexp = logsumexp_of[i]
+        along = np.float32(0)
+        for j in range(n):
+            p = exponential(row[j] - logsumexp)
+            row[j] = p
+            along += p * grad[j]
+        for j in range(n):
+            grad[j] = row[j] * (grad[j] - along) * scaled
+        if capped > 0:
+            for j in range(n):
+                grad[j] *= slope[j]
+        for address, values in ((scores, row), (gradients, grad)):
+            narrow_row(values, address, is_bf16, begin + first, n)
+            zero_row(address, is_bf16, begin, first)
+            zero_row(address, is_bf16, begin + first + n, n_keys - first - n)
+
+
+@CompiledFunction.with_options(fastmath=FASTMATH)
+def add_rows(sums: Any, parts: Any, is_bf16: Any, start: Any, stop: Any, n_part: Any, n_sum: Any, width: Any) -> None:
+    """sums[h, r] += parts[h, r] for the rows start to stop of parts [heads, n_part, width]; sums [heads, n_sum, width]
+    are float32."""
+    totals, wide, narrow = f32_at(sums), f32_at(parts), bf16_at(parts)
+    for i in range(start, stop):
+        begin, to = i * width, (i // n_part * n_sum + i % n_part) * width
+        if is_bf16:
+            for j in range(width):
+                totals[to + j] += widened(narrow[begin + j])
+        else:
+            for j in range(width):
+                totals[to + j] += wide[begin + j]

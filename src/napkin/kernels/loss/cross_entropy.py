@@ -1,0 +1,395 @@
+"""Cross-entropy, the mean of -log p(target): from logits, or fused with the output head, never holding all logits.
+
+For 4096 tokens and a vocabulary of 4096 the logits and their gradient are 134 MB, the largest tensors of a small
+model's step. The gradient of the loss with respect to a token's logits is softmax(logits) - onehot(target): it needs
+nothing from the backward pass but one factor. So the fused operator computes a chunk of logits, turns it into its
+gradient, multiplies that into the gradients of hidden states and weight, and drops it.
+
+What happens between the products has three forms: torch's operators; a compiled loop for a CPU (numba_loss.py) in which
+a row of logits stays in cache while it becomes its gradient, in place: one pass over memory instead of eight; and a
+Triton kernel (triton_cross_entropy.py; Hsu et al. 2024, Liger) that reads each logit twice and writes it once.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from napkin.kernels.operators import (
+    cpu_operator,
+    dtype_of_product,
+    early_gradient,
+    float_bits,
+    is_computed,
+    load_for_training,
+)
+from napkin.kernels.threads import on_threads
+from napkin.kernels.triton_usable import runs_triton
+
+# Measured on one CPU core with 4096 tokens of width 256 and a vocabulary of 4096, in fp32 and bf16: 298 and 163 ms.
+# 1024 rows take 304 and 176 ms; full logits in autograd 426 and 315 ms, and in fp32 201 MB at their peak instead of 26.
+CHUNK_SIZE = 512
+
+
+_SMALLEST_IN_LOOPS = 2**18
+"""Logits from which log probabilities are worth loading the compiled loop."""
+
+
+def cross_entropy(
+    logits: Float[Tensor, "*batch vocab_size"], targets: Int[Tensor, "*batch"], ignore_index: int = -1
+) -> Float[Tensor, ""]:
+    """The mean of logsumexp(logits) - logits[target] over the targets that are not ignore_index, in fp32.
+
+    0 if every target is ignored.
+    """
+    logits = logits.float()
+    counts = targets != ignore_index
+    target_logits = logits.gather(-1, targets.where(counts, 0).unsqueeze(-1)).squeeze(-1)
+    losses = (logits.logsumexp(dim=-1) - target_logits).where(counts, 0)
+    return losses.sum() / counts.sum().clamp(min=1)
+
+
+def target_log_probabilities(logits: Float[Tensor, "n vocab_size"], targets: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """log softmax(logits)[target] of each row, in fp32 or wider; without a gradient.
+
+    Many logits in bf16 on a CPU are read once, by the loss's compiled loop.
+    """
+    if logits.dtype == torch.bfloat16 and logits.numel() >= _SMALLEST_IN_LOOPS and is_computed(logits):
+        target_logits, logsumexp, _ = loss_rows_(logits.detach(), targets.unsqueeze(1), 0.0, 0.0, False, False)
+    else:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        target_logits, logsumexp = logits.gather(1, targets.unsqueeze(1)), logits.logsumexp(dim=1, keepdim=True)
+    return (target_logits - logsumexp).squeeze(1)
+
+
+def linear_cross_entropy(
+    hidden: Float[Tensor, "n d_model"],
+    weight: Float[Tensor, "vocab_size d_model"],
+    targets: Int[Tensor, " n"],
+    *,
+    chunk_size: int = CHUNK_SIZE,
+    ignore_index: int = -1,
+    z_weight: float = 0.0,
+    logit_softcap: float | None = None,
+    vocabulary: "Vocabulary | None" = None,
+    compiled: bool = False,
+) -> Float[Tensor, ""]:
+    """cross_entropy(hidden · weightᵀ, targets), with at most chunk_size rows of logits held at a time.
+
+    With a z_weight, z_weight · mean(logsumexp(logits)²) is added (Chowdhery et al. 2022, section 5). With a
+    logit_softcap, logits are bounded before all else, as cap · tanh(logit / cap) (Gemma Team 2024). `vocabulary` says
+    which ids the rows of `weight` are; None is all of them. `compiled` takes the compiled loop where there is one: for
+    all ids, on a CPU, in fp32 and bf16.
+
+    Under autocast the products are in autocast's dtype; softmax, loss and the weight's gradient are fp32. Gradients
+    are computed and kept in the forward pass, and the backward pass only scales them: in place, so a second backward
+    pass through the same loss raises a RuntimeError.
+    """
+    device_type = hidden.device.type
+    dtype = dtype_of_product(hidden, weight)
+    # Dtypes are chosen here, operator by operator.
+    settings = (dtype, chunk_size, ignore_index, z_weight, logit_softcap, vocabulary or Vocabulary(), compiled)
+    with torch.autocast(device_type, enabled=False):
+        if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+            return _LinearCrossEntropy.apply(hidden, weight, targets, *settings)  # pyright: ignore[reportReturnType]
+        total, _, _ = _chunked(hidden, weight, targets, *settings, wanted=(False, False))
+        return total / _count(targets, ignore_index)
+
+
+class Vocabulary:
+    """What the loss needs of the ids that a matrix has rows for: here all ids."""
+
+    def softmax(self, logits: Tensor, targets: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """The targets' logits, logsumexp and probabilities of a chunk; overwrites logits that are already in `wide`.
+
+        Targets, their logits and logsumexp have one column.
+        """
+        target_logits = logits.gather(1, targets).to(wide)
+        largest = logits.amax(dim=1, keepdim=True).to(wide)
+        probabilities = torch.softmax(logits, dim=1, dtype=wide, out=logits if logits.dtype == wide else None)
+        # log(largest probability) = largest logit - logsumexp, so softmax's sum of exponentials serves for logsumexp
+        # too. The largest probability is at least 1/vocab_size, so its logarithm is safe.
+        logsumexp = largest - probabilities.amax(dim=1, keepdim=True).log()
+        return target_logits, logsumexp, probabilities
+
+    def subtract_targets(self, probabilities: Tensor, targets: Tensor) -> None:
+        """probabilities - onehot(targets), in place."""
+        probabilities.scatter_(1, targets, probabilities.gather(1, targets) - 1)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, *settings: Any) -> Tensor:
+        total, grad_hidden, grad_weight = _chunked(hidden, weight, targets, *settings, wanted=ctx.needs_input_grad[:2])
+        count = _count(targets, settings[2])
+        ctx.dtypes = hidden.dtype, weight.dtype
+        ctx.save_for_backward(grad_hidden, grad_weight, count)
+        return total / count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        *gradients, count = ctx.saved_tensors
+        # Dividing by the count only now keeps fp16 gradients of a scaled loss from underflowing before the scale
+        # reaches them.
+        factor = grad_outputs[0] / count
+        scaled = (
+            None if gradient is None else gradient.mul_(factor).to(dtype)
+            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
+        )
+        return (*scaled, *[None] * 8)
+
+
+def _chunked(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    dtype: torch.dtype,
+    chunk_size: int,
+    ignore_index: int,
+    z_weight: float,
+    logit_softcap: float | None,
+    vocabulary: Vocabulary,
+    compiled: bool,
+    *,
+    wanted: tuple[bool, bool],
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The sum of the losses, and its gradients with respect to hidden and weight where `wanted`."""
+    wide = torch.promote_types(dtype, torch.float32)
+    hidden, weight = hidden.to(dtype), weight.to(dtype)
+    total = torch.zeros((), dtype=wide, device=hidden.device)
+    grad_hidden = torch.empty_like(hidden) if wanted[0] else None
+    grad_weight = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
+    for start in range(0, len(hidden), chunk_size):
+        rows = slice(start, start + chunk_size)
+        counts = (targets[rows] != ignore_index).unsqueeze(1)
+        chosen = targets[rows].unsqueeze(1).where(counts, 0)
+        # A row of zeros adds nothing to the weight's gradient: cheaper here than clearing a row of logits later.
+        inputs = hidden[rows].masked_fill(~counts, 0)
+        logits = inputs @ weight.T
+        in_loops = compiled and type(vocabulary) is Vocabulary and is_computed(logits)
+        if in_loops:
+            with early_gradient() if any(wanted) else nullcontext():
+                target_logits, logsumexp, _ = loss_rows_(
+                    logits, chosen, logit_softcap or 0.0, z_weight, any(wanted), False
+                )
+            gradient = logits
+        else:
+            target_logits, logsumexp, gradient = _plain_loss_rows(
+                logits, chosen, logit_softcap, z_weight, vocabulary, wide, with_gradient=any(wanted)
+            )
+        losses = logsumexp - target_logits
+        if z_weight:
+            losses += z_weight * logsumexp.square()
+        total += losses.where(counts, 0).sum()
+        if not any(wanted):
+            continue
+        with early_gradient():
+            gradient = gradient.to(dtype)
+            if grad_hidden is not None:
+                torch.mm(gradient, weight, out=grad_hidden[rows])
+                grad_hidden[rows].masked_fill_(~counts, 0)
+            if grad_weight is not None and dtype == wide:
+                grad_weight.addmm_(gradient.T, inputs)
+            elif grad_weight is not None and in_loops and dtype == torch.bfloat16:
+                add_narrow_(grad_weight, gradient.T @ inputs)
+            elif grad_weight is not None:
+                grad_weight += gradient.T @ inputs
+    return total, grad_hidden, grad_weight
+
+
+def _plain_loss_rows(
+    logits: Tensor,
+    targets: Tensor,
+    softcap: float | None,
+    z_weight: float,
+    vocabulary: Vocabulary,
+    wide: torch.dtype,
+    *,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The targets' logits and logsumexp, one column each, and the gradient of the sum of losses with respect to the
+    logits, in `wide`: meaningless unless wanted. The logits are overwritten."""
+    slopes = None if softcap is None else bound_(logits, softcap, with_slopes=with_gradient)
+    target_logits, logsumexp, probabilities = vocabulary.softmax(logits, targets, wide)
+    if with_gradient:
+        with early_gradient():
+            if z_weight:
+                # The gradient of logsumexp² is 2 · logsumexp · softmax.
+                probabilities *= 1 + 2 * z_weight * logsumexp
+            vocabulary.subtract_targets(probabilities, targets)
+            if slopes is not None:
+                probabilities *= slopes
+    return target_logits, logsumexp, probabilities
+
+
+def _count(targets: Tensor, ignore_index: int) -> Tensor:
+    return (targets != ignore_index).sum().clamp(min=1)
+
+
+def bound_(logits: Tensor, cap: float, *, with_slopes: bool) -> Tensor | None:
+    """Bound logits in place; the derivative of cap · tanh(x / cap), which is 1 - tanh², if it is wanted."""
+    logits.div_(cap).tanh_()
+    slopes = logits.square().neg_().add_(1) if with_slopes else None
+    logits.mul_(cap)
+    return slopes
+
+
+def _fake_loss_rows(
+    logits: Tensor, targets: Tensor, softcap: float, z_weight: float, with_gradient: bool, with_entropies: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    column = targets.shape
+    target_logits, logsumexps = (logits.new_empty(column, dtype=torch.float32) for _ in range(2))
+    entropies = logits.new_empty(column if with_entropies else (column[0], 0), dtype=torch.float32)
+    return target_logits, logsumexps, entropies
+
+
+@cpu_operator(
+    "compiled_loss_rows_(Tensor(a!) logits, Tensor targets, float softcap, float z_weight, bool with_gradient, "
+    "bool with_entropies) -> (Tensor, Tensor, Tensor)",
+    _fake_loss_rows,
+)
+def loss_rows_(
+    logits: Tensor, targets: Tensor, softcap: float, z_weight: float, with_gradient: bool, with_entropies: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of rows of logits [n, vocab_size], the targets' logits, logsumexp and, if wanted, entropies, one column each.
+
+    Targets have one column. Logits are bounded by a softcap unless it is 0. with_gradient, they become the gradient of
+    logsumexp - target's logit + z_weight · logsumexp², in place.
+    """
+    load_for_training()
+    from napkin.kernels.loss.numba_loss import loss_rows
+
+    target_logits, logsumexps, entropies = _fake_loss_rows(
+        logits, targets, softcap, z_weight, with_gradient, with_entropies
+    )
+    n_rows, n = logits.shape
+    smallest, largest = (int(end) for end in targets.aminmax()) if n_rows else (0, 0)
+    # The loop checks nothing.
+    if smallest < 0 or largest >= n:
+        raise IndexError(f"targets from {smallest} to {largest} are outside of a vocabulary of {n}")
+    addresses = (targets.data_ptr(), target_logits.data_ptr(), logsumexps.data_ptr(), entropies.data_ptr())
+    options = (n, float_bits(softcap), float_bits(z_weight), with_gradient, with_entropies)
+
+    def arguments(start: int, stop: int, buffer: int) -> tuple[Any, ...]:
+        return (logits.data_ptr(), logits.dtype == torch.bfloat16, *addresses, start, stop, *options, buffer)
+
+    on_threads(loss_rows, arguments, n_rows, n, 3 * n)
+    return target_logits, logsumexps, entropies
+
+
+@cpu_operator("compiled_add_(Tensor(a!) total, Tensor part) -> ()", lambda total, part: None)
+def add_narrow_(total: Tensor, part: Tensor) -> None:
+    """total += part, fp32 and bf16, without a wide copy of the part."""
+    load_for_training()
+    from napkin.kernels.loss.numba_loss import add_narrow
+
+    on_threads(
+        add_narrow, lambda start, stop, buffer: (total.data_ptr(), part.data_ptr(), start, stop), total.numel(), 1, 0
+    )
+
+
+def fused_linear_cross_entropy(
+    hidden: Float[Tensor, "n d_model"],
+    weight: Float[Tensor, "vocab_size d_model"],
+    targets: Int[Tensor, " n"],
+    *,
+    chunk_size: int | None = None,
+    ignore_index: int = -1,
+    z_weight: float = 0.0,
+    logit_softcap: float | None = None,
+    narrow_weight: Float[Tensor, "vocab_size d_model"] | None = None,
+) -> Float[Tensor, ""]:
+    """`napkin.kernels.linear_cross_entropy` for a GPU, with the same formats: under autocast products in its dtype.
+
+    `narrow_weight` is the weight in that dtype, where somebody has it already.
+    A chunk_size of None is n · d_model / vocab_size rows, rounded up to a power of two, 128 at least: about as many
+    numbers as the hidden states have, so that its memory does not count.
+    """
+    device_type = hidden.device.type
+    dtype = dtype_of_product(hidden, weight)
+    if chunk_size is None:
+        chunk_size = max(128, 1 << (-(-hidden.numel() // len(weight)) - 1).bit_length())
+    settings = (narrow_weight, dtype, chunk_size, ignore_index, z_weight, logit_softcap or 0.0)
+    with torch.autocast(device_type, enabled=False):
+        return _FusedCrossEntropy.apply(hidden, weight, targets, *settings)  # pyright: ignore[reportReturnType]
+
+
+class _FusedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, *settings: Any) -> Tensor:
+        narrow_weight, dtype, chunk_size, ignore_index, z_weight, softcap = settings
+        ctx.dtypes = hidden.dtype, weight.dtype
+        hidden, weight = hidden.to(dtype), weight.to(dtype) if narrow_weight is None else narrow_weight
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        count = (targets != ignore_index).sum().clamp(min=1)
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
+        for start in range(0, len(hidden), chunk_size):
+            rows = slice(start, start + chunk_size)
+            logits = hidden[rows] @ weight.T
+            total += _in_place(
+                logits, targets[rows], ignore_index, z_weight, softcap, wants_hidden or wants_weight
+            ).sum()
+            with early_gradient():
+                if grad_hidden is not None:
+                    torch.mm(logits, weight, out=grad_hidden[rows])
+                if grad_weight is not None:
+                    grad_weight += logits.T @ hidden[rows]
+        ctx.save_for_backward(grad_hidden, grad_weight, count)
+        return total / count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        *gradients, count = ctx.saved_tensors
+        # Divided only now, as in `linear_cross_entropy`: fp16 gradients of a scaled loss must not underflow before.
+        factor = grad_outputs[0] / count
+        scaled = (
+            None if gradient is None else gradient.mul_(factor).to(dtype)
+            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
+        )
+        return (*scaled, *[None] * 7)
+
+
+def in_place_reference(
+    logits: Tensor, targets: Tensor, ignore_index: int, z_weight: float, softcap: float, wants_gradient: bool
+) -> Tensor:
+    """The loss of each row, 0 where its target is ignored; the logits become the gradient of their sum, if wanted."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    bounded = torch.tanh(wide / softcap) if softcap else None
+    wide = wide if bounded is None else softcap * bounded
+    counts = (targets != ignore_index)[:, None]
+    chosen = targets[:, None].where(counts, 0)
+    logsumexp = wide.logsumexp(dim=1, keepdim=True)
+    losses = (logsumexp - wide.gather(1, chosen) + z_weight * logsumexp.square()).where(counts, 0)
+    if wants_gradient:
+        slope = (wide - logsumexp).exp() * (1 + 2 * z_weight * logsumexp)
+        slope.scatter_add_(1, chosen, -torch.ones_like(losses))
+        slope = slope if bounded is None else slope * (1 - bounded.square())
+        logits.copy_(slope.where(counts, 0))
+    return losses[:, 0]
+
+
+@torch.library.custom_op(
+    "napkin::fused_cross_entropy_",
+    mutates_args=("logits",),
+    schema="(Tensor(a!) logits, Tensor targets, int ignore_index, float z_weight, float softcap, bool wants_gradient) "
+    "-> Tensor",
+)
+def _in_place(logits: Tensor, *others: Any) -> Tensor:
+    if not runs_triton(logits):
+        return in_place_reference(logits, *others)
+    from napkin.kernels.loss.triton_cross_entropy import cross_entropy_in_place
+
+    return cross_entropy_in_place(logits, *others)
+
+
+@_in_place.register_fake
+def _(logits: Tensor, *others: Any) -> Tensor:
+    return logits.new_empty(len(logits), dtype=torch.promote_types(logits.dtype, torch.float32))

@@ -1,0 +1,211 @@
+"""The activations of feed-forward layers: GELU and the gate of SwiGLU, each plain, in compiled loops for a CPU
+(numba_pointwise.py) and as Triton kernels for a GPU (triton_pointwise.py).
+
+SwiGLU (Shazeer 2020) is silu(gate) · up, for gate and up side by side in one tensor. GELU is GPT-2's, with Φ(z) as
+(1 + tanh(sqrt(2/π) · (z + 0.044715 · z³))) / 2 (Hendrycks & Gimpel 2016).
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from napkin.kernels.operators import (
+    as_rows,
+    cpu_operator,
+    differentiable,
+    is_computed,
+    load_for_training,
+    save_input,
+)
+from napkin.kernels.threads import on_threads
+from napkin.kernels.triton_usable import runs_triton
+
+Numbers = Float[Tensor, "*batch"]
+GateUp = Float[Tensor, "*batch two_d_ff"]
+Gated = Float[Tensor, "*batch d_ff"]
+
+
+def gelu_tanh(z: Numbers) -> Numbers:
+    """torch's operator."""
+    return F.gelu(z, approximate="tanh")
+
+
+def compiled_gelu_tanh(z: Numbers) -> Numbers:
+    """The same, in a compiled pass over memory on a CPU; `gelu_tanh` where there is none."""
+    z = z.contiguous()
+    return differentiable(z, _gelu_forward, _gelu_backward) if is_computed(z) else gelu_tanh(z)
+
+
+@cpu_operator("compiled_gelu_tanh(Tensor z) -> Tensor", torch.empty_like)
+def _gelu_forward(z: Tensor) -> Tensor:
+    load_for_training()
+    from napkin.kernels.pointwise.numba_pointwise import PIECE, gelu_tanh_forward
+
+    result = torch.empty_like(z)
+    addresses = z.data_ptr(), z.dtype == torch.bfloat16, result.data_ptr()
+    on_threads(gelu_tanh_forward, lambda start, stop, buffer: (*addresses, start, stop, buffer), z.numel(), 1, PIECE)
+    return result
+
+
+@cpu_operator(
+    "compiled_gelu_tanh_backward(Tensor gradient, Tensor z) -> Tensor", lambda gradient, z: torch.empty_like(z)
+)
+def _gelu_backward(gradient: Tensor, z: Tensor) -> Tensor:
+    load_for_training()
+    from napkin.kernels.pointwise.numba_pointwise import PIECE, gelu_tanh_backward
+
+    result = torch.empty_like(z)
+    addresses = z.data_ptr(), gradient.data_ptr(), z.dtype == torch.bfloat16, result.data_ptr()
+    on_threads(
+        gelu_tanh_backward, lambda start, stop, buffer: (*addresses, start, stop, buffer), z.numel(), 1, 2 * PIECE
+    )
+    return result
+
+
+def fused_gelu_tanh(x: Gated) -> Gated:
+    """`gelu_tanh` in one pass on a GPU."""
+    return _fused_gelu(as_rows(x)).view(x.shape)
+
+
+@torch.library.custom_op("napkin::fused_gelu_tanh", mutates_args=(), schema="(Tensor x) -> Tensor")
+def _fused_gelu(x: Tensor) -> Tensor:
+    if not runs_triton(x):
+        return F.gelu(x, approximate="tanh")
+    from napkin.kernels.pointwise.triton_pointwise import gelu_tanh
+
+    return gelu_tanh(x)
+
+
+@torch.library.custom_op(
+    "napkin::fused_gelu_tanh_backward", mutates_args=(), schema="(Tensor gradient, Tensor x) -> Tensor"
+)
+def _fused_gelu_backward(gradient: Tensor, x: Tensor) -> Tensor:
+    if not runs_triton(x):
+        return torch.ops.aten.gelu_backward(gradient, x, approximate="tanh")
+    from napkin.kernels.pointwise.triton_pointwise import gelu_tanh_backward
+
+    return gelu_tanh_backward(gradient, x)
+
+
+_fused_gelu.register_fake(torch.empty_like)
+_fused_gelu_backward.register_fake(lambda gradient, x: torch.empty_like(x))
+_fused_gelu.register_autograd(
+    lambda ctx, gradient: _fused_gelu_backward(gradient.contiguous(), *ctx.saved_tensors), setup_context=save_input
+)
+
+
+def swiglu_reference(gate_up: GateUp) -> Gated:
+    """The formula; autograd keeps silu(gate) beside its inputs."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def swiglu(gate_up: GateUp) -> Gated:
+    """The same; the backward pass computes silu(gate) again instead of keeping it."""
+    if torch.compiler.is_compiling():
+        # A compiler decides for itself what to compute again.
+        return swiglu_reference(gate_up)
+    return _SwiGLU.apply(gate_up)  # pyright: ignore[reportReturnType]
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        return swiglu_reference(gate_up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (gate_up,) = ctx.saved_tensors
+        (gate, up), (gradient,) = gate_up.chunk(2, dim=-1), grad_outputs
+        result = torch.empty_like(gate_up)
+        grad_gate, grad_up = result.chunk(2, dim=-1)
+        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=grad_gate)
+        torch.mul(F.silu(gate), gradient, out=grad_up)
+        return result
+
+
+def compiled_swiglu(gate_up: GateUp) -> Gated:
+    """The same, in one compiled pass over memory on a CPU; `swiglu` where there is none."""
+    gate_up = gate_up.contiguous()
+    return differentiable(gate_up, _swiglu_forward, _swiglu_backward) if is_computed(gate_up) else swiglu(gate_up)
+
+
+@cpu_operator(
+    "compiled_swiglu(Tensor gate_up) -> Tensor",
+    lambda gate_up: gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2),
+)
+def _swiglu_forward(gate_up: Tensor) -> Tensor:
+    load_for_training()
+    from napkin.kernels.pointwise.numba_pointwise import swiglu_forward
+
+    width = gate_up.shape[-1] // 2
+    result = gate_up.new_empty(*gate_up.shape[:-1], width)
+    addresses = gate_up.data_ptr(), gate_up.dtype == torch.bfloat16, result.data_ptr()
+    on_threads(
+        swiglu_forward,
+        lambda start, stop, buffer: (*addresses, start, stop, width, buffer),
+        result.numel() // max(width, 1),
+        2 * width,
+        2 * width,
+    )
+    return result
+
+
+@cpu_operator(
+    "compiled_swiglu_backward(Tensor gradient, Tensor gate_up) -> Tensor",
+    lambda gradient, gate_up: torch.empty_like(gate_up),
+)
+def _swiglu_backward(gradient: Tensor, gate_up: Tensor) -> Tensor:
+    load_for_training()
+    from napkin.kernels.pointwise.numba_pointwise import swiglu_backward
+
+    width, result = gradient.shape[-1], torch.empty_like(gate_up)
+    addresses = gate_up.data_ptr(), gradient.data_ptr(), gate_up.dtype == torch.bfloat16, result.data_ptr()
+    on_threads(
+        swiglu_backward,
+        lambda start, stop, buffer: (*addresses, start, stop, width, buffer),
+        gradient.numel() // max(width, 1),
+        2 * width,
+        3 * width,
+    )
+    return result
+
+
+def fused_swiglu(gate_up: GateUp) -> Gated:
+    """`swiglu` in one pass on a GPU."""
+    return _fused_swiglu(as_rows(gate_up)).view(*gate_up.shape[:-1], -1)
+
+
+@torch.library.custom_op("napkin::fused_swiglu", mutates_args=(), schema="(Tensor gate_up) -> Tensor")
+def _fused_swiglu(gate_up: Tensor) -> Tensor:
+    if not runs_triton(gate_up):
+        return swiglu_reference(gate_up)
+    from napkin.kernels.pointwise.triton_pointwise import swiglu
+
+    return swiglu(gate_up)
+
+
+@torch.library.custom_op(
+    "napkin::fused_swiglu_backward", mutates_args=(), schema="(Tensor gradient, Tensor gate_up) -> Tensor"
+)
+def _fused_swiglu_backward(gradient: Tensor, gate_up: Tensor) -> Tensor:
+    if not runs_triton(gate_up):
+        gate, up = gate_up.chunk(2, dim=-1)
+        grad_gate = torch.ops.aten.silu_backward(gradient * up, gate)
+        return torch.cat((grad_gate, gradient * F.silu(gate)), dim=-1)
+    from napkin.kernels.pointwise.triton_pointwise import swiglu_backward
+
+    return swiglu_backward(gradient, gate_up)
+
+
+_fused_swiglu.register_fake(lambda gate_up: gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2))
+_fused_swiglu_backward.register_fake(lambda gradient, gate_up: torch.empty_like(gate_up))
+_fused_swiglu.register_autograd(
+    lambda ctx, gradient: _fused_swiglu_backward(gradient.contiguous(), *ctx.saved_tensors), setup_context=save_input
+)

@@ -1,0 +1,131 @@
+"""Activation functions, rotary positions and their gradients, compiled: one pass over memory each, computed in float32.
+
+Activations take numbers in pieces that stay in the processor's first cache.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from napkin.kernels.numba_numbers import FASTMATH, narrow_row, sigmoid, widen_row
+from napkin.machine_code.compiled_function import CompiledFunction
+from napkin.machine_code.pointers import f32_at
+
+PIECE = 1024
+"""Numbers at a time."""
+
+
+_TWICE_SQRT_2_OVER_PI = np.float32(1.5957691216057308)
+
+
+_CUBIC = np.float32(0.044715)
+
+
+@CompiledFunction.with_options(fastmath=FASTMATH)
+def gelu_tanh_forward(x: Any, is_bf16: Any, y: Any, start: Any, stop: Any, buffer: Any) -> None:
+    """y = x/2 · (1 + tanh(u)), u = sqrt(2/π) · (x + 0.044715 · x³), of the numbers start to stop.
+
+    (1 + tanh(u)) / 2 is sigmoid(2u). The buffer holds PIECE.
+    """
+    row = f32_at(buffer)
+    for first in range(start, stop, PIECE):
+        n = min(PIECE, stop - first)
+        widen_row(x, is_bf16, first, n, row)
+        for j in range(n):
+            z = row[j]
+            row[j] = z * sigmoid(_TWICE_SQRT_2_OVER_PI * z * (np.float32(1) + _CUBIC * z * z))
+        narrow_row(row, y, is_bf16, first, n)
+
+
+@CompiledFunction.with_options(fastmath=FASTMATH)
+def gelu_tanh_backward(x: Any, gradient: Any, is_bf16: Any, grad_x: Any, start: Any, stop: Any, buffer: Any) -> None:
+    """grad_x of the numbers start to stop; the buffer holds 2 · PIECE."""
+    row, grad = f32_at(buffer), f32_at(buffer + 4 * PIECE)
+    for first in range(start, stop, PIECE):
+        n = min(PIECE, stop - first)
+        widen_row(x, is_bf16, first, n, row)
+        widen_row(gradient, is_bf16, first, n, grad)
+        for j in range(n):
+            z = row[j]
+            s = sigmoid(_TWICE_SQRT_2_OVER_PI * z * (np.float32(1) + _CUBIC * z * z))
+            inner = _TWICE_SQRT_2_OVER_PI * (np.float32(1) + np.float32(3) * _CUBIC * z * z)
+            grad[j] *= s + z * s * (np.float32(1) - s) * inner
+        narrow_row(grad, grad_x, is_bf16, first, n)
+
+
+@CompiledFunction.with_options(fastmath=FASTMATH)
+def swiglu_forward(gate_up: Any, is_bf16: Any, y: Any, start: Any, stop: Any, width: Any, buffer: Any) -> None:
+    """y = silu(gate) · up of the rows start to stop of gate_up [rows, 2 · width]; the buffer holds 2 · width."""
+    gate, up = f32_at(buffer), f32_at(buffer + 4 * width)
+    for i in range(start, stop):
+        widen_row(gate_up, is_bf16, 2 * i * width, width, gate)
+        widen_row(gate_up, is_bf16, (2 * i + 1) * width, width, up)
+        for j in range(width):
+            g = gate[j]
+            up[j] *= g * sigmoid(g)
+        narrow_row(up, y, is_bf16, i * width, width)
+
+
+@CompiledFunction.with_options(fastmath=FASTMATH)
+def swiglu_backward(
+    gate_up: Any, gradient: Any, is_bf16: Any, result: Any, start: Any, stop: Any, width: Any, buffer: Any
+) -> None:
+    """The gradient of gate and up, side by side, of the rows start to stop; the buffer holds 3 · width."""
+    gate, up, grad = f32_at(buffer), f32_at(buffer + 4 * width), f32_at(buffer + 8 * width)
+    for i in range(start, stop):
+        widen_row(gate_up, is_bf16, 2 * i * width, width, gate)
+        widen_row(gate_up, is_bf16, (2 * i + 1) * width, width, up)
+        widen_row(gradient, is_bf16, i * width, width, grad)
+        for j in range(width):
+            g = gate[j]
+            s = sigmoid(g)
+            gate[j] = grad[j] * up[j] * s * (np.float32(1) + g * (np.float32(1) - s))
+            up[j] = grad[j] * g * s
+        narrow_row(gate, result, is_bf16, 2 * i * width, width)
+        narrow_row(up, result, is_bf16, (2 * i + 1) * width, width)
+
+
+@CompiledFunction.with_options(fastmath=FASTMATH)
+def rotate_heads(
+    x: Any,
+    is_bf16: Any,
+    x_stride: Any,
+    y: Any,
+    y_stride: Any,
+    cosines: Any,
+    signed_sines: Any,
+    n_positions: Any,
+    start: Any,
+    stop: Any,
+    n_heads: Any,
+    width: Any,
+    interleaved: Any,
+    backwards: Any,
+    buffer: Any,
+) -> None:
+    """y = x rotated, or rotated back, of the tokens start to stop.
+
+    x and y are [tokens, n_heads, width]; from one token to the next it is x_stride and y_stride numbers. Token i stands
+    at position i mod n_positions of the tables [n_positions, width], float32. The pairs are number j of each half, or
+    neighbours where interleaved; the two sines of a pair are each other's negatives. The buffer holds 2 · width.
+    """
+    row, other = f32_at(buffer), f32_at(buffer + 4 * width)
+    half = width // 2
+    for i in range(start, stop):
+        position = i % n_positions
+        cosine, sine = f32_at(cosines + 4 * position * width), f32_at(signed_sines + 4 * position * width)
+        for head in range(n_heads):
+            widen_row(x, is_bf16, i * x_stride + head * width, width, row)
+            if interleaved:
+                for j in range(half):
+                    other[2 * j], other[2 * j + 1] = row[2 * j + 1], row[2 * j]
+            else:
+                for j in range(half):
+                    other[j], other[half + j] = row[half + j], row[j]
+            if backwards:
+                for j in range(width):
+                    row[j] = row[j] * cosine[j] - other[j] * sine[j]
+            else:
+                for j in range(width):
+                    row[j] = row[j] * cosine[j] + other[j] * sine[j]
+            narrow_row(row, y, is_bf16, i * y_stride + head * width, width)
