@@ -96,12 +96,14 @@ def test_seconds_by_operator_are_the_counted_ones_scaled_to_the_sum_of_parts_and
     alone = price(planned.ledger, machine.ceilings(planned.resolved.precision))
     computing, layout = planned.computing, planned.layout
     assert computing is not None
+    assert computing.counted is not None
     assert computing.counted == pytest.approx(alone.seconds)
     assert computing.sum == pytest.approx(planned.seconds_per_step - planned.exposed_seconds - planned.bubble_seconds)
     shown = sum(spent.seconds for spent in planned.price.by_operator.values())
     assert shown == pytest.approx(alone.seconds * computing.sum / computing.counted)
     assert layout is not None
     peak = layout.bytes_of_largest
+    assert peak.count_over_sum is not None
     assert peak.counted == layout.peak_bytes == planned.ledger.peak_bytes
     assert peak.sum == pytest.approx(layout.ranks[layout.largest_rank].total)
     assert (1 + peak.count_over_sum) * peak.sum == pytest.approx(peak.counted)
