@@ -1,4 +1,5 @@
-"""napkin's errors: one line that names the subject, its value, the limit and what to do."""
+"""napkin's errors: one line that names the subject, its value, the limit and what to do; and the known name that is
+meant by one that is not known, whose case, hyphens, underscores and spaces do not count."""
 
 import difflib
 import re
@@ -38,11 +39,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there is no memory left; on a CPU torch has no class for it."""
     return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
 
-
-# FOLD errors.py
-# A name that is not known, and the known one that is meant: the one place that suggests names.
-#
-# Case, hyphens, underscores and spaces do not make two names less alike.
 
 LONGEST = 100
 """Characters; a longer text is no mistyped name, and takes long to compare."""

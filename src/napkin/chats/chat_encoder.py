@@ -1,4 +1,9 @@
-"""A conversation as tokens of which some count: what the assistant says, by the model's chat template."""
+"""A conversation as tokens of which some count: what the assistant says, by the model's chat template.
+
+The chat template of models that have none: a line per message, which begins with its role.
+
+What of a file is not trained on, counted by reason.
+"""
 
 import json
 from collections import Counter
@@ -15,9 +20,6 @@ from napkin.chats.token_sequence import TokenSequence
 from napkin.data.token_file import SEPARATOR
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
-
-# FOLD chats/chat_encoder.py
-# The chat template of models that have none: a line per message, which begins with its role.
 
 _SOURCE = """\
 {{- START }}{% for message in messages %}\
@@ -196,10 +198,6 @@ def _special_text(tokenizer: Tokenizer, token: int) -> str:
     if text is None:
         raise NapkinError(f"token {token} is not a special token of the tokenizer: give a chat template")
     return text
-
-
-# FOLD chats/chat_encoder.py
-# What of a file is not trained on, counted by reason.
 
 
 class LeftOut:

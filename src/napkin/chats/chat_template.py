@@ -2,6 +2,8 @@
 
 A Hugging Face folder has its template in chat_template.jinja or in tokenizer_config.json, in the language of jinja2. It
 is a program from elsewhere: it is rendered in a process of its own, see `napkin.chats.chat_template_process`.
+
+The tokens that a Hugging Face folder puts before every text, such as one for its beginning.
 """
 
 import contextlib
@@ -236,10 +238,6 @@ def _end_process(process: AnsweringProcess) -> None:
             with contextlib.suppress(OSError):
                 pipe.close()
     process.wait()
-
-
-# FOLD chats/chat_template.py
-# The tokens that a Hugging Face folder puts before every text, such as one for its beginning.
 
 
 def read_first_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -5,6 +5,8 @@
 | messages | `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}` |
 | prompt and completion | `{"prompt": "...", "completion": "..."}`: texts, or lists of messages |
 | turns by speaker | `{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}` |
+
+Each line is read by itself, with errors that name it; an encoder makes token sequences of the conversations.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,9 +22,6 @@ from napkin.chats.chat_template import RefusedConversation
 from napkin.chats.token_sequence import Unit
 from napkin.errors import NapkinError, first_line
 from napkin.files import StrPath, regular
-
-# FOLD chats/read_conversations.py
-# Files of JSON lines: an object per line, with errors that name the line.
 
 MOST_LINE_BYTES = 2**24
 """Of a line: some four million tokens."""
@@ -161,9 +160,6 @@ class WrongForm(Exception):
 class NotText(Exception):
     """A conversation of more than text."""
 
-
-# FOLD chats/read_conversations.py
-# Conversations of a file become token sequences; see `napkin.chats.read_conversations` for the lines.
 
 _BATCH, _BATCH_CHARACTERS = 64, 2**20
 Item = TypeVar("Item")

@@ -4,6 +4,8 @@
 format that `sha256sum -c` reads. Where ranks divide the model or its optimizer state, each writes files of its own in
 place of the first two (`shard_files.py`). Where adapters are trained, model.safetensors holds what is trained, and all
 else is kept once (`frozen_file.py`). Nothing in it is executable: tensors are safetensors, the rest is text.
+
+Disk space for checkpoints: for the next one, and for all that a run will keep.
 """
 
 import contextlib
@@ -101,9 +103,6 @@ def read_checkpoint(path: Path, *, verify: bool = True, verify_frozen: bool = Tr
         raise damaged(path / "state.json", f"is that of another checkpoint, of step {state.step}")
     return Checkpoint(path, state, expected.get(FROZEN))
 
-
-# FOLD checkpoint/folder.py
-# Disk space for checkpoints: for the next one, and for all that a run will keep.
 
 # Tensor names, checksums, and rounding up to whole blocks of the file system.
 _OVERHEAD_BYTES = 2**17

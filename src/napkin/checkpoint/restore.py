@@ -1,4 +1,9 @@
-"""Resuming a run from its newest checkpoint that is intact and belongs to it."""
+"""Resuming a run from its newest checkpoint that is intact and belongs to it.
+
+Loading a checkpoint: its weights, its averaged weights, or the whole train state.
+
+The model that a run has made, as any run's: what tuning had added to it is merged, or left out.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,9 +22,6 @@ from napkin.optim.clipping import LossScale
 from napkin.recipe.recipe import Recipe
 from napkin.train_step.step import TrainState
 from napkin.train_step.tuned_model import add_tuned_parts, remove_tuned_parts
-
-# FOLD checkpoint/restore.py
-# Loading a checkpoint: its weights, its averaged weights, or the whole train state.
 
 
 def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
@@ -229,10 +231,6 @@ def _report_changes(checkpoint: Checkpoint, train_state: TrainState, on_message:
             f"the recipe has changed since '{checkpoint.path.name}', so the run is no longer what its recipe alone "
             f"reproduces: {', '.join(changes)}"
         )
-
-
-# FOLD checkpoint/restore.py
-# The model that a run has made, as any run's: what tuning had added to it is merged, or left out.
 
 
 def load_plain_model(checkpoint: Checkpoint, recipe: Recipe) -> Transformer:

@@ -4,6 +4,13 @@ A part is a box of the whole tensor. Its offsets are in the file's header, in th
 torch.distributed.checkpoint's safetensors storage, so that its HuggingFaceStorageReader reads these files too. That
 format has one box per tensor and file: a rank that has several of a tensor writes several files. Any number of ranks
 can read any boxes.
+
+The parts of tensors that a rank has, each a box of the whole: an offset and a length in every dimension.
+
+A rank of FSDP2 has one box of each tensor, some of its rows. Matrices that are stacked in one parameter are divided
+matrix by matrix among tensor-parallel ranks, which then have a box of each.
+
+SHA256SUMS: the checksums of all files of a checkpoint, in the format that `sha256sum -c` reads.
 """
 
 import contextlib
@@ -24,12 +31,6 @@ from torch import Tensor
 from napkin.errors import CorruptFile
 from napkin.files import atomic_write_bytes, atomic_write_text, read_bytes, refuse_irregular, regular
 from napkin.optim.saved_state import Ranges, indices_of, joined, local
-
-# FOLD checkpoint/shard_files.py
-# The parts of tensors that a rank has, each a box of the whole: an offset and a length in every dimension.
-#
-# A rank of FSDP2 has one box of each tensor, some of its rows. Matrices that are stacked in one parameter are divided
-# matrix by matrix among tensor-parallel ranks, which then have a box of each.
 
 
 @dataclass(frozen=True)
@@ -295,9 +296,6 @@ def describe_tensor(format: torch.dtype, shape: Iterable[int]) -> str:
 
 _FORMATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
-
-# FOLD checkpoint/shard_files.py
-# SHA256SUMS: the checksums of all files of a checkpoint, in the format that `sha256sum -c` reads.
 
 SUMS = "SHA256SUMS"
 FROZEN = "../frozen/model.safetensors"

@@ -4,6 +4,8 @@ Of parts that several ranks have, such as replicas, the first of these ranks wri
 published atomically too: ranks write to a hidden folder, each in a thread while training continues; when every file is
 on the disk, rank 0 adds the checksums and renames the folder. It can be loaded by any number of ranks in any layout, or
 by one process.
+
+Which rank writes which parts of a checkpoint, and to which files: each part once, by the first rank that has it.
 """
 
 import contextlib
@@ -30,9 +32,6 @@ from napkin.errors import CorruptFile, NapkinError
 from napkin.files import sync_folder
 from napkin.recipe.layout import Layout
 from napkin.train_step.step import TrainState
-
-# FOLD checkpoint/sharded_writer.py
-# Which rank writes which parts of a checkpoint, and to which files: each part once, by the first rank that has it.
 
 _Digests = list[list[str]]
 """Of the first parts that a rank has of tensors, of the second ones, and so on: a file holds one part of each."""

@@ -1,4 +1,11 @@
-"""The state of a run after a step, as a checkpoint holds it: tensors by name, and state.json."""
+"""The state of a run after a step, as a checkpoint holds it: tensors by name, and state.json.
+
+The weights that a run does not train, kept once beside its checkpoints: `frozen/` holds model.safetensors, with the
+tensors as the run holds them, and SHA256SUMS.
+
+It is written with the run's folder and never changed. A checkpoint of such a run holds what is trained, and lists the
+checksum of the frozen weights that it goes with: a run needs nothing but its own folder.
+"""
 
 import dataclasses
 import os
@@ -169,14 +176,6 @@ def optimizer_tensors(train_state: TrainState, *, average: bool = True) -> dict[
         names = (name for name, each in train_state.model.named_parameters() if each.requires_grad)
         tensors |= {f"average.{name}": tensor for name, tensor in zip(names, train_state.average.averages, strict=True)}
     return tensors
-
-
-# FOLD checkpoint/state.py
-# The weights that a run does not train, kept once beside its checkpoints: `frozen/` holds model.safetensors, with the
-# tensors as the run holds them, and SHA256SUMS.
-#
-# It is written with the run's folder and never changed. A checkpoint of such a run holds what is trained, and lists the
-# checksum of the frozen weights that it goes with: a run needs nothing but its own folder.
 
 
 def write_frozen(checkpoints: Path, model: Transformer) -> str:

@@ -3,6 +3,8 @@
 Writing, syncing, checksums, renaming and pruning take seconds per gigabyte; the copy takes a tenth of a second. There
 is one write at a time and one copy, into host memory that is allocated once; with a GPU it is page-locked, and the copy
 is queued behind the step's kernels.
+
+Writing a checkpoint atomically: to a folder with a hidden name, every file synced, then renamed.
 """
 
 import contextlib
@@ -34,9 +36,6 @@ from napkin.files import read_bytes, sync_folder
 from napkin.runs.history import History, best_step
 from napkin.runs.run_folder import lower_learning_rate
 from napkin.train_step.step import TrainState
-
-# FOLD checkpoint/writer.py
-# Writing a checkpoint atomically: to a folder with a hidden name, every file synced, then renamed.
 
 
 def save_checkpoint(

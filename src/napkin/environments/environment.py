@@ -2,6 +2,8 @@
 
 `start` gives the task of a seed, `step` says what becomes of an answer. What is to be remembered between turns is the
 state, which goes in and out: several answers to one task begin with the same state, so it is not changed in place.
+
+Training tasks and held-out tasks: a hash of a task's content decides, so that no task is both.
 """
 
 import random
@@ -93,9 +95,6 @@ def ask(text: str, state: Any = None, *, content: str = "") -> Task:
     """A task of one message."""
     return Task((Message("user", text),), state, content)
 
-
-# FOLD environments/environment.py
-# Training tasks and held-out tasks: a hash of a task's content decides, so that no task is both.
 
 HELD_OUT = 8
 """One content in so many is held out."""

@@ -1,4 +1,9 @@
-"""Arithmetic: sums, differences and products of two whole numbers."""
+"""Arithmetic: sums, differences and products of two whole numbers.
+
+Sorting and copying: tasks whose difficulty is their length.
+
+A maze: several turns, one step each.
+"""
 
 import random
 from collections import deque
@@ -45,9 +50,6 @@ class Arithmetic:
         content = f"{ordered[0]}{operator}{ordered[1]}"
         return ask(f"{first}{operator}{second}=", str(result), content=content)
 
-
-# FOLD environments/puzzles.py
-# Sorting and copying: tasks whose difficulty is their length.
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -109,9 +111,6 @@ class Copying:
         letters = "".join(draw.choice(_LETTERS) for _ in range(draw.randint(2, max(2, self.level))))
         return ask(f"Copy: {letters}", letters)
 
-
-# FOLD environments/puzzles.py
-# A maze: several turns, one step each.
 
 Place = tuple[int, int]
 """Row and column."""

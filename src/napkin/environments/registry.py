@@ -1,4 +1,12 @@
-"""Environments by name."""
+"""Environments by name.
+
+An environment of the user's: FILE.py:NAME, a class or object with `start` and `step`.
+
+It is the user's program and runs in this process, as the user's other programs do. Which of its tasks are held out is
+decided by their content, as everywhere. What it raises is an error of `start`, and a failure with reward 0 of `step`.
+
+Solved tasks as conversations: what a model can be trained on before it is rewarded.
+"""
 
 import importlib.util
 import json
@@ -14,12 +22,6 @@ from napkin.environments.prompt_file import PromptFile, is_prompt_file
 from napkin.environments.puzzles import Arithmetic, Copying, Maze, Sorting
 from napkin.errors import NapkinError, first_line, suggestion
 from napkin.grading.reward import reward_named
-
-# FOLD environments/registry.py
-# An environment of the user's: FILE.py:NAME, a class or object with `start` and `step`.
-#
-# It is the user's program and runs in this process, as the user's other programs do. Which of its tasks are held out is
-# decided by their content, as everywhere. What it raises is an error of `start`, and a failure with reward 0 of `step`.
 
 
 def own_environment(name: str, *, held_out: bool = False) -> Environment:
@@ -120,9 +122,6 @@ def environment_named(name: str, *, reward: str = "math", held_out: bool = False
         raise NapkinError(f"the level of environment '{name}' is '{level}': use 1 to {MOST_LEVEL}, such as {kind}:3")
     return make(int(level) if colon else default, held_out)
 
-
-# FOLD environments/registry.py
-# Solved tasks as conversations: what a model can be trained on before it is rewarded.
 
 MOST_TURNS = 1000
 

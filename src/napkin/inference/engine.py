@@ -4,6 +4,10 @@ Each step computes one token of every sequence whose prompt is done, together, a
 al. 2022, "Orca"; Agrawal et al. 2023, "SARATHI"). Who came first is served first. Where blocks run out, the sequence
 that came last gives back its own and is computed again later: no request is lost, and a draw depends on the request's
 seed and not on what else is running.
+
+A sequence in an engine: how far it is computed, and in which blocks its keys and values are.
+
+Prompts of one pass that are equal: the first is computed, and the others get copies of its keys and values.
 """
 
 import contextlib
@@ -33,9 +37,6 @@ from napkin.inference.paged_cache import (
 from napkin.inference.request import Completion, Finish, Request
 from napkin.inference.sampling import NOT_FINITE, Draw, draw, told_draws
 from napkin.model.transformer import Transformer
-
-# FOLD inference/engine.py
-# A sequence in an engine: how far it is computed, and in which blocks its keys and values are.
 
 
 @dataclass(eq=False)
@@ -77,10 +78,6 @@ class EngineSequence:
     def wants_more(self) -> bool:
         """Whether more tokens are to be drawn."""
         return len(self.completion.draws) < self.completion.request.max_tokens
-
-
-# FOLD inference/engine.py
-# Prompts of one pass that are equal: the first is computed, and the others get copies of its keys and values.
 
 
 def firsts_of_equals(sequences: Sequence[EngineSequence]) -> list[int]:

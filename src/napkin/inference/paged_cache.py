@@ -1,4 +1,17 @@
-"""A KV cache in blocks: sequences of any lengths in one pool of fixed size, see `napkin.inference.paged_cache`."""
+"""A KV cache in blocks: sequences of any lengths in one pool of fixed size.
+
+What the blocks of a KV cache hold: keys or values of a layer as they are computed, or in int8.
+
+In int8 a vector of a token and head is q · scale, q from -127 to 127 and one scale in bf16: head_dim + 2 bytes in place
+of 2 · head_dim in bf16. A number is off by at most half a scale, 1/254 of the vector's largest.
+
+Blocks of a KV cache: who uses them, and which hold a prefix that another request may share.
+
+A block holds the keys and values of `block_size` tokens that follow each other. A full block is known by the digest of
+its tokens and of all before them, so equal prefixes find each other's blocks (Kwon et al. 2023, "Efficient Memory
+Management for Large Language Model Serving with PagedAttention"). A block that nobody uses stays until its place is
+needed, least recently used first.
+"""
 
 import hashlib
 from collections import OrderedDict
@@ -18,13 +31,6 @@ from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import NOWHERE, NewKeys
 from napkin.model.transformer import Transformer
 from napkin.units import format_bytes
-
-# FOLD inference/paged_cache.py
-# What the blocks of a KV cache hold: keys or values of a layer as they are computed, or in int8.
-#
-# In int8 a vector of a token and head is q · scale, q from -127 to 127 and one scale in bf16: head_dim + 2 bytes in
-# place
-# of 2 · head_dim in bf16. A number is off by at most half a scale, 1/254 of the vector's largest.
 
 KVFormat = Literal["auto", "int8"]
 """auto is the number format of the weights."""
@@ -257,15 +263,6 @@ def _reads_slots(held: PlainBlocks | Int8Blocks) -> bool:
     numbers = held.numbers
     return reads_slots(numbers.dtype, numbers.device, numbers.shape[1] * numbers.shape[3])
 
-
-# FOLD inference/paged_cache.py
-# Blocks of a KV cache: who uses them, and which hold a prefix that another request may share.
-#
-# A block holds the keys and values of `block_size` tokens that follow each other. A full block is known by the digest
-# of
-# its tokens and of all before them, so equal prefixes find each other's blocks (Kwon et al. 2023, "Efficient Memory
-# Management for Large Language Model Serving with PagedAttention"). A block that nobody uses stays until its place is
-# needed, least recently used first.
 
 Digest = bytes
 FIRST: Digest = b""

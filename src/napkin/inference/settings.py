@@ -1,4 +1,7 @@
-"""Settings of sampling. Does not import torch: the command line reads this class for its help."""
+"""Settings of sampling. Does not import torch: the command line reads this class for its help.
+
+generation_config.json of a Hugging Face folder: how its makers draw tokens, and where a text ends.
+"""
 
 import math
 from array import array
@@ -126,10 +129,6 @@ class Speculation:
     def on(self) -> bool:
         """Whether anything proposes."""
         return self.draft is not None or self.lookup > 0
-
-
-# FOLD inference/settings.py
-# generation_config.json of a Hugging Face folder: how its makers draw tokens, and where a text ends.
 
 
 class _Settings(msgspec.Struct):

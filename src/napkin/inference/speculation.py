@@ -4,6 +4,8 @@ Something cheap proposes tokens, one pass of the model tests all of them, and th
 with one more that the pass gives anyway. What comes is distributed as if the model had drawn each token alone, under
 all settings of `Sampling`; at temperature 0 it is the same tokens, as far as products over several tokens round like
 those over one.
+
+Tokens proposed for one pass of a model: by a smaller model, or by what followed the same tokens before.
 """
 
 import time
@@ -19,9 +21,6 @@ from napkin.inference.sampling import Draw, distributions, draw, inverted, told,
 from napkin.inference.settings import MOST_PROPOSED, Sampling
 from napkin.inference.speculation_plan import SpeculationMeter
 from napkin.model.transformer import Transformer
-
-# FOLD inference/speculation.py
-# Tokens proposed for one pass of a model: by a smaller model, or by what followed the same tokens before.
 
 _PROPOSAL, _ACCEPTANCE, _RESIDUAL = 1, 2, 3
 """Streams of a seed's uniform numbers; stream 0 draws where nothing is proposed."""

@@ -1,4 +1,10 @@
-"""Builds a model's layers from its config: each choice is looked up here, and nowhere else."""
+"""Builds a model's layers from its config: each choice is looked up here, and nowhere else.
+
+A deep linear model: square linear layers, one after another, and a head to one number.
+
+It is all matrix products, so it is the smallest model on which to compare the rule 6·N·T with the count. They differ in
+one term: the first layer needs no gradient of its input.
+"""
 
 import functools
 from collections.abc import Callable
@@ -162,14 +168,6 @@ class ModelBuilder:
             return MixtureOfExperts(config.d_model, experts, **settings)
         shared = self._feed_forward(config.n_shared_experts * d_expert)
         return SharedMixtureOfExperts(config.d_model, experts, shared, **settings)
-
-
-# FOLD model/builder.py
-# A deep linear model: square linear layers, one after another, and a head to one number.
-#
-# It is all matrix products, so it is the smallest model on which to compare the rule 6·N·T with the count. They differ
-# in
-# one term: the first layer needs no gradient of its input.
 
 
 class DeepLinear(nn.Module):

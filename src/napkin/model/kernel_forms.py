@@ -1,4 +1,7 @@
-"""A model whose operators between matrix products are napkin's compiled loops for a CPU, where there are some."""
+"""A model whose operators between matrix products are napkin's compiled loops for a CPU, where there are some.
+
+A model whose operators between matrix products are napkin's compiled loops for a CPU, where there are some.
+"""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -108,12 +111,6 @@ def _reads_by_linear(layer: nn.Module) -> bool:
     first = getattr(layer, "query_key_value", None) or getattr(layer, "up", None) or getattr(layer, "gate_up", None)
     return type(first) is Linear
 
-
-# FOLD model/kernel_forms.py
-# A model whose operators between matrix products are napkin's Triton kernels for a GPU.
-#
-# The same operators compute in torch where Triton cannot, see `napkin.kernels.triton_usable`: a count of them needs
-# neither a GPU nor Triton.
 
 Vectors = Float[Tensor, "*batch d_model"]
 Gain = Float[Tensor, " d_model"]

@@ -1,4 +1,10 @@
-"""Linear layers: x · Wᵀ + b; and the factory that makes all of a model's linear layers by one rule."""
+"""Linear layers: x · Wᵀ + b; and the factory that makes all of a model's linear layers by one rule.
+
+The embedding: one row of a matrix per token id.
+
+Dropout (Srivastava et al. 2014): in training, numbers are set to 0 at random and the others scaled up, so that the
+mean stays.
+"""
 
 import copy
 from collections.abc import Callable
@@ -169,10 +175,6 @@ def make_scale(factor: float) -> nn.Module:
     return nn.Identity() if factor == 1 else Scale(factor)
 
 
-# FOLD model/layers.py
-# The embedding: one row of a matrix per token id.
-
-
 class Embedding(nn.Module):
     """A learned vector for each of vocab_size ids, initialized truncated-normal at ±3 std."""
 
@@ -196,11 +198,6 @@ class Embedding(nn.Module):
     def forward(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
         """Look up each id; an id outside the vocabulary is an IndexError on the CPU, an assert on a GPU."""
         return self.look_up(tokens, self.weight)
-
-
-# FOLD model/layers.py
-# Dropout (Srivastava et al. 2014): in training, numbers are set to 0 at random and the others scaled up, so that the
-# mean stays.
 
 
 class Dropout(nn.Module):

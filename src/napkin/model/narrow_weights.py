@@ -1,4 +1,9 @@
-"""A model whose products read copies of its matrices in the format of autocast."""
+"""A model whose products read copies of its matrices in the format of autocast.
+
+Which linear layers of a model multiply in a format of 8 bits.
+
+Frozen matrices held in the format that products read them in: the same products, in half of the bytes.
+"""
 
 import functools
 from collections.abc import Callable
@@ -66,10 +71,6 @@ def _next_token_loss(
     return fused_next_token_loss(hidden, head_weight, targets, narrow_weight=copies.of(head_weight), **settings)
 
 
-# FOLD model/narrow_weights.py
-# Which linear layers of a model multiply in a format of 8 bits.
-
-
 def multiply_narrow(blocks: nn.Module, multiply: Multiply) -> None:
     """Let all linear layers inside `blocks` multiply in a form of `napkin.kernels.products.narrow`.
 
@@ -79,10 +80,6 @@ def multiply_narrow(blocks: nn.Module, multiply: Multiply) -> None:
     for name, module in blocks.named_modules():
         if isinstance(module, Linear) and not name.endswith("router") and takes_narrow(module.weight):
             module.multiply = multiply
-
-
-# FOLD model/narrow_weights.py
-# Frozen matrices held in the format that products read them in: the same products, in half of the bytes.
 
 
 def hold_frozen_narrow(model: Transformer, dtype: torch.dtype) -> None:

@@ -3,6 +3,12 @@
 A scheme may act in three places, and most act in one: `embed` adds to the embedding, `rotate` rotates queries and keys,
 `bias` lowers scores. The base class, no positions at all, does nothing in any of them: a causal mask alone tells a
 token how many are before it (Kazemnejad et al. 2023).
+
+Rotary positions (Su et al. 2021): a query and a key see how far apart they are, and nothing else.
+
+Each head is read as points in planes; point i is rotated by position · θ^(-2i/head_dim). The dot product of a query
+at position m and a key at position n then depends only on m - n. To use a longer context than a model was trained on,
+the frequencies θ^(-2i/head_dim), in radians per token, are scaled.
 """
 
 import math
@@ -18,13 +24,6 @@ from torch._subclasses.fake_tensor import is_fake
 from napkin.errors import NapkinError
 from napkin.kernels.pointwise.rotary import rotate_halves, rotate_interleaved
 from napkin.model.initialization import truncated_normal
-
-# FOLD model/positions.py
-# Rotary positions (Su et al. 2021): a query and a key see how far apart they are, and nothing else.
-#
-# Each head is read as points in planes; point i is rotated by position · θ^(-2i/head_dim). The dot product of a query
-# at position m and a key at position n then depends only on m - n. To use a longer context than a model was trained on,
-# the frequencies θ^(-2i/head_dim), in radians per token, are scaled.
 
 Rotation = tuple[Float[Tensor, "*batch position head_dim"], Float[Tensor, "*batch position head_dim"]] | tuple[()]
 """Cosines and signed sines for each position; empty if nothing is rotated."""

@@ -1,4 +1,9 @@
-"""The language model: token ids in, a score for every possible next token out."""
+"""The language model: token ids in, a score for every possible next token out.
+
+The training loss of a language model: cross-entropy, the head's z-loss and the losses of routers.
+
+A head of one number: how good a state is, for values and rewards.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
@@ -23,9 +28,6 @@ from napkin.model.kv_cache import CachedPass
 from napkin.model.language_model import Documents, Tokens
 from napkin.model.layers import Embedding, Linear, make_dropout, make_scale
 from napkin.model.moe import MixtureOfExperts, Routing
-
-# FOLD model/transformer.py
-# The training loss of a language model: cross-entropy, the head's z-loss and the losses of routers.
 
 
 def next_token_loss(
@@ -347,10 +349,6 @@ def mixtures(module: nn.Module) -> list[MixtureOfExperts]:
 
 def _run_block(block: nn.Module, x: Tensor, context: ForwardContext) -> Tensor:
     return block(x, context)
-
-
-# FOLD model/transformer.py
-# A head of one number: how good a state is, for values and rewards.
 
 
 def add_scalar_head(model: Transformer) -> None:

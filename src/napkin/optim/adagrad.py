@@ -4,6 +4,13 @@ With gradient g, into which decay · w is added first::
 
     s ← s + g²
     w ← w - lr · g / (sqrt(s) + eps)
+
+RMSProp (Tieleman & Hinton 2012, lecture 6e).
+
+With gradient g, into which decay · w is added first::
+
+    v ← β₂ v + (1 - β₂) g²
+    w ← w - lr · g / (sqrt(v) + eps)
 """
 
 from collections.abc import Iterable
@@ -69,14 +76,6 @@ class AdaGrad(Optimizer):
         defaults = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults, foreach=foreach, fused=fused)
 
-
-# FOLD optim/adagrad.py
-# RMSProp (Tieleman & Hinton 2012, lecture 6e).
-#
-# With gradient g, into which decay · w is added first::
-#
-#     v ← β₂ v + (1 - β₂) g²
-#     w ← w - lr · g / (sqrt(v) + eps)
 
 # torch keeps its foreach functions under private names; its own optimizers are built on them.
 # pyright: reportPrivateImportUsage=false

@@ -5,6 +5,12 @@ With gradient g, into which decay · w is added first, and step t counted from 1
     m ← β₁ m + (1 - β₁) g
     v ← β₂ v + (1 - β₂) g²
     w ← w - lr · (m / (1 - β₁ᵗ)) / (sqrt(v / (1 - β₂ᵗ)) + eps)
+
+AdamW (Kingma & Ba 2015; Loshchilov & Hutter 2019): Adam with its decay decoupled from the gradient.
+
+With Adam's update u of the bare gradient::
+
+    w ← (1 - lr · decay) w - lr · u
 """
 
 from collections.abc import Callable, Iterable
@@ -119,13 +125,6 @@ class Adam(Optimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults, foreach=foreach, fused=fused)
 
-
-# FOLD optim/adam.py
-# AdamW (Kingma & Ba 2015; Loshchilov & Hutter 2019): Adam with its decay decoupled from the gradient.
-#
-# With Adam's update u of the bare gradient::
-#
-#     w ← (1 - lr · decay) w - lr · u
 
 # torch keeps its foreach and fused functions under private names; its own optimizers are built on them.
 # pyright: reportPrivateImportUsage=false

@@ -1,4 +1,17 @@
-"""What all optimizers share: fp32 state, a step counter, buckets, and the implementations of one update rule."""
+"""What all optimizers share: fp32 state, a step counter, buckets, and the implementations of one update rule.
+
+Optimizer state in the host's memory, copied to the GPU and back bucket by bucket.
+
+After "ZeRO-Offload" (Ren et al. 2021), which updates on the CPU; here the GPU computes, and the link carries the state
+both ways.
+
+Parameter groups: which parameters decay, and which are matrices of blocks.
+
+Weight decay as part of the gradient (Krogh & Hertz 1991): g ← g + decay · w.
+
+SGD, AdaGrad, RMSProp and Adam use it, as they were published. Rules that divide by the gradient's size divide their
+decay by it too; AdamW, Lion, Muon and Adafactor shrink the weight itself instead.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,13 +32,6 @@ from napkin.optim.saved_state import (
     part_like,
     sharded_like,
 )
-
-# FOLD optim/base.py
-# Optimizer state in the host's memory, copied to the GPU and back bucket by bucket.
-#
-# After "ZeRO-Offload" (Ren et al. 2021), which updates on the CPU; here the GPU computes, and the link carries the
-# state
-# both ways.
 
 
 # An operator of its own, so that the accountant sees that the copy takes none of the device's memory.
@@ -55,10 +61,6 @@ def copy_to_host(states: list[list[Tensor]], on_device: list[list[Tensor]]) -> N
     for state, new in zip(states, on_device, strict=True):
         for tensor, value in zip(state, new, strict=True):
             tensor.copy_(value, non_blocking=True)
-
-
-# FOLD optim/base.py
-# Parameter groups: which parameters decay, and which are matrices of blocks.
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -369,12 +371,6 @@ def _check_settings(group: Group) -> None:
         if not 0 <= beta < 1:
             raise NapkinError(f"betas are {group['betas']}: use two numbers from 0 to below 1")
 
-
-# FOLD optim/base.py
-# Weight decay as part of the gradient (Krogh & Hertz 1991): g ← g + decay · w.
-#
-# SGD, AdaGrad, RMSProp and Adam use it, as they were published. Rules that divide by the gradient's size divide their
-# decay by it too; AdamW, Lion, Muon and Adafactor shrink the weight itself instead.
 
 # torch keeps its foreach functions under private names; its own optimizers are built on them.
 # pyright: reportPrivateImportUsage=false

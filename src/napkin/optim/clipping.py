@@ -1,4 +1,10 @@
-"""Gradient clipping by global norm (Pascanu et al. 2013)."""
+"""Gradient clipping by global norm (Pascanu et al. 2013).
+
+Dynamic loss scaling (Micikevicius et al. 2018): gradients are scaled up into the range of fp16.
+
+Backpropagation runs on loss · scale; before clipping, the gradients are divided by the scale. If one of them
+overflowed, the update is skipped and the scale halved; after 1000 good steps in a row it is doubled.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -44,12 +50,6 @@ def clip_gradients(
     torch._foreach_mul_(gradients, max_norm / total.clamp(min=max_norm))
     return total
 
-
-# FOLD optim/clipping.py
-# Dynamic loss scaling (Micikevicius et al. 2018): gradients are scaled up into the range of fp16.
-#
-# Backpropagation runs on loss · scale; before clipping, the gradients are divided by the scale. If one of them
-# overflowed, the update is skipped and the scale halved; after 1000 good steps in a row it is doubled.
 
 # torch keeps its foreach functions under private names; its own optimizers are built on them.
 # pyright: reportPrivateImportUsage=false

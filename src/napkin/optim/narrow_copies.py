@@ -2,6 +2,12 @@
 
 Autocast casts an fp32 matrix once for each pass of a micro-batch: 4 bytes are read and 2 written per number. An update
 that writes the copy beside the matrix writes 2, once per step.
+
+Stochastic rounding of fp32 to bf16: up or down at random, so that the mean is exact.
+
+A bf16 weight has 8 significant bits: rounded to nearest, an update of less than 1/512 of it is lost every time. If the
+probability of rounding up is the fraction of the way to the next number, the mean of the updates is exact (Gupta et al.
+2015; for language models, Zamirai et al. 2020).
 """
 
 from collections.abc import Iterable
@@ -63,16 +69,6 @@ class _Narrowed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return grad_outputs[0].to(ctx.dtype), None
-
-
-# FOLD optim/narrow_copies.py
-# Stochastic rounding of fp32 to bf16: up or down at random, so that the mean is exact.
-#
-# A bf16 weight has 8 significant bits: rounded to nearest, an update of less than 1/512 of it is lost every time. If
-# the
-# probability of rounding up is the fraction of the way to the next number, the mean of the updates is exact (Gupta et
-# al.
-# 2015; for language models, Zamirai et al. 2020).
 
 
 class StochasticRounding:

@@ -2,6 +2,11 @@
 
 torch counts steps per parameter, in a tensor of its state, and has other names for some settings. A `TorchTwin` says
 which of its settings are ours under which name, and which have to have one value, as the rules differ with another.
+
+Sharded tensors (torch's DTensor): each rank has a part of the whole, along one or more of its dimensions.
+
+FSDP2 gives each rank some of the rows, tensor parallelism some of the rows or columns, both together rows of rows.
+Elementwise updates run on the local part. This module imports nothing of torch.distributed.
 """
 
 import math
@@ -130,12 +135,6 @@ def _common_step(group: Group, state: Mapping[int, Mapping[str, Any]]) -> int:
 def _listed(values: Any) -> str:
     return ", ".join(map(str, values)) or "none"
 
-
-# FOLD optim/saved_state.py
-# Sharded tensors (torch's DTensor): each rank has a part of the whole, along one or more of its dimensions.
-#
-# FSDP2 gives each rank some of the rows, tensor parallelism some of the rows or columns, both together rows of rows.
-# Elementwise updates run on the local part. This module imports nothing of torch.distributed.
 
 Ranges = tuple[range, ...]
 """Indices in one dimension, as ranges that follow one another without being contiguous."""

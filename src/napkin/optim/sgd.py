@@ -7,6 +7,14 @@ With gradient g, into which decay · w is added first::
     Nesterov   b ← momentum · b + g;   w ← w - lr · (g + momentum · b)
 
 Nesterov's is written as by Sutskever et al. 2013, which looks ahead without moving the parameters there and back.
+
+Lion (Chen et al. 2023, algorithm 2).
+
+With gradient g::
+
+    d ← sign(β₁ m + (1 - β₁) g)
+    w ← (1 - lr · decay) w - lr · d
+    m ← β₂ m + (1 - β₂) g
 """
 
 from collections.abc import Iterable
@@ -148,15 +156,6 @@ class Nesterov(Momentum):
     rule = UpdateRule(_nesterov, _nesterov_foreach, _nesterov_fused)
     twin = TorchTwin("SGD", fixed={**_UNDAMPED, "nesterov": (True,)}, optional=_NOT_MAXIMIZED)
 
-
-# FOLD optim/sgd.py
-# Lion (Chen et al. 2023, algorithm 2).
-#
-# With gradient g::
-#
-#     d ← sign(β₁ m + (1 - β₁) g)
-#     w ← (1 - lr · decay) w - lr · d
-#     m ← β₂ m + (1 - β₂) g
 
 # torch keeps its foreach functions under private names; its own optimizers are built on them.
 # pyright: reportPrivateImportUsage=false

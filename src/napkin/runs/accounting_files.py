@@ -1,4 +1,10 @@
-"""plan.json: what was predicted before the first step. The one declaration; `napkin.planning` fills it in."""
+"""plan.json: what was predicted before the first step. The one declaration; `napkin.planning` fills it in.
+
+measurement.json: the plan and the meter of a run side by side. The one declaration of it.
+
+evaluation.json: how well the model, and two general compressors, predict held-out text. The one declaration of it;
+`napkin.evaluation` computes it.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -145,9 +151,6 @@ class PlanFile:
     """None where the plan was made without a law."""
 
 
-# FOLD runs/accounting_files.py
-# measurement.json: the plan and the meter of a run side by side. The one declaration of it.
-
 MEASUREMENT_FILE = "measurement.json"
 
 
@@ -194,11 +197,6 @@ def write_measurement(
     )
     run.write_json(MEASUREMENT_FILE, file)
     return table
-
-
-# FOLD runs/accounting_files.py
-# evaluation.json: how well the model, and two general compressors, predict held-out text. The one declaration of it;
-# `napkin.evaluation` computes it.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The history of a run that is stored in each checkpoint, beside weights and optimizer state."""
+"""The history of a run that is stored in each checkpoint, beside weights and optimizer state.
+
+Loss spikes: steps whose loss stands out from those before it.
+"""
 
 import math
 import statistics
@@ -10,9 +13,6 @@ import msgspec
 from napkin.errors import first_line
 from napkin.json_files import LARGEST
 from napkin.runs.metrics import parse_metrics, read_metrics_record
-
-# FOLD runs/history.py
-# Loss spikes: steps whose loss stands out from those before it.
 
 WINDOW = 64
 """Number of recent losses that a new one is compared with."""

@@ -2,6 +2,12 @@
 
 Besides its metrics a line has the step of the line before it, `previous_step`, and ends in its checksum, `crc32`. So
 damaged, missing, repeated and displaced lines are all noticed. Lines of older runs have neither.
+
+metrics.damaged.jsonl: lines of metrics.jsonl that were damaged, kept aside with what was found. Only added to.
+
+    {"line": 17, "after_step": 16, "reason": "its checksum is ...", "content": "{\"step\": 1w, ..."}
+
+`content` has a character per byte of the line (ISO 8859-1), so that the bytes can be restored.
 """
 
 import contextlib
@@ -21,13 +27,6 @@ import msgspec
 from napkin.errors import NapkinError, first_line
 from napkin.files import atomic_write_bytes, sync_file
 from napkin.json_files import LARGEST, add_checksum, read_if_present, refuse_unknown, verify_checksum
-
-# FOLD runs/metrics.py
-# metrics.damaged.jsonl: lines of metrics.jsonl that were damaged, kept aside with what was found. Only added to.
-#
-#     {"line": 17, "after_step": 16, "reason": "its checksum is ...", "content": "{"step": 1w, ..."}
-#
-# `content` has a character per byte of the line (ISO 8859-1), so that the bytes can be restored.
 
 DAMAGED_FILE = "metrics.damaged.jsonl"
 

@@ -1,6 +1,11 @@
 """conversation.json of a tuned run: how texts and conversations become tokens of its model.
 
 A run without it was trained on documents: each begins and ends with the separator, and there is no chat template.
+
+quantized.json: what the folder of a quantized run holds, and the checksums of its other files.
+
+Beside it are recipe.toml, tokenizer.json and, of a tuned run, conversation.json of the run that was quantized, and
+model.safetensors.
 """
 
 from pathlib import Path
@@ -50,12 +55,6 @@ def read_conversation(run: Path, tokenizer: Tokenizer) -> ConversationFile | Non
             )
     return found
 
-
-# FOLD runs/model_files.py
-# quantized.json: what the folder of a quantized run holds, and the checksums of its other files.
-#
-# Beside it are recipe.toml, tokenizer.json and, of a tuned run, conversation.json of the run that was quantized, and
-# model.safetensors.
 
 QUANTIZED_FILE = "quantized.json"
 

@@ -1,6 +1,14 @@
 """The folder of a run: its recipe, plan, metrics, measurements and checkpoints.
 
 A run folder is created atomically: it is prepared under a hidden name and renamed. One process at a time trains in it.
+
+run.json: marks a folder as a run, with the version of its format.
+
+Version 2 is what `RunFolder`, `PlanFile`, `StepMetrics`, `MeasurementFile`, `Evaluation` and the state.json of
+checkpoints describe. In version 1, JSON files and lines of metrics.jsonl have no checksums. Folders that were created
+before run.json existed are version 0, otherwise the same. Both can be read; resuming makes version 1 version 2.
+
+Whether a process is training in a run folder: it holds the folder's lock, which the system releases when it ends.
 """
 
 import dataclasses
@@ -34,13 +42,6 @@ from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.runs.model_files import CONVERSATION_FILE
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
-
-# FOLD runs/run_folder.py
-# run.json: marks a folder as a run, with the version of its format.
-#
-# Version 2 is what `RunFolder`, `PlanFile`, `StepMetrics`, `MeasurementFile`, `Evaluation` and the state.json of
-# checkpoints describe. In version 1, JSON files and lines of metrics.jsonl have no checksums. Folders that were created
-# before run.json existed are version 0, otherwise the same. Both can be read; resuming makes version 1 version 2.
 
 RUN_FILE = "run.json"
 FORMAT, VERSION = "napkin-run", 2
@@ -372,10 +373,6 @@ def _lock_soon(descriptor: int) -> bool:
             return True
         time.sleep(pause)
     return try_lock(descriptor)
-
-
-# FOLD runs/run_folder.py
-# Whether a process is training in a run folder: it holds the folder's lock, which the system releases when it ends.
 
 
 def is_being_trained(run: Path) -> bool | None:

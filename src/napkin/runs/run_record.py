@@ -1,6 +1,8 @@
 """All files of a run's folder, read and validated for a report.
 
 Files other than the recipe are written during the run; they are None, or empty, until then.
+
+answers/step-N.jsonl: how a model in reinforcement learning answers held-out tasks. The one declaration of it.
 """
 
 import json
@@ -19,9 +21,6 @@ from napkin.json_files import malformed, read_if_present, read_json, refuse_unkn
 from napkin.runs.accounting_files import Evaluation, MeasurementFile, Natural, PlanFile
 from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics_record
 from napkin.runs.run_folder import recipe_was_changed
-
-# FOLD runs/run_record.py
-# answers/step-N.jsonl: how a model in reinforcement learning answers held-out tasks. The one declaration of it.
 
 FOLDER = "answers"
 MOST_ANSWERS = 256

@@ -1,4 +1,7 @@
-"""The application: routes behind a guard that refuses before anything is read."""
+"""The application: routes behind a guard that refuses before anything is read.
+
+The chat page: files beside this one, sent as they are, under a policy that lets nothing else in.
+"""
 
 import contextlib
 import ipaddress
@@ -17,9 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from napkin.serving.responses import ApiError
 from napkin.serving.routes import chat_completions, completions, health, metrics, models, one_model, service_of
 from napkin.serving.service import Service
-
-# FOLD serving/application.py
-# The chat page: files beside this one, sent as they are, under a policy that lets nothing else in.
 
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 

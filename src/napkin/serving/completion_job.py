@@ -1,4 +1,7 @@
-"""One request of a client: its sequences in the engine, and what is new of each as it comes."""
+"""One request of a client: its sequences in the engine, and what is new of each as it comes.
+
+The text of one completion as it grows, with the tokens that belong to each piece of it.
+"""
 
 import asyncio
 import time
@@ -16,9 +19,6 @@ from napkin.serving.request_body import finite
 from napkin.serving.responses import ApiError
 from napkin.serving.service import Service, Watch, token_seconds
 from napkin.tokenizer.base import Tokenizer
-
-# FOLD serving/completion_job.py
-# The text of one completion as it grows, with the tokens that belong to each piece of it.
 
 
 @dataclass(frozen=True)

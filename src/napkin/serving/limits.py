@@ -1,4 +1,9 @@
-"""Limits of a server. Does not import torch: the command line reads this class for its help."""
+"""Limits of a server. Does not import torch: the command line reads this class for its help.
+
+Counters and histograms in Prometheus' text format, version 0.0.4, which any collector reads.
+
+https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
 
 import math
 from bisect import bisect_left
@@ -42,11 +47,6 @@ class Limits:
             if value is not None and not 0 < value < math.inf and not (field.name == "drain_seconds" and value == 0):
                 raise NapkinError(f"{field.name} is {value}: use a finite number above 0")
 
-
-# FOLD serving/limits.py
-# Counters and histograms in Prometheus' text format, version 0.0.4, which any collector reads.
-#
-# https://prometheus.io/docs/instrumenting/exposition_formats/
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -1,13 +1,13 @@
-"""Errors as OpenAI's interface has them: a status, and a JSON object that says what was wrong."""
+"""Errors as OpenAI's interface has them: a status, and a JSON object that says what was wrong.
+
+Values as JSON, in a response or in an event of a stream.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
-
-# FOLD serving/responses.py
-# Values as JSON, in a response or in an event of a stream.
 
 _encode = msgspec.json.Encoder().encode
 

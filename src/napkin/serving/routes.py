@@ -1,4 +1,7 @@
-"""The routes of OpenAI's interface, and those that watch the server."""
+"""The routes of OpenAI's interface, and those that watch the server.
+
+Reading the body of a request: bounded in bytes, and in the time that a client may take.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,9 +18,6 @@ from napkin.serving.limits import CONTENT_TYPE
 from napkin.serving.request_body import Body, ChatBody, CompletionBody, SharedFields, read_body
 from napkin.serving.responses import ApiError, json_response
 from napkin.serving.service import REQUEST_DUE, Service
-
-# FOLD serving/routes.py
-# Reading the body of a request: bounded in bytes, and in the time that a client may take.
 
 _READ_AND_DROPPED = 4
 """A client that sends up to this many times too much is read to the end, so that it sees the error; a longer body is

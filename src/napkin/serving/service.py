@@ -1,4 +1,13 @@
-"""What all requests of a server share: the model, the engine's thread, limits, the key and the meters."""
+"""What all requests of a server share: the model, the engine's thread, limits, the key and the meters.
+
+The thread that steps the engine; tasks of the event loop wait for what it makes.
+
+A connection that has an end: uvicorn's, with deadlines for clients that do not read or do not send.
+
+A request, header and body, has `stalled_seconds` to arrive, however it is cut into pieces. Where there are more
+connections than the limit, those make room that have waited longest for a whole request: clients that hold connections
+without one keep none from those that have one.
+"""
 
 import asyncio
 import contextlib
@@ -30,9 +39,6 @@ from napkin.serving.limits import (
     number_lines,
 )
 from napkin.serving.request_body import MOST_LOGPROBS
-
-# FOLD serving/service.py
-# The thread that steps the engine; tasks of the event loop wait for what it makes.
 
 _TRIM_SECONDS = 60.0
 """Requests of many sizes, in several threads, leave free memory between what is used: it is given back so often."""
@@ -272,14 +278,6 @@ class Service:
         ):
             yield from number_lines(name, about, kind, value)
 
-
-# FOLD serving/service.py
-# A connection that has an end: uvicorn's, with deadlines for clients that do not read or do not send.
-#
-# A request, header and body, has `stalled_seconds` to arrive, however it is cut into pieces. Where there are more
-# connections than the limit, those make room that have waited longest for a whole request: clients that hold
-# connections
-# without one keep none from those that have one.
 
 REQUEST_DUE = "request_due"
 """In a request's state: when it has to be whole, by the event loop's clock."""

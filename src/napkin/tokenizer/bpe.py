@@ -2,6 +2,8 @@
 
 Text is split into pre-tokens. Each starts as its UTF-8 bytes; then adjacent pairs are merged, of all that can be the
 one that comes first in the list of merges, until no adjacent pair can be merged.
+
+Byte-level tokens, one per byte of UTF-8: no training, no unknown text, the longest sequences.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -192,10 +194,6 @@ class _Cache(dict[str, tuple[int, ...]]):
                 self.clear()
             self[pre_token] = ids
         return ids
-
-
-# FOLD tokenizer/bpe.py
-# Byte-level tokens, one per byte of UTF-8: no training, no unknown text, the longest sequences.
 
 
 class ByteTokenizer(Tokenizer):

@@ -3,6 +3,12 @@
 SentencePiece (Kudo & Richardson 2018) writes a space as U+2581 and puts one before a text, so that a word has the same
 tokens at its beginning as within it. So U+2581 in a text is encoded as a space; all else is lossless, but for a single
 space at the beginning where `prefix` adds one only to texts without.
+
+Merging symbols by the rank of their pairs: lowest rank first; for equal ranks, from left to right.
+
+A pair may have a lower rank than the pairs that make its parts, and several pairs may make the same symbol. Two
+algorithms with the same result: scanning all pairs for each merge is fastest for a word, but quadratic; long pieces (a
+line of dashes, a megabyte of base64) take a heap of pairs.
 """
 
 import heapq
@@ -15,14 +21,6 @@ from typing import Any, ClassVar, Literal, SupportsIndex
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.text_input import check_special_tokens, checked_text_tokens, utf8
-
-# FOLD tokenizer/character_bpe.py
-# Merging symbols by the rank of their pairs: lowest rank first; for equal ranks, from left to right.
-#
-# A pair may have a lower rank than the pairs that make its parts, and several pairs may make the same symbol. Two
-# algorithms with the same result: scanning all pairs for each merge is fastest for a word, but quadratic; long pieces
-# (a
-# line of dashes, a megabyte of base64) take a heap of pairs.
 
 Ranks = Mapping[tuple[int, int], int]
 """Pair of ids to its rank, from 0 on."""

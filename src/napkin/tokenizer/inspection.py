@@ -1,4 +1,7 @@
-"""Inspecting a tokenizer: its merges in order, its longest tokens, the merges that build a word."""
+"""Inspecting a tokenizer: its merges in order, its longest tokens, the merges that build a word.
+
+Tokens as printable text: no invisible characters, nothing that a terminal would interpret.
+"""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -67,9 +70,6 @@ def merge_steps(tokenizer: BPETokenizer | RemappedBPETokenizer, piece: str) -> I
 def _not_bpe(tokenizer: Tokenizer) -> NapkinError:
     return NapkinError(f"a tokenizer of kind '{tokenizer.kind}' has no merges: use one of kind 'bpe'")
 
-
-# FOLD tokenizer/inspection.py
-# Tokens as printable text: no invisible characters, nothing that a terminal would interpret.
 
 _SYMBOLS = {"\n": "↵", "\t": "→", "\r": "␍"}
 

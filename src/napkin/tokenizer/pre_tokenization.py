@@ -3,6 +3,13 @@
 A pattern is a regular expression of the `regex` library; its matches are the pre-tokens. Text between two matches is a
 pre-token too, so no pattern can lose text. Several patterns in a row, with `(?then)` between them, split the pieces of
 one by the next, as in DeepSeek V3: numbers first, then Chinese and Japanese, then words.
+
+Bounds on regular expressions, which may come from a stranger's tokenizer file.
+
+An expression of a few characters can take all of the time or memory: when it is compiled (repeats within repeats,
+hundreds of thousands of alternatives) and when it is run (recursion, approximate matches, repeats of what matches in
+many ways). The first is bounded by the size of the expression with its repeats written out; recursion and approximate
+matches are refused; the time of a search has a limit. Expressions of real tokenizers stay far below all bounds.
 """
 
 import operator
@@ -17,14 +24,6 @@ import regex
 from napkin.errors import NapkinError
 from napkin.tokenizer.text_input import check_texts, split_at, utf8
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION, check_version, stand_ins
-
-# FOLD tokenizer/pre_tokenization.py
-# Bounds on regular expressions, which may come from a stranger's tokenizer file.
-#
-# An expression of a few characters can take all of the time or memory: when it is compiled (repeats within repeats,
-# hundreds of thousands of alternatives) and when it is run (recursion, approximate matches, repeats of what matches in
-# many ways). The first is bounded by the size of the expression with its repeats written out; recursion and approximate
-# matches are refused; the time of a search has a limit. Expressions of real tokenizers stay far below all bounds.
 
 MAX_LENGTH = 2**14
 MAX_SIZE = 2**14

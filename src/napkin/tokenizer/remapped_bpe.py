@@ -2,6 +2,10 @@
 
 Such a vocabulary may differ from a BPETokenizer in four ways: bytes, merges and special tokens may have any ids; it may
 contain tokens that no merge makes; such a token may be used if it is a whole pre-token; text may be normalized first.
+
+Unicode's normal form C: a letter and its accent are one character where there is one (Qwen's tokenizers need it).
+
+Normalization is lossy: `decode(encode(text))` is the normal form of the text, which looks the same.
 """
 
 import re
@@ -20,11 +24,6 @@ from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 if TYPE_CHECKING:
     import numpy
 
-
-# FOLD tokenizer/remapped_bpe.py
-# Unicode's normal form C: a letter and its accent are one character where there is one (Qwen's tokenizers need it).
-#
-# Normalization is lossy: `decode(encode(text))` is the normal form of the text, which looks the same.
 
 # The library that reads tokenizer.json has the tables of Unicode 9.0: combining characters and compositions that came
 # later, up to 18.0, stay as and where they are. Hexadecimal code points, and ranges of them.

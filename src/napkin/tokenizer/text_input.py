@@ -1,4 +1,14 @@
-"""The text that tokenizers accept: its validation, its special tokens, and reading it from files of any size."""
+"""The text that tokenizers accept: its validation, its special tokens, and reading it from files of any size.
+
+Where a text may be split so that its parts, pre-tokenized one by one, give the pre-tokens of the whole.
+
+Whatever the surrounding text, all named patterns except `whole` end a pre-token at two places: between an ASCII letter
+and a space that is followed by an ASCII letter; and before an ASCII letter that follows a line feed which follows a
+printable ASCII character other than the space. Text without these, in other scripts or of numbers, has more of them,
+which take longer to find: between any character that is not white space and a space; between a letter or a digit and a
+line end; after a line feed that follows a printable character and precedes one other than the slash, which o200k joins
+to symbols before it; and between a letter and Chinese or Japanese punctuation.
+"""
 
 import codecs
 import re
@@ -14,19 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
-# FOLD tokenizer/text_input.py
-# Where a text may be split so that its parts, pre-tokenized one by one, give the pre-tokens of the whole.
-#
-# Whatever the surrounding text, all named patterns except `whole` end a pre-token at two places: between an ASCII
-# letter
-# and a space that is followed by an ASCII letter; and before an ASCII letter that follows a line feed which follows a
-# printable ASCII character other than the space. Text without these, in other scripts or of numbers, has more of them,
-# which take longer to find: between any character that is not white space and a space; between a letter or a digit and
-# a
-# line end; after a line feed that follows a printable character and precedes one other than the slash, which o200k
-# joins
-# to symbols before it; and between a letter and Chinese or Japanese punctuation.
 
 _SPLIT = re.compile(rb"(?<=[A-Za-z])(?= [A-Za-z])|(?<=[!-~]\n)(?=[A-Za-z])")
 # Letters whose every neighbour in the range is one too, and has been since Unicode 5: Cyrillic, Arabic, kana, Chinese.

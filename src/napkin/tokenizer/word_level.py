@@ -3,6 +3,8 @@
 A word is a pre-token of a pre-tokenization pattern (see pre_tokenization.py). For GPT-2's that is a word, a number or a
 run of symbols, each with one space before it; the ending of an English contraction; a run of white space. So text whose
 words are all in the vocabulary is decoded exactly, including white space. Text that is encoded as UNK is lost.
+
+Character-level tokens: one per distinct character of the training text.
 """
 
 from collections import Counter
@@ -139,10 +141,6 @@ def _checked(words: Sequence[str], id_of: Mapping[str, int]) -> list[bytes]:
         twice = next(word for i, word in enumerate(words) if id_of[word] != i)
         raise NapkinError(f"word {twice!r} is given twice: remove one, each has a single id")
     return [utf8(word, f"word {i}") for i, word in enumerate(words)]
-
-
-# FOLD tokenizer/word_level.py
-# Character-level tokens: one per distinct character of the training text.
 
 
 class CharacterTokenizer(Tokenizer):

@@ -2,6 +2,12 @@
 
 Compiling the whole model is not faster and takes longer to compile. Head, loss and update are not compiled, nor are
 passes without gradients: evaluations are few, with batches of another size. The ledger is of the uncompiled step.
+
+Activation checkpointing: activations are dropped after the forward pass and computed again in the backward pass.
+
+Full recomputation keeps only a block's input (Chen et al. 2016), for about a third more FLOPs. Selective
+recomputation keeps the outputs of linear layers and fused attention, which are expensive to recompute, and
+drops what is cheap: norms, activation functions, rotary positions, and attention scores (Korthikanti et al. 2022).
 """
 
 import functools
@@ -70,13 +76,6 @@ def _has_triton() -> bool:
 
     return has_triton()
 
-
-# FOLD train_step/compile.py
-# Activation checkpointing: activations are dropped after the forward pass and computed again in the backward pass.
-#
-# Full recomputation keeps only a block's input (Chen et al. 2016), for about a third more FLOPs. Selective
-# recomputation keeps the outputs of linear layers and fused attention, which are expensive to recompute, and
-# drops what is cheap: norms, activation functions, rotary positions, and attention scores (Korthikanti et al. 2022).
 
 Recompute = Literal["none", "selective", "full"]
 

@@ -1,4 +1,7 @@
-"""One training step: the training loop runs it, and the ledger is counted from the same code."""
+"""One training step: the training loop runs it, and the ledger is counted from the same code.
+
+Tokens routed to each expert in a step, summed over its micro-batches on the device.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,9 +30,6 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.compile import compile_blocks, recompute_blocks
 from napkin.train_step.tuned_model import adapter_of, add_tuned_parts, held_dtype
-
-# FOLD train_step/step.py
-# Tokens routed to each expert in a step, summed over its micro-batches on the device.
 
 
 class ExpertCounts:

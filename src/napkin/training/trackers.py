@@ -1,4 +1,7 @@
-"""TensorBoard, Weights & Biases and trackio behind one small interface; each is imported when it is used."""
+"""TensorBoard, Weights & Biases and trackio behind one small interface; each is imported when it is used.
+
+Sends the metrics of a run to the trackers that its recipe names.
+"""
 
 import dataclasses
 import io
@@ -122,9 +125,6 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
     "trackio": Trackio,
 }
 
-
-# FOLD training/trackers.py
-# Sends the metrics of a run to the trackers that its recipe names.
 
 _FILE = "tracking.json"
 

@@ -8,6 +8,8 @@
 
 The index is a row of little-endian int64 per sequence: its end in tokens; of judged answers also the number of its run,
 which is that of the answers before it while their prompts are the same, and 1 for a good answer, 0 for a bad one.
+
+Files of JSON lines (`pair_file.py` has those of pairs and judged answers) are encoded once, and the result is kept.
 """
 
 import mmap
@@ -213,9 +215,6 @@ def _verified(path: Path, size_bytes: int, checksum: str) -> mmap.mmap:
     return content
 
 
-# FOLD tuning/example_file.py
-# Pairs and judged answers of a file become units of tokens; see `napkin.tuning.pair_file` for the lines.
-
 Answered = TypeVar("Answered", Pair, JudgedAnswer)
 
 
@@ -274,9 +273,6 @@ def _characters(item: Pair | JudgedAnswer) -> int:
     prompt = sum(len(message.content) for message in item.prompt)
     return prompt * (len(item.prompt) + 1) * len(texts) + sum(map(len, texts))
 
-
-# FOLD tuning/example_file.py
-# Files of JSON lines are encoded into files of units, which are kept; see `napkin.tuning.example_file`.
 
 OnProgress = Callable[[int], None]
 """Called with the number of units so far."""

@@ -1,4 +1,7 @@
-"""Methods that learn from a fixed set of units: supervised tuning, preferences, reward models."""
+"""Methods that learn from a fixed set of units: supervised tuning, preferences, reward models.
+
+The loss and figures of an objective on units, without gradients.
+"""
 
 import dataclasses
 import math
@@ -31,9 +34,6 @@ from napkin.tuning.method import TuningContext, TuningMethod
 from napkin.tuning.objective import BatchTotals, Objective, add_figures
 from napkin.tuning.packing import Arrangement, micro_batches_of, resolved_arrangement
 from napkin.tuning.sequence_step import SequenceStep, train_on_units, units_of_rank
-
-# FOLD tuning/example_method.py
-# The loss and figures of an objective on units, without gradients.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""Tuning on preferences: pairs or judged answers from files, an objective, and a reference's log-probabilities."""
+"""Tuning on preferences: pairs or judged answers from files, an objective, and a reference's log-probabilities.
+
+Judged answers as KTO reads them: each with a mismatched one, an answer to another prompt behind its own.
+
+The objective that a recipe's [preference] names.
+"""
 
 from collections.abc import Sequence
 
@@ -29,9 +34,6 @@ from napkin.tuning.preferences import (
 from napkin.tuning.reference_scores import ReferencePass, ReferredUnits, with_stand_ins
 from napkin.tuning.sequence_step import scores_of_units
 
-# FOLD tuning/preference_method.py
-# Judged answers as KTO reads them: each with a mismatched one, an answer to another prompt behind its own.
-
 
 class JudgedUnits(LazyUnits):
     """Units (answer, mismatched) of a file of judged answers, see `napkin.tuning.preferences`.
@@ -56,10 +58,6 @@ class JudgedUnits(LazyUnits):
         prompt = prompt_of(answer)
         behind = other.tokens[other.counts][: self.file.about.max_length - len(prompt)]
         return answer, sequence_of(prompt.tolist(), behind.tolist())
-
-
-# FOLD tuning/preference_method.py
-# The objective that a recipe's [preference] names.
 
 
 def preference_objective(config: PreferenceConfig) -> Objective:

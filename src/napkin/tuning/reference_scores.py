@@ -11,6 +11,12 @@ and a header with one string, `reference`, a JSON object: `format`, `units` (che
 (fingerprint of the reference's weights), `precision` (that it was computed in), `checksum` (SHA-256 of the tensors'
 SHA-256, in their order). They are written as they are computed and memory-mapped where they are read. A file that is
 damaged, or of something else, is computed again.
+
+When the reference's log-probabilities are computed: before the first step, by the run's own model.
+
+Its weights are those of the reference until then, so there is never a second model in memory. A run that is resumed
+reads what it has kept; where that is gone, the model that it started from is loaded, used and dropped. Where adapters
+are trained, the model without them is the reference at any time.
 """
 
 import json
@@ -225,13 +231,6 @@ def with_stand_ins(unit: Unit) -> Unit:
 def _with_zeros(sequence: TokenSequence) -> TokenSequence:
     return sequence.with_values(**{REFERENCE: np.zeros(sequence.n_counted, np.float32)})
 
-
-# FOLD tuning/reference_scores.py
-# When the reference's log-probabilities are computed: before the first step, by the run's own model.
-#
-# Its weights are those of the reference until then, so there is never a second model in memory. A run that is resumed
-# reads what it has kept; where that is gone, the model that it started from is loaded, used and dropped. Where adapters
-# are trained, the model without them is the reference at any time.
 
 WATCHED = "reference"
 """Under which the seconds of a run have those of this pass."""

@@ -1,4 +1,7 @@
-"""Reinforcement learning as a way of tuning: prompts by step, a step of four phases, held-out tasks."""
+"""Reinforcement learning as a way of tuning: prompts by step, a step of four phases, held-out tasks.
+
+Steps of reinforcement learning in which nothing could be learned, said when a run ends.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -40,9 +43,6 @@ from napkin.tuning.reinforcement_step import (
 )
 from napkin.tuning.rollout import Episode, RolloutSettings, roll_out
 from napkin.tuning.start_model import initial_weights, open_start, reference_model
-
-# FOLD tuning/reinforcement_method.py
-# Steps of reinforcement learning in which nothing could be learned, said when a run ends.
 
 REASONS = {
     "equal_groups": "all answers to each prompt had the same reward: use prompts that are neither too hard nor too "

@@ -6,6 +6,8 @@ drawn, with the log-probability they were drawn with: no text is tokenized a sec
 
 All draws are a pure function of weights, seed, step, prompt and answer, and so is the schedule: a resumed run draws
 what an uninterrupted one would.
+
+Answers that an environment judges while others are drawn: in threads, where it allows that.
 """
 
 import math
@@ -31,9 +33,6 @@ from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer
 from napkin.train_step.step import Watch
 from napkin.tuning.policy_loss import SAMPLER
-
-# FOLD tuning/rollout.py
-# Answers that an environment judges while others are drawn: in threads, where it allows that.
 
 
 class AnswerJudging:

@@ -1,4 +1,11 @@
-"""Files of a Hugging Face folder, which comes from elsewhere: none outside of it is opened, and sizes are bounded."""
+"""Files of a Hugging Face folder, which comes from elsewhere: none outside of it is opened, and sizes are bounded.
+
+The files beside a model's weights with which `transformers` reads a prompt as napkin does, and stops where it stops.
+
+tokenizer.json encodes and decodes; its post-processor puts the separator before every text, since each document in
+training began after one. tokenizer_config.json says which token is special for what, generation_config.json where a
+completion ends, chat_template.jinja how the messages of a conversation become a text.
+"""
 
 import errno
 import json
@@ -66,13 +73,6 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CorruptFile(f"'{path}' is not a JSON object: download it again")
     return value
 
-
-# FOLD model/huggingface/folder_files.py
-# The files beside a model's weights with which `transformers` reads a prompt as napkin does, and stops where it stops.
-#
-# tokenizer.json encodes and decodes; its post-processor puts the separator before every text, since each document in
-# training began after one. tokenizer_config.json says which token is special for what, generation_config.json where a
-# completion ends, chat_template.jinja how the messages of a conversation become a text.
 
 SEPARATOR = "<|endoftext|>"
 """What training puts between documents."""

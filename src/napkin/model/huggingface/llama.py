@@ -2,6 +2,8 @@
 
 The names of weights follow from the config: norms by where the block has them, norms of queries and keys, biases and
 experts where there are any.
+
+Families that are Llama with changes: Granite 3, Mistral, Mixtral, Qwen 2 and 3, OLMo 2, Gemma 2.
 """
 
 import math
@@ -197,10 +199,6 @@ def write_llama(config: ModelConfig) -> dict[str, Any]:
         "bos_token_id": None,
         "eos_token_id": None,
     }
-
-
-# FOLD model/huggingface/llama.py
-# Families that are Llama with changes: Granite 3, Mistral, Mixtral, Qwen 2 and 3, OLMo 2, Gemma 2.
 
 
 class GraniteSettings(LlamaSettings):

@@ -5,6 +5,12 @@ these pairs is ever used: the merges within the bytes of a token do not depend o
 same as for these bytes alone. They are found here by merging the bytes of each token alone; the last merge becomes the
 token's merge in napkin. If the bytes alone do not become the token, no merge makes it in any text. The ranks of merges
 stay in their order, which need not be one of learning: Llama 3 has tokens of a lower rank than their parts.
+
+GPT-2's representation of bytes as text: each byte is one printable character; a space is Ġ, a line feed Ċ.
+
+Bytes that are printable in Latin-1 represent themselves; the others, in order, are the characters from U+0100 on.
+
+What Hugging Face's and GPT-2's files have in common: tokens in GPT-2's byte alphabet, and a list of merges.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -178,11 +184,6 @@ def _rank_or_never(rank: Rank, first: bytes, second: bytes) -> int:
     return _NEVER if found is None else found
 
 
-# FOLD tokenizer/interchange/assembly.py
-# GPT-2's representation of bytes as text: each byte is one printable character; a space is Ġ, a line feed Ċ.
-#
-# Bytes that are printable in Latin-1 represent themselves; the others, in order, are the characters from U+0100 on.
-
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted(set(range(256)) - set(_PRINTABLE))
 
@@ -209,10 +210,6 @@ def to_bytes(characters: str) -> bytes | None:
         return bytes(map(_BYTES.__getitem__, characters))
     except KeyError:
         return None
-
-
-# FOLD tokenizer/interchange/assembly.py
-# What Hugging Face's and GPT-2's files have in common: tokens in GPT-2's byte alphabet, and a list of merges.
 
 
 def ordinary_tokens(vocab: Mapping[str, int], special_tokens: Collection[str]) -> dict[bytes, int]:

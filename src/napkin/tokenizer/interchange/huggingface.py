@@ -3,6 +3,8 @@
 A file describes how text is normalized (normalizer), split (pre_tokenizer) and encoded (model), and which tokens are
 added (post_processor); `added_tokens` are matched before all that. Supported is what napkin reproduces exactly: for
 bytes no normalizer or NFC, GPT-2's pattern or Splits by regular expressions, and no added tokens.
+
+Reading files of other libraries, with errors that name the file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,9 +40,6 @@ from napkin.tokenizer.interchange.huggingface_fields import (
 from napkin.tokenizer.interchange.sentencepiece import character_bpe, character_bpe_document
 from napkin.tokenizer.pre_tokenization import THEN, patterns_in_a_row
 from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
-
-# FOLD tokenizer/interchange/huggingface.py
-# Reading files of other libraries, with errors that name the file.
 
 
 def read_bytes(path: StrPath) -> bytes:

@@ -1,4 +1,12 @@
-"""The fields of a tokenizer.json that napkin reads."""
+r"""The fields of a tokenizer.json that napkin reads.
+
+Pre-tokenization patterns as other libraries write them.
+
+`\p{N}{1,3}+` is possessive in one regular expression engine and repeats in another; `$` is the end of the text or of
+each line. So only two types of pattern are accepted: well-known ones, and those with only the parts that all engines
+read alike: literals, classes, `?`, `*`, `+`, `{1,3}`, groups, `|` and lookahead. Characters that are missing from an
+engine's version of Unicode may still differ.
+"""
 
 from typing import Any
 
@@ -99,14 +107,6 @@ def steps_of(step: Step | None) -> list[Step]:
     # Each kind of step has a name of its own for those of a sequence.
     return step.normalizers or step.pretokenizers or step.processors or step.decoders or []
 
-
-# FOLD tokenizer/interchange/huggingface_fields.py
-# Pre-tokenization patterns as other libraries write them.
-#
-# `\p{N}{1,3}+` is possessive in one regular expression engine and repeats in another; `$` is the end of the text or of
-# each line. So only two types of pattern are accepted: well-known ones, and those with only the parts that all engines
-# read alike: literals, classes, `?`, `*`, `+`, `{1,3}`, groups, `|` and lookahead. Characters that are missing from an
-# engine's version of Unicode may still differ.
 
 _SUFFIXES = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LOWER, _UPPER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"

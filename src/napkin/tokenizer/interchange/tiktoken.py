@@ -2,6 +2,12 @@
 
 Any two tokens whose concatenated bytes are a token may merge, the lowest rank first, and a pre-token that is a token is
 encoded as that token. The pattern and the special tokens are not in the file, but in the program that reads it.
+
+GPT-2's two files: vocab.json maps tokens to ids, merges.txt lists the merges in order, one per line.
+
+Tokens are in GPT-2's byte alphabet (see byte_alphabet.py). The pattern is not in the files: it is always GPT-2's.
+
+A tokenizer from a vocabulary and merges that are in memory, as bytes.
 """
 
 import binascii
@@ -111,11 +117,6 @@ def _shortened(line: bytes) -> str:
     return repr(line if len(line) <= 40 else line[:40] + b"...")[1:]
 
 
-# FOLD tokenizer/interchange/tiktoken.py
-# GPT-2's two files: vocab.json maps tokens to ids, merges.txt lists the merges in order, one per line.
-#
-# Tokens are in GPT-2's byte alphabet (see byte_alphabet.py). The pattern is not in the files: it is always GPT-2's.
-
 VOCABULARY_NAME = "vocab.json"
 MERGES_NAME = "merges.txt"
 
@@ -188,10 +189,6 @@ def _lines(merges: bytes) -> list[str]:
         del lines[0]
     # The last line end begins no line, even if it is a Windows one.
     return [line.removesuffix("\r") for line in lines if line.strip("\r")]
-
-
-# FOLD tokenizer/interchange/tiktoken.py
-# A tokenizer from a vocabulary and merges that are in memory, as bytes.
 
 
 def from_vocabulary(
