@@ -99,8 +99,9 @@ def become(request: dict[str, Any]) -> None:
     # As `python -m` does.
     sys.path.insert(0, request["folder"])
     os.environ.update(request["environment"])
-    # Whatever started the server may have had Ctrl-C ignored.
+    # Whatever started the server may have ignored Ctrl-C, as a shell does in the background, or SIGHUP, as nohup does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     for number, name in ((0, os.devnull), (1, request["out"]), (2, request["err"])):
