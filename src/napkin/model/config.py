@@ -2,8 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from napkin.bounds import Bounds
 from napkin.errors import NapkinError
 
 Positions = Literal["rope", "learned", "sinusoidal", "alibi", "none"]
@@ -35,38 +36,38 @@ class ModelConfig:
     Raises NapkinError if they do not fit together; the message names the value and a way out.
     """
 
-    vocab_size: int = 0
+    vocab_size: Annotated[int, Bounds(0, 2**24)] = 0
     """Number of token ids; 0 is the tokenizer's number, which training fills in."""
 
-    context_length: int = 256
+    context_length: Annotated[int, Bounds(1, 2**30)] = 256
     """Longest sequence, in tokens. 256 is about a paragraph, and keeps attention below a tenth of the FLOPs."""
 
-    d_model: int = 256
+    d_model: Annotated[int, Bounds(1, 2**20)] = 256
     """Width of the residual stream, in numbers per token. 256 trains in minutes on a laptop's CPU."""
 
-    n_layers: int = 4
+    n_layers: Annotated[int, Bounds(1, 4096)] = 4
     """Number of blocks, each with one attention and one feed-forward layer. 4 are enough to learn something visible."""
 
-    n_heads: int = 4
+    n_heads: Annotated[int, Bounds(1, 2**20)] = 4
     """Number of query heads; d_model is divided among them. 4 makes heads of 64, the usual size."""
 
-    n_kv_heads: int | None = None
+    n_kv_heads: Annotated[int | None, Bounds(1, 2**20)] = None
     """Number of key and value heads, shared by groups of query heads (Ainslie et al. 2023); None is n_heads, 1 is
     multi-query. Fewer make the KV cache of inference smaller, which a small model does not need."""
 
-    head_dim: int | None = None
+    head_dim: Annotated[int | None, Bounds(1, 2**20)] = None
     """Width of one head; None is d_model / n_heads."""
 
-    d_ff: int | None = None
+    d_ff: Annotated[int | None, Bounds(1, 2**22)] = None
     """Width of the feed-forward layer; None is 4 · d_model, and for the gated kinds 8/3 · d_model rounded up to a
     multiple of 32: with three matrices they then have as many parameters as the plain layer (Shazeer 2020), in sizes
     that fill matrix units."""
 
-    rope_theta: float = 10000.0
+    rope_theta: Annotated[float, Bounds(1, 10**12)] = 10000.0
     """Base of the rotary wavelengths, which run from 2π to nearly 2π · rope_theta tokens. 10000 (Su et al. 2021)
     suits contexts up to about 8192; longer ones need a larger base."""
 
-    norm_eps: float = 1e-5
+    norm_eps: Annotated[float, Bounds(1e-30, 1)] = 1e-5
     """Added to the mean square (RMSNorm) or variance (LayerNorm) so that an all-zero vector stays finite. 1e-5 is far
     below the mean squares that occur in training."""
 
@@ -74,7 +75,7 @@ class ModelConfig:
     """Whether input embedding and output head are one matrix (Press & Wolf 2017). In a small model a second
     matrix would be a large part of all parameters and learn little that the first did not."""
 
-    embedding_scale: float | None = None
+    embedding_scale: Annotated[float | None, Bounds(1e-6, 10**6)] = None
     """Factor of the embedding at the input; None is sqrt(d_model) if it is tied, which brings the head's small numbers
     to the size that the blocks expect, and else 1."""
 
@@ -91,10 +92,10 @@ class ModelConfig:
     """How rotary wavelengths are scaled for contexts longer than the model was trained on: linear (Chen et al. 2023),
     ntk, yarn (Peng et al. 2023) or llama3 (Llama 3.1)."""
 
-    rope_factor: float = 1.0
+    rope_factor: Annotated[float, Bounds(1, 10**6)] = 1.0
     """Ratio of the context to rope_original_context; 1 scales nothing."""
 
-    rope_original_context: int | None = None
+    rope_original_context: Annotated[int | None, Bounds(1, 2**30)] = None
     """Context that the model was trained on before scaling, for yarn and llama3; None is context_length /
     rope_factor."""
 
@@ -104,17 +105,17 @@ class ModelConfig:
     GPU, flash is FlashAttention-2 in Triton for a GPU (on a CPU: plain, and slow blocks); compiled holds a block of
     scores, on a CPU (elsewhere plain). auto is sdpa, or plain or compiled where that is expected to be faster."""
 
-    attention_window: int | None = None
+    attention_window: Annotated[int | None, Bounds(1, 2**30)] = None
     """Number of tokens that a token sees, itself included (Beltagy et al. 2020); None is all before it."""
 
-    full_attention_every: int | None = None
+    full_attention_every: Annotated[int | None, Bounds(2, 4096)] = None
     """In every so many-th block a token sees all tokens before it, in the others attention_window: 2 is every second
     one (Gemma 2); None is no block."""
 
-    attention_softcap: float | None = None
+    attention_softcap: Annotated[float | None, Bounds(1e-3, 10**6)] = None
     """Bounds scores, as cap · tanh(score / cap) (Gemma 2); None is no bound. Not available with sdpa."""
 
-    attention_scale: float | None = None
+    attention_scale: Annotated[float | None, Bounds(1e-6, 10**6)] = None
     """Factor of the scores; None is 1/sqrt(head_dim). µP with heads that grow with the
     width needs sqrt(head_dim of the base model) / head_dim."""
 
@@ -138,58 +139,58 @@ class ModelConfig:
     biases: Biases = "none"
     """Which linear layers and layer norms have a bias: none, those of queries, keys and values, or all but the head."""
 
-    dropout: float = 0.0
+    dropout: Annotated[float, Bounds(0, 0.99)] = 0.0
     """Probability of dropping a number in training, of the embedding and of all that is written into the residual
     stream. For texts that are read many times; 0 for texts read about once."""
 
-    n_experts: int = 0
+    n_experts: Annotated[int, Bounds(0, 2**16)] = 0
     """Number of routed feed-forward layers, of which each token uses a few (Shazeer et al. 2017); 0 is one layer for
     all tokens."""
 
-    experts_per_token: int = 2
+    experts_per_token: Annotated[int, Bounds(1, 2**16)] = 2
     """Routed experts per token."""
 
-    n_shared_experts: int = 0
+    n_shared_experts: Annotated[int, Bounds(0, 2**10)] = 0
     """Experts that every token uses in addition (Dai et al. 2024)."""
 
-    d_expert: int | None = None
+    d_expert: Annotated[int | None, Bounds(1, 2**22)] = None
     """Width of one expert; None is d_ff."""
 
-    n_dense_layers: int = 0
+    n_dense_layers: Annotated[int, Bounds(0, 4096)] = 0
     """Number of first blocks that keep one feed-forward layer for all tokens."""
 
     normalize_expert_weights: bool = True
     """Whether the weights of a token's experts are divided by their sum."""
 
-    expert_capacity: float | None = None
+    expert_capacity: Annotated[float | None, Bounds(1e-3, 10**6)] = None
     """Most tokens that an expert takes, as a multiple of an even split; the expert skips the rest (Fedus et al. 2021).
     None drops nothing."""
 
-    balance_weight: float = 0.01
+    balance_weight: Annotated[float, Bounds(0, 1000)] = 0.01
     """Weight of the loss that keeps experts evenly used (Fedus et al. 2021)."""
 
-    router_z_weight: float = 0.001
+    router_z_weight: Annotated[float, Bounds(0, 1000)] = 0.001
     """Weight of the router's z-loss, which keeps its logits small (Zoph et al. 2022)."""
 
-    z_weight: float = 0.0
+    z_weight: Annotated[float, Bounds(0, 1000)] = 0.0
     """Weight of the head's z-loss, the mean of logsumexp(logits)², which keeps logits from drifting (Chowdhery et al.
     2022 use 1e-4)."""
 
-    logit_softcap: float | None = None
+    logit_softcap: Annotated[float | None, Bounds(1e-3, 10**6)] = None
     """Bounds the head's logits, as cap · tanh(logit / cap) (Gemma 2 uses 30); None is no bound."""
 
     init: InitialStd = "fan_in"
     """Initial std of matrices, truncated at ±3 std: 1/sqrt(inputs) (LeCun et al. 1998), sqrt(2/(inputs +
     outputs)) (Glorot & Bengio 2010), or init_std for all, the embedding among them."""
 
-    init_std: float = 0.02
+    init_std: Annotated[float, Bounds(1e-6, 1000)] = 0.02
     """Std if init is fixed; 0.02 is GPT-2's."""
 
     depth_scaled: bool = True
     """Whether matrices that write into the residual stream start smaller by 1/sqrt(2 · n_layers), so that the stream
     does not grow with depth (Radford et al. 2019)."""
 
-    mup_base_d_model: int | None = None
+    mup_base_d_model: Annotated[int | None, Bounds(1, 2**20)] = None
     """Width of a small model whose learning rate suits this one too (µP, Yang et al. 2022): multipliers make every
     layer learn as fast as it would there. None has no multipliers."""
 

@@ -9,12 +9,13 @@ from fractions import Fraction
 from math import floor
 from typing import ClassVar
 
+from napkin.bounds import refuse_outside
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.optim.schedule import SCHEDULES, Schedule
 from napkin.recipe.data_config import DataConfig, shortened_curriculum
-from napkin.recipe.ranges import MODEL_RANGES, MOST_TOKENS_PER_STEP, refuse_outside
 from napkin.recipe.training_config import (
+    MOST_TOKENS_PER_STEP,
     SCHEDULE_OPTIONS,
     OptimizerConfig,
     ParallelismConfig,
@@ -42,7 +43,7 @@ class Recipe:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
-        refuse_outside("model", self.model, MODEL_RANGES)
+        refuse_outside("model", self.model)
         steps = self.training.steps
         if self.warmup_steps >= steps:
             raise NapkinError(

@@ -8,12 +8,15 @@ does not import torch: the command line reads its types for its help.
 import dataclasses
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from napkin.bounds import LARGEST_SEED, MOST_STEPS, Bounds, refuse_outside
 from napkin.errors import NapkinError, suggestion
 from napkin.optim.registry import OPTIMIZERS, optimizer_entry
 from napkin.optim.schedule import SCHEDULES
-from napkin.recipe.ranges import OPTIMIZER_RANGES, PARALLELISM_RANGES, TRAINING_RANGES, refuse_outside
+
+MOST_RANKS = 2**20
+MOST_TOKENS_PER_STEP = 2**34
 
 if TYPE_CHECKING:
     OptimizerName = str
@@ -26,13 +29,13 @@ else:
 class TrainingConfig:
     """Steps, batches, memory, devices, and how often to log, evaluate and save."""
 
-    steps: int = 1000
+    steps: Annotated[int, Bounds(1, MOST_STEPS)] = 1000
     """Number of updates."""
 
-    batch_size: int = 16
+    batch_size: Annotated[int, Bounds(1, MOST_TOKENS_PER_STEP)] = 16
     """Sequences per update."""
 
-    micro_batch_size: int | Literal["auto"] | None = None
+    micro_batch_size: Annotated[int | Literal["auto"] | None, Bounds(1, MOST_TOKENS_PER_STEP)] = None
     """Sequences per forward and backward pass; gradients are accumulated. None is batch_size. Smaller values need less
     memory, for the same update. auto is the largest that fits into the free memory, by count."""
 
@@ -40,10 +43,10 @@ class TrainingConfig:
     """Activation checkpointing: which activations of a block are recomputed in the backward pass instead of kept;
     selective is all but products with weights and fused attention."""
 
-    recompute_every: int = 1
+    recompute_every: Annotated[int, Bounds(1, 4096)] = 1
     """Activation checkpointing is applied to every n-th block only."""
 
-    loss_chunk_size: int = 512
+    loss_chunk_size: Annotated[int, Bounds(1, MOST_TOKENS_PER_STEP)] = 512
     """Tokens whose logits are in memory at a time, at most a whole micro-batch."""
 
     kernels: Literal["auto", "plain", "compiled", "triton"] = "auto"
@@ -65,34 +68,34 @@ class TrainingConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """The device to train on; auto is the GPU if there is one."""
 
-    threads: int | None = None
+    threads: Annotated[int | None, Bounds(1, 1024)] = None
     """CPU threads; None is one per core that this process may use. The ranks of a machine divide its cores."""
 
-    init_seed: int = 0
+    init_seed: Annotated[int, Bounds(0, LARGEST_SEED)] = 0
     """Seed of the initial weights."""
 
-    data_seed: int = 0
+    data_seed: Annotated[int, Bounds(0, LARGEST_SEED)] = 0
     """Seed of the order of the training sequences."""
 
-    dropout_seed: int = 0
+    dropout_seed: Annotated[int, Bounds(0, LARGEST_SEED)] = 0
     """Seed of dropout, if the model has any."""
 
-    rounding_seed: int = 0
+    rounding_seed: Annotated[int, Bounds(0, LARGEST_SEED)] = 0
     """Seed of stochastic rounding, if the precision has any."""
 
-    log_every: int = 1
+    log_every: Annotated[int, Bounds(1, MOST_STEPS)] = 1
     """Steps between two lines of metrics.jsonl."""
 
-    checkpoint_every: int = 200
+    checkpoint_every: Annotated[int, Bounds(1, MOST_STEPS)] = 200
     """Steps between two checkpoints."""
 
-    keep_checkpoints: int = 2
+    keep_checkpoints: Annotated[int, Bounds(1, MOST_STEPS)] = 2
     """Checkpoints kept; the oldest is removed after a newer one is on the disk."""
 
-    evaluate_every: int = 200
+    evaluate_every: Annotated[int, Bounds(1, MOST_STEPS)] = 200
     """Steps between two evaluations on a sample of the validation tokens."""
 
-    evaluation_tokens: int = 16384
+    evaluation_tokens: Annotated[int, Bounds(1, MOST_STEPS)] = 16384
     """Tokens in that sample. `napkin evaluate` uses all validation tokens."""
 
     parallelism: Literal["ddp", "fsdp"] = "ddp"
@@ -107,7 +110,7 @@ class TrainingConfig:
     reduce_format: Literal["fp32", "bf16"] = "fp32"
     """Format in which fsdp reduces the gradients of a block over ranks."""
 
-    rank_timeout: float = 600.0
+    rank_timeout: Annotated[float, Bounds(1, 10**6)] = 600.0
     """Seconds that ranks wait for each other before the run fails."""
 
     keep_best: bool = True
@@ -122,7 +125,7 @@ class TrainingConfig:
     """What happens at a step whose loss or gradient is infinite or NaN: stop ends the run, skip leaves out the update
     and continues. Either way its batch is saved for inspection."""
 
-    most_skipped: int = 10
+    most_skipped: Annotated[int, Bounds(0, MOST_STEPS)] = 10
     """Consecutive updates that may be skipped; one more stops the run."""
 
     compile: Literal["auto", "on", "off"] = "auto"
@@ -130,7 +133,7 @@ class TrainingConfig:
     where the run is long enough to save more than the compilation takes, by the plan."""
 
     def __post_init__(self) -> None:
-        refuse_outside("training", self, TRAINING_RANGES)
+        refuse_outside("training", self)
         if self.batch_size % self.resolved_micro_batch_size:
             raise NapkinError(
                 f"training.batch_size {self.batch_size} does not divide into micro-batches of {self.micro_batch_size}: "
@@ -159,44 +162,44 @@ class OptimizerConfig:
     """The update rule. adamw is the usual choice; muon needs fewer steps; lion and adafactor need less memory; the
     others are their predecessors."""
 
-    learning_rate: float | None = None
+    learning_rate: Annotated[float | None, Bounds(0, 10)] = None
     """Largest learning rate, at the end of the warm-up. None is the optimizer's default, 3e-3 for adamw: it suits
     models of a few million parameters; larger models need a smaller one (Kaplan et al. 2020, appendix D.6)."""
 
     schedule: ScheduleName = "cosine"
     """Learning-rate schedule after the warm-up."""
 
-    warmup_steps: int | None = None
+    warmup_steps: Annotated[int | None, Bounds(0, MOST_STEPS)] = None
     """Steps over which the learning rate rises to its largest value, while Adam's moments settle. None is 50, or a
     tenth of the steps of a run shorter than 500."""
 
-    decay_steps: int | None = None
+    decay_steps: Annotated[int | None, Bounds(0, MOST_STEPS)] = None
     """Steps of the decay at the end of warmup-stable-decay; None is a fifth of the run."""
 
-    final_fraction: float | None = None
+    final_fraction: Annotated[float | None, Bounds(0, 1)] = None
     """Learning rate of the last step, as a fraction of the largest; 1 is no decay. None is 0.05, for the schedules that
     decay to it: linear, cosine, warmup-stable-decay."""
 
-    momentum: float | None = None
+    momentum: Annotated[float | None, Bounds(0, 0.999999)] = None
     """Decay per step of the sum of gradients, for momentum, nesterov (0.9) and muon (0.95)."""
 
-    beta1: float | None = None
+    beta1: Annotated[float | None, Bounds(0, 0.999999)] = None
     """Decay per step of the first moment; 0.9."""
 
-    beta2: float | None = None
+    beta2: Annotated[float | None, Bounds(0, 0.999999)] = None
     """Decay per step of the second moment; 0.95, which recovers from a loss spike sooner than the classical 0.999, and
     0.99 for rmsprop and lion."""
 
-    eps: float | None = None
+    eps: Annotated[float | None, Bounds(1e-30, 1)] = None
     """Added to the square root of the second moment to avoid division by zero; 1e-8, for adagrad 1e-10. For adafactor,
     the smallest RMS of a parameter that its step is scaled by, 1e-3."""
 
-    weight_decay: float | None = None
+    weight_decay: Annotated[float | None, Bounds(0, 100)] = None
     """Decay of matrices per step and unit of learning rate; gains and other vectors do not decay. 0.1 for adamw and
     muon, 0.6 for lion, otherwise 0. Decoupled, except for sgd, momentum, nesterov, adagrad, rmsprop and adam, which add
     it to the gradient."""
 
-    clip_norm: float = 1.0
+    clip_norm: Annotated[float, Bounds(1e-12, 10**12)] = 1.0
     """Largest global norm of a step's gradient; a larger gradient is scaled down to it."""
 
     fused: bool | None = None
@@ -204,13 +207,13 @@ class OptimizerConfig:
     parameters that muon leaves to adamw: three to five times as fast, with different rounding. None is wherever there
     is one."""
 
-    average_decay: float | None = None
+    average_decay: Annotated[float | None, Bounds(0, 0.999999)] = None
     """Decay per step of an exponential moving average of the weights, for example 0.999. Evaluations and sampling then
     use the average; it takes 4 bytes per parameter. None, or 0, keeps no average."""
 
     def __post_init__(self) -> None:
         choice = optimizer_entry(self.name)
-        refuse_outside("optimizer", self, OPTIMIZER_RANGES)
+        refuse_outside("optimizer", self)
         for option in OPTIMIZER_OPTIONS - choice.options.keys():
             accepted_by = ", ".join(name for name, other in OPTIMIZERS.items() if option in other.options)
             self._refuse(option, self.name, accepted_by)
@@ -284,33 +287,33 @@ class ParallelismConfig:
     Without any of these, all ranks split the batch, as training.parallelism says.
     """
 
-    data: int | None = None
+    data: Annotated[int | None, Bounds(1, MOST_RANKS)] = None
     """Groups of ranks that each have a whole copy of the model and their own rows of every batch (DDP). None is what
     the other sizes leave if training.parallelism is ddp, otherwise 1."""
 
-    shard: int | None = None
+    shard: Annotated[int | None, Bounds(1, MOST_RANKS)] = None
     """Ranks that split the batch, and hold a shard of parameters, gradients and optimizer state each (FSDP2). With data
     above 1 as well, shards are replicated (HSDP). None is what the other sizes leave if training.parallelism is fsdp,
     otherwise 1."""
 
-    tensor: int = 1
+    tensor: Annotated[int, Bounds(1, MOST_RANKS)] = 1
     """Ranks that split each matrix, the heads of attention, the vocabulary, and outside of matrices the sequence
     (Shoeybi et al. 2019; Korthikanti et al. 2022)."""
 
-    pipeline: int = 1
+    pipeline: Annotated[int, Bounds(1, MOST_RANKS)] = 1
     """Ranks that split the layers; micro-batches pass through them (Huang et al. 2019)."""
 
-    context: int = 1
+    context: Annotated[int, Bounds(1, MOST_RANKS)] = 1
     """Ranks that split each sequence; keys and values go around them in a ring (Liu et al. 2023)."""
 
-    expert: int = 1
+    expert: Annotated[int, Bounds(1, MOST_RANKS)] = 1
     """Ranks that split the experts; tokens are sent to the rank of their expert (Lepikhin et al. 2020). These are ranks
     that split the batch: data · shard has to be a multiple."""
 
     schedule: PipelineScheduleName = "1f1b"
     """The order in which the ranks of a pipeline work on micro-batches."""
 
-    stages_per_rank: int | None = None
+    stages_per_rank: Annotated[int | None, Bounds(1, 1024)] = None
     """Parts of the model that each rank of a pipeline holds; None is 2 for interleaved-1f1b and zb-v, otherwise 1."""
 
     blocks_per_stage: tuple[int, ...] | None = None
@@ -321,7 +324,7 @@ class ParallelismConfig:
     other the updated parameters (ZeRO stage 1, Rajbhandari et al. 2020)."""
 
     def __post_init__(self) -> None:
-        refuse_outside("parallelism", self, PARALLELISM_RANGES)
+        refuse_outside("parallelism", self)
         per_rank = self.resolved_stages_per_rank
         if self.schedule in ("gpipe", "1f1b") and per_rank != 1:
             raise NapkinError(

@@ -9,8 +9,9 @@ model tuning starts, on what, and how sequences are packed.
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
+from napkin.bounds import Bounds, refuse_outside
 from napkin.errors import NapkinError
 from napkin.model.adapter_names import refuse_unknown
 from napkin.recipe.data_config import DataConfig
@@ -26,7 +27,7 @@ class AdapterConfig:
     """none trains all weights; lora adds a product of two small matrices to each chosen matrix, and trains only these
     (Hu et al. 2021); dora learns the length of each row besides (Liu et al. 2024)."""
 
-    rank: int = 8
+    rank: Annotated[int, Bounds(1, 2**16)] = 8
     """Rows of the first small matrix, columns of the second."""
 
     alpha: float = 16.0
@@ -44,8 +45,7 @@ class AdapterConfig:
     same numbers; fp32 keeps all digits for the model that adapters are merged into."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rank <= 2**16:
-            raise NapkinError(f"adapter.rank is {self.rank}: use 1 to {2**16}")
+        refuse_outside("adapter", self)
         if not 0 < self.alpha <= 1e6:
             raise NapkinError(f"adapter.alpha is {self.alpha}: use a number above 0, at most 1e6")
         if not self.modules:
@@ -142,19 +142,19 @@ class ReinforcementConfig:
     reward: str = "math"
     """For prompts of a file: exact, number, math, choice, regex, code, or FILE.py:NAME of a function of your own."""
 
-    group_size: int = 8
+    group_size: Annotated[int, Bounds(1, 2**20)] = 8
     """Answers to each prompt; training.batch_size is the number of prompts in a step."""
 
-    max_answer: int = 128
+    max_answer: Annotated[int, Bounds(1, 2**24)] = 128
     """Longest answer in tokens; a longer one is cut, and counted."""
 
-    temperature: float = 1.0
+    temperature: Annotated[float, Bounds(1e-3, 100)] = 1.0
     """Of sampling; log-probabilities are those at this temperature."""
 
-    updates_per_rollout: int = 1
+    updates_per_rollout: Annotated[int, Bounds(1, 2**20)] = 1
     """Optimizer updates on the answers of one step: each on its part of the groups, as often as `epochs` says."""
 
-    epochs: int = 1
+    epochs: Annotated[int, Bounds(1, 1000)] = 1
     """How often each answer is learned from."""
 
     advantage: Literal["auto", "group", "group mean", "leave one out", "batch", "none", "gae"] = "auto"
@@ -167,22 +167,22 @@ class ReinforcementConfig:
     clip: Literal["auto", "ppo", "cispo", "none"] = "auto"
     """ppo takes the worse of the clipped and the plain ratio; cispo bounds the ratio as a weight without gradient."""
 
-    clip_low: float | None = None
+    clip_low: Annotated[float | None, Bounds(0, 1e4)] = None
     """The ratio is clipped below 1 minus this; None is the algorithm's."""
 
-    clip_high: float | None = None
+    clip_high: Annotated[float | None, Bounds(0, 1e4)] = None
     """The ratio is clipped above 1 plus this; None is the algorithm's."""
 
     normalisation: Literal["auto", "token", "sequence", "constant"] = "auto"
     """What a token's term is divided by; constant is max_answer, for every sequence alike."""
 
-    kl_weight: float = 0.0
+    kl_weight: Annotated[float, Bounds(0, 1e4)] = 0.0
     """Weight of the divergence from the model that training started from; above 0, its weights are held too."""
 
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Of the divergence (Schulman 2020)."""
 
-    entropy_weight: float = 0.0
+    entropy_weight: Annotated[float, Bounds(0, 1e4)] = 0.0
     """Weight of the entropy, which is made larger."""
 
     drop_equal_groups: bool | None = None
@@ -193,54 +193,33 @@ class ReinforcementConfig:
     """Answers that are cut: learned from as they are; not learned from; or with a smaller reward the nearer an answer
     comes to max_answer (DAPO)."""
 
-    seed: int = 0
+    seed: Annotated[int, Bounds(0, 2**62)] = 0
     """Of prompts and of sampling."""
 
-    evaluation_prompts: int = 128
+    evaluation_prompts: Annotated[int, Bounds(0, 2**20)] = 128
     """Held-out prompts that an evaluation answers greedily."""
 
-    value_weight: float = 0.5
+    value_weight: Annotated[float, Bounds(0, 1e4)] = 0.5
     """ppo: weight of the value head's loss."""
 
-    gae_lambda: float = 0.95
+    gae_lambda: Annotated[float, Bounds(0, 1)] = 0.95
     """ppo: decay of generalised advantage estimation."""
 
-    value_clip: float = 0.2
+    value_clip: Annotated[float, Bounds(0, 1e4)] = 0.2
     """ppo: by how much a value may change from the sampler's before its loss holds it back; 0 is no limit."""
 
-    overlong_window: int = 0
+    overlong_window: Annotated[int, Bounds(0, 2**24)] = 0
     """penalty: over how many tokens before max_answer it rises; 0 is a fifth of max_answer."""
 
-    sampler_ratio_limit: float = 0.0
+    sampler_ratio_limit: Annotated[float, Bounds(0, 1e4)] = 0.0
     """Above 0, terms are weighted by the trainer's probability of a token over the sampler's, at most this: truncated
     importance sampling (Yao et al. 2025), which takes one more forward pass; 0 leaves it out."""
 
-    answers_at_a_time: int = 256
+    answers_at_a_time: Annotated[int, Bounds(1, 2**20)] = 256
     """Answers that are drawn together, at most: more are faster, and take more memory for keys and values."""
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("group_size", 1, 2**20),
-            ("max_answer", 1, 2**24),
-            ("updates_per_rollout", 1, 2**20),
-            ("answers_at_a_time", 1, 2**20),
-            ("epochs", 1, 1000),
-            ("temperature", 1e-3, 100),
-            ("kl_weight", 0, 1e4),
-            ("entropy_weight", 0, 1e4),
-            ("value_weight", 0, 1e4),
-            ("gae_lambda", 0, 1),
-            ("value_clip", 0, 1e4),
-            ("overlong_window", 0, 2**24),
-            ("sampler_ratio_limit", 0, 1e4),
-            ("clip_low", 0, 1e4),
-            ("clip_high", 0, 1e4),
-            ("evaluation_prompts", 0, 2**20),
-            ("seed", 0, 2**62),
-        ):
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise NapkinError(f"rl.{name} is {value}: use {least} to {most}")
+        refuse_outside("rl", self)
 
 
 TuningMethod = Literal["sft", "preference", "reward-model", "rl"]

@@ -2,11 +2,13 @@
 
 import random
 import re
+from hashlib import blake2b
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from napkin.curation.deduplication import MinHash, estimated_similarity, near_duplicates
+from napkin.curation.deduplication import MinHash, estimated_similarity, near_duplicates, plain_signature
 from napkin.errors import NapkinError
 
 
@@ -61,6 +63,30 @@ def test_the_similarity_of_real_sentences_is_that_of_their_shingles() -> None:
     estimates = estimated_similarity(minhash.signatures(texts)[0], minhash.signatures(edited)[0])
     truths = np.array([similarity(a, b, 5) for a, b in zip(texts, edited, strict=True)])
     assert np.abs(estimates - truths).max() < 4 * np.sqrt(0.25 / 1024)
+
+
+def test_the_compiled_form_estimates_what_the_formula_does() -> None:
+    """A pair of documents for each share of common words, none and all among them; both forms take 512 numbers."""
+
+    def plain(text: str) -> NDArray[np.int64]:
+        hashes = {
+            int.from_bytes(blake2b(" ".join(each).encode(), digest_size=7).digest()) for each in shingles(text, 5)
+        }
+        return np.array(plain_signature(hashes, 512))
+
+    draw = random.Random(3)
+    words = [f"w{i}" for i in range(400)]
+    first = [" ".join(draw.choices(words, k=120)) for _ in range(41)]
+    second = [" ".join([*text.split()[: 3 * i], *draw.choices(words, k=120 - 3 * i)]) for i, text in enumerate(first)]
+    minhash = MinHash(hashes=512, words=5)
+    compiled = estimated_similarity(minhash.signatures(first)[0], minhash.signatures(second)[0])
+    formula = estimated_similarity(np.stack([*map(plain, first)]), np.stack([*map(plain, second)]))
+    truth = np.array([similarity(a, b, 5) for a, b in zip(first, second, strict=True)])
+    error = np.sqrt(truth * (1 - truth) / 512)
+    assert (compiled[0], compiled[-1]) == (formula[0], formula[-1]) == (0, 1)
+    assert (np.abs(formula - truth) <= 4 * error).all()
+    assert (np.abs(compiled - formula) <= 4 * np.sqrt(2) * error).all()
+    assert abs((compiled - formula).mean()) < 4 * np.sqrt(2 * (error**2).sum()) / 41
 
 
 def test_case_punctuation_and_white_space_do_not_count() -> None:

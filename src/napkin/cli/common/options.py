@@ -29,6 +29,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
+from napkin.bounds import MOST_STEPS, bounds_of
 from napkin.cli.commands import Main
 from napkin.cli.common.help_sections import ALL, asked_section, short_help
 from napkin.cli.common.terminal import printable
@@ -249,6 +250,8 @@ def _dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
         texts = field_docstrings(cls)
         inner = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
         text = _paragraphs(inner.__doc__ or "")[0] if dataclasses.is_dataclass(inner) else texts.get(field.name, "")
+        if (bounds := bounds_of(cls).get(field.name)) and bounds.most < MOST_STEPS:
+            text += f" {bounds}."
         fields.append(StructFieldSpec(name=field.name, type=hint, default=default, helptext=text))
     return StructConstructorSpec(instantiate=cls, fields=tuple(fields))
 

@@ -1,25 +1,30 @@
-"""MinHash signatures: k numbers per document, of which two documents share a part that is close to their Jaccard
-similarity.
+"""MinHash: k numbers per document, of which two documents share a part that is close to their Jaccard similarity.
 
-The similarity J of two documents is that of their sets of shingles: each n consecutive words (word_table.py says what a
-word is), of a shorter document all its words. With k numbers the share of equal ones has the mean J and the standard
-error sqrt(J (1 - J) / k) (Broder 1997), about 0.035 for J = 0.8 and k = 128.
+A document is the set S of its shingles: each n consecutive words, of a shorter document all its words. With random a
+and b and a prime p above all hashes, (a · h + b) mod p puts the shingles' hashes h in an order, and the first shingle
+of the union of two sets is as likely one of both as their Jaccard similarity J says. So k such orders give
 
-What a word is: the table by which the compiled loops split text.
+    signature(S)[i] = min over h in S of (a_i · h + b_i) mod p
+    similarity(S, T) = mean(signature(S) == signature(T))
+
+with the mean J and the standard error sqrt(J (1 - J) / k), about 0.035 for J = 0.8 and k = 128 (Broder 1997). That is
+`plain_signature`, k passes over the shingles. `MinHash` has the compiled form (compiled/sketches.py): one pass over the
+text, in which each shingle is hashed once, for the same mean and error.
 
 A word is a run of letters, digits and combining marks, without regard to case (for Latin, Greek, Cyrillic and
 Armenian letters). Characters of scripts that are written without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese)
 are words of their own. Everything else separates words: punctuation, symbols and white space do not count.
 
-Locality-sensitive hashing: which bands of a signature two documents must share to be candidates.
-
-Of b bands of r numbers each, two documents of similarity s share at least one with probability 1 - (1 - s^r)^b, an
-S-shaped curve (Indyk and Motwani 1998; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, 3.4).
+Signatures are compared by bands (locality-sensitive hashing). Of b bands of r numbers each, two documents of similarity
+s share at least one with probability 1 - (1 - s^r)^b, an S-shaped curve (Indyk and Motwani 1998; Leskovec, Rajaraman
+and Ullman, Mining of Massive Datasets, 3.4).
 """
 
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,42 +33,20 @@ from napkin.curation.deduplication.compiled.loading import DEDUPLICATION, addres
 from napkin.errors import NapkinError
 from napkin.tokenizer.numba.character_classes import KIND, LETTER, MARK, NUMBER, character_classes
 
-SEPARATOR, PART_OF_WORD, WORD = range(3)
-_UNICODE = "16.0"
-_CASED = ((0x0041, 0x0590), (0x1E00, 0x2000))
-# Code points, the last excluded.
-_WITHOUT_SPACES = (
-    (0x0E00, 0x0F00),
-    (0x1000, 0x10A0),
-    (0x1780, 0x1800),
-    (0x2E80, 0x2FE0),
-    (0x3005, 0x3008),
-    (0x3040, 0x3100),
-    (0x31F0, 0x3200),
-    (0x3400, 0x4DC0),
-    (0x4E00, 0xA000),
-    (0xF900, 0xFB00),
-    (0xFF66, 0xFFA0),
-    (0x20000, 0x40000),
-)
+PRIME = 2**61 - 1
 
 
-@cache
-def word_table() -> NDArray[np.uint32]:
-    """For each code point 4 · (the code point in lower case) + its kind, of shape [1114112]."""
-    classes = character_classes(_UNICODE)
-    kind = classes & KIND
-    in_words = (kind == LETTER) | (kind == NUMBER) | ((classes & MARK) != 0)
-    kinds = np.where(in_words, PART_OF_WORD, SEPARATOR).astype(np.uint32)
-    for first, stop in _WITHOUT_SPACES:
-        kinds[first:stop][in_words[first:stop]] = WORD
-    lower = np.arange(len(classes), dtype=np.uint32)
-    for first, stop in _CASED:
-        for code in range(first, stop):
-            small = chr(code).lower()
-            if len(small) == 1:
-                lower[code] = ord(small)
-    return lower << np.uint32(2) | kinds
+def plain_signature(shingles: Set[int], hashes: int, seed: int = 0) -> list[int]:
+    """The signature of a set of hashes by the formula; a test holds the compiled form to it.
+
+    >>> hashes = random.Random(1).sample(range(PRIME), 5)
+    >>> first, second = (np.array(plain_signature(set(part), 1000)) for part in (hashes[:4], hashes[1:]))
+    >>> round(float(np.mean(first == second)), 1)   # they share 3 of 5
+    0.6
+    """
+    draw = random.Random(seed)
+    factors = [(draw.randrange(1, PRIME), draw.randrange(PRIME)) for _ in range(hashes)]
+    return [min((a * shingle + b) % PRIME for shingle in shingles) for a, b in factors]
 
 
 BATCH_BYTES = 2**23
@@ -74,11 +57,11 @@ Signatures = NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class MinHash:
-    """How signatures are made; those of two documents can only be compared if this is the same."""
+    """Makes signatures; those of two documents can only be compared if hashes and words are the same."""
 
     hashes: int = 128
     words: int = 5
-    """Of a shingle."""
+    """Words per shingle."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.hashes <= MOST_HASHES:
@@ -129,8 +112,8 @@ class MinHash:
         return signatures, words
 
 
-def estimated_similarity(first: Signatures, second: Signatures) -> NDArray[np.float64]:
-    """The estimated Jaccard similarity of signatures, along the last axis."""
+def estimated_similarity(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.float64]:
+    """The estimated Jaccard similarity of signatures of either form, along the last axis."""
     return np.mean(first == second, axis=-1)
 
 
@@ -147,7 +130,7 @@ class Banding:
     rows: int
 
     def probability(self, similarity: float | NDArray[np.float64]) -> float | NDArray[np.float64]:
-        """That two documents of this similarity share a band."""
+        """The probability that two documents of this similarity share a band."""
         return 1 - (1 - similarity**self.rows) ** self.bands
 
     def keys(self, signatures: NDArray[np.uint32]) -> NDArray[np.uint64]:
@@ -201,3 +184,41 @@ def choose_banding(
         if error[least] < best:
             best, chosen = float(error[least]), Banding(int(bands[least]), rows)
     return chosen
+
+
+SEPARATOR, PART_OF_WORD, WORD = range(3)
+_UNICODE = "16.0"
+_CASED = ((0x0041, 0x0590), (0x1E00, 0x2000))
+# Code points, the last excluded.
+_WITHOUT_SPACES = (
+    (0x0E00, 0x0F00),
+    (0x1000, 0x10A0),
+    (0x1780, 0x1800),
+    (0x2E80, 0x2FE0),
+    (0x3005, 0x3008),
+    (0x3040, 0x3100),
+    (0x31F0, 0x3200),
+    (0x3400, 0x4DC0),
+    (0x4E00, 0xA000),
+    (0xF900, 0xFB00),
+    (0xFF66, 0xFFA0),
+    (0x20000, 0x40000),
+)
+
+
+@cache
+def word_table() -> NDArray[np.uint32]:
+    """What compiled loops split text by: 4 · (the code point in lower case) + its kind, for each of 1,114,112."""
+    classes = character_classes(_UNICODE)
+    kind = classes & KIND
+    in_words = (kind == LETTER) | (kind == NUMBER) | ((classes & MARK) != 0)
+    kinds = np.where(in_words, PART_OF_WORD, SEPARATOR).astype(np.uint32)
+    for first, stop in _WITHOUT_SPACES:
+        kinds[first:stop][in_words[first:stop]] = WORD
+    lower = np.arange(len(classes), dtype=np.uint32)
+    for first, stop in _CASED:
+        for code in range(first, stop):
+            small = chr(code).lower()
+            if len(small) == 1:
+                lower[code] = ord(small)
+    return lower << np.uint32(2) | kinds
