@@ -20,7 +20,7 @@ from napkin.inference.paged_cache import bytes_per_token
 from napkin.inference.service_load import ServiceLoad, measure_load
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.planning.services.engine_service import plan_engine_service
+from napkin.planning.services.this_machine import plan_engine_service
 from result_files import write_result
 
 MODELS = {

@@ -16,7 +16,7 @@ from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import ContiguousCache, ExtendingPass
 from napkin.model.transformer import Transformer
-from napkin.planning.services.engine_service import plan_engine_service
+from napkin.planning.services.this_machine import plan_engine_service
 from oracles.model_switches import disturbed
 
 CONFIG = ModelConfig(61, context_length=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2)

@@ -130,7 +130,7 @@ def test_a_folder_is_scored_evaluated_exported_and_served(
     monkeypatch.setattr(napkin.serving, "serve", lambda model, engine, **how: asked.append((model, engine, how)))
     found.serve(port=7, max_running=3)
     ((model_served, engine, how),) = asked
-    assert (model_served, engine.model, engine.max_running, how) == (found, found.model, 3, {"port": 7})
+    assert (model_served, engine.model, engine.scheduler.max_running, how) == (found, found.model, 3, {"port": 7})
 
 
 def test_weights_are_read_when_something_needs_them(saved: tuple[Path, Transformer, Tokenizer]) -> None:

@@ -1,20 +1,13 @@
 """Many requests at a time: continuous batching over one pool of KV blocks.
 
-Each step computes one token of every sequence whose prompt is done, together, and beside them a chunk of prompts (Yu et
-al. 2022, "Orca"; Agrawal et al. 2023, "SARATHI"). Who came first is served first. Where blocks run out, the sequence
-that came last gives back its own and is computed again later: no request is lost, and a draw depends on the request's
-seed and not on what else is running.
-
-A sequence in an engine: how far it is computed, and in which blocks its keys and values are.
-
-Prompts of one pass that are equal: the first is computed, and the others get copies of its keys and values.
+`scheduler.py` says which sequences a step computes and in which blocks; here their tokens go through the model, and the
+next ones are drawn. A draw depends on the request's seed and not on what else is running.
 """
 
 import contextlib
 import os
 import threading
 import time
-from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,88 +17,37 @@ import torch
 from torch import Tensor
 
 from napkin.errors import NapkinError, first_line
-from napkin.inference.paged_cache import (
-    FIRST,
-    BlockPool,
-    Digest,
-    KVFormat,
-    PagedCache,
-    bytes_per_token,
-    digest_of,
-    n_blocks_that_fit,
-)
+from napkin.inference.block_pool import BlockPool
+from napkin.inference.paged_cache import KVFormat, PagedCache, bytes_per_token, n_blocks_that_fit
 from napkin.inference.request import Completion, Finish, Request
 from napkin.inference.sampling import NOT_FINITE, Draw, draw, told_draws
+from napkin.inference.scheduler import Pass, ScheduledSequence, Scheduler
 from napkin.model.transformer import Transformer
 
 
 @dataclass(eq=False)
-class EngineSequence:
-    """A completion and the blocks that it holds."""
+class EngineSequence(ScheduledSequence):
+    """A completion on its way, as the scheduler sees it."""
 
-    completion: Completion
-    tokens: list[int]
-    """The prompt and what was drawn."""
-    n_computed: int = 0
-    """Tokens whose keys and values are held."""
-    table: list[int] = field(default_factory=list)
-    digests: list[Digest] = field(default_factory=list)
-    """Of its full blocks that are named, in order."""
-    running: bool = False
-    """Whether it is among those that are computed."""
+    completion: Completion = field(kw_only=True)
+
+    @classmethod
+    def of(cls, completion: Completion) -> "EngineSequence":
+        """The prompt of a completion that has drawn nothing yet."""
+        request = completion.request
+        return cls(
+            completion.number,
+            list(request.prompt),
+            len(request.prompt),
+            request.max_tokens,
+            shares=not request.prompt_logprobs,
+            completion=completion,
+        )
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
         """Ids that end it, besides those of the engine."""
         return frozenset(self.completion.request.sampling.stop_ids)
-
-    @property
-    def n_prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.completion.request.prompt)
-
-    @property
-    def decodes(self) -> bool:
-        """Whether all but the newest token is computed."""
-        return self.n_computed == len(self.tokens) - 1 and self.n_computed >= self.n_prompt
-
-    @property
-    def shares(self) -> bool:
-        """Whether prefixes of others may be used: not by a request that asks what each prompt token scores."""
-        return not self.completion.request.prompt_logprobs
-
-    @property
-    def wants_more(self) -> bool:
-        """Whether more tokens are to be drawn."""
-        return len(self.completion.draws) < self.completion.request.max_tokens
-
-
-def firsts_of_equals(sequences: Sequence[EngineSequence]) -> list[int]:
-    """For each sequence the number of the first that has the same tokens, as many of them computed.
-
-    >>> from napkin.inference.request import Completion, Request
-    >>> prompts = [[1, 2], [3], [1, 2]]
-    >>> firsts_of_equals([EngineSequence(Completion(Request(each, 1), 0), each) for each in prompts])
-    [0, 1, 0]
-    """
-    numbers: dict[tuple[int, ...], int] = {}
-    return [numbers.setdefault((each.n_computed, *each.tokens), number) for number, each in enumerate(sequences)]
-
-
-def blocks_to_copy(
-    sequences: Sequence[EngineSequence], counts: Sequence[int], firsts: Sequence[int], block_size: int
-) -> tuple[list[int], list[int]]:
-    """The blocks in which a pass over counts[i] tokens of sequence i has written, and the same of those that are equal
-    to their sequences."""
-    blocks: list[int] = []
-    others: list[int] = []
-    for number, (sequence, count, first) in enumerate(zip(sequences, counts, firsts, strict=True)):
-        if number != first:
-            end = sequence.n_computed + count
-            written = slice(sequence.n_computed // block_size, -(-end // block_size))
-            blocks += sequences[first].table[written]
-            others += sequence.table[written]
-    return blocks, others
 
 
 Progress = tuple[Completion, int]
@@ -190,16 +132,18 @@ class Engine:
         for name in _SHAPE_CACHES:
             os.environ.setdefault(name, str(_SHAPES_KEPT))
         self.model = model.eval()
-        self.max_running = max_running
-        # Blocks that are shared in batch-invariant mode end where chunks do.
-        self.prefill_chunk = -(-prefill_chunk // block_size) * block_size
         self.stop_ids = frozenset(stop_ids)
-        self.batch_invariant = batch_invariant
-        self.prompts_together = prompts_together and not batch_invariant
         weight = model.head_weight
         self.kv: KVFormat = kv
         each = block_size * bytes_per_token(model.config, weight.dtype, kv)
-        self.pool = BlockPool(n_blocks_that_fit(model, each, block_size, max_running, cache_bytes), block_size)
+        self.scheduler = Scheduler[EngineSequence](
+            n_blocks_that_fit(model, each, block_size, max_running, cache_bytes),
+            block_size=block_size,
+            max_running=max_running,
+            prefill_chunk=prefill_chunk,
+            batch_invariant=batch_invariant,
+            prompts_together=prompts_together,
+        )
         self.cache = PagedCache(
             model.config, self.pool.n_blocks, block_size, dtype=weight.dtype, device=weight.device, kv=kv
         )
@@ -207,10 +151,13 @@ class Engine:
         self._unwanted: deque[Completion] = deque()
         self._lock = threading.Lock()
         self._submitted = 0
-        self._waiting: list[EngineSequence] = []
-        self._running: list[EngineSequence] = []
-        self._prompt_tokens = self._cached_tokens = self._generated = self._preempted = self._steps = 0
+        self._prompt_tokens = self._cached_tokens = self._generated = self._steps = 0
         self._seconds = 0.0
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks of the cache."""
+        return self.scheduler.pool
 
     def submit(self, request: Request) -> Completion:
         """Queue a request. Raises NapkinError for one that can never run."""
@@ -218,7 +165,7 @@ class Engine:
         with self._lock:
             completion = Completion(request, self._submitted)
             self._submitted += 1
-            self._arrived.append(EngineSequence(completion, list(request.prompt)))
+            self._arrived.append(EngineSequence.of(completion))
         return completion
 
     def cancel(self, completion: Completion) -> None:
@@ -228,20 +175,20 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._arrived or self._unwanted or self._waiting or self._running)
+        return bool(self._arrived or self._unwanted or self.scheduler.waiting or self.scheduler.running)
 
     def stats(self) -> EngineStats:
         """The figures of now."""
         return EngineStats(
-            running=len(self._running),
-            waiting=len(self._waiting) + len(self._arrived),
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting) + len(self._arrived),
             blocks_free=self.pool.n_free,
             blocks_total=self.pool.n_blocks,
             cache_bytes=self.cache.nbytes,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated,
-            preempted=self._preempted,
+            preempted=self.scheduler.preempted,
             steps=self._steps,
             seconds=self._seconds,
         )
@@ -260,13 +207,14 @@ class Engine:
         """
         begin = time.perf_counter()
         changed = self._take_in()
-        self._admit()
-        decoding = [sequence for sequence in self._running if sequence.decodes]
-        prefilling = [sequence for sequence in self._running if not sequence.decodes]
-        for batch in [[each] for each in decoding] if self.batch_invariant else [decoding]:
-            changed += self._compute(batch, 1, isolate)
-        for n_new, batch in self._chunks([each for each in prefilling if each.running]):
-            changed += self._compute(batch, n_new, isolate)
+        for sequence in self.scheduler.admit():
+            completion = sequence.completion
+            if not completion.draws:
+                completion.cached_tokens = sequence.n_computed
+                self._prompt_tokens += sequence.n_prompt
+                self._cached_tokens += sequence.n_computed
+        for each in self.scheduler.passes():
+            changed += self._compute(each, isolate)
         self._steps += 1
         self._seconds += time.perf_counter() - begin
         return changed
@@ -274,13 +222,12 @@ class Engine:
     def fail_all(self, error: BaseException) -> list[Progress]:
         """End as failed all that was submitted before the last step, and empty the cache: after a step that raised."""
         ended: list[Progress] = []
-        for sequence in (*self._running, *self._waiting):
+        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
             completion = sequence.completion
             completion.failure, completion.finish = first_line(error), "failed"
             completion.finished_at = time.perf_counter()
             ended.append((completion, len(completion.draws)))
-        self._running, self._waiting = [], []
-        self.pool = BlockPool(self.pool.n_blocks, self.pool.block_size)
+        self.scheduler.clear()
         # Where the device itself has failed, every step raises, and says so.
         with contextlib.suppress(Exception):
             self.cache.clear(range(self.pool.n_blocks))
@@ -306,117 +253,38 @@ class Engine:
     def _take_in(self) -> list[Progress]:
         """New requests wait; unwanted ones end."""
         while self._arrived:
-            self._waiting.append(self._arrived.popleft())
+            self.scheduler.add(self._arrived.popleft())
         changed: list[Progress] = []
         while self._unwanted:
             completion = self._unwanted.popleft()
-            found = next((each for each in (*self._running, *self._waiting) if each.completion is completion), None)
+            known = (*self.scheduler.running, *self.scheduler.waiting)
+            found = next((each for each in known if each.completion is completion), None)
             if found is not None:
-                if not found.running:
-                    self._waiting.remove(found)
                 changed.append(self._end(found, "cancelled", len(completion.draws)))
         return changed
 
-    def _admit(self) -> None:
-        """Start those that wait, first come first, while there are blocks for all of their tokens and one more."""
-        while self._waiting and len(self._running) < self.max_running:
-            sequence = self._waiting[0]
-            self._share_prefix(sequence)
-            most = min(len(sequence.tokens) + 1, sequence.n_prompt + sequence.completion.request.max_tokens)
-            if -(-most // self.pool.block_size) - len(sequence.table) > self.pool.n_free:
-                self._release(sequence)
-                return
-            del self._waiting[0]
-            insort(self._running, sequence, key=lambda each: each.completion.number)
-            sequence.running = True
-            completion = sequence.completion
-            if not completion.draws:
-                completion.cached_tokens = sequence.n_computed
-                self._prompt_tokens += sequence.n_prompt
-                self._cached_tokens += sequence.n_computed
-
-    def _share_prefix(self, sequence: EngineSequence) -> None:
-        """Use blocks that hold its first tokens; the last token is computed, since its logits are needed."""
-        if not sequence.shares:
-            return
-        size, most = self.pool.block_size, len(sequence.tokens) - 1
-        # Alone, the chunks of the prompt must be those that a sequence without a shared prefix has, and what it has
-        # drawn itself is computed token by token: another prompt with the same tokens was computed in chunks.
-        step = self.prefill_chunk if self.batch_invariant else size
-        if self.batch_invariant:
-            most = min(most, sequence.n_prompt)
-        found: list[tuple[int, Digest]] = []
-        before = FIRST
-        for start in range(0, most // size * size, size):
-            before = digest_of(before, sequence.tokens[start : start + size])
-            block = self.pool.share(before)
-            if block is None:
-                break
-            found.append((block, before))
-        n_used = len(found) * size // step * step // size
-        for block, _ in reversed(found[n_used:]):
-            self.pool.release(block)
-        sequence.table = [block for block, _ in found[:n_used]]
-        sequence.digests = [digest for _, digest in found[:n_used]]
-        sequence.n_computed = n_used * size
-
-    def _chunks(self, sequences: Sequence[EngineSequence]) -> list[tuple[int, list[EngineSequence]]]:
-        """How many tokens of which prompts are computed next, and which of them together."""
-        chunks: list[tuple[int, list[EngineSequence]]] = []
-        by_length: dict[int, list[EngineSequence]] = {}
-        firsts = firsts_of_equals(sequences) if self.prompts_together else range(len(sequences))
-        taken: dict[int, int] = {}
-        budget = self.prefill_chunk
-        for sequence, first in zip(sequences, firsts, strict=True):
-            if first not in taken:
-                if budget <= 0:
-                    break
-                taken[first] = self._n_next(sequence, budget)
-                budget -= taken[first]
-            n_new = taken[first]
-            if n_new in by_length and self.prompts_together:
-                by_length[n_new].append(sequence)
-            else:
-                by_length[n_new] = [sequence]
-                chunks.append((n_new, by_length[n_new]))
-        return chunks
-
-    def _n_next(self, sequence: EngineSequence, budget: int) -> int:
-        """Tokens of a sequence that is not decoding to be computed next."""
-        if not self.batch_invariant:
-            return min(budget, len(sequence.tokens) - sequence.n_computed)
-        if sequence.n_computed >= sequence.n_prompt:
-            return 1
-        to_end_of_chunk = self.prefill_chunk - sequence.n_computed % self.prefill_chunk
-        return min(to_end_of_chunk, sequence.n_prompt - sequence.n_computed)
-
-    def _compute(self, batch: list[EngineSequence], n_new: int, isolate: bool) -> list[Progress]:
+    def _compute(self, work: Pass[EngineSequence], isolate: bool) -> list[Progress]:
         """Pass new tokens of sequences through the model, and draw where a sequence is computed to its end.
 
         Where that raises, each sequence is computed alone: those for which it raises again fail.
         """
-        ready = [each for each in batch if each.running and self._make_room(each, n_new)]
-        # Making room for a later sequence may have taken the blocks of one before it.
-        ready = [each for each in ready if each.running]
-        if not ready:
-            return []
         try:
-            computed = self._pass(ready, n_new)
+            computed = self._pass(work)
         except Exception as error:
             if not isolate:
                 raise
-            if len(ready) == 1:
-                return [self._fail(ready[0], error)]
-            return [progress for each in ready for progress in self._compute([each], n_new, isolate)]
-        return self._advance(ready, n_new, computed)
+            if len(work.sequences) == 1:
+                return [self._fail(work.sequences[0], error)]
+            alone = [Pass([each], work.n_new, [0]) for each in work.sequences]
+            return [progress for each in alone for progress in self._compute(each, isolate)]
+        return self._advance(work, computed)
 
-    def _pass(self, sequences: Sequence[EngineSequence], n_new: int) -> "_Computed":
-        """What the model says of the next n_new tokens of sequences. Only the cache changes: what raises changes
-        nothing, since the same places are written again."""
-        alike = self.prompts_together and not sequences[0].decodes
-        firsts = firsts_of_equals(sequences) if alike else range(len(sequences))
-        row_of = {number: row for row, number in enumerate(dict.fromkeys(firsts))}
-        computed = [sequences[number] for number in row_of]
+    def _pass(self, work: Pass[EngineSequence]) -> "_Computed":
+        """What the model says of the next tokens of sequences. Only the cache changes: what raises changes nothing,
+        since the same places are written again."""
+        sequences, n_new, firsts = work.sequences, work.n_new, work.firsts
+        row_of = {place: row for row, place in enumerate(dict.fromkeys(firsts))}
+        computed = [sequences[place] for place in row_of]
         lengths, counts = [each.n_computed for each in computed], [n_new] * len(computed)
         new = [each.tokens[start : start + n_new] for each, start in zip(computed, lengths, strict=True)]
         extending = self.cache.extend([each.table for each in computed], lengths, counts, n_new)
@@ -424,21 +292,30 @@ class Engine:
         if not bool(hidden.isfinite().all()):
             # Before others may share what these sequences leave in the cache.
             raise NapkinError(NOT_FINITE)
-        if len(computed) < len(sequences):
-            copied = blocks_to_copy(sequences, [n_new] * len(sequences), firsts, self.pool.block_size)
-            self.cache.copy(*copied)
+        self._copy_to_equals(work)
         rows = [row_of[first] for first in firsts]
         scored = {
             sequence: self._scores(sequence, hidden[row])
             for row, sequence in zip(rows, sequences, strict=True)
             if not sequence.shares
         }
-        ended = [number for number, each in enumerate(sequences) if each.n_computed + n_new == len(each.tokens)]
-        drawing = [number for number in ended if sequences[number].wants_more]
-        draws = self._draws([sequences[number] for number in drawing], [hidden[rows[number], -1] for number in drawing])
-        drawn = dict(zip((sequences[number] for number in drawing), draws, strict=True))
-        copies = [sequences[number] for number, first in enumerate(firsts) if number != first]
-        return _Computed(scored, drawn, [sequences[number] for number in ended], copies)
+        ended = [place for place, each in enumerate(sequences) if each.n_computed + n_new == len(each.tokens)]
+        drawing = [place for place in ended if sequences[place].wants_more]
+        draws = self._draws([sequences[place] for place in drawing], [hidden[rows[place], -1] for place in drawing])
+        drawn = dict(zip((sequences[place] for place in drawing), draws, strict=True))
+        copies = [sequences[place] for place, first in enumerate(firsts) if place != first]
+        return _Computed(scored, drawn, [sequences[place] for place in ended], copies)
+
+    def _copy_to_equals(self, work: Pass[EngineSequence]) -> None:
+        """Keys and values that a pass has written, into the blocks of the sequences that are equal to the computed."""
+        size, blocks, others = self.pool.block_size, [], []
+        for place, (sequence, first) in enumerate(zip(work.sequences, work.firsts, strict=True)):
+            if place != first:
+                written = slice(sequence.n_computed // size, -(-(sequence.n_computed + work.n_new) // size))
+                blocks += work.sequences[first].table[written]
+                others += sequence.table[written]
+        if blocks:
+            self.cache.copy(blocks, others)
 
     def _draws(self, sequences: Sequence[EngineSequence], last: Sequence[Tensor]) -> list[Draw]:
         """A token for each sequence, from the hidden state of its last one."""
@@ -446,7 +323,7 @@ class Engine:
             return []
         states = torch.stack(list(last))
         # One product for each row, where a row's must not depend on how many there are.
-        parts = states[:, None] if self.batch_invariant else states[None]
+        parts = states[:, None] if self.scheduler.batch_invariant else states[None]
         return draw(
             torch.cat([self.model.logits_of(part) for part in parts]).float(),
             [each.completion.request.sampling for each in sequences],
@@ -466,19 +343,18 @@ class Engine:
             raise NapkinError(NOT_FINITE)
         return told_draws(logits, targets, sequence.completion.request.sampling.logprobs or 0)
 
-    def _advance(self, sequences: Sequence[EngineSequence], n_new: int, computed: "_Computed") -> list[Progress]:
+    def _advance(self, work: Pass[EngineSequence], computed: "_Computed") -> list[Progress]:
         """Take over what a pass has computed; nothing here raises."""
         for sequence in computed.copies:
             if not sequence.completion.draws:
-                sequence.completion.cached_tokens += n_new
-                self._cached_tokens += n_new
+                sequence.completion.cached_tokens += work.n_new
+                self._cached_tokens += work.n_new
         for sequence, told in computed.scored.items():
             found = sequence.completion.prompt_draws
             # After a preemption the prompt is scored again from its beginning.
             found[:] = [*found[: sequence.n_computed + 1], *told] if sequence.n_computed else [None, *told]
-        for sequence in sequences:
-            sequence.n_computed += n_new
-            self._name_blocks(sequence)
+        for sequence in work.sequences:
+            self.scheduler.advance(sequence, work.n_new)
         now = time.perf_counter()
         return [self._ended_or_drawn(each, computed.drawn.get(each), now) for each in computed.ended]
 
@@ -496,41 +372,6 @@ class Engine:
         self._generated += 1
         return (completion, index) if sequence.wants_more else self._end(sequence, "length", index)
 
-    def _make_room(self, sequence: EngineSequence, n_new: int) -> bool:
-        """Take blocks for new tokens; where there are none, from the sequence that came last. False if that is it."""
-        needed = -(-(sequence.n_computed + n_new) // self.pool.block_size)
-        while len(sequence.table) < needed:
-            block = self.pool.take()
-            if block is not None:
-                sequence.table.append(block)
-                continue
-            last = self._running[-1]
-            self._running.remove(last)
-            self._release(last)
-            insort(self._waiting, last, key=lambda each: each.completion.number)
-            self._preempted += 1
-            if last is sequence:
-                return False
-        return True
-
-    def _name_blocks(self, sequence: EngineSequence) -> None:
-        """Let others find the blocks that are full."""
-        size = self.pool.block_size
-        full = sequence.n_computed // size
-        if self.batch_invariant:
-            full = min(full, sequence.n_prompt // self.prefill_chunk * self.prefill_chunk // size)
-        for number in range(len(sequence.digests), full):
-            before = sequence.digests[-1] if sequence.digests else FIRST
-            sequence.digests.append(digest_of(before, sequence.tokens[number * size : (number + 1) * size]))
-            self.pool.name(sequence.table[number], sequence.digests[-1])
-
-    def _release(self, sequence: EngineSequence) -> None:
-        """Give its blocks back, the last first: a prefix is more use than what follows it."""
-        for block in reversed(sequence.table):
-            self.pool.release(block)
-        sequence.table, sequence.digests, sequence.n_computed = [], [], 0
-        sequence.running = False
-
     def _fail(self, sequence: EngineSequence, error: Exception) -> Progress:
         """End a sequence that cannot be computed. What it left in its own blocks may be no numbers, which others would
         read: what is hidden from them is multiplied by 0."""
@@ -539,9 +380,7 @@ class Engine:
         return self._end(sequence, "failed", len(sequence.completion.draws))
 
     def _end(self, sequence: EngineSequence, finish: Finish, index: int) -> Progress:
-        if sequence.running:
-            self._running.remove(sequence)
-        self._release(sequence)
+        self.scheduler.finish(sequence)
         sequence.completion.finished_at = time.perf_counter()
         sequence.completion.finish = finish
         return sequence.completion, index

@@ -85,7 +85,7 @@ def main(options: BenchServeOptions) -> None:
 
 def _planned(run: str, load: "ServiceLoad", progress: Any) -> "ServiceMeasurement":
     from napkin.inference import Engine, loaded_model
-    from napkin.planning.services.engine_service import plan_engine_service
+    from napkin.planning.services.this_machine import plan_engine_service
 
     # As `napkin serve` opens it.
     model = loaded_model.load(run, weights="auto").model

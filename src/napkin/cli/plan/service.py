@@ -17,8 +17,8 @@ from napkin.units import format_bytes, format_flops, format_seconds, format_thre
 
 if TYPE_CHECKING:
     from napkin.inference.paged_cache import KVFormat
-    from napkin.planning.services.engine_service import EngineService
     from napkin.planning.services.service_plan import ServiceDegree, ServicePlan
+    from napkin.planning.services.this_machine import EngineService
 
 
 MAX_RUNNING = 16
@@ -46,7 +46,7 @@ def print_engine_service(
 
         from napkin.inference.paged_cache import bytes_per_token
         from napkin.inference.service_load import ServiceLoad
-        from napkin.planning.services.engine_service import plan_engine_service
+        from napkin.planning.services.this_machine import plan_engine_service
 
         load = ServiceLoad(REQUESTS_PER_CLIENT * concurrency, input_tokens, output_tokens, concurrency=concurrency)
         whole = min(MAX_RUNNING, concurrency) * (input_tokens + output_tokens + 16)

@@ -1,13 +1,12 @@
 """Plan a service of this machine's engine: its steps are timed alone, and its schedule is simulated with them.
 
 A probe times steps of the engine's kind, decoding so many sequences and computing a chunk of a prompt, at a few sizes.
-Between them seconds are interpolated. The simulation schedules requests as `napkin.inference.engine` does: every step
-computes a token of each running sequence and one chunk of prompts, first come first served.
+Between them seconds are interpolated. The simulation runs the engine's own scheduler (`napkin.inference.scheduler`),
+with these seconds in place of a model.
 """
 
 import dataclasses
 import statistics
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,8 +15,9 @@ import torch
 
 from napkin.errors import NapkinError
 from napkin.hardware.competition import Sampler
-from napkin.inference.paged_cache import BlockPool, KVFormat, PagedCache, bytes_per_token
+from napkin.inference.paged_cache import KVFormat, PagedCache, bytes_per_token
 from napkin.inference.sampling import draw
+from napkin.inference.scheduler import Pass, ScheduledSequence, Scheduler
 from napkin.inference.service_load import Served, ServiceLoad, ServiceMeasurement
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
@@ -147,75 +147,72 @@ def probe_steps(
     )
 
 
-def simulate_engine(load: ServiceLoad, steps: StepSeconds, running: int, prefill_chunk: int) -> ServiceMeasurement:
-    """The engine's schedule, step by step, with those seconds."""
-    arrivals = deque(load.arrivals() if load.rate is not None else [])
-    unsent = load.requests
-    waiting: deque[_Simulated] = deque()
-    active: list[_Simulated] = []
-    ended: list[_Simulated] = []
-    now = 0.0
+def simulate_engine(
+    load: ServiceLoad,
+    steps: StepSeconds,
+    max_running: int,
+    prefill_chunk: int,
+    *,
+    n_blocks: int | None = None,
+    block_size: int = 16,
+) -> ServiceMeasurement:
+    """What requests see if the engine's scheduler runs with those seconds; None is a cache with room for all."""
+    size = -(-(load.input_tokens + load.output_tokens) // block_size)
+    scheduler = Scheduler[_Simulated](
+        n_blocks or max_running * size, block_size=block_size, max_running=max_running, prefill_chunk=prefill_chunk
+    )
+    arrivals = load.arrivals() if load.rate is not None else []
+    n_sent, now = 0, 0.0
+    ended: list[Served] = []
     while len(ended) < load.requests:
-        while unsent and (
-            arrivals[0] <= now if load.concurrency is None else len(waiting) + len(active) < load.concurrency
+        while n_sent < load.requests and (
+            n_sent - len(ended) < load.concurrency if load.concurrency is not None else arrivals[n_sent] <= now
         ):
-            waiting.append(_Simulated(arrivals.popleft() if arrivals else now))
-            unsent -= 1
-        if not waiting and not active:
-            now = max(now, arrivals[0])
+            # Prompts share nothing, as random ones: each repeats a token of its own.
+            prompt = [n_sent] * load.input_tokens
+            sent_at = arrivals[n_sent] if arrivals else now
+            scheduler.add(_Simulated(n_sent, prompt, load.input_tokens, load.output_tokens, sent_at=sent_at))
+            n_sent += 1
+        if not scheduler.waiting and not scheduler.running:
+            now = max(now, arrivals[n_sent])
             continue
-        while waiting and len(active) < running:
-            active.append(waiting.popleft())
-        now = _step(load, steps, prefill_chunk, active, now)
-        ended += [each for each in active if each.ended_at is not None]
-        active = [each for each in active if each.ended_at is None]
-    served = [
-        Served(
-            (each.first_at or 0.0) - each.sent_at,
-            ((each.ended_at or 0.0) - (each.first_at or 0.0)) / max(1, load.output_tokens - 1),
-            load.output_tokens,
-        )
-        for each in ended
-    ]
-    return ServiceMeasurement(tuple(served), now)
+        scheduler.admit()
+        for each in scheduler.passes():
+            now += _seconds(steps, each)
+            ended += [served for sequence in each.sequences if (served := _computed(scheduler, sequence, each, now))]
+    return ServiceMeasurement(tuple(ended), now)
 
 
-@dataclass
-class _Simulated:
+@dataclass(eq=False)
+class _Simulated(ScheduledSequence):
     """A request of the simulation."""
 
-    sent_at: float
-    computed: int = 0
-    drawn: int = 0
+    sent_at: float = field(kw_only=True)
     first_at: float | None = None
-    ended_at: float | None = field(default=None)
 
 
-def _step(load: ServiceLoad, steps: StepSeconds, prefill_chunk: int, active: list[_Simulated], now: float) -> float:
-    """One step of the engine; the time after it."""
-    decoding = [each for each in active if each.drawn]
-    if decoding:
-        now += steps.decode_seconds(len(decoding), statistics.mean(each.computed for each in decoding))
-        for each in decoding:
-            each.computed += 1
-            _drew(load, each, now)
-    budget = prefill_chunk
-    for each in active:
-        if each.drawn == 0 and each.ended_at is None and budget > 0:
-            count = min(budget, load.input_tokens - each.computed)
-            now += steps.prefill_seconds(count, each.computed)
-            each.computed += count
-            budget -= count
-            if each.computed == load.input_tokens:
-                _drew(load, each, now)
-    return now
+def _seconds(steps: StepSeconds, work: Pass[_Simulated]) -> float:
+    held = statistics.mean(each.n_computed for each in work.sequences)
+    if work.sequences[0].decodes:
+        return steps.decode_seconds(len(work.sequences), held)
+    return steps.prefill_seconds(work.n_new, held)
 
 
-def _drew(load: ServiceLoad, each: _Simulated, now: float) -> None:
-    each.drawn += 1
-    each.first_at = now if each.first_at is None else each.first_at
-    if each.drawn == load.output_tokens:
-        each.ended_at = now
+def _computed(
+    scheduler: Scheduler[_Simulated], sequence: _Simulated, work: Pass[_Simulated], now: float
+) -> Served | None:
+    """A pass over a sequence is done: it draws a token where it is computed to its end, and has been served with the
+    last one."""
+    scheduler.advance(sequence, work.n_new)
+    if sequence.n_computed < len(sequence.tokens):
+        return None
+    sequence.tokens.append(sequence.number)
+    sequence.first_at = now if sequence.first_at is None else sequence.first_at
+    if sequence.wants_more:
+        return None
+    scheduler.finish(sequence)
+    more = max(1, sequence.max_new_tokens - 1)
+    return Served(sequence.first_at - sequence.sent_at, (now - sequence.first_at) / more, sequence.max_new_tokens)
 
 
 class _Timer:
@@ -226,9 +223,9 @@ class _Timer:
         self.block_size = 16
         weight = model.head_weight
         # Each row has blocks of its own, of which the last may be part empty.
-        self.pool = BlockPool(-(-tokens // self.block_size) + 256, self.block_size)
+        n_blocks = -(-tokens // self.block_size) + 256
         self.cache = PagedCache(
-            model.config, self.pool.n_blocks, self.block_size, dtype=weight.dtype, device=weight.device, kv=kv
+            model.config, n_blocks, self.block_size, dtype=weight.dtype, device=weight.device, kv=kv
         )
 
     @torch.inference_mode()

@@ -1,6 +1,5 @@
 """The simulated schedule beside the real engine's, pass by pass; its times beside closed forms."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,10 +7,11 @@ import torch
 
 from napkin.errors import NapkinError
 from napkin.inference.engine import Engine, EngineSequence
+from napkin.inference.scheduler import Pass
 from napkin.inference.service_load import ServiceLoad, measure_load
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.planning.services.engine_service import StepSeconds, plan_engine_service, simulate_engine
+from napkin.planning.services.this_machine import StepSeconds, plan_engine_service, simulate_engine
 
 CONFIG = ModelConfig(97, context_length=128, d_model=32, n_layers=2, n_heads=4)
 
@@ -37,10 +37,10 @@ class Watched(Engine):
 
     passes: list[tuple[str, int]]
 
-    def _pass(self, sequences: Sequence[EngineSequence], n_new: int) -> Any:
-        decodes = all(each.decodes for each in sequences)
-        self.passes.append(("decode", len(sequences)) if decodes else ("prefill", n_new))
-        return super()._pass(sequences, n_new)
+    def _pass(self, work: Pass[EngineSequence]) -> Any:
+        decodes = all(each.decodes for each in work.sequences)
+        self.passes.append(("decode", len(work.sequences)) if decodes else ("prefill", work.n_new))
+        return super()._pass(work)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,17 @@ def test_the_simulation_makes_the_passes_of_the_real_engine(load: ServiceLoad) -
     assert steps.__dict__["passes"] == engine.passes
     assert len(measured.served) == len(simulated.served) == load.requests
     assert all(each.output_tokens == load.output_tokens for each in measured.served)
+
+
+def test_where_the_cache_is_too_small_the_simulation_preempts_as_the_engine_does() -> None:
+    load = ServiceLoad(9, 30, 20, concurrency=6)
+    engine = Watched(Transformer(CONFIG), max_running=6, prefill_chunk=32, block_size=8, cache_bytes=20 * 8 * 512)
+    engine.passes = []
+    measure_load(engine, load)
+    assert engine.stats().preempted > 0
+    steps = Recorded()
+    simulate_engine(load, steps, 6, 32, n_blocks=engine.pool.n_blocks, block_size=8)
+    assert steps.__dict__["passes"] == engine.passes
 
 
 def test_one_request_at_a_time_takes_its_prompt_and_then_its_tokens() -> None:
