@@ -16,7 +16,7 @@ class Case:
     """One row of a table."""
 
     shape: Shape = field(hash=False)
-    """All dimensions."""
+    """All dimensions with their sizes."""
     form: str
     precision: Precision
     timed: Pass
@@ -25,12 +25,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Its form, and whether that is compiled."""
+        """The name of its form, and whether that is compiled."""
         return f"{self.form}+compiled" if self.compiled else self.form
 
 
 class Target(ABC):
-    """What can be timed: an operator or a module."""
+    """An operator or a module that can be timed."""
 
     dimensions: Sequence[str]
     named_sizes: Mapping[str, Mapping[str, Shape]] = {}
@@ -38,7 +38,7 @@ class Target(ABC):
     forms: Sequence[str]
     passes: Sequence[Pass]
     shapes: Sequence[Shape]
-    """What is timed where no shape is named."""
+    """The shapes that are timed where none is named."""
     sweep: Sequence[Shape]
 
     @abstractmethod

@@ -31,7 +31,7 @@ USUAL_RANKS = 2
 SWEEP: list[Shape] = [{"ranks": ranks, "bytes": 10**power} for ranks in (2, 4, 6) for power in (6, 7, 8, 9)]
 MOST_RANKS = 256
 BYTES_OF_A_PROCESS = 300e6
-"""That a process with torch takes by itself; it also holds tensors of twice the bytes that a collective moves."""
+"""Bytes that a process with torch takes by itself; it also holds tensors of twice the bytes that a collective moves."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CollectiveRow:
 
     operation: Operation
     data_bytes: int
-    """Of the whole tensor: what each rank has after an all-gather, before a reduce-scatter, before and after an
+    """Bytes of the whole tensor: what each rank has after an all-gather, before a reduce-scatter, before and after an
     all-reduce; what each rank gives to an all-to-all."""
     ranks: int
     samples: tuple[float, ...] = ()
@@ -51,7 +51,7 @@ class CollectiveRow:
 
     @property
     def sent_bytes(self) -> float:
-        """That each rank sends, in a ring."""
+        """Bytes that each rank sends, in a ring."""
         return Collective(self.operation, "forward", self.data_bytes, group_size=self.ranks).sent_bytes
 
     @property
@@ -65,12 +65,12 @@ class AlphaBeta:
     """Seconds of a collective by the bytes that each rank sends."""
 
     start_seconds: float
-    """α."""
+    """α of the α–β model."""
     bandwidth: float
     """1/β, in bytes per second; infinite where bytes took no time that could be seen."""
 
     def seconds(self, sent_bytes: float) -> float:
-        """Of one collective."""
+        """The modelled seconds of one collective."""
         return self.start_seconds + sent_bytes / self.bandwidth
 
 

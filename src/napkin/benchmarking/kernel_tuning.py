@@ -49,9 +49,10 @@ LIMITS: dict[str, tuple[int, int]] = {
 }
 """The smallest and the largest size of each kind that is tried."""
 GAIN = 0.02
-"""Of its seconds a tile has to save to be taken in place of another: less is noise."""
+"""The part of its seconds a tile has to save to be taken in place of another: less is noise."""
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""How far results of two tiles may be apart, relative to the largest number: sums are taken in another order."""
+"""The largest difference between results of two tiles, relative to the largest number: sums are taken in another
+order."""
 
 Timer = Callable[[Callable[[], object]], float]
 """Seconds of a call; infinite where the device cannot run it."""
@@ -65,7 +66,7 @@ class TunableLaunch:
     operator: Callable[..., Any]
     arguments: tuple[Any, ...]
     mutates: bool
-    """Whether the operator changes its arguments: then two calls of it are not the same."""
+    """True if the operator changes its arguments: then two calls of it are not the same."""
 
     def run(self) -> Any:
         """Launch it once more."""
@@ -95,7 +96,7 @@ def tune(
 
 
 def _tuned(launch: TunableLaunch, seconds_of: Timer) -> Choice | None:
-    """None where no tile runs."""
+    """Time the tiles of one launch; None where no tile runs."""
     lookup = launch.lookup
     best, seconds, default_seconds = fastest_tile(lookup.default, lambda tile: _seconds(launch, tile, seconds_of))
     if not math.isfinite(seconds):
@@ -153,7 +154,7 @@ def _seconds(launch: TunableLaunch, tile: Tile, seconds_of: Timer) -> float:
 
 
 def _agrees(launch: TunableLaunch, tile: Tile) -> bool:
-    """Whether a tile gives what the default gives; of operators in place nothing is asked."""
+    """True if a tile gives what the default gives; of operators in place nothing is asked."""
     if launch.mutates:
         return True
     expected = _tensors(launch.run())
@@ -193,7 +194,7 @@ class _Catching(TorchDispatchMode):
 
 
 LAYERS = 2
-"""Of the model whose launches are timed: those of further layers are alike."""
+"""Layers of the model whose launches are timed: those of further layers are alike."""
 
 
 def tune_recipe(recipe: Recipe, *, progress: Callable[[str], None] = lambda _: None) -> TunedTiles:
@@ -223,7 +224,7 @@ def recipe_to_tune(recipe: Recipe, machine: ThisMachine) -> ResolvedRecipe:
 
 
 def one_step(state: TrainState) -> None:
-    """Of random tokens."""
+    """Run one step on random tokens."""
     recipe, device = state.recipe, state.precision.device_type
     shape = (recipe.training.batch_size, recipe.model.context_length)
     tokens = torch.randint(recipe.model.vocab_size, shape, device=device)

@@ -32,11 +32,11 @@ _LARGE_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Limits:
-    """What a case may take; one that would take more by plan is not run."""
+    """Limits of a case; one that would take more by plan is not run."""
 
     bytes: int
     seconds: float = 60.0
-    """Of a case with its warm-up and its fewest samples."""
+    """Seconds of a case with its warm-up and its fewest samples."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Row:
     against: str = ""
     """The form that it was timed in turns with."""
     ratio: Interval | None = None
-    """Its seconds over those of that form, in pairs."""
+    """Ratio of its seconds to those of that form, in pairs."""
     waiting_share: float | None = None
     """Fraction of the time in which threads waited for a core that others used; None where that is not known."""
 

@@ -163,7 +163,7 @@ class _Part(nn.Module):
         self.tokens = tokens
 
     def part_of(self, model: Transformer) -> nn.Module:
-        """What is timed."""
+        """The part of the model that is timed."""
         return model.blocks[-1]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -32,13 +32,13 @@ class Operator:
 
     about: str
     sizes: Mapping[str, int]
-    """Its dimensions, with the sizes of those that a shape does not name."""
+    """The sizes of dimensions that a shape does not name."""
     inputs: Callable[[Shape, Draw], Inputs]
     forms: Mapping[str, Callable[..., Tensor]]
     shapes: Sequence[Shape] = ({},)
-    """What is timed where no shape is named."""
+    """The shapes that are timed where none is named."""
     sweep: Sequence[Shape] = ()
-    """What a sweep times."""
+    """The shapes of a sweep."""
     optional: tuple[str, ...] = ()
     """Dimensions that have a size only where a shape names one."""
     on_gpu_only: frozenset[str] = field(default_factory=frozenset)
@@ -270,7 +270,7 @@ OPERATORS: dict[str, Operator] = {
         on_gpu_only=frozenset({"hardware"}),
     ),
 }
-"""By name; the first form is that of napkin's layers."""
+"""Operators by name; the first form is that of napkin's layers."""
 
 
 class OperatorTarget(Target):

@@ -20,7 +20,7 @@ _CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 @dataclass(frozen=True)
 class Timed:
-    """What is timed: `call`, each time after `prepare`, which is not."""
+    """A call that is timed, each time after `prepare`, which is not."""
 
     call: Callable[[], object]
     prepare: Callable[[], object] | None = None
@@ -38,10 +38,10 @@ Clock = Callable[[Callable[[], object], int], float]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How many samples are taken, and how."""
+    """The number of samples, and how they are taken."""
 
     seconds: float = 0.5
-    """Of measuring one call; then there are enough samples if there are `least`."""
+    """Seconds of measuring one call; then there are enough samples if there are `least`."""
     least: int = 6
     """Six are the fewest whose median has an interval of 95%."""
     most: int = 300

@@ -33,7 +33,7 @@ class Draw:
         self.generator = torch.Generator().manual_seed(0)
 
     def normal(self, *shape: int, std: float = 1.0) -> Tensor:
-        """Normal numbers."""
+        """A tensor of normal numbers."""
         drawn = torch.randn(shape, generator=self.generator) * std
         return drawn.to(self.device_type, self.dtype).requires_grad_()
 
@@ -54,7 +54,6 @@ class Operation(nn.Module):
         self.function = function
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Call it."""
         return self.function(*inputs)
 
 

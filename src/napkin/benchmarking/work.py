@@ -18,19 +18,18 @@ class Work:
     """FLOPs, bytes and memory of one call, as counted."""
 
     flops: int
-    """Of contractions, recomputation included; fused attention over the pairs that its mask leaves, which is what it
-    computes."""
+    """FLOPs of contractions, recomputation included; of fused attention those of the pairs that its mask leaves."""
     bytes: int
-    """That its operators read and write, each by itself: more than code needs in which they are fused."""
+    """Bytes that its operators read and write, each by itself: more than code needs in which they are fused."""
     peak_bytes: int
-    """In tensors at one time; those of the whole step for any part of it."""
+    """Bytes of tensors at one time; those of the whole step for any part of it."""
     roof_seconds: float
     """The longer of two times: FLOPs at the best rate of any product in their format, bytes at the bandwidth for arrays
     of the operators' sizes."""
     bound: Literal["FLOPs", "bytes"]
-    """Which of them it is."""
+    """The larger of the two times."""
     planned_seconds: float
-    """By the rooflines of its operators one after the other, each with the overhead of its call."""
+    """Seconds by the rooflines of its operators one after the other, each with the overhead of its call."""
 
 
 def work_of(ledger: Ledger, timed: Pass, ceilings: Ceilings) -> Work:

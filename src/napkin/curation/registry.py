@@ -33,7 +33,7 @@ RESERVED = frozenset({"paths", "out", "input_format", "output_format", "text_fie
 
 @dataclass(frozen=True)
 class StageEntry:
-    """Where a stage is, as "module:Class", and what it does, for the list of commands."""
+    """A stage's place, as "module:Class", and a sentence for the list of commands."""
 
     where: str
     about: str
@@ -139,13 +139,13 @@ def stage_version(stage: Stage) -> int:
 
 @dataclass(frozen=True)
 class Pass:
-    """What is done to each shard alone, in one process."""
+    """The part of a pipeline that is done to each shard alone, in one process."""
 
     number: int
     decided: CorpusStage | None
     """The stage whose decisions are applied first."""
     stages: tuple[RecordStage, ...]
-    """Those that follow."""
+    """The stages that follow."""
     summarized: CorpusStage | None
     """The stage that comes next, for which the shard is summarized and kept; None in the last pass."""
     first_stage: int
@@ -153,7 +153,7 @@ class Pass:
 
     @property
     def all_stages(self) -> tuple[Stage, ...]:
-        """Those that may drop records, in order."""
+        """All stages that may drop records, in order."""
         return self.stages if self.decided is None else (self.decided, *self.stages)
 
 
@@ -173,7 +173,7 @@ def divide_into_passes(stages: Sequence[Stage]) -> list[Pass]:
 
 
 MEMORY_BYTES = 2**30
-"""What a stage that has to see all shards may hold, unless the user says otherwise."""
+"""Memory that a stage which has to see all shards may hold, unless the user says otherwise."""
 
 OnDrop = Callable[[Record, str, Dropped], None]
 """Called with a record, the stage that dropped it and why."""

@@ -21,7 +21,7 @@ from napkin.missing_library import zstandard
 
 @dataclass(slots=True)
 class TraceEntry:
-    """What one stage did to a record; `dropped` says why the record ended there, and is empty where it went on."""
+    """The work of one stage on a record; `dropped` says why the record ended there, and is empty where it went on."""
 
     stage: str
     note: str = ""
@@ -46,7 +46,7 @@ class Record:
     offset: int = 0
     """Bytes from the beginning of the (decompressed) file to the document."""
     address: str = ""
-    """Where the document was published (a URL), if known."""
+    """The URL where the document was published, if known."""
     licence: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
     trace: list[TraceEntry] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Dropped:
     rule: str
     """A name from a small set, by which drops are counted: `mean word length`."""
     detail: str = ""
-    """What a person wants to know of this one record: `14.2 > 10`."""
+    """A detail of this one record for people: `14.2 > 10`."""
 
 
 @runtime_checkable
@@ -99,7 +99,7 @@ class CorpusStage(Protocol):
         ...
 
     def apply(self, records: Iterable[Record], decisions: Path) -> Iterator[Record | Dropped]:
-        """For each record of a shard, in order: the record as it goes on, or why it does not."""
+        """Yield for each record of a shard, in order, the record as it goes on, or why it does not."""
         ...
 
 
@@ -116,7 +116,6 @@ class RecordWriter:
         self._encoder = msgspec.msgpack.Encoder()
 
     def write(self, record: Record) -> None:
-        """Append a record."""
         data = self._encoder.encode(record)
         self._file.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
         self._file.write(data)

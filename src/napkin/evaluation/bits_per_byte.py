@@ -177,12 +177,12 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class BitsResult:
-    """What is written as JSON."""
+    """The file of a measurement of bits per byte."""
 
     format: str
     version: int
     text: dict[str, Any]
-    """Where it came from, and the SHA-256 of its documents."""
+    """Where the text came from, and the SHA-256 of its documents."""
     model: dict[str, Any]
     made_with: dict[str, str]
     bits: SampledBits
@@ -214,7 +214,7 @@ def read_bits_result(path: Path) -> BitsResult | None:
 
 
 def compare_bits(first: BitsResult, second: BitsResult) -> BitsDifference:
-    """How two models differ on one text, whatever their tokenizers.
+    """The difference of two models on one text, whatever their tokenizers.
 
     Raises NapkinError for results of different texts. A tokenizer that changes the text has other documents.
     """

@@ -26,7 +26,7 @@ from napkin.tokenizer import Tokenizer
 WINDOW = 32
 """Letters and digits; about six words of English."""
 SHARE = 0.6
-"""Of an item's windows that have to be found together."""
+"""The part of an item's windows that has to be found together."""
 MOST_ITEMS_OF_A_WINDOW = 3
 SHORTEST = 48
 """Letters and digits of an item; shorter ones cannot be told."""
@@ -67,15 +67,14 @@ class Found:
     """An item that stands in the text."""
 
     item: str
-    """Its name."""
     share: float
-    """Of its windows."""
+    """The part of its windows that stand together there."""
     document: str
 
 
 @dataclass(frozen=True)
 class Contamination:
-    """What was found in a text."""
+    """The items of a task that stand in a text."""
 
     found: tuple[Found, ...]
     """In the order of the items; of several documents the one with the largest share."""
@@ -87,11 +86,10 @@ class Contamination:
 
     @property
     def contaminated(self) -> frozenset[str]:
-        """Names."""
         return frozenset(each.item for each in self.found)
 
     def clean(self, names: Sequence[str]) -> list[bool]:
-        """Which of the items remain: those that are not contaminated."""
+        """The items that are not contaminated."""
         return [name not in self.contaminated for name in names]
 
 
@@ -155,7 +153,7 @@ Parts = tuple[str, ...]
 
 
 def looked_for(item: Item) -> tuple[Parts, ...]:
-    """What is looked for of an item: the first of these that can be told from other text and from other items.
+    """The texts that are looked for: the first of these that can be told from other text and from other items.
 
     That is the question; with the choices that its prompt lists, in any order, where they are long enough to be told by
     themselves; the prompt as it is; and the prompt with its right answer.
@@ -209,7 +207,7 @@ def _all_letters(data: bytes) -> bytes:
 
 
 def _without_markup(data: bytes) -> bytes:
-    """Without tags of HTML, and with what its character references stand for."""
+    """Remove tags of HTML, and replace its character references."""
     if b"<" in data:
         data = _TAG.sub(b"", data)
     if b"&" in data:
@@ -223,7 +221,7 @@ def _as_ascii(found: "re.Match[bytes]") -> bytes:
 
 @lru_cache(maxsize=2**12)
 def _ascii_of(data: bytes) -> bytes:
-    """What is ASCII of compatible forms: full width, ligatures, letters without their accents."""
+    """The ASCII characters of compatible forms: full width, ligatures, letters without their accents."""
     return normalize("NFKD", data.decode("utf-8", "replace")).encode("ascii", "ignore")
 
 
@@ -231,7 +229,7 @@ class ItemSearch:
     """Items, looked for in documents that are collected to batches."""
 
     def __init__(self, items: Sequence[tuple[Parts, ...]]) -> None:
-        """For each item what may be looked for, see `looked_for`."""
+        """Take for each item the texts that may be looked for, see `looked_for`."""
         reduced = [_reduced(each[0]) for each in items]
         self._index = _WindowIndex(reduced)
         for choice in range(1, max(map(len, items), default=0)):
@@ -256,7 +254,6 @@ class ItemSearch:
                 yield from self._search(batch)
 
     def flush(self) -> Iterator[tuple[int, float, str]]:
-        """What the last batches hold."""
         for batch in self._batches.values():
             yield from self._search(batch)
 
@@ -363,7 +360,7 @@ class _WindowIndex:
         return places[right], at[right]
 
     def items_of(self, windows: Places) -> tuple[Places, Places]:
-        """For each item of each window: the position of the window in `windows`, and the item."""
+        """For each item of each window, the position of the window in `windows`, and the item."""
         counts = self._of_items[windows]
         positions = np.repeat(np.arange(len(windows)), counts)
         within = np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -394,7 +391,7 @@ def _whole_windows(text: bytes) -> Hashes:
 
 
 def _window_hashes(data: bytes) -> tuple[Places, Hashes]:
-    """Where the selected windows of reduced text begin, and their hashes."""
+    """The places of the selected windows of reduced text, and their hashes."""
     count = len(data) - WINDOW + 1
     if count <= 0:
         return np.empty(0, np.int64), np.empty(0, np.uint64)

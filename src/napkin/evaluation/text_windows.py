@@ -40,12 +40,12 @@ _Z = 1.959963984540054
 
 @runtime_checkable
 class ScoringModel(HasModes, Protocol):
-    """What is used of a model."""
+    """The part of a model that scoring uses."""
 
     config: Any
 
     def hidden(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d_model"]:
-        """What the head reads."""
+        """The states that the head reads."""
         ...
 
     def logits_of(self, hidden: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows vocab_size"]:
@@ -60,21 +60,21 @@ class Documents:
     ids: NDArray[np.integer]
     """One document after another, without separators."""
     ends: NDArray[np.int64]
-    """Where each document ends in `ids`."""
+    """The end of each document in `ids`."""
     surplus: NDArray[np.int64]
     """Bytes of each document's tokens that are not of its text, such as a space that its tokenizer puts first."""
     sha256: str
-    """Of the documents' texts: equal for all tokenizers that do not change them."""
+    """SHA-256 of the documents' texts: equal for all tokenizers that do not change them."""
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """Where each document begins."""
+        """The beginning of each document in `ids`."""
         return np.concatenate([np.zeros(1, np.int64), self.ends[:-1]])
 
 
 @dataclass(frozen=True)
 class SampledBits:
-    """How well a model predicts a text."""
+    """Bits per byte of a sample of a text, and how sure they are."""
 
     bits_per_byte: float
     standard_error: float
@@ -82,17 +82,17 @@ class SampledBits:
     """Lower end of the interval of 95% confidence."""
     high: float
     windows: int
-    """Scored, of `all_windows`."""
+    """Scored windows, of `all_windows`."""
     all_windows: int
     tokens: int
     all_tokens: int
     bytes: int
-    """Of the text that was scored."""
+    """Bytes of the text that was scored."""
     context_length: int
     stride: int
     seed: int
     gzip_bits_per_byte: float
-    """Of the same bytes, as one stream."""
+    """Compressed size of the same bytes, as one stream."""
     xz_bits_per_byte: float
 
 
@@ -208,7 +208,7 @@ def sampled_bits(
 
 
 def windows_for(pilot: SampledBits, *, error: float | None, max_tokens: int | None) -> int:
-    """How many windows a measurement takes, by the spread of those of a pilot."""
+    """The number of windows that a measurement takes, by the spread of those of a pilot."""
     most = pilot.all_windows
     if max_tokens is not None:
         most = min(most, -(-max_tokens * pilot.windows // pilot.tokens))

@@ -35,17 +35,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """How two models' scores on the same items differ: those of the first minus those of the second."""
+    """The difference of two models' scores on the same items: those of the first minus those of the second."""
 
     difference: float
     standard_error: float
-    """Of the differences item by item."""
+    """The standard error of the differences item by item."""
     low: float
     high: float
     p_value: float
     """Two-sided: how likely such a difference would be between equal models."""
     test: str
-    """What the p-value is of."""
+    """The hypothesis test that the p-value is of."""
     items: int
     groups: int
     discordance: float

@@ -57,7 +57,7 @@ NAMES: tuple[str, ...] = (
 
 
 def block_features(tables: PageTables) -> NDArray[np.float32]:
-    """Of each block a row of numbers of about -1 to 1, named by `NAMES`."""
+    """A row of numbers of about -1 to 1 for each block, named by `NAMES`."""
     blocks, elements = tables.blocks, tables.elements
     n = len(blocks)
     element = blocks[:, f.ELEMENT]
@@ -133,7 +133,7 @@ _BEST_CHARACTERS = 300.0
 _BEST_SCORE = 1.0
 """have at least this score; where they do not, all scores are raised by the same amount."""
 _SWITCH, _BLOCK_SWITCH = 1.5, 0.6
-"""What it costs that an element, or a block, differs from what is around it, in units of a score times a length."""
+"""Costs of a change between an element, or a block, and its neighbours, in units of a score times a length."""
 _UNIT = 100.0
 """A block of so many characters counts once; others by the square root of their length."""
 _SCALE = 1024
@@ -141,7 +141,7 @@ _SCALE = 1024
 
 
 def main_blocks(tables: PageTables) -> NDArray[np.bool_]:
-    """Whether each block belongs to the main content; of repeated texts the first does."""
+    """For each block, True if it belongs to the main content; of repeated texts the first does."""
     if not len(tables.blocks):
         return np.zeros(0, bool)
     return chosen_blocks(tables, block_features(tables) @ block_weights())
@@ -244,7 +244,7 @@ class NotExtracted(ValueError):
 
 
 def parsed_size(page: bytes, most_elements: int, most_attributes: int) -> tuple[int, int]:
-    """At least as many elements as a parser makes of the page, and attributes that cost it as much as all tags have.
+    """Upper bounds of the elements that a parser makes of the page, and of the cost of its attributes.
 
     Counting ends where either is more than the most that is wanted.
     """
@@ -261,7 +261,7 @@ def parsed_size(page: bytes, most_elements: int, most_attributes: int) -> tuple[
 
 @dataclass(frozen=True)
 class HtmlLimits:
-    """What is read at most of one page: bytes, elements that a parser would make of it, attributes of a tag.
+    """The most that is read of one page: bytes, elements that a parser would make of it, attributes of a tag.
 
     Attributes of several tags count as the root of their squares' sum, as a parser takes seconds for them.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import unescape
 
 _HEAD_CHARACTERS = 400_000
-"""How much of a page is searched for its head; some carry styles and scripts of this size before what they say."""
+"""Characters of a page that are searched for its head; some carry styles and scripts of this size before it."""
 _LONGEST = 500
 """Characters that are kept of one value."""
 _HTML_LANGUAGE = re.compile(r'<html\b[^>]*?\slang="([A-Za-z][\w-]{0,34})"')
@@ -41,7 +41,7 @@ class PageMetadata:
 
 
 def page_metadata(page: str) -> PageMetadata:
-    """What a serialized page says of itself."""
+    """Title, language, address, date and licence that a serialized page states."""
     head = page[:_HEAD_CHARACTERS]
     stop = head.find("<body")
     after = head[stop:] if stop >= 0 else head
@@ -80,7 +80,7 @@ def _licence_link(page: str) -> str:
 
 
 def _places(text: str, word: str) -> list[int]:
-    """Where a word stands, the first eight times."""
+    """The first eight places of a word."""
     places: list[int] = []
     at = text.find(word)
     while at >= 0 and len(places) < 8:

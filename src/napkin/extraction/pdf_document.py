@@ -87,7 +87,7 @@ _PROCESS = "import sys; from napkin.extraction.pdf_reader import main; main(sys.
 
 @dataclass(frozen=True)
 class PdfLimits:
-    """What is read at most of one document, and what its process may take."""
+    """The most that is read of one document, and that its process may take."""
 
     most_bytes: int = 200_000_000
     most_pages: int = 5_000

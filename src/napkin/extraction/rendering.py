@@ -56,7 +56,7 @@ _PATTERN = re.compile(r"[\W_]*(?:" + "|".join(_WHOLE) + r")[\W_]*", re.IGNORECAS
 
 
 def is_boilerplate_line(text: str) -> bool:
-    """Whether a line is a site's, not the page's."""
+    """True for a line that is the site's, not the page's."""
     return len(text) <= LONGEST and _PATTERN.fullmatch(text) is not None
 
 
@@ -105,7 +105,7 @@ _CODE_MARK = chr(f.CODE_MARK)
 
 
 class _Place(NamedTuple):
-    """Where a block stands: rows of elements, -1 where there is none, and how deep it is in lists and quotations."""
+    """A block's place: rows of elements, -1 where there is none, and its depth in lists and quotations."""
 
     heading: int
     item: int
@@ -269,7 +269,7 @@ def _markdown(texts: list[tuple[_Place, str]]) -> Iterator[str]:
 
 
 def _stand_close(place: _Place, before: _Place) -> bool:
-    """Whether two blocks are of one list, or of lists within one."""
+    """True if two blocks are of one list, or of lists within one."""
     return place.item >= 0 and before.item >= 0 and place.outermost_list == before.outermost_list
 
 

@@ -60,7 +60,7 @@ PLACES: dict[str, str] = {
     "paragraph": "p",
     "address": "address",
 }
-"""Where text stands, by the tags above it; a bit each, from `FIRST_PLACE` on, beside those of evidence.py."""
+"""Places of text by the tags above it; a bit each, from `FIRST_PLACE` on, beside those of evidence."""
 FIRST_PLACE = 16
 PLACE_BIT: dict[str, int] = {name: FIRST_PLACE + number for number, name in enumerate(PLACES)}
 

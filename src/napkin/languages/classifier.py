@@ -99,7 +99,7 @@ _LINE_FEED = 10
 
 @dataclass(frozen=True, slots=True)
 class LanguageGuess:
-    """What language a text is in, and how probable that is.
+    """The language of a text, and how probable it is.
 
     `language` is an ISO 639-1 code, or 639-3 where there is none; "unknown" for a text without letters, for code and
     numbers, and where no language has the least probability that was asked for. `probability` is that of the best
@@ -123,9 +123,9 @@ class LanguageClassifier:
     outputs: NDArray[np.float32]
     sharpness: tuple[float, float] = (0.0, 0.0)
     sources: str = ""
-    """What it was trained on, and under which licences."""
+    """The training texts and their licences."""
     _places: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """What the compiled function takes, looked up once: that takes as long as a short sentence."""
+    """The addresses that the compiled function takes, looked up once: that takes as long as a short sentence."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", np.ascontiguousarray(self.rows))
@@ -151,7 +151,7 @@ class LanguageClassifier:
 
     @property
     def row_bits(self) -> int:
-        """Of the hash: there are 2^row_bits rows."""
+        """Bits of the hash that choose a row: there are 2^row_bits rows."""
         return len(self.rows).bit_length() - 1
 
     def identify(self, text: str, least: float = 0.5) -> LanguageGuess:
@@ -236,7 +236,7 @@ class LanguageClassifier:
         return n_ngrams, buffer[:WIDTH]
 
     def plain_sum_of_rows(self, text: str) -> tuple[int, NDArray[np.int64]]:
-        """`sum_of_rows` in Python."""
+        """`sum_of_rows` in Python: its specification."""
         rows = list(ngram_rows(text, self.row_bits))
         return len(rows), self.rows[rows].astype(np.int64).sum(axis=0)
 
@@ -260,7 +260,7 @@ class LanguageClassifier:
 
 
 def _piece_starts(points: NDArray[np.uint32]) -> list[int]:
-    """Where pieces of a text begin: whole lines together, so many characters that a guess is not a matter of chance."""
+    """The beginnings of pieces: whole lines together, so many characters that a guess is not a matter of chance."""
     line_starts = np.append(np.flatnonzero(points == _LINE_FEED) + 1, len(points))
     starts, end = list[int](), 0
     while end < len(points):

@@ -16,7 +16,7 @@ LEAST_SHARE = 0.1
 
 
 def may_be_wanted(guessed: str, wanted: Collection[str]) -> bool:
-    """Whether a text that is guessed to be of a language may be of a wanted one; `unknown` may be."""
+    """True if a text that is guessed to be of a language may be of a wanted one; `unknown` may be."""
     return any(
         (guessed == "unknown" or guessed in group) and any(each in wanted for each in group)
         for group in CLOSE_LANGUAGES

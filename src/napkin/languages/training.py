@@ -133,7 +133,7 @@ def read_training_texts(folder: StrPath, characters: int, seed: int) -> list[tup
 
 
 def read_sources(folder: StrPath) -> str:
-    """What the file SOURCES of a folder says; empty if there is none."""
+    """The text of the file SOURCES of a folder; empty if there is none."""
     file = Path(folder) / SOURCES
     return "\n".join(_lines(file)) if file.exists() else ""
 
@@ -184,7 +184,7 @@ _SURE = 5.0
 
 @dataclass(frozen=True)
 class LanguageTraining:
-    """How a language classifier is trained."""
+    """The settings by which a language classifier is trained."""
 
     row_bits: int = 18
     """The n-grams are hashed to 2^row_bits rows of 16 bytes: 18 makes a file of 4 MB."""

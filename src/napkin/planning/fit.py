@@ -39,7 +39,7 @@ class Tried:
     machine: CatalogueMachine
     plan: LayoutPlan
     seconds: float
-    """Of all steps."""
+    """Seconds of all steps."""
     dollars: float | None
 
 

@@ -199,7 +199,7 @@ def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progr
 
 
 def _layout_plan(resolved: ResolvedRecipe, machine: Machine, progress: Progress) -> LayoutPlan | None:
-    """Of several devices of a catalogue; None for others, and where it is not known what connects them."""
+    """The plan of several devices of a catalogue; None for others, and where it is not known what connects them."""
     if not isinstance(machine, CatalogueMachine) or machine.n_devices == 1:
         return None
     if machine.site(resolved.precision, machine.ceilings(resolved.precision)).interconnect is None:
@@ -258,7 +258,7 @@ class SharedPlans:
 
     @property
     def n_counted(self) -> int:
-        """How many kinds of steps were counted."""
+        """The number of kinds of steps that were counted."""
         return len(self._plans)
 
     def __call__(self, resolved: ResolvedRecipe, machine: Machine, *, progress: Progress = lambda doing: None) -> Plan:
@@ -278,7 +278,7 @@ class SharedPlans:
 
 
 def step_key(recipe: Recipe) -> tuple[Any, ...]:
-    """What decides on the operators of a step of a resolved recipe: equal keys, equal ledgers."""
+    """The parts of a resolved recipe that decide on the operators of its step: equal keys, equal ledgers."""
     return tuple(
         (table, name, bool(value) if name in _ZERO_OR_NOT else value)
         for table, values in dataclasses.asdict(recipe).items()

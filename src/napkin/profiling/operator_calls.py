@@ -37,11 +37,11 @@ class HostEvent(NamedTuple):
     end: int
     thread: int
     number: int
-    """By which kernels name the event that launched them."""
+    """The number by which kernels name the event that launched them."""
 
 
 class Kernel(NamedTuple):
-    """What ran on the device: a kernel, a copy or a fill."""
+    """A kernel, a copy or a fill that ran on the device."""
 
     name: str
     begin: int
@@ -141,7 +141,8 @@ class OperatorCall(NamedTuple):
     begin: int
     end: int
     nanoseconds: int
-    """Of the step, that are its: on a CPU with what torch took to make the call, on a device of its kernels."""
+    """The call's nanoseconds of the step: on a CPU with what torch took to make the call, on a device of its
+    kernels."""
     counts: bool = True
     """False for the later parts of compiled code, which calls operators in between."""
 
@@ -172,7 +173,7 @@ def calls_of_step(step: ProfiledStep) -> CallsOfStep:
 
 @cache
 def kind_of(name: str, overload: str = "") -> Kind:
-    """What an event of the host is.
+    """The kind of an event of the host.
 
     >>> kind_of("aten::mm"), kind_of("aten::linear"), kind_of("MmBackward0"), kind_of("MyFunction")
     ('call', 'torch', 'torch', 'Python')
@@ -201,7 +202,7 @@ class _Segment(NamedTuple):
     begin: int
     end: int
     event: HostEvent | None
-    """The innermost one."""
+    """The innermost event."""
 
 
 def _on_host(step: ProfiledStep) -> tuple[tuple[OperatorCall, ...], tuple[Gap, ...]]:
@@ -313,7 +314,7 @@ def _launching_call(calls: Sequence[OperatorCall], begins: Sequence[int], moment
 
 _ALIKE = {"_reshape_alias": "view", "_unsafe_view": "view"}
 _SURE = 3
-"""So many operators in a row are to agree before the two are taken to be in step again."""
+"""The number of operators in a row that have to agree before the two are taken to be in step again."""
 _FARTHEST = 200
 """Operators that are looked ahead."""
 
@@ -347,7 +348,7 @@ def _plain(name: str) -> str:
 
 
 def _back_in_step(left: Sequence[str], right: Sequence[str], call: int, row: int) -> tuple[int, int]:
-    """How many calls and rows to skip, as few as possible, for what follows to agree."""
+    """The numbers of calls and rows to skip, as few as possible, for what follows to agree."""
     places: dict[tuple[str, ...], int] = {}
     for place in range(row, min(row + _FARTHEST, len(right)) + 1):
         places.setdefault(tuple(right[place : place + _SURE]), place)

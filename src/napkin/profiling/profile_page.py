@@ -38,7 +38,7 @@ class Box:
     name: str
     seconds: float = 0.0
     outside: bool = False
-    """Whether it is time in no operator."""
+    """True for time in no operator."""
     parts: dict[str, "Box"] = field(default_factory=dict)
 
     def add(self, path: list[str], seconds: float, *, outside: bool = False) -> None:
@@ -210,7 +210,7 @@ def _parts(moment: Moment) -> tuple[int, ...]:
 
 
 def _planned_moments(profile: StepProfile) -> list[tuple[float, Moment]]:
-    """Those of the plan, at the time of the same operators in the step that ran."""
+    """The plan's moments, at the time of the same operators in the step that ran."""
     if profile.planned_ledger is None:
         return []
     places = matched_rows(_operators(profile.planned_ledger), _operators(profile.ledger))
@@ -284,7 +284,7 @@ _NOTES = {
 
 
 def _keys(profile: StepProfile) -> list[tuple[str, str, str]]:
-    """(name, figure, note)."""
+    """The figures at the head of the page, as (name, figure, note)."""
     keys = [("per step", format_seconds(profile.seconds), "")]
     if profile.price is not None:
         ratio = profile.seconds / profile.price.seconds if profile.price.seconds else 0.0

@@ -78,7 +78,7 @@ def _bytes_rate(rate: float) -> str:
 
 
 def statements(profile: StepProfile) -> list[str]:
-    """What a reader should know about the figures, a sentence each."""
+    """Sentences that a reader of the figures should know."""
     n_steps = len(profile.profiled_seconds)
     whole = f"{format_seconds(profile.seconds)}, the mean of {n_steps} step{'s' * (n_steps > 1)}"
     on_cpu = profile.device_type == "cpu"

@@ -113,13 +113,13 @@ def profile(
 
 
 class MeasuredSteps(NamedTuple):
-    """What was seen of some steps."""
+    """The profiler's record of some steps."""
 
     profiled: list[ProfiledStep]
     plain_seconds: list[float]
-    """Of a step without the profiler beside each of them."""
+    """Seconds of a step without the profiler beside each of them."""
     ledger: Ledger
-    """Of one that was recorded."""
+    """The ledger of the recorded step."""
 
 
 def measured_steps(

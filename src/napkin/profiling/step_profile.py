@@ -18,26 +18,25 @@ By = Literal["operator", "module", "phase"]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one step, summed over some of its calls."""
+    """Sums over some calls of a step."""
 
     calls: float = 0.0
-    """Profiled."""
+    """The number of profiled calls."""
     counted_calls: int = 0
-    """In the ledger of a real step."""
+    """The number of calls in the ledger of a real step."""
     seconds: float = 0.0
     planned_seconds: float = 0.0
     flops: int = 0
-    """Of contractions, recomputation counted; of fused attention those that its mask leaves."""
+    """FLOPs of contractions, recomputation counted; of fused attention those that its mask leaves."""
     elementwise_flops: int = 0
     bytes_touched: int = 0
     """Read and written, each operand once."""
     roof_seconds: float = 0.0
     """The least that the roofs allow."""
     byte_bound_seconds: float = 0.0
-    """Those of them that are bound by bytes."""
+    """The roofline seconds of calls that are bound by bytes."""
 
     def __add__(self, other: "Figures") -> "Figures":
-        """Both together."""
         return Figures(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Figures)))
 
     @property
@@ -47,7 +46,6 @@ class Figures:
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes/s."""
         return self.bytes_touched / self.seconds if self.seconds else 0.0
 
     @property
@@ -101,20 +99,20 @@ class ProfiledSpan:
 
 @dataclass(frozen=True, repr=False)
 class StepProfile(Summary):
-    """Where the seconds of a step went: a mean over some steps."""
+    """The seconds of a step by operator: a mean over some steps."""
 
     rows: tuple[ProfileRow, ...]
-    """Those that took longest first."""
+    """Rows from the longest on."""
     outside: tuple[OutsideRow, ...]
-    """What is in no row: with the rows, all of the step."""
+    """Time in no row: with the rows, all of the step."""
     seconds: float
-    """Of a step, by the profiler's clock: the sum of `rows` and `outside`."""
+    """Seconds of a step by the profiler's clock: the sum of `rows` and `outside`."""
     profiled_seconds: tuple[float, ...]
-    """Of each profiled step."""
+    """Seconds of each profiled step."""
     plain_seconds: tuple[float, ...]
-    """Of a step without the profiler, next to each of them."""
+    """Seconds of a step without the profiler, next to each of them."""
     ledger: Ledger
-    """Of a real step, recorded operator by operator."""
+    """The ledger of a real step, recorded operator by operator."""
     row_moments: tuple[float | None, ...]
     """For each row of the ledger, the seconds from the step's begin to the end of its call; None for one not seen."""
     trace: tuple[ProfiledSpan, ...]
@@ -129,7 +127,7 @@ class StepProfile(Summary):
     """The ledger that was planned with; None where the step was only recorded."""
     title: str = "a step"
     ranks: tuple[dict[str, float], ...] = field(default=())
-    """Of each rank of several: its seconds, and what of them was in operators, collectives and outside."""
+    """Of several ranks each one's seconds, and its seconds in operators, in collectives and outside."""
 
     def by(self, column: By, *, folded: bool = True) -> dict[str, Figures]:
         """The rows summed by a column, longest first; `folded` puts modules that differ only in numbers together."""
@@ -148,7 +146,7 @@ class StepProfile(Summary):
 
     @cached_property
     def total(self) -> Figures:
-        """All rows together."""
+        """The sum of all rows."""
         return summed(row.figures for row in self.rows)
 
     @property
@@ -164,7 +162,7 @@ class StepProfile(Summary):
 
     @property
     def overheads(self) -> list[float]:
-        """How much longer a profiled step took than the one beside it without the profiler, as fractions, sorted."""
+        """The relative excess of each profiled step over the one beside it without the profiler, sorted."""
         pairs = zip(self.profiled_seconds, self.plain_seconds, strict=True)
         return sorted(profiled / plain - 1 for profiled, plain in pairs)
 
@@ -187,7 +185,7 @@ class StepProfile(Summary):
 
 
 def named_by(row: ProfileRow | OutsideRow, column: By) -> str:
-    """What a row is summed under: modules that differ only in numbers are one."""
+    """The name under which a row is summed: modules that differ only in numbers are one."""
     name = getattr(row, column)
     return numbered_alike(name) if column == "module" else name
 
@@ -199,7 +197,6 @@ def middle(values: Iterable[float]) -> float:
 
 
 def summed(figures: Iterable[Figures]) -> Figures:
-    """All together."""
     total = Figures()
     for each in figures:
         total = total + each
@@ -244,7 +241,7 @@ def profile_rows(
 
 
 def sites_of_calls(step: CallsOfStep, rows: list[int | None], ledger: Ledger) -> list[CallSite]:
-    """Where each call was made; one that the ledger lacks was made where the call before it was."""
+    """The place where each call was made; one that the ledger lacks was made where the call before it was."""
     sites: list[CallSite] = []
     module, phase = "", "forward"
     for call, number in zip(step.calls, rows, strict=True):

@@ -25,7 +25,7 @@ DIMENSIONS: tuple[Dimension, ...] = ("pipeline", "data", "shard", "context", "te
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How many ranks each dimension has; see `ParallelismConfig` for what they are."""
+    """The number of ranks of each dimension; see `ParallelismConfig` for what they are."""
 
     pipeline: int = 1
     data: int = 1
@@ -33,11 +33,11 @@ class Layout:
     context: int = 1
     tensor: int = 1
     expert: int = 1
-    """Of the data · shard ranks, how many split the experts."""
+    """Ranks, of the data · shard ranks, that split the experts."""
     schedule: PipelineScheduleName = "1f1b"
     stages_per_rank: int = 1
     blocks_per_stage: tuple[int, ...] | None = None
-    """Of each stage of the pipeline; None divides the blocks evenly."""
+    """Blocks of each stage of the pipeline; None divides them evenly."""
     shard_optimizer: bool = False
 
     @property
@@ -102,7 +102,7 @@ class Layout:
         return {dimension: places[dimension] for dimension in DIMENSIONS}
 
     def batch_part(self, rank: int) -> int:
-        """Which part of the batch a rank computes, counted from 0."""
+        """The part of the batch that a rank computes, counted from 0."""
         places = self.coordinates(rank)
         return places["data"] * self.shard + places["shard"]
 
@@ -153,7 +153,7 @@ class Layout:
 
 
 def chunks(place: int, parts: int, length: int) -> tuple[slice, ...]:
-    """What the rank at one place of `parts` computes of a sequence of `length` tokens.
+    """The spans of a sequence of `length` tokens that the rank at one place of `parts` computes.
 
     Of 2 · parts chunks it has two, one counted from the beginning and one from the end: a token sees all before it,
     and so every rank has as many pairs of tokens to compute.
@@ -249,7 +249,7 @@ def _refuse_tensor(recipe: Recipe, layout: Layout) -> None:
 
 
 def _cannot_split_tensors(recipe: Recipe, layout: Layout) -> list[tuple[str, str, bool]]:
-    """What does not work together with tensor parallelism, why, the way out, and whether the recipe asks for it."""
+    """Each thing that does not work with tensor parallelism, why, the way out, and True if the recipe asks for it."""
     model, training, tensor = recipe.model, recipe.training, layout.tensor
     return [
         (
@@ -281,7 +281,7 @@ def _refuse_pipeline(recipe: Recipe, layout: Layout) -> None:
 
 
 def _cannot_pass_through_stages(recipe: Recipe, layout: Layout) -> list[tuple[str, str, bool]]:
-    """What does not work together with a pipeline's schedule, why, the way out, and whether the recipe asks for it."""
+    """Each thing that a pipeline's schedule excludes, why, the way out, and True if the recipe asks for it."""
     model, training = recipe.model, recipe.training
     is_v = layout.schedule == "zb-v"
     return [

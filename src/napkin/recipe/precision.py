@@ -19,7 +19,7 @@ PrecisionName = Literal["fp32", "bf16", "fp16", "bf16-pure", "fp8", "int8"]
 NarrowForm = Literal["emulated", "cpu", "cuda"]
 
 NARROW = ("fp8", "int8")
-"""Those that are bf16 but for products of the blocks' linear layers, which are in 8 bits."""
+"""Formats that are bf16 but for products of the blocks' linear layers, which are in 8 bits."""
 
 # Ada and Hopper: cuBLAS has no fp8 for earlier architectures. Ampere: the first whose int8 products torch tests.
 _FIRST_CAPABILITY = {"fp8": (8, 9), "int8": (8, 0)}
@@ -65,7 +65,7 @@ class Precision:
 
     @property
     def emulates_bf16(self) -> bool:
-        """Whether this machine's CPU would multiply bf16 without native instructions for it."""
+        """True if this machine's CPU would multiply bf16 without native instructions for it."""
         return self.device_type == "cpu" and self.products == "bf16" and not has_native_bf16()
 
     def autocast(self) -> AbstractContextManager:
@@ -80,7 +80,7 @@ class Precision:
         return dataclasses.replace(self, device_type=device_type)
 
     def usage(self) -> "list[Usage]":
-        """Which numbers are in which format."""
+        """The number format of each kind of number, for people."""
         return usage_of(self.name, self.narrow_form)
 
 

@@ -69,7 +69,6 @@ class Recipe:
 
     @property
     def schedule(self) -> Schedule:
-        """The learning-rate schedule."""
         kind = SCHEDULES[self.optimizer.schedule]
         chosen = {name: getattr(self.optimizer, name) for name in SCHEDULE_OPTIONS & fields_of(kind)}
         chosen = {name: value for name, value in chosen.items() if value is not None}
@@ -110,5 +109,4 @@ class Recipe:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens per update."""
         return self.training.batch_size * self.model.context_length

@@ -20,7 +20,7 @@ class ResolvedRecipe:
     """A recipe with its defaults written out, the number formats on its devices, and how many devices there are."""
 
     recipe: Recipe
-    """Of the whole run: the batch is that of all devices together."""
+    """The recipe of the whole run: the batch is that of all devices together."""
     precision: Precision
     target: Target | None = None
     """The device that a step is counted for, as `napkin.count` takes it; None is the kind that `precision` names."""
@@ -34,12 +34,12 @@ class ResolvedRecipe:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """What each device is for. Raises NapkinError where the recipe's sizes do not make `world_size`."""
+        """The ranks of each dimension. Raises NapkinError where the recipe's sizes do not make `world_size`."""
         return layout_of_recipe(self.recipe, self.world_size)
 
     @property
     def strategy(self) -> Strategy:
-        """How the devices average gradients: a single device uses neither `ddp` nor `fsdp`."""
+        """The way in which devices average gradients: a single device uses neither `ddp` nor `fsdp`."""
         return self.layout.strategy
 
     @property

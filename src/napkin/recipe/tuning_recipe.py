@@ -38,7 +38,7 @@ class AdapterConfig:
     attention.value, attention.output, mlp.gate, mlp.up, mlp.down."""
 
     seed: int = 0
-    """Of the first matrices; the second ones start at 0."""
+    """Seed of the first matrices; the second ones start at 0."""
 
     frozen: Literal["auto", "fp32"] = "auto"
     """What frozen matrices are held in: auto is the format that products read them in, with bf16 half the bytes for the
@@ -105,12 +105,12 @@ class PreferenceConfig:
 
     @property
     def has_reference(self) -> bool:
-        """Whether the objective compares with the model that tuning starts from."""
+        """True if the objective compares with the model that tuning starts from."""
         return self.objective in ("dpo", "ipo", "kto")
 
     @property
     def takes_means(self) -> bool:
-        """Whether an answer's log-probability is the mean over its tokens."""
+        """True if an answer's log-probability is the mean over its tokens."""
         return self.per_token or self.objective in ("ipo", "orpo", "simpo")
 
 
@@ -140,7 +140,8 @@ class ReinforcementConfig:
     JSONL file of prompts with answers, which `reward` judges."""
 
     reward: str = "math"
-    """For prompts of a file: exact, number, math, choice, regex, code, or FILE.py:NAME of a function of your own."""
+    """Reward for prompts of a file: exact, number, math, choice, regex, code, or FILE.py:NAME of a function of your
+    own."""
 
     group_size: Annotated[int, Bounds(1, 2**20)] = 8
     """Answers to each prompt; training.batch_size is the number of prompts in a step."""
@@ -149,7 +150,7 @@ class ReinforcementConfig:
     """Longest answer in tokens; a longer one is cut, and counted."""
 
     temperature: Annotated[float, Bounds(1e-3, 100)] = 1.0
-    """Of sampling; log-probabilities are those at this temperature."""
+    """Temperature of sampling; log-probabilities are those at this temperature."""
 
     updates_per_rollout: Annotated[int, Bounds(1, 2**20)] = 1
     """Optimizer updates on the answers of one step: each on its part of the groups, as often as `epochs` says."""
@@ -180,7 +181,7 @@ class ReinforcementConfig:
     """Weight of the divergence from the model that training started from; above 0, its weights are held too."""
 
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Of the divergence (Schulman 2020)."""
+    """Estimator of the divergence (Schulman 2020)."""
 
     entropy_weight: Annotated[float, Bounds(0, 1e4)] = 0.0
     """Weight of the entropy, which is made larger."""
@@ -194,7 +195,7 @@ class ReinforcementConfig:
     comes to max_answer (DAPO)."""
 
     seed: Annotated[int, Bounds(0, 2**62)] = 0
-    """Of prompts and of sampling."""
+    """Seed of prompts and of sampling."""
 
     evaluation_prompts: Annotated[int, Bounds(0, 2**20)] = 128
     """Held-out prompts that an evaluation answers greedily."""

@@ -28,7 +28,7 @@ class StackedBar(NamedTuple):
 
     segments: list[Segment]
     outlined: bool
-    """Whether the whole bar is a limit that the parts are compared with, and is outlined."""
+    """True if the whole bar is a limit that the parts are compared with; it is outlined."""
     description: str
 
 

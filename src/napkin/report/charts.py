@@ -32,7 +32,7 @@ class Line:
     table: int = 0
     """Index of the table: on a page that compares runs, each run has one."""
     right: bool = False
-    """Whether the line has the axis on the right."""
+    """True if the line has the axis on the right."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,18 @@ class Chart:
     name: str
     """Unique on the page."""
     description: str
-    """What the chart shows, for readers who do not see it."""
+    """A description for readers who do not see the chart."""
     lines: tuple[Line, ...]
     height: int
-    """Pixels."""
+    """Height in pixels."""
     from_zero: bool
-    """Whether the vertical axes begin at 0; otherwise they are logarithmic where the values span more than a factor of
+    """True if the vertical axes begin at 0; otherwise they are logarithmic where the values span more than a factor of
     3."""
 
 
 @dataclass(frozen=True)
 class Charts:
-    """What a template needs to show charts."""
+    """The scripts, styles and data by which a template shows charts."""
 
     by_name: dict[str, Chart]
     axes: Sequence[tuple[Axis, str]]

@@ -34,23 +34,23 @@ class RunSummary:
     state: Literal["planned", "training", "stopped", "finished"]
     step: int
     steps: int | None
-    """Planned."""
+    """Planned steps."""
     tokens: int
     loss: float | None
     """Nats per token, averaged over the last logged steps as in the report's bold line."""
     validation_loss: float | None
-    """The last one."""
+    """The last validation loss."""
     best_validation_loss: float | None
     best_validation_step: int | None
     overfitted: bool
-    """Whether the validation loss rose from its lowest while the training loss fell: see `overfitting`."""
+    """True if the validation loss rose from its lowest while the training loss fell: see `overfitting`."""
     seconds: float
     mfu: float | None
-    """Of all steps together: FLOPs over summed seconds."""
+    """MFU of all steps together: FLOPs over summed seconds."""
     flops: float | None
-    """By count, of all steps so far."""
+    """FLOPs of all steps so far, by count."""
     dollars: float | None
-    """Of the seconds so far, at the price in the plan or the given one."""
+    """Price of the seconds so far, by the plan or the given one."""
 
 
 class ComparedRun:
@@ -206,14 +206,14 @@ class Ranking:
     """Runs in the order of a figure that compares them."""
 
     by: Literal["validation loss", "bits per byte"] | None
-    """None where nothing compares the runs; `ranked` are then those with a validation loss, in the order of the
-    files that they were validated on."""
+    """The figure that ranks the runs; None where nothing compares them: `ranked` are then those with a validation loss,
+    in the order of the files that they were validated on."""
     ranked: tuple[ComparedRun, ...]
-    """The best first."""
+    """Runs from the best on."""
     others: tuple[ComparedRun, ...]
     """Runs that lack the figure."""
     statements: tuple[str, ...]
-    """What there is to say, a sentence or two each."""
+    """Sentences on what the comparison shows."""
 
 
 def rank(runs: Sequence[ComparedRun]) -> Ranking:
@@ -254,7 +254,7 @@ def _left_out(by: str | None, others: list[ComparedRun]) -> list[str]:
 
 
 def _validation_leaders(ranked: list[ComparedRun]) -> list[str]:
-    """Who leads. An overfitted run leads with weights that it no longer has at its end."""
+    """The leaders by validation loss. An overfitted run leads with weights that it no longer has at its end."""
     if len(ranked) < 2:
         return []
     best = ranked[0].summary

@@ -17,7 +17,7 @@ _SHADES = ("blue", "vermilion", "green", "orange", "purple", "sky", "grey", "yel
 MOST_RUNS = len(_SHADES)
 GENERATOR = b'<meta name="generator" content="napkin runs">'
 _POINTS = 1200
-"""At most, per run: the page of eight runs stays well below a megabyte."""
+"""Most points per run: the page of eight runs stays well below a megabyte."""
 
 
 def write_comparison(

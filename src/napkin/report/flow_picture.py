@@ -71,7 +71,7 @@ def _narrowing(top: float, height: float, width: float, below: float) -> str:
 
 
 def _ribbon(left: float, top: float, width: float, y: float) -> str:
-    """From its part of the band's upper edge to its label; its end is as thick as a line of text at most."""
+    """The path from a part of the band's upper edge to its label; its end is as thick as a line of text at most."""
     thickness = max(0.7, min(width, _ROW - 6)) / 2
     end = _LABELS_LEFT
     path = (

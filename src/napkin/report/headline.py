@@ -85,7 +85,7 @@ def _planned_figures(run: RunRecord) -> list[KeyFigure]:
 
 
 def _reward_figures(run: RunRecord) -> list[KeyFigure]:
-    """Of reinforcement learning: its loss says little."""
+    """The figures of reinforcement learning, whose loss says little."""
     found = [
         (logged.step, logged.figures[CORRECT])
         for logged in run.metrics

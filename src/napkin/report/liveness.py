@@ -19,10 +19,10 @@ _PAUSES = 200
 
 
 class Liveness(NamedTuple):
-    """What the template needs."""
+    """The times that the template shows and compares."""
 
     written: str
-    """UTC, for people."""
+    """Time of writing for people, in UTC."""
     written_iso: str
     every: str
     """The interval at which the page is written while the process trains."""
@@ -32,7 +32,7 @@ class Liveness(NamedTuple):
     next: str
     """The same for people."""
     is_last: bool
-    """Whether the run is expected to end before another page of a run in training is due."""
+    """True if the run is expected to end before another page of a run in training is due."""
     timeout: int
     """Seconds without a new page after which the process is presumed dead."""
 

@@ -68,7 +68,7 @@ class Evaluated(NamedTuple):
 
 
 class Overfitting(NamedTuple):
-    """How a run is overfitted: after its lowest validation loss, the training loss fell and the validation loss
+    """The course of an overfitted run: after its lowest validation loss, the training loss fell and the validation loss
     rose."""
 
     best: Evaluated
@@ -99,7 +99,7 @@ def lowest(found: list[Evaluated]) -> Evaluated | None:
 
 
 def overfitting(metrics: Sequence[StepMetrics]) -> Overfitting | None:
-    """How a run is overfitted at its last evaluation; None if it is not. Training losses are means of neighbouring
+    """The overfitting of a run at its last evaluation; None if there is none. Training losses are means of neighbouring
     steps, as in the charts."""
     found = evaluations(metrics)
     best = lowest(found)

@@ -14,7 +14,7 @@ from napkin.runs.run_record import RunRecord
 from napkin.units import format_bytes, format_count, format_seconds, format_share, format_three_digits
 
 _POINTS = 3000
-"""At most, of all curves together: some hundreds of kilobytes, however long the run is."""
+"""Most points of all curves together: some hundreds of kilobytes, however long the run is."""
 _ROWS = 10
 _LEARNING_RATE = Line("learning rate", "learning_rate", "green", "number")
 _GRADIENT_NORM = Line("gradient norm, before clipping", "gradient_norm", "purple", "number")

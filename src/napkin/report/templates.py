@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 WITHOUT_CHARTS: dict[str, Any] = {"charts": None, "chart_style": "", "scripts": []}
-"""What the layout of a page needs to know of charts, on a page that has none."""
+"""The values that the layout of a page takes in place of charts, on a page that has none."""
 
 
 def render(template: str, **values: Any) -> str:
@@ -44,7 +44,7 @@ class Script(NamedTuple):
 
     text: Markup
     policy: str
-    """Its hash, as the Content-Security-Policy writes it."""
+    """The script's hash, as the Content-Security-Policy writes it."""
 
 
 def scripts(*names: str) -> list[Script]:

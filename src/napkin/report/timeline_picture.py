@@ -17,11 +17,11 @@ MOST_ROWS = 32
 
 NARROWEST = 500
 WIDEST = 2000
-"""Pixels."""
+"""Most pixels."""
 
 SHORTEST = 1e-12
 LONGEST = 1e12
-"""Seconds."""
+"""Most seconds."""
 
 _FILLS: dict[Kind, tuple[str, str]] = {
     "forward": (COLOURS["sky"], "forward"),

@@ -65,7 +65,7 @@ _TICKS = 6
 
 @dataclass(frozen=True)
 class Series:
-    """What is drawn in one colour."""
+    """The points, or the line, that are drawn in one colour."""
 
     label: str
     x: Values
@@ -73,12 +73,11 @@ class Series:
     y: Values
     """[points]; of a band the lower edge."""
     colour: str = "blue"
-    """One of `COLOURS`."""
     style: Literal["points", "line", "dashed", "band"] = "points"
     upper: Values | None = None
     """[points]: the upper edge of a band."""
     names: tuple[str, ...] = ()
-    """Of each point, shown under the pointer."""
+    """The name of each point, shown under the pointer."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,6 @@ def _place(value: Value) -> tuple[bool, float, str]:
 
 
 def as_json(standing: Standing) -> dict[str, object]:
-    """For programs."""
     values = dataclasses.asdict(standing)
     return {"run": standing.trial.name, "values": standing.trial.values} | {
         name: values[name] for name in ("folder", "loss", "step", "tokens", "seconds", "flops")

@@ -17,7 +17,7 @@ from napkin.scaling.predicted_loss import flops_per_step
 _PASSES = 4
 _MOST_FLOPS = 1e36
 INFERENCE_FLOPS = 2
-"""Per parameter and token that is read or written: a forward pass, by rule."""
+"""FLOPs per parameter and token that is read or written: a forward pass, by rule."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,18 @@ class BudgetAnswer:
 
     optimum: Optimum
     plan: Plan
-    """Of the nearest shape on the devices."""
+    """The plan of the nearest shape on the devices."""
     flops_per_token: float
     """Counted, of that shape, over 6·N: what 6·N·D leaves out is attention, and the head."""
 
     @property
     def flops_per_second(self) -> float:
-        """What the plan reaches on all devices."""
+        """FLOP/s that the plan reaches on all devices."""
         return flops_per_step(self.plan) / self.plan.seconds_per_step
 
     @property
     def seconds(self) -> float:
-        """Of the whole run."""
+        """Seconds of the whole run."""
         return self.optimum.flops / self.flops_per_second
 
     def dollars(self, flops: float) -> float | None:
@@ -54,7 +54,7 @@ class OverTraining:
     tokens: float
     training_flops: float
     total_flops: float
-    """Training and inference."""
+    """FLOPs of training and inference."""
     optimum_total_flops: float
     """The same for the compute-optimal model."""
 

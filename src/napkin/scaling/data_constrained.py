@@ -156,5 +156,5 @@ def _log_losses(base: FittedLaw, theta: Values, stars: Values, sizes: Values) ->
 
 
 def _effective(whole: Values, unique: Values, star: float) -> Values:
-    """What `whole` is worth, of which `unique` is new."""
+    """The number of unique tokens or parameters that `whole` is worth, of which `unique` is new."""
     return unique + unique * star * -np.expm1(-(whole / unique - 1) / star)

@@ -15,7 +15,7 @@ from napkin.scaling.law_forms import LawForm, LawModel, Values, law_form
 from napkin.scaling.observations import FLOPS_PER_PARAMETER_AND_TOKEN
 
 LEVEL = 0.9
-"""Of all intervals: they hold the true value, or a new run, in nine of ten cases."""
+"""The probability of all intervals: they hold the true value, or a new run, in nine of ten cases."""
 
 VERSION = 1
 LARGEST_FILE = 64 * 2**20
@@ -52,7 +52,7 @@ class Optimum:
     parameters: Interval
     tokens: Interval
     loss: Interval
-    """Of a run of that size; its interval includes the scatter of single runs."""
+    """The loss of a run of that size; its interval includes the scatter of single runs."""
 
 
 class LawFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -173,7 +173,7 @@ class FittedLaw:
         )
 
     def extrapolation(self, flops: float) -> float:
-        """How many times the FLOPs of the largest run these are."""
+        """The FLOPs as a multiple of those of the largest run."""
         return flops / self.ranges["compute"][1]
 
     def group(self, name: str | None) -> str:

@@ -7,7 +7,7 @@ from napkin.errors import NapkinError
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """How much gradients of single examples differ."""
+    """The differences among gradients of single examples."""
 
     squared_gradient: float
     """|G|²: the squared norm of the true gradient."""
@@ -25,7 +25,7 @@ class GradientNoise:
         return 1 / (1 + self.simple_noise_scale / batch_size)
 
     def more_examples(self, batch_size: float) -> float:
-        """How many times the least examples a loss takes with this batch size: 1 + B/B_simple (equation 2.11)."""
+        """Examples to a loss with this batch size, over the least possible: 1 + B/B_simple (equation 2.11)."""
         return 1 + batch_size / self.simple_noise_scale
 
 

@@ -21,7 +21,7 @@ from napkin.scaling.observations import FLOPS_PER_PARAMETER_AND_TOKEN, Observati
 SAME_BUDGET = 0.05
 """Runs whose FLOPs differ by at most this share from the next smaller one have one budget."""
 FEWEST_SIZES = 4
-"""Of a budget that gets a parabola."""
+"""Fewest sizes of a budget that gets a parabola."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class BestSize:
     loss: float
     runs: int
     at_edge: bool = False
-    """Whether the minimum is outside the sizes that were run: then it is left out of the power law."""
+    """True if the minimum is outside the sizes that were run: then it is left out of the power law."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SizeLaw:
     approach: int
     best: tuple[BestSize, ...]
     parameters: PowerLaw
-    """Of FLOPs."""
+    """The best size as a power law of FLOPs."""
     tokens: PowerLaw
     notes: tuple[str, ...] = ()
 
@@ -85,7 +85,7 @@ def approach_2(runs: Sequence[Observation]) -> SizeLaw:
 
 @dataclass(frozen=True)
 class Bias:
-    """What approach 2 finds on losses without noise of a known law, at the sizes and budgets of some runs."""
+    """The error of approach 2 on losses without noise of a known law, at the sizes and budgets of some runs."""
 
     flops: float
     true_parameters: float
@@ -96,7 +96,7 @@ class Bias:
 
     @property
     def relative(self) -> float:
-        """By how much the size found is off."""
+        """The relative error of the size found."""
         return self.found_parameters / self.true_parameters - 1
 
 
@@ -120,8 +120,8 @@ def approach_2_bias(runs: Sequence[Observation], law: FittedLaw, flops: float, *
 
 
 def parabola_minimum(positions: Values, losses: Values) -> tuple[float, float, bool] | None:
-    """Where the parabola through losses over positions (logarithms) is lowest, its value, and whether that is outside
-    the positions; None where it opens downwards."""
+    """The position (a logarithm) where the parabola through the losses is lowest, its value, and whether it is
+    outside the positions; None where it opens downwards."""
     centre = float(positions.mean())
     square, slope, level = np.polyfit(positions - centre, losses, 2)
     if square <= 0:

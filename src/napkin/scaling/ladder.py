@@ -51,10 +51,10 @@ that of a point of the law."""
 
 @dataclass(frozen=True)
 class Design:
-    """What a ladder is made of."""
+    """The choices that make a ladder."""
 
     levels: int = 4
-    """Numbers of FLOPs."""
+    """The number of FLOP budgets."""
     sizes: int = 3
     """Model sizes at each of them."""
     level_factor: float = 2.0
@@ -62,7 +62,7 @@ class Design:
     size_factor: float = 2.0
     """Parameters of a size over those of the one below."""
     tokens_per_parameter: float = 20.0
-    """Of the middle size: 20 is about optimal (Hoffmann et al. 2022)."""
+    """Tokens per parameter of the middle size: 20 is about optimal (Hoffmann et al. 2022)."""
     aspect: float = 64.0
     """d_model / n_layers; Kaplan et al. 2020 find hardly any difference from 30 to 100."""
     learning_rate: LearningRateRule = "power-law"
@@ -132,7 +132,7 @@ class Shapes:
         )
 
     def parameters(self, heads: int) -> int:
-        """Its parameters, counted without allocating them."""
+        """Parameters, counted without allocating them."""
         if heads not in self._parameters:
             self._parameters[heads] = count_parameters(self.model(heads))
         return self._parameters[heads]
@@ -297,7 +297,7 @@ class LadderRun:
     """FLOPs that it was made for."""
     values: dict[str, Value]
     recipe: str
-    """As TOML."""
+    """The recipe as TOML."""
 
     @property
     def parsed(self) -> Recipe:
@@ -310,12 +310,12 @@ class LadderRun:
 
 @dataclass(frozen=True)
 class LadderFile:
-    """ladder.json."""
+    """The content of ladder.json."""
 
     format: str = FORMAT
     version: int = VERSION
     runs: dict[str, LadderRun] = field(default_factory=dict)
-    """By the names of their folders."""
+    """Runs by the names of their folders."""
     next: LadderRun | None = None
     """The larger run that the law is to predict."""
 
@@ -326,7 +326,7 @@ class LadderFile:
 
 
 def ladder_file_of(rungs: tuple[Rung, ...], larger: Rung | None) -> LadderFile:
-    """What is written of a ladder, and of the run after it."""
+    """The file of a ladder, and of the run after it."""
     return LadderFile(
         runs={rung.trial.name: _run(rung) for rung in rungs}, next=None if larger is None else _run(larger)
     )
@@ -362,10 +362,9 @@ class Predicted:
     flops: float
     loss: Interval
     extrapolation: float
-    """Its FLOPs over those of the largest run that the law was fitted to."""
+    """The run's FLOPs over those of the largest run that the law was fitted to."""
 
     def lines(self) -> Iterator[str]:
-        """For a terminal."""
         size, tokens = format_count(self.parameters), format_count(self.tokens)
         yield f"the next run: {size} parameters, {tokens} tokens, {format_flops(self.flops)}"
         yield (

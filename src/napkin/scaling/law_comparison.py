@@ -16,12 +16,12 @@ FEWEST_PREDICTED = 3
 
 @dataclass(frozen=True)
 class LawScore:
-    """How a law that knows the smaller runs predicts the larger ones."""
+    """The errors of a law that knows the smaller runs on the larger ones."""
 
     law: str
     formula: str
     median_error: float
-    """Of |loss / predicted - 1|."""
+    """Median of |loss / predicted - 1|."""
     worst_error: float
     bias: float
     """Median of loss / predicted - 1."""

@@ -33,7 +33,7 @@ FEW = 16
 """Up to so many runs are fitted by squares, as Huber's loss with a small delta passes through p of them exactly."""
 _DELTA_OF_FEW = 0.1
 OUTLIER = 5.0
-"""Robust standard deviations."""
+"""The residual of an outlier in robust standard deviations."""
 _EXACT = 1e-9
 _DELTA_PER_SCATTER = 0.2
 
@@ -183,16 +183,16 @@ def _draws(
 
 
 MOST_LEFT_OUT = 400
-"""Of more runs, those with the largest residuals are left out in turn."""
+"""Of more runs, only those with the largest residuals are left out in turn."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What changes without a run."""
+    """The change of a fit without one run."""
 
     run: Observation
     coefficients: dict[str, float]
-    """Of the run's training set, as they are without it."""
+    """Coefficients of the run's training set, as they are without it."""
     error: float
     """log of its loss over what the law of the others says of it."""
     shift: float
@@ -236,7 +236,7 @@ class PowerLaw:
 
     constant: Interval
     exponents: dict[str, Interval]
-    """By variable."""
+    """Intervals by variable."""
     points: int
     scatter: float
     """Standard deviation of log y about the law."""

@@ -36,13 +36,12 @@ class SumOfTerms:
     designs: Values
     """[terms, runs, coefficients]: the logarithm of term k for run n is `designs[k, n] @ θ`."""
     outer_exponent: bool = False
-    """Whether the sum is raised to exp of one more coefficient, the last of θ."""
+    """True if the sum is raised to exp of one more coefficient, the last of θ."""
     offsets: Values | None = None
     """[terms, runs], added to the logarithms: what does not depend on θ."""
 
     @property
     def n_coefficients(self) -> int:
-        """Length of θ."""
         return self.designs.shape[2] + self.outer_exponent
 
     def log_losses(self, theta: Values) -> Values:
@@ -199,14 +198,14 @@ class Term:
 
 @dataclass(frozen=True)
 class LawForm:
-    """One law."""
+    """One law: its terms, its variables, and the starts of its fit."""
 
     name: str
     formula: str
     source: str
     terms: tuple[Term, ...]
     outer_exponent: str | None = None
-    """Of the whole sum."""
+    """The name of the whole sum's exponent, if it has one."""
 
     @property
     def exponents(self) -> tuple[str, ...]:
@@ -221,11 +220,11 @@ class LawForm:
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """What the law depends on."""
+        """The variables on which the law depends."""
         return tuple(dict.fromkeys(term.variable for term in self.terms if term.variable))
 
     def n_coefficients(self, groups: int = 1) -> int:
-        """How many numbers a fit on so many training sets finds."""
+        """The number of coefficients of a fit on that many training sets."""
         return len(self.exponents) + groups * len(self.constants) + (self.outer_exponent is not None)
 
 

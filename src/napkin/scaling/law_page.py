@@ -81,7 +81,7 @@ def runs_picture(fitted: LawFit) -> str:
 
 
 def residuals_picture(fitted: LawFit) -> str:
-    """How far each run is off the law, over FLOPs."""
+    """A picture of each run's residual over FLOPs."""
     off = 100 * np.expm1(fitted.residuals)
     series = [
         _points(fitted, group, shade, off)

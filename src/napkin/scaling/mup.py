@@ -39,19 +39,19 @@ _ROWS = 4
 
 @dataclass(frozen=True)
 class CoordinateCheck:
-    """How activations change in a few steps, at several widths."""
+    """The change of activations in a few steps, at several widths."""
 
     widths: tuple[int, ...]
     changes: dict[str, tuple[float, ...]]
     """Mean absolute change of each activation after `STEPS` steps, by the part of the model, for each width."""
 
     def slope(self, part: str) -> float:
-        """Of the logarithm of the change over the logarithm of the width, by least squares."""
+        """Slope of the logarithm of the change over the logarithm of the width, by least squares."""
         return float(np.polyfit(np.log(self.widths), np.log(np.maximum(self.changes[part], 1e-300)), 1)[0])
 
     @property
     def holds(self) -> bool:
-        """Whether no part's change depends on the width, up to `STEEPEST`."""
+        """True if no part's change depends on the width, up to `STEEPEST`."""
         return all(abs(self.slope(part)) <= STEEPEST for part in self.changes)
 
 
@@ -107,7 +107,7 @@ def _batches(recipe: Recipe, steps: int) -> list[tuple[Tensor, Tensor]]:
 
 @torch.no_grad()
 def _activations(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
-    """What the embedding, each block and the head give for these tokens."""
+    """The outputs of the embedding, each block and the head for these tokens."""
     found: dict[str, Tensor] = {}
 
     def keep(part: str) -> Callable[..., None]:
@@ -139,11 +139,11 @@ class BestRate:
 
     width: int
     rate: float
-    """Of the vertex; where the lowest loss is at the edge of what was tried, its own."""
+    """The rate of the vertex; where the lowest loss is at the edge of what was tried, its own."""
     loss: float
     """The lowest of the runs."""
     is_bracketed: bool
-    """Whether runs of lower and of higher rate have a higher loss."""
+    """True if runs of lower and of higher rate have a higher loss."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Transfer:
 
     @property
     def holds(self) -> bool | None:
-        """Whether they are within `FARTHEST`; None where a best rate is not bracketed, and may lie farther out."""
+        """True if they are within `FARTHEST`; None where a best rate is not bracketed, and may lie farther out."""
         if not all(each.is_bracketed for each in self.best):
             return None
         return self.factor <= FARTHEST

@@ -37,7 +37,7 @@ _GROUPS = ("training_set", "dataset", "data", "group", "corpus")
 
 @dataclass(frozen=True)
 class Observation:
-    """One finished run."""
+    """One finished run, as a law is fitted to it."""
 
     parameters: float
     tokens: float
@@ -45,13 +45,13 @@ class Observation:
     loss: float
     """Nats per token on held-out text."""
     flops: float | None = None
-    """Of the whole training; None is 6·parameters·tokens."""
+    """FLOPs of the whole training; None is 6·parameters·tokens."""
     unique_tokens: float | None = None
     """Tokens of the training text; None where none was repeated."""
     group: str = ""
     """Training set, where the runs have several: its laws have constants of their own."""
     source: str = ""
-    """Where it was read, such as "runs.csv, line 7"."""
+    """The source, such as "runs.csv, line 7"."""
 
     def __post_init__(self) -> None:
         for name, (least, most) in _LIMITS.items():
@@ -62,7 +62,7 @@ class Observation:
 
     @property
     def name(self) -> str:
-        """Where it was read, without the path of its file; else its size."""
+        """The source without the path of its file; else the size."""
         where = self.source.rpartition("', ")[2].strip("'")
         return where or f"{self.parameters:.3g} parameters"
 
@@ -80,9 +80,9 @@ class Observations:
 
     runs: tuple[Observation, ...]
     diverged: tuple[str, ...] = ()
-    """Where runs were read that are left out: their loss is not a finite number."""
+    """The sources of runs that are left out: their loss is not a finite number."""
     notes: tuple[str, ...] = field(default=())
-    """What was derived, a sentence each."""
+    """Sentences on what was derived."""
 
     @property
     def groups(self) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ FORMAT, VERSION = "napkin-sweep", 1
 
 @dataclass(frozen=True)
 class SweepFile:
-    """sweep.json."""
+    """The content of sweep.json."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -64,7 +64,7 @@ class SweepFolder:
         return self.path / trial.name
 
     def open(self, trials: tuple[Trial, ...], besides: Sequence[str] = ()) -> SweepFile:
-        """What the folder holds of this sweep; nothing is written.
+        """Read what the folder holds of this sweep; nothing is written.
 
         A sweep may have runs that an earlier one in this folder did not have, but not the other way round. Raises
         NapkinError where the folder holds anything else, or a run of another recipe.
@@ -122,10 +122,10 @@ class SweepFolder:
 
 
 SECONDS_PER_RUN = 1.0
-"""Of a run in a sweep beside its steps: its files are opened, a step is metered, a checkpoint and a report are written.
+"""Seconds of a run beside its steps: its files are opened, a step is metered, a checkpoint and a report are written.
 Measured: see docs/scaling.md."""
 FORWARD_SHARE = 1 / 3
-"""Of a step's FLOPs: the backward pass has twice as many as the forward pass."""
+"""The forward pass's part of a step's FLOPs: the backward pass has twice as many."""
 
 
 @dataclass(frozen=True)
@@ -133,20 +133,20 @@ class SweepPlan:
     """The plans of the runs of a sweep."""
 
     plans: dict[str, Plan]
-    """By the name of the run."""
+    """Plans by the name of the run."""
     at_once: int
     """Runs that train side by side."""
     n_counted: int
-    """How many different steps were counted and timed."""
+    """The number of different steps that were counted and timed."""
 
     @property
     def seconds(self) -> float:
-        """Of all runs, side by side, with evaluations and what a run takes beside its steps."""
+        """Seconds of all runs, side by side, with evaluations and what a run takes beside its steps."""
         return sum(map(run_seconds, self.plans.values())) / self.at_once
 
     @property
     def dollars(self) -> float | None:
-        """Of these seconds; None where the price is not known."""
+        """Price of these seconds; None where it is not known."""
         price = next((plan.site.usd_per_hour for plan in self.plans.values()), None)
         return None if price is None else self.seconds / 3600 * price
 
@@ -284,7 +284,7 @@ class Sweep:
         self.unfinished = unfinished
         """The runs that are trained: neither finished nor failed before."""
         self.planned = planned
-        """Of these."""
+        """The plans of these runs."""
         self._planner = planner
 
     @classmethod

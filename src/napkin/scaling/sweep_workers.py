@@ -38,20 +38,19 @@ _STEP_PARTS = ("data", "forward", "backward", "optimizer", "evaluation")
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run of a sweep ended."""
+    """The end of a sweep's run."""
 
     state: Literal["finished", "skipped", "failed", "stopped"]
     """Skipped is one that was finished before, stopped one that a signal has interrupted."""
     message: str = ""
-    """Why it failed."""
+    """The error of a run that failed."""
     signal: int = 0
-    """That stopped it."""
+    """Signal that stopped the run."""
     seconds: float = 0.0
-    """In all."""
     step_seconds: float = 0.0
-    """Of its steps and evaluations."""
+    """Seconds of its steps and evaluations."""
     notes: tuple[str, ...] = ()
-    """What there was to say while it trained."""
+    """Notes that the run made while it trained."""
 
 
 def train_one(

@@ -30,12 +30,12 @@ class Axis:
     """A field, and its values in their order."""
 
     field: str
-    """As "model.d_model"."""
+    """The field's name, as "model.d_model"."""
     values: tuple[Value, ...] = ()
     bounds: tuple[float, float] | None = None
     """A range that values are drawn from, uniformly in their logarithm; `values` is empty then."""
     whole: bool = False
-    """Whether what is drawn is rounded to a whole number."""
+    """True if a drawn value is rounded to a whole number."""
 
     @property
     def option(self) -> str:
@@ -137,9 +137,9 @@ class Trial:
     """One run of a sweep."""
 
     name: str
-    """Of its folder: what sets it apart from the others, as "d_model=64,learning_rate=0.001"."""
+    """Name of its folder: what sets it apart from the others, as "d_model=64,learning_rate=0.001"."""
     values: dict[str, Value]
-    """Of each axis, by its field."""
+    """The value of each axis, by its field."""
     recipe: Recipe
 
 

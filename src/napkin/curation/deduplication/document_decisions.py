@@ -33,7 +33,7 @@ _CLUSTER_BYTES = 512
 
 @dataclass
 class KeptDocuments:
-    """For each cluster of two documents or more, given by its root, the number of the one that stays."""
+    """Maps each cluster of two documents or more, given by its root, to the number of the document that stays."""
 
     roots: Numbers
     kept: Numbers
@@ -99,7 +99,7 @@ def _roots_of_others(roots: Numbers, seen: Marks) -> Iterator[Numbers]:
 def _best_of(
     files: Sequence[KeyFile], generations: Sequence[int], roots: Numbers, chosen: Numbers, keep: Keep
 ) -> dict[int, tuple]:
-    """For each of the chosen roots what is smallest of its members; the number of the document comes last."""
+    """Reduce the members of each chosen root to the smallest row; the number of the document comes last in a row."""
     best: dict[int, tuple] = {}
     number = 0
     for file, generation in zip(files, generations, strict=True):
@@ -178,7 +178,6 @@ class ExactKeys:
 
     @property
     def header(self) -> KeyHeader:
-        """What the keys are."""
         return KeyHeader("BLAKE2b-128 of the text, white space as single spaces", tables=1, width=2)
 
     def chunks(self, documents: Identified) -> Iterator[KeyChunk]:
@@ -203,7 +202,6 @@ class NearKeys:
 
     @property
     def header(self) -> KeyHeader:
-        """What the keys are."""
         minhash, banding = self.minhash, self.banding
         definition = (
             f"MinHash of {minhash.words}-word shingles, {minhash.hashes} hashes, "

@@ -19,7 +19,8 @@ class Duplicates:
     name: ClassVar[str] = "duplicates"
 
     keep: Literal["longest", "first"] = "longest"
-    """Which one stays: the longest, of equally long ones that with the smallest identity; or the first of the input."""
+    """The copy that stays: the longest, of equally long ones that with the smallest identity; or the first of the
+    input."""
     index: str = ""
     """A folder with the documents of earlier runs, which stay before those of this one; it is made, and extended."""
 
@@ -60,7 +61,8 @@ class NearDuplicates:
     rows: int = 0
     """Numbers of a band. 0: chosen by the threshold."""
     keep: Literal["longest", "first"] = "longest"
-    """Which one stays: the longest, of equally long ones that with the smallest identity; or the first of the input."""
+    """The copy that stays: the longest, of equally long ones that with the smallest identity; or the first of the
+    input."""
     index: str = ""
     """A folder with the documents of earlier runs, which stay before those of this one; it is made, and extended."""
 

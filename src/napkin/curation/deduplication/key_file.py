@@ -46,10 +46,10 @@ Keys = NDArray[np.uint64]
 
 
 class KeyHeader(msgspec.Struct, frozen=True):
-    """What the keys of a file are; files of equal headers belong together."""
+    """Says how the keys of a file are made; only files of equal headers can be compared."""
 
     definition: str
-    """How keys are made, in words: the options on which they depend."""
+    """The options on which keys depend, in words."""
     tables: int
     width: int
     format: str = "napkin keys"
@@ -225,7 +225,7 @@ def opened_index(folder: str, summaries: Sequence[Path]) -> Iterator[KeyIndex | 
 
 
 def _digest_of(summaries: Sequence[Path]) -> str:
-    """Of what the files hold, in whichever order."""
+    """Hash the contents of the files, in whichever order they are given."""
     digests = []
     for summary in summaries:
         with open(summary, "rb") as file:

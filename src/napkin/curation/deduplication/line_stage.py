@@ -35,7 +35,7 @@ class DuplicateLines:
     shortest: int = 30
     """Characters of a line that is looked at, white space at both ends not counted; shorter ones stay."""
     keep: Literal["first", "none"] = "first"
-    """What stays of a line that stands more than once: the first copy, or none of them."""
+    """The copy of a repeated line that stays: the first, or none."""
     index: str = ""
     """A folder with the lines of earlier runs, which are removed from this one; it is made, and extended."""
 

@@ -113,7 +113,7 @@ class PassageFile:
             raise NapkinError(f"'{path}' is damaged: make it again")
 
     def _is_sound(self) -> bool:
-        """Whether records follow each other to the end of the text, and anchors are in it."""
+        """True if records follow each other to the end of the text, and all anchors are in it."""
         places, n_bytes = self.anchor_places, len(self.text)
         in_order = bool((np.diff(self.ends, prepend=0) >= 0).all())
         whole = (int(self.ends[-1]) if len(self.ends) else 0) == n_bytes
@@ -152,7 +152,7 @@ class RepeatedPassages:
             begin = end
 
     def _repeated_anchors(self, scratch: Path, memory: int) -> Marks:
-        """Which anchors, counted through the files, are equal to another."""
+        """Mark anchors, counted through the files, that are equal to another."""
         count = sum(len(file.anchor_keys) for file in self._files)
         repeated = Marks(count, scratch / "anchors", memory // 8)
         for firsts, others in equal_pairs(self._anchors(), count, 1, scratch, memory // 2):
@@ -169,7 +169,7 @@ class RepeatedPassages:
                 start += len(keys)
 
     def _regions(self, number: int, anchors: Marks) -> Iterator[Span]:
-        """Where windows begin that hold a repeated anchor: spans of a file, in order and apart from each other."""
+        """Yield spans of a file in which windows with a repeated anchor begin, in order and apart from each other."""
         file = self._files[number]
         start = sum(len(each.anchor_keys) for each in self._files[:number])
         reach = self._shortest - anchor_width(self._shortest)

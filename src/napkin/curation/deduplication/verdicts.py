@@ -105,7 +105,7 @@ class Clusters:
         join_pairs(address_of(self._parents), address_of(first), address_of(second), len(first))
 
     def roots(self) -> Numbers:
-        """For each number the smallest of its cluster. Do not join afterwards."""
+        """The smallest number of each one's cluster. Do not join afterwards."""
         from napkin.curation.deduplication.compiled.union_find import flatten
 
         flatten(address_of(self._parents), len(self._parents))
@@ -127,8 +127,7 @@ def lists_of(roots: Numbers) -> list[list[int]]:
 
 
 class Marks:
-    """Which of the numbers from 0 to count - 1 are marked; a bit each, in the new file `path` if they exceed `memory`
-    bytes."""
+    """A set of numbers from 0 to count - 1, a bit each, in the new file `path` if they exceed `memory` bytes."""
 
     def __init__(self, count: int, path: Path, memory: int) -> None:
         size = count // 8 + 1
@@ -138,14 +137,13 @@ class Marks:
             self._bits = np.asarray(np.memmap(path, np.uint8, "w+", shape=(size,)))
 
     def set(self, numbers: Numbers) -> None:
-        """Mark numbers."""
         np.bitwise_or.at(self._bits, numbers >> 3, np.uint8(1) << (numbers & 7).astype(np.uint8))
 
     def between(self, first: int, last: int) -> NDArray[np.bool_]:
-        """For each number from `first` to before `last` whether it is marked."""
+        """For each number from `first` to before `last`, True if it is marked."""
         bits = np.unpackbits(self._bits[first >> 3 : (last + 7) >> 3], bitorder="little")
         return bits[first & 7 :][: last - first].astype(np.bool_)
 
     def at(self, numbers: Numbers) -> NDArray[np.bool_]:
-        """For each of some numbers whether it is marked."""
+        """For each of `numbers`, True if it is marked."""
         return (self._bits[numbers >> 3] >> (numbers & 7).astype(np.uint8) & 1).astype(np.bool_)

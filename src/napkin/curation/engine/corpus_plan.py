@@ -37,7 +37,7 @@ from napkin.json_files import read_json
 BYTES_PER_TOKEN = 4.0
 """The rule where no tokenizer is given: of English text and vocabularies of some 50,000."""
 SHARE = 0.001
-"""Of the input's bytes that a plan reads."""
+"""The part of the input's bytes that a plan reads."""
 _DRAWS = 1000
 _LOW, _HIGH = 0.05, 0.95
 _SEED = 20_11
@@ -61,7 +61,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Flow:
-    """What there is at one place of a pipeline."""
+    """Documents, bytes and tokens at one place of a pipeline."""
 
     documents: Estimate
     bytes: Estimate
@@ -75,11 +75,11 @@ class PlannedStage:
     name: str
     remained: Flow
     seconds: float
-    """Of one core."""
+    """Seconds of one core."""
     dropped: dict[str, float] = field(default_factory=dict)
     """Documents that each rule drops, where a stage looks at one document at a time."""
     compares: bool = False
-    """Whether it compares documents, so that a sample tells little."""
+    """True if the stage compares documents with each other, so that a sample tells little."""
 
 
 @dataclass(frozen=True)
@@ -90,21 +90,21 @@ class CorpusPlan:
     input_bytes: int
     sampled_files: int
     sampled_share: float
-    """Of the documents' bytes."""
+    """The part of the documents' bytes that was read."""
     tokens_are_counted: bool
-    """By a tokenizer; otherwise a token is `BYTES_PER_TOKEN` bytes."""
+    """True if a tokenizer counted them; otherwise a token is `BYTES_PER_TOKEN` bytes."""
     read: Flow
     stages: tuple[PlannedStage, ...]
     read_seconds: float
     write_seconds: float
     workers: int
     corpus_bytes: float
-    """Of the documents as they are written."""
+    """Bytes of the documents as they are written."""
     dollars: float | None = None
 
     @property
     def seconds(self) -> float:
-        """From the start to the end, with all workers busy."""
+        """Seconds from start to end, with all workers busy."""
         work = self.read_seconds + self.write_seconds + sum(stage.seconds for stage in self.stages)
         return work / self.workers
 
@@ -214,10 +214,11 @@ class _SampleRun:
         self._totals = _Totals(sample, share)
         self._count_tokens, self._share = count_tokens, share
         self._kept, self._kept_of_draws = [1.0] * 3, np.ones((3, _DRAWS))
-        """What comparing stages leave of the documents, bytes and tokens that the sample says, and that of draws."""
+        """The parts of documents, bytes and tokens that comparing stages leave, as the sample says, and for each
+        draw."""
 
     def flow(self, records: Sequence[tuple[int, Record]]) -> Flow:
-        """What there is after the stages so far, for which `records` remain of the sample."""
+        """The flow after the stages so far, of which `records` remain of the sample."""
         each = zip(self._amounts(records), self._kept, self._kept_of_draws, strict=True)
         return Flow(*(self._totals(amounts, kept, kept_of_draws) for amounts, kept, kept_of_draws in each))
 
@@ -335,13 +336,12 @@ class ReconciledRow:
 
     place: str
     what: str
-    """documents or bytes."""
     planned: Estimate
     metered: float
 
     @property
     def is_inside(self) -> bool:
-        """Whether the metered figure is in the planned interval."""
+        """True if the metered figure is in the planned interval."""
         return self.planned.low <= self.metered <= self.planned.high
 
 

@@ -45,7 +45,7 @@ class Amount:
 
 @dataclass
 class StageBooks:
-    """What entered a stage, what it dropped by which rule, and what remained."""
+    """The accounts of a stage: what entered, what it dropped by which rule, and what remained."""
 
     name: str
     version: int = 1
@@ -85,7 +85,7 @@ class InputBooks:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A corpus."""
+    """manifest.json: a corpus, its files, and how it was made."""
 
     kind: str
     schema_version: int
@@ -96,11 +96,11 @@ class Manifest:
     input: InputBooks
     stages: tuple[StageBooks, ...]
     set_aside: dict[str, int]
-    """By reason, how often something could not be read or processed; set_aside.jsonl lists them."""
+    """Counts by reason of what could not be read or processed; set_aside.jsonl lists them."""
     documents: int
     text_bytes: int
     files: tuple[CorpusFile, ...]
-    """In `documents/`."""
+    """The files in `documents/`."""
     files_of_options: dict[str, str]
     """SHA-256 of each file that an option of a stage names, by path."""
     checksums: dict[str, str]

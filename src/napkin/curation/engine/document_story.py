@@ -31,11 +31,11 @@ _LONGEST = 500
 
 @dataclass(frozen=True)
 class Story:
-    """Where a document comes from, what each stage did to it, and how it ended."""
+    """A document's way through a pipeline: its source, what each stage did to it, and how it ended."""
 
     identity: str
     ending: str
-    """In words: in which file it is, or which rule of which stage dropped it, or why it was set aside."""
+    """How it ended, in words: its file, the rule that dropped it, or why it was set aside."""
     source: str = ""
     offset: int = 0
     address: str = ""

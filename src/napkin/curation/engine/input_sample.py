@@ -33,7 +33,7 @@ _LEAST_POINTS, _MOST_POINTS = 64, 4096
 _LEAST_PART_BYTES = 2**21
 _READ_BYTES = 2**14
 _RECORD_BYTES = 2**10
-"""What a record takes in memory besides its text: some ten Python objects."""
+"""Memory of a record besides its text: some ten Python objects."""
 _SEED = 19_43
 
 
@@ -43,19 +43,19 @@ class SampledFile:
 
     file: InputFile
     stands_for_bytes: float
-    """Of the input, as files have them."""
+    """Bytes of the input, as files have them, that the sample stands for."""
     read_bytes: int = 0
     held_bytes: int = 0
-    """What its documents take in memory, about."""
+    """Approximate memory that its documents take."""
     spent_bytes: int = 0
-    """How much of `MOST_BYTES` is used: the bytes that are held, or were read if they are more."""
+    """The part of `MOST_BYTES` that is used: bytes that are held, or were read if they are more."""
     seconds: float = 0.0
     """Seconds that reading it took."""
     records: list[Record] = field(default_factory=list)
 
     @property
     def weight(self) -> float:
-        """How many documents of the input each of its documents stands for."""
+        """The number of documents of the input that each sampled one stands for."""
         return self.stands_for_bytes / self.read_bytes if self.read_bytes else 0.0
 
 
@@ -185,7 +185,6 @@ def _usable(found: Record | SetAside, options: InputOptions) -> Record | None:
 
 
 def _held_bytes(record: Record) -> int:
-    """What a record takes in memory, about."""
     fields = len(msgspec.msgpack.encode(record.fields)) if record.fields else 0
     return _RECORD_BYTES + sys.getsizeof(record.text) + len(record.content) + 2 * fields
 

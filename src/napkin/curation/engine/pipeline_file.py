@@ -35,16 +35,16 @@ _LARGEST_BYTES = 2**50
 
 @dataclass(frozen=True)
 class InputOptions:
-    """Where documents come from."""
+    """The table [input]: where documents come from."""
 
     paths: tuple[str, ...] = ()
     """Files, folders, patterns such as `crawl/*.warc.gz`, and addresses that fsspec knows."""
     format: InputFormat = "auto"
-    """Of the files; `auto` is told by the end of each name."""
+    """Format of the files; `auto` is told by the end of each name."""
     text_field: str = "text"
     """The field of JSON lines, or column of Parquet, that is the text."""
     licence: str = ""
-    """Of documents that do not say their own."""
+    """Licence of documents that do not say their own."""
     shard_bytes: int = 2**26
     """Bytes of files that one worker reads at a time. A file is in one shard."""
     document_bytes: int = ReadLimits.document_bytes
@@ -54,16 +54,15 @@ class InputOptions:
 
     @property
     def limits(self) -> ReadLimits:
-        """Those of reading a file."""
         return ReadLimits(self.document_bytes, self.ratio)
 
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What is written."""
+    """The table [output]: what is written."""
 
     format: OutputFormat = "jsonl.zst"
-    """Of the documents. In `text` they are divided by lines with only `<|endoftext|>`."""
+    """Format of the documents. In `text` they are divided by lines with only `<|endoftext|>`."""
     shard_bytes: int = 2**28
     """Bytes of text after which a new file begins."""
     samples: int = 20
@@ -78,7 +77,7 @@ class Pipeline:
     stages: tuple[Stage, ...]
     output: OutputOptions = field(default_factory=OutputOptions)
     memory_bytes: int = MEMORY_BYTES
-    """What a stage that has to see all shards may hold."""
+    """Most memory of a stage that has to see all shards."""
 
     def __post_init__(self) -> None:
         if not self.input.paths:

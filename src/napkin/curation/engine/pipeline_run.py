@@ -39,7 +39,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class _State:
-    """What an unfinished corpus is made of."""
+    """The parts that an unfinished corpus is made of."""
 
     pipeline: dict[str, Any]
     versions: list[int] = field(default_factory=list)
@@ -133,7 +133,7 @@ def _divide_into_shards(pipeline: Pipeline) -> tuple[list[list[InputFile]], list
 
 
 def _refuse_other(out: Path, pipeline: Pipeline, shards: Sequence[Sequence[InputFile]]) -> bool:
-    """Whether `out` is finished. Raises NapkinError where it is not of this pipeline and these files."""
+    """Return True if `out` is finished. Raises NapkinError where it is not of this pipeline and these files."""
     if not os.path.lexists(out):
         return False
     if not out.is_dir():
@@ -229,7 +229,7 @@ def _started(
     workers: int,
     on_message: Callable[[str], None],
 ) -> Iterator[DoTasks]:
-    """What does the tasks of a pipeline."""
+    """Start the workers, or the Ray cluster, that do the tasks of a pipeline."""
     if engine == "processes":
         yield lambda tasks, on_done: do_tasks(pipeline, work, tasks, workers, on_done, on_message)
         return

@@ -13,7 +13,7 @@ from napkin.curation.stage import Record
 LONGEST_TEXT = 4000
 """Characters kept of a sample; of a longer text, its beginning."""
 _MOST_RULES = 1000
-"""Per shard, of a stage whose rules are not a small set."""
+"""Most rules per shard that are told apart, of a stage whose rules are not a small set."""
 
 
 @dataclass(frozen=True, order=True)
@@ -21,7 +21,7 @@ class Sample:
     """A document that was dropped, or that remained: then `stage` is -1 and `rule` is empty."""
 
     stage: int
-    """Its number in the pipeline, from 0."""
+    """The stage's number in the pipeline, from 0."""
     rule: str
     rank: str
     """The hash by which it was chosen."""

@@ -48,7 +48,7 @@ class Counts:
 
     stages: list[StageBooks] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    """Within each stage."""
+    """Seconds within each stage."""
     read: Amount = field(default_factory=Amount)
     set_aside: dict[str, int] = field(default_factory=dict)
     files: list[CorpusFile] = field(default_factory=list)
@@ -183,14 +183,14 @@ class ShardTask:
     pass_number: int
     shard: int
     files: tuple[InputFile, ...] = ()
-    """What the first pass reads."""
+    """The files that the first pass reads."""
     skipped: tuple[str, ...] = ()
-    """What ended a worker twice, as `note` was told of it."""
+    """Names of documents that ended a worker twice, as `note` was told of them."""
 
 
 @dataclass(frozen=True)
 class DecisionTask:
-    """What is decided after a pass, upon the summaries of all shards."""
+    """The decisions after a pass, made upon the summaries of all shards."""
 
     pass_number: int
     n_shards: int

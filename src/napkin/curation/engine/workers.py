@@ -41,7 +41,7 @@ _NOTE_BYTES = 4096
 @dataclass(frozen=True)
 class _Request:
     folder: str
-    """In which the command runs."""
+    """The working directory of the command."""
     work: str
     pipeline: dict[str, Any]
     note: str
@@ -224,7 +224,7 @@ class _Worker:
 
 
 MOST_ATTEMPTS = 6
-"""How often a task is begun whose worker or node ended."""
+"""Attempts at a task whose worker or node ended, before it counts as failed."""
 _QUEUED_PER_CORE = 4
 
 

@@ -37,20 +37,20 @@ POLICY_PHRASES = (
     "use of cookies",
     "use cookies",
 )
-"""Of c4_utils.py."""
+"""The phrases of the dataset's c4_utils.py."""
 END_MARKS = (".", "?", "!", '"', "”")
 
 
 @dataclass(slots=True)
 class C4Lines:
-    """What C4 does to the lines of a text."""
+    """The lines of a text that C4 keeps, and counts of the others."""
 
     text: str
     """The lines that stay, without white space at their ends, separated by line feeds."""
     removed: dict[str, int]
-    """How many lines were removed, by reason."""
+    """Counts of removed lines by reason."""
     sentences: int
-    """In the lines that stay."""
+    """Sentences in the lines that stay."""
     lorem_ipsum: int
     """Lines with these words, of those that end sentences."""
     curly_bracket: int
@@ -58,7 +58,7 @@ class C4Lines:
 
 
 def plain_c4_lines(text: str, min_line_words: int, max_word_characters: int) -> C4Lines:
-    """Which lines stay, and why others do not."""
+    """Apply C4's rules to lines; the plain form."""
     found = C4Lines("", dict.fromkeys(REASONS, 0), 0, 0, 0)
     kept: list[Line] = []
     for line in lines_of(text):
@@ -117,7 +117,7 @@ def expect_bytes(n_bytes: int) -> None:
 
 
 def use_compiled(n_characters: int) -> bool:
-    """Whether a text of that size is counted by machine code; texts that were not add up."""
+    """True if a text of that size is counted by machine code; texts that were not add up."""
     global _bytes_counted_plainly
     if FILTERS.is_loaded(MODULES):
         return True
@@ -163,7 +163,7 @@ def compiled_statistics(text: str, *, repetition: bool = True) -> TextStatistics
 
 
 def c4_lines(text: str, min_line_words: int, max_word_characters: int) -> C4Lines:
-    """What C4 does to the lines of a text, see sentence_lines.py. By machine code once that is worth loading."""
+    """Apply C4's rules to the lines of a text, by machine code once that is worth loading."""
     if use_compiled(len(text)):
         return compiled_c4_lines(text, min_line_words, max_word_characters)
     return plain_c4_lines(text, min_line_words, max_word_characters)

@@ -84,7 +84,7 @@ def host_of(address: str) -> str:
 
 @lru_cache(maxsize=16)
 def _entries(file: str) -> dict[str, list[str]]:
-    """By host, the beginnings of paths."""
+    """Beginnings of paths, by host."""
     entries: dict[str, list[str]] = {}
     for entry in read_list(file):
         # Block lists in the format of a hosts file begin with an address of this machine.

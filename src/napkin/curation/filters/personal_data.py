@@ -51,7 +51,7 @@ _CARDS = (
 
 
 def is_card_number(digits: str) -> bool:
-    """Whether digits are a payment card's number: a known issuer, its length, and a right check digit."""
+    """True for a payment card's number: a known issuer, its length, and a right check digit."""
     known = any(len(digits) in lengths and first <= digits[: len(first)] <= last for first, last, lengths in _CARDS)
     return known and luhn_sum(digits) % 10 == 0
 
@@ -63,7 +63,7 @@ def luhn_sum(digits: str) -> int:
 
 
 def is_iban(account: str) -> bool:
-    """Whether upper-case letters and digits are an IBAN: its country's length, and 1 as the remainder modulo 97."""
+    """True for an IBAN of upper-case letters and digits: its country's length, and 1 as the remainder modulo 97."""
     if IBAN_LENGTHS.get(account[:2]) != len(account):
         return False
     # A letter stands for two digits: A is 10.
@@ -146,8 +146,8 @@ def _any_of(prefixes: list[str]) -> re.Pattern[str]:
 
 _PREFIX = _any_of(list(_PATTERNS))
 _BEFORE_KEY = re.compile(r"(?:\A|[^A-Za-z0-9_]|\\[nrt]|%[0-9A-Fa-f]{2})\Z")
-"""What may stand before a key: no letter or digit of ASCII, unless it ends an escaped line feed or a character of an
-address (`%3D`). Chinese has no space before it."""
+"""A key follows this: no letter or digit of ASCII, unless it ends an escaped line feed or a character of an address
+(`%3D`). Chinese has no space before it."""
 _BEGIN, _END = re.compile(r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY-----"), re.compile(r"-----END [A-Z0-9 ]{0,40}-----")
 
 
@@ -171,7 +171,7 @@ def secrets_in(text: str) -> Iterator[tuple[int, int]]:
 
 
 def looks_random(characters: str, *, may_be_words: bool) -> bool:
-    """Whether characters have the entropy of random ones; words joined by hyphens have it too, but no digit."""
+    """True for the entropy of random characters; words joined by hyphens have it too, but no digit."""
     if may_be_words and not characters.isalnum() and not any(each.isdigit() for each in characters):
         return False
     return entropy(characters) >= MIN_ENTROPY
@@ -193,7 +193,7 @@ TOKENS = {
     "ip": "<IP>",
     "phone": "<PHONE>",
 }
-"""What stands in the place of each kind. Of kinds that overlap, the first in this order is masked."""
+"""The mask of each kind. Of kinds that overlap, the first in this order is masked."""
 
 _LOCAL_PART = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._%+-"
 MAX_LOCAL_PART = 64
@@ -256,7 +256,7 @@ def mask_personal_data(text: str, kinds: Sequence[str] = tuple(TOKENS)) -> tuple
 
 
 def _without_overlaps(spans: list[tuple[int, int, int, str]]) -> list[tuple[int, int, int, str]]:
-    """Of spans that overlap, those of the earlier kind; spans are sorted by beginning and kind."""
+    """Drop spans that overlap one of an earlier kind; spans are sorted by beginning and kind."""
     kept: list[tuple[int, int, int, str]] = []
     for span in spans:
         while kept and span[0] < kept[-1][2] and span[1] < kept[-1][1]:

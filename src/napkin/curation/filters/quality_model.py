@@ -43,7 +43,7 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(32)
 MAX_CHARACTERS = 20_000
-"""Of a text, that is read from its beginning."""
+"""Most characters of a text that are read, from its beginning."""
 
 
 def columns_of(text: str, n_columns: int, max_n: int) -> NDArray[np.int64]:
@@ -102,12 +102,12 @@ class QualityModel:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What a model makes of texts that it was not trained on; each side weighs half."""
+    """The accuracy and calibration on texts that the model was not trained on; each side weighs half."""
 
     positives: int
     negatives: int
     accuracy: float
-    """At a score of 0.5."""
+    """Accuracy at a score of 0.5."""
     area_under_curve: float
     """The probability that a positive has a higher score than a negative."""
     calibration_error: float

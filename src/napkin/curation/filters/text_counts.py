@@ -24,9 +24,9 @@ SPACE, LETTER, LOWER, SOLO, BULLET, TERMINAL, CLOSER, WATCHED = (1 << bit for bi
 TERMINALS = ".!?" + "‼‽⁇⁈⁉؟۔܀܁܂।॥၊။።፧፨᙮᠃᠉⸮。︒﹒﹖﹗！．？｡"
 """Characters that end a sentence: those of Unicode's property Sentence_Terminal in scripts of large corpora."""
 CLOSERS = "\"')]}»”’›」』）】"
-"""What may stand between the end of a sentence and the white space after it."""
+"""Characters that may stand between the end of a sentence and the white space after it."""
 BULLETS = "-*•‣▪▸►▶●○■□◦⁃"
-"""What an item of a list begins with."""
+"""Characters that begin an item of a list."""
 SOLO_RANGES = (
     (0x3040, 0x30FF),
     (0x31F0, 0x31FF),
@@ -101,12 +101,12 @@ class TextStatistics:
     repeated_line_characters: int = 0
     repeated_paragraphs: int = 0
     repeated_paragraph_characters: int = 0
-    """Of the lines in those paragraphs."""
+    """Characters of the lines in those paragraphs."""
     top_n_gram_characters: dict[int, int] = field(default_factory=dict)
-    """By n: length of the n-gram that occurs most often (the first of those), with spaces between words, times its
-    occurrences; 0 if none occurs twice."""
+    """For each n, the length of the n-gram that occurs most often (the first of those), with spaces between words,
+    times its occurrences; 0 if none occurs twice."""
     repeated_n_gram_characters: dict[int, int] = field(default_factory=dict)
-    """By n: characters of words in n-grams that stood in the text before; each counts once."""
+    """For each n, the characters of words in n-grams that stood in the text before; each counts once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def count_sentences(line: Line) -> int:
 
 
 def has(character: str, bit: int) -> bool:
-    """Whether a character is of a class of character_classes.py."""
+    """True if a character is of the given class."""
     return bool(character_classes()[ord(character)] & bit)
 
 
@@ -200,7 +200,7 @@ def _count_repetition(statistics: TextStatistics, lines: Sequence[Line], words: 
 
 
 def _repeated(keys: Sequence[Hashable], lengths: Sequence[int]) -> tuple[int, int]:
-    """How many keys stood in the sequence before, and the sum of their lengths."""
+    """The number of keys that stood in the sequence before, and the sum of their lengths."""
     seen: set[Hashable] = set()
     count = characters = 0
     for key, length in zip(keys, lengths, strict=True):

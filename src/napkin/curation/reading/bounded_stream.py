@@ -25,7 +25,7 @@ class SetAside:
     """A document, or the rest of a file, that does not go through a pipeline because something is wrong with it."""
 
     identity: str
-    """Of the document; of a file that could not be opened or read on, its name."""
+    """The document's identity; of a file that could not be opened or read on, its name."""
     reason: str
     """A name from a small set, by which they are counted: `truncated`, `too large`, `broken encoding` ..."""
     detail: str = ""
@@ -44,10 +44,10 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """What reading a file may cost."""
+    """Limits on what reading a file may cost."""
 
     document_bytes: int = 2**25
-    """Of one document, decompressed."""
+    """Most bytes of one document, decompressed."""
     ratio: int = 300
     """Decompressed bytes of a file per compressed byte; the first 64 MiB are not counted."""
 
@@ -58,17 +58,17 @@ _READ_BYTES = 2**20
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE = tuple(bytes([number]) + b"\x2a\x4d\x18" for number in range(0x50, 0x60))
-"""What frames of zstd begin with that have something else in them (RFC 8878, 3.1.2), as pzstd writes them."""
+"""First bytes of frames of zstd that have something else in them (RFC 8878, 3.1.2), as pzstd writes them."""
 _PIECE_BYTES = {"gzip": 2**14, "zstd": 2**10}
 _MAX_WINDOW_BYTES = 2**27
 
 
 @runtime_checkable
 class Stream(Protocol):
-    """What readers of formats read from."""
+    """A source of bytes from which the readers of formats read."""
 
     def read(self, n_bytes: int, /) -> bytes:
-        """At most so many bytes, and none only at the end. Raises Unreadable for damaged data, OSError."""
+        """Up to that many bytes; none only at the end. Raises Unreadable for damaged data, OSError."""
         ...
 
 
@@ -95,17 +95,15 @@ class Plain:
         self._file, self._first = file, first
 
     def read(self, n_bytes: int) -> bytes:
-        """At most so many bytes. Raises OSError."""
         if not self._first:
             return self._file.read(n_bytes)
         data, self._first = self._first[:n_bytes], self._first[n_bytes:]
         return data
 
-    def refuse_rest(self) -> None:
-        """There is none."""
+    def refuse_rest(self) -> None: ...
 
     def file_bytes(self, n_bytes: int) -> int:
-        """How many bytes of the file its first `n_bytes` bytes are."""
+        """The number of bytes of the file that its first `n_bytes` decompressed bytes take."""
         return n_bytes
 
 
@@ -119,9 +117,9 @@ class Decompressed:
         self._compressed, self._place = first, 0
         self._decoder: Any = new()
         self._has_begun = False
-        """Whether a member has begun and not ended."""
+        """True if a member has begun and not ended."""
         self._member_bytes = 0
-        """What the member has given."""
+        """Bytes that the member has given."""
         self._n_members = 0
         """Members that have ended."""
         self._ready = b""
@@ -130,7 +128,7 @@ class Decompressed:
         self._taken = self._given = 0
 
     def read(self, n_bytes: int) -> bytes:
-        """At most so many bytes. Raises Unreadable, once what came before it is given, and OSError."""
+        """Up to that many bytes. Raises Unreadable, once what came before it is given, and OSError."""
         parts, size = [self._ready], len(self._ready)
         while size < n_bytes:
             try:
@@ -159,7 +157,7 @@ class Decompressed:
         return round(n_bytes * self._taken / self._given) if self._given else self._taken
 
     def _decompress_piece(self) -> bytes | None:
-        """What the next piece of the file gives; None at its end."""
+        """Decompress the next piece of the file; None at its end."""
         if self._problem is not None or self._rest is not None:
             return None
         piece = self._next_piece()
@@ -254,7 +252,7 @@ def _sections(stream: Stream, limit: int) -> Iterator[tuple[int, bytes | None, i
     """Offset, bytes and size of each section between separator lines; None instead of bytes that are too many."""
     buffer, base, searched = b"", 0, 0
     begin = 0
-    """Of the section in the file: `base` goes beyond it where the section is too large to be kept."""
+    """Begin of the section in the file: `base` goes beyond it where the section is too large to be kept."""
     at_end = False
     while not at_end:
         # As much again as there is, so that a long text is not copied for each block.

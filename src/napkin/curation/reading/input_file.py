@@ -20,7 +20,7 @@ from napkin.files import regular
 from napkin.missing_library import import_extra
 
 InputFormat = Literal["auto", "text", "html", "pdf", "jsonl", "parquet", "warc"]
-"""Of files; `auto` is told by the end of each name."""
+"""Format of files; `auto` is told by the end of each name."""
 
 _ENDINGS: dict[str, InputFormat] = {
     ".jsonl": "jsonl",
@@ -42,11 +42,11 @@ class InputFile:
     """A file of the input, as it was when it was found."""
 
     name: str
-    """As the user named it: a path, or an address."""
+    """The path or address as the user named it."""
     format: InputFormat
     bytes: int
     modified: str
-    """When it was changed last, as its file system says; empty where it does not."""
+    """Time of the last change, as its file system says; empty where it does not."""
 
 
 def find_files(paths: Sequence[str], chosen: InputFormat = "auto") -> Iterator[InputFile | SetAside]:
@@ -79,7 +79,7 @@ def open_file(file: InputFile) -> Iterator[Any]:
 
 
 def format_of(name: str) -> InputFormat:
-    """What is in a file, by the end of its name.
+    """The format of a file, by the end of its name.
 
     >>> format_of("a/CC-MAIN.warc.wet.gz"), format_of("notes.md"), format_of("pages.jsonl.zst")
     ('warc', 'text', 'jsonl')
@@ -111,7 +111,7 @@ def _is_walked(path: str) -> bool:
 
 
 def _matches(pattern: str) -> list[str]:
-    """What a pattern finds, sorted, without hidden entries; `**` does not follow links to folders."""
+    """Files that match a pattern, sorted, without hidden entries; `**` does not follow links to folders."""
     parts = Path(pattern).parts
     first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
     below = (*parts[first:], "*") if parts[-1] == "**" else parts[first:]
@@ -161,7 +161,6 @@ def _in_folder(folder: str, root: str, chosen: InputFormat) -> Iterator[InputFil
 
 
 def _entries(folder: str) -> "Iterator[os.DirEntry[str] | SetAside]":
-    """What is in a folder, sorted by name, without hidden entries."""
     try:
         with os.scandir(folder) as entries:
             ordered = sorted((each for each in entries if not each.name.startswith(".")), key=lambda each: each.name)
@@ -172,7 +171,7 @@ def _entries(folder: str) -> "Iterator[os.DirEntry[str] | SetAside]":
 
 
 def _kind_in(entry: "os.DirEntry[str]", root: str) -> Literal["file", "folder", "skipped"] | SetAside:
-    """What an entry of a folder is, or why it is set aside."""
+    """The kind of a folder's entry, or why it is set aside."""
     try:
         if not entry.is_symlink():
             if not entry.is_dir():

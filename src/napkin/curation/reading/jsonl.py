@@ -100,7 +100,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _has_large_integer(values: dict[str, Any]) -> bool:
-    """Whether MessagePack, in which records are between two passes, cannot hold an integer."""
+    """True for an integer that MessagePack, in which records are between two passes, cannot hold."""
     try:
         msgspec.msgpack.encode(values)
     except OverflowError:

@@ -14,7 +14,7 @@ from napkin.curation.reading.bounded_stream import ReadLimits, SetAside, Stream,
 from napkin.curation.stage import Record
 
 Headers = dict[str, str]
-"""By name, in small letters; of one that is repeated, the first."""
+"""Values by name in small letters; of a repeated name, the first."""
 
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)? (\d{3})[^\n]*\n")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[^\n]*\n")
@@ -222,7 +222,7 @@ class _Archive:
         return n_bytes - left
 
     def takes_end(self) -> bool:
-        """Whether a record ends here, or the file does; what ends it is taken."""
+        """Take what ends a record, and return True if it, or the end of the file, is here."""
         self._fill(len(_END))
         for end in (_END, b"\n\n"):
             if self._buffer.startswith(end, self._place):
@@ -238,7 +238,7 @@ class _Archive:
         self._buffer, self._place = data + self._buffer[self._place :], 0
 
     def _fill(self, n_bytes: int) -> bool:
-        """Whether there are so many bytes; they are in the buffer then."""
+        """Read until the buffer has that many bytes; False if the file ends before."""
         missing = n_bytes - (len(self._buffer) - self._place)
         return missing <= 0 or self._read_more(missing) >= missing
 

@@ -23,7 +23,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class ItemResult:
-    """What a model made of an item."""
+    """A model's answer to an item."""
 
     name: str
     section: str
@@ -31,15 +31,15 @@ class ItemResult:
     scores: dict[str, float]
     """0 or 1, by name of the score."""
     logprobs: tuple[float, ...] = ()
-    """Of each choice, in nats."""
+    """The log-probability of each choice, in nats."""
     tokens: tuple[int, ...] = ()
-    """Of each choice."""
+    """The number of tokens of each choice."""
     unconditional: tuple[float, ...] | None = None
     """Log-probability of each choice without the question."""
     text: str | None = None
-    """What was generated."""
+    """The generated text."""
     found: str | None = None
-    """What was taken for the answer in it."""
+    """The part of it that was taken for the answer."""
     dropped_examples: int = 0
     cut_tokens: int = 0
 

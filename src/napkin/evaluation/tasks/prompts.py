@@ -17,7 +17,7 @@ from napkin.evaluation.tasks.published import Item, Task
 
 @runtime_checkable
 class PromptModel(Protocol):
-    """What turns texts into token ids."""
+    """A model's tokenizer and chat template, as tasks use them."""
 
     @property
     def context_length(self) -> int:
@@ -26,12 +26,13 @@ class PromptModel(Protocol):
 
     @property
     def start_ids(self) -> Sequence[int]:
-        """What stands before every text."""
+        """The ids before every text."""
         ...
 
     @property
     def document_ids(self) -> Sequence[int]:
-        """What a text without a prompt follows: the start ids, or a separator of documents; empty if there is none."""
+        """The ids that a text without a prompt follows: the start ids, or a separator of documents; empty if there is
+        none."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -45,16 +46,16 @@ class PromptModel(Protocol):
 
 @dataclass(frozen=True)
 class Prompting:
-    """How a task is put to a model."""
+    """The settings by which a task is put to a model."""
 
     shots: int = 0
     """Examples before each question."""
     seed: int | None = None
     """Examples are drawn with it from the dev items; None takes the first ones."""
     chat: bool = False
-    """Whether prompts are conversations in the model's chat template."""
+    """True for conversations in the model's chat template."""
     unconditional: bool = False
-    """Whether choices are scored without their question too."""
+    """True if choices are scored without their question too."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Prompted:
 
     item: Item
     context: tuple[int, ...]
-    """Of a generated answer; of choices it is part of `pairs`."""
+    """The prompt of a generated answer; of choices it is part of `pairs`."""
     pairs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     """(context, continuation) of each choice."""
     unconditional: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
@@ -72,7 +73,7 @@ class Prompted:
 
     @property
     def n_tokens(self) -> int:
-        """Of the longest sequence that the model reads."""
+        """Length of the longest sequence that the model reads."""
         return max([len(self.context), *(len(context) + len(rest) - 1 for context, rest in self.pairs)])
 
 
@@ -194,7 +195,7 @@ def _divided(
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """The number of tokens with which both sequences begin."""
     for place, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
             return place

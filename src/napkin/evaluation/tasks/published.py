@@ -24,20 +24,20 @@ GENERATED: tuple[Kind, ...] = ("exact", "number", "math")
 
 @dataclass(frozen=True)
 class Item:
-    """One question."""
+    """One question of a task."""
 
     name: str
     """Unique in its task; two models are compared item by item, by name."""
     prompt: str
-    """What the model is asked, without examples and without the delimiter; empty for a pair."""
+    """The prompt without examples and without the delimiter; empty for a pair."""
     choices: tuple[str, ...] = ()
     """Continuations; of a pair the good text and the bad one; none where the answer is generated."""
     right: int = 0
-    """Which of the choices, from 0."""
+    """The number of the right choice, from 0."""
     answer: str = ""
-    """What a generated answer must be."""
+    """The answer that a generated text must have."""
     shown: str = ""
-    """What stands after the prompt where the item is an example: its answer, or the reasoning that ends in it."""
+    """The text after the prompt where the item is an example: its answer, or the reasoning that ends in it."""
     section: str = ""
     """A subject or phenomenon: examples are of the same one, and its score is told by itself."""
     group: str = ""
@@ -75,17 +75,17 @@ class Task:
     delimiter: str = " "
     """Between a prompt and its continuation."""
     separator: str = "\n\n"
-    """Between examples."""
+    """The text between examples."""
     stop: tuple[str, ...] = ()
     """Texts before which a generated answer ends."""
     max_tokens: int = 256
-    """Of a generated answer."""
+    """Most tokens of a generated answer."""
     score: str = ""
     """The score that leads; empty is the usual one of the kind."""
     answer_context: str = "Answer:"
-    """What stands before a choice where its unconditional probability is asked for (Brown et al. 2020, section 2.4)."""
+    """The text before a choice where its unconditional probability is asked for (Brown et al. 2020, section 2.4)."""
     left_out: tuple[str, ...] = ()
-    """What was wrong with the items that were left out."""
+    """The faults of items that were left out."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each file that items were read from, by its name."""
     dev_files: dict[str, str] = field(default_factory=dict)
@@ -93,12 +93,11 @@ class Task:
 
     @property
     def is_generated(self) -> bool:
-        """Whether the model writes the answers."""
+        """True if the model writes the answers."""
         return self.kind in GENERATED
 
     @property
     def sections(self) -> list[str]:
-        """In the order of the items."""
         return list(dict.fromkeys(item.section for item in self.items))
 
 
@@ -108,7 +107,7 @@ def _short(text: str) -> str:
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 FINAL_NUMBER = "####"
-"""What stands before the answer of an item of GSM8K."""
+"""The mark before the answer of an item of GSM8K."""
 
 Row = Mapping[str, Any]
 
@@ -123,7 +122,7 @@ class Format:
     read: Callable[[Row, str], Item]
     """Makes an item of a row and its name. Raises KeyError, TypeError or NapkinError for one that is malformed."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Task`."""
+    """Values for the fields of `Task`."""
     matches: Callable[[Row], bool] = lambda row: True
 
 
@@ -240,6 +239,6 @@ def _at(choices: Sequence[str], right: int) -> str:
 
 
 def _without_marks(text: str) -> str:
-    """Without the marks of WikiHow."""
+    """Remove the marks of WikiHow."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")

@@ -23,7 +23,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What is written as JSON."""
+    """The file of a task's result."""
 
     format: str
     version: int
@@ -34,12 +34,12 @@ class TaskResult:
     """Versions of what computed it."""
     scores: dict[str, Estimate]
     sections: dict[str, dict[str, Estimate]]
-    """Where there are several."""
+    """Scores of each section, where there are several."""
     names: list[str]
-    """Of the items, in order."""
+    """Names of the items, in order."""
     groups: list[str]
     item_scores: dict[str, list[float]]
-    """Of each item, by name of the score."""
+    """Scores of each item, by name of the score."""
     dropped_examples: int = 0
     """Items that lost examples to fit the context."""
     cut: int = 0
@@ -49,7 +49,7 @@ class TaskResult:
 
 
 def versions() -> dict[str, str]:
-    """What computes a result."""
+    """Versions of the libraries that compute a result."""
     return {
         "napkin": napkin.__version__,
         "torch": str(torch.__version__),
@@ -136,7 +136,7 @@ def read_result(path: Path) -> TaskResult:
 
 
 def compare_results(first: TaskResult, second: TaskResult, score: str | None = None) -> PairedDifference:
-    """How two models differ on the items that both have done; None is the leading score of the first.
+    """The differences of two models on the items that both have done; None is the leading score of the first.
 
     Raises NapkinError for results of different files or without a common item.
     """
@@ -161,7 +161,7 @@ def compare_results(first: TaskResult, second: TaskResult, score: str | None = N
 
 
 def _digests(result: TaskResult) -> list[str]:
-    """Of the contents, wherever the files are."""
+    """SHA-256 of the contents, wherever the files are."""
     files: Any = result.task.get("files")
     return sorted(map(str, dict(files or {}).values()))
 

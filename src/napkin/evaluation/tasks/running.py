@@ -49,7 +49,7 @@ def choice_scores(
 
 
 def pair_scores(logprobs: Sequence[float]) -> dict[str, float]:
-    """Whether the good text has the higher log-probability (Warstadt et al. 2020); equal ones are wrong."""
+    """1 where the good text has the higher log-probability (Warstadt et al. 2020); equal ones are wrong."""
     good, bad = logprobs
     return {"acc": float(good > bad)}
 
@@ -68,7 +68,7 @@ BATCH_ITEMS = 32
 """Items that are scored at a time: they share the beginnings of their prompts, and are saved together."""
 
 MOST_COUNTED_BATCHES = 32
-"""Of a plan: counting takes as long as encoding, twice."""
+"""Most batches that a plan counts: counting takes as long as encoding, twice."""
 
 Pair = tuple[Sequence[int], Sequence[int]]
 
@@ -88,13 +88,13 @@ class TaskModel(PromptModel, Protocol):
         ...
 
     def about(self) -> Mapping[str, Any]:
-        """What tells this model from others: name, step, checksum of its weights, number format."""
+        """A model's marks: name, step, checksum of its weights, number format."""
         ...
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """What a task takes of a model, before it starts."""
+    """The tokens and seconds of a task, before it starts."""
 
     items: int
     counted_items: int
@@ -102,11 +102,11 @@ class TaskPlan:
     sequences: int
     """Pairs of context and continuation, or prompts to continue."""
     tokens: int
-    """Of all sequences, each by itself."""
+    """Tokens of all sequences, each by itself."""
     computed_tokens: int
-    """Of them, those that go through the model: shared beginnings of a batch once."""
+    """Tokens of them that go through the model: shared beginnings of a batch once."""
     generated_tokens: int
-    """At most."""
+    """Most tokens that are generated."""
     longest: int
     """Tokens of the longest sequence."""
     dropped_examples: int
@@ -238,7 +238,7 @@ class _Work:
 
     @property
     def effort(self) -> int:
-        """What seconds are in proportion to: tokens that go through the model."""
+        """Tokens that go through the model, which seconds are in proportion to."""
         return self.generated + self.computed
 
     @classmethod
@@ -264,7 +264,7 @@ class _Work:
 
 
 def _sequences(each: Prompted) -> list[tuple[int, ...]]:
-    """What goes through the model: of a continuation all but the last token."""
+    """The sequences that go through the model: of a continuation all but the last token."""
     if not each.pairs:
         return [each.context]
     return [(*context, *rest)[:-1] for context, rest in (*each.pairs, *each.unconditional)]

@@ -105,7 +105,7 @@ def read_task(
 
 
 def _files(paths: Sequence[StrPath]) -> list[Path]:
-    """Of a folder its tables, in the order of their names."""
+    """The tables of a folder, in the order of their names; any other path is a table itself."""
     found: list[Path] = []
     for path in map(Path, paths):
         inside = sorted(each for each in path.iterdir() if each.suffix in (".jsonl", ".csv")) if path.is_dir() else None

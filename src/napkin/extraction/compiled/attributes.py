@@ -65,7 +65,7 @@ def _search(page, begin, end, automaton, found):
 
 @jitted
 def _says_hidden(page, begin, end):
-    """Whether a style says display:none or visibility:hidden, with or without a space."""
+    """True for a style that says display:none or visibility:hidden, with or without a space."""
     for i in range(begin, end - 7):
         # "none" and "hidd", after a colon or a space, in a style where "disp" or "visi" came before.
         word = load_u32(page + i)

@@ -121,7 +121,7 @@ def decoded_byte(page, i, end):
 
 @jitted
 def is_invisible(page, i, width, c):
-    """Whether a character is a zero-width space, a soft hyphen or a byte order mark."""
+    """True for a zero-width space, a soft hyphen or a byte order mark."""
     if width == 2:
         return c == 0xC2 and load_u8(page + i + 1) == 0xAD
     if width == 3:

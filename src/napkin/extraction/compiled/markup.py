@@ -12,7 +12,7 @@ NBSP = 0x7073626E
 
 @jitted
 def skip_attributes(page, i, n):
-    """Where the tag ends whose attributes begin at i."""
+    """The end of the tag whose attributes begin at i."""
     quoted = False
     while i < n:
         c = load_u8(page + i)
@@ -26,7 +26,7 @@ def skip_attributes(page, i, n):
 
 @jitted
 def skip_raw(page, i, n, key):
-    """Where an element ends whose content, which begins at i, is not markup."""
+    """The end of an element whose content, which begins at i, is not markup."""
     while i < n:
         i = find(page, i, n, _LT)
         if i + 1 < n and load_u8(page + i + 1) == _SLASH:
@@ -39,7 +39,7 @@ def skip_raw(page, i, n, key):
 
 @jitted
 def skip_element(page, i, n, key, tags):
-    """Where an element ends whose content begins at i; the elements of its name within it are counted."""
+    """The end of an element whose content begins at i; elements of its name within it are counted."""
     depth = 1
     while i < n:
         i = find(page, i, n, _LT)
@@ -64,7 +64,7 @@ def skip_element(page, i, n, key, tags):
 
 @jitted
 def skip_declaration(page, i, n):
-    """Where a comment or declaration ends whose content begins at i, after `<!`."""
+    """The end of a comment or declaration whose content begins at i, after `<!`."""
     if i + 1 < n and load_u8(page + i) == _HYPHEN and load_u8(page + i + 1) == _HYPHEN:
         i += 2
         while True:
@@ -115,7 +115,7 @@ def hash_attribute(page, i, n):
 
 @jitted
 def find(page, i, n, byte):
-    """Where a byte stands next, from i on; n if nowhere."""
+    """The next place of a byte from i on; n if there is none."""
     while i < n and load_u8(page + i) != byte:
         i += 1
     return i
@@ -123,7 +123,7 @@ def find(page, i, n, byte):
 
 @jitted
 def skip_space(page, i, n):
-    """Where the text begins that follows white space at i; n if there is none."""
+    """The first place from i on without white space; n if there is none."""
     while i < n:
         c = load_u8(page + i)
         if is_space(c):
@@ -137,5 +137,5 @@ def skip_space(page, i, n):
 
 @jitted
 def is_space(c):
-    """Whether a byte is ASCII white space."""
+    """True for ASCII white space."""
     return c == 32 or 9 <= c <= 13

@@ -120,7 +120,7 @@ def _rest_of_tag(page, i, n, key):
 
 @jitted
 def _skip_raw_text(page, i, n, key):
-    """Where the content of a script or style that begins at i ends."""
+    """The end of the content of a script or style that begins at i."""
     while i < n:
         i = find(page, i, n, _LT) + 1
         if i < n and load_u8(page + i) == _SLASH:

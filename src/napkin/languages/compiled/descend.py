@@ -15,7 +15,7 @@ _ROOM = 8192
 _FAST = {"reassoc", "contract", "nsz"}
 _EPSILON = np.float32(1e-8)
 _DROPPED = np.uint64(round(0.5 * 2**32))
-"""Of 2^32: the n-grams that each step leaves out, so that the weights do not rely on a few words of their texts."""
+"""The part, of 2^32, of n-grams that each step leaves out, so that the weights do not rely on a few words."""
 
 
 @CompiledFunction.with_options(fastmath=_FAST)

@@ -11,7 +11,7 @@ from napkin.machine_code.pointers import u8_at, u32_at
 LONGEST_NGRAM = 4
 LONGEST_WORD = 64
 MOST_ROWS = LONGEST_NGRAM * (LONGEST_WORD + 2) + 1
-"""That one word may have."""
+"""Most rows that one word has."""
 _SEED = np.uint64(0x9E3779B97F4A7C15)
 _FACTOR = np.uint64(0xD6E8FEB86659FD93)
 _SPACE = np.uint64(0x20)
@@ -19,7 +19,7 @@ _SPACE = np.uint64(0x20)
 
 @jitted
 def next_word(points: Any, is_letter: Any, start: Any, stop: Any) -> Any:
-    """Where the next word begins at `start` or later, and where it ends; (stop, stop) if there is none."""
+    """Begin and end of the next word at `start` or later; (stop, stop) if there is none."""
     points, is_letter = u32_at(points), u8_at(is_letter)
     while start < stop and is_letter[points[start]] == 0:
         start += 1

@@ -25,15 +25,15 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.compile import Recompute
 
 OUTSIDE_BYTES = 4
-"""Per parameter outside of blocks, which FSDP gathers and reduces in fp32."""
+"""Bytes per parameter outside of blocks, which FSDP gathers and reduces in fp32."""
 BUCKET_BYTES = 25 * 2**20
-"""Of gradients that are all-reduced at a time: torch's default, `bucket_cap_mb`."""
+"""Bytes of gradients that are all-reduced at a time: torch's default, `bucket_cap_mb`."""
 PRODUCTS_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a plan of a layout may vary: the layout, and how each rank computes its rows."""
+    """The variables of a layout's plan: the layout, and how each rank computes its rows."""
 
     layout: Layout
     micro_batch_size: int
@@ -43,13 +43,13 @@ class Choice:
 
     @property
     def size(self) -> Size:
-        """What the operators of one rank depend on."""
+        """The sizes on which the operators of one rank depend."""
         layout = self.layout
         return Size(self.micro_batch_size / layout.context, layout.tensor, layout.expert)
 
 
 def choice_of(resolved: ResolvedRecipe) -> Choice:
-    """That of a recipe."""
+    """The recipe's own choice."""
     training = resolved.per_device.training
     return Choice(
         layout=resolved.layout,
@@ -63,11 +63,11 @@ class Parameters(NamedTuple):
     """Numbers of parameters of one rank of tensor, before anything is sharded."""
 
     dense: int
-    """Of a block without experts."""
+    """Parameters of a block without experts."""
     block: int
-    """Of a block, its experts left out."""
+    """Parameters of a block, its experts left out."""
     experts: int
-    """Of all experts of a block."""
+    """Parameters of all experts of a block."""
     embedding: int
     """Embedding and learned positions."""
     head: int
@@ -112,7 +112,7 @@ class LayoutCosts:
         self.progress = progress
         self.model = resolved.recipe.model
         self.activation_bytes = PRODUCTS_BYTES[resolved.precision.products]
-        """Of a number that ranks of tensor or context send each other."""
+        """Bytes of a number that ranks of tensor or context send each other."""
         self.gather_bytes = PRODUCTS_BYTES[resolved.gather_format]
         self.reduce_bytes = PRODUCTS_BYTES[resolved.recipe.training.reduce_format]
         self.weight_bytes = resolved.precision.bytes_per_weight
@@ -147,7 +147,8 @@ class LayoutCosts:
         return count_parts(self.resolved, recompute, self.tensors, plain)
 
     def _shapes(self, tensor: int) -> list[tuple[str, str, torch.Size]]:
-        """Of each parameter of one rank of tensor: which of `Parameters` it belongs to, its own name and shape."""
+        """For each parameter of one rank of tensor, the field of `Parameters` it belongs to, its own name and its
+        shape."""
         model = with_tensor(self.resolved, tensor).recipe.model
         dense = min(model.n_dense_layers, 1) if model.n_experts else 0
         with FakeTensorMode():
@@ -186,7 +187,7 @@ class LayoutCosts:
         )
 
     def _seconds(self, part: Part, size: Size, recompute: Recompute, gathered: bool) -> StageSeconds:
-        """Of one micro-batch. `gathered` parameters are in the format of the products already."""
+        """Seconds of one micro-batch. `gathered` parameters are in the format of the products already."""
         sums = {"forward": 0.0, "backward_input": 0.0, "backward_weight": 0.0, "recompute": 0.0, "optimizer": 0.0}
         for row, copies_weights, of_weights in self.rows(part, size, recompute):
             if gathered and copies_weights and row.phase in ("forward", "recompute"):
@@ -201,7 +202,7 @@ class LayoutCosts:
         return len(self.rows(part, size, recompute)) * self.ceilings.seconds_per_operator
 
     def _attention_seconds(self, size: Size, recompute: Recompute) -> tuple[float, float]:
-        """Of fused attention alone, forward and backward: what hides the ring's sends."""
+        """Seconds of fused attention alone, forward and backward: what hides the ring's sends."""
         sums = [0.0, 0.0]
         for row, _, _ in self.rows("block", size, recompute):
             if row.is_fused_attention:
@@ -209,7 +210,7 @@ class LayoutCosts:
         return sums[0], sums[1]
 
     def expert_seconds(self, size: Size, recompute: Recompute) -> float:
-        """Of the experts of a block, in both passes of a micro-batch."""
+        """Seconds of the experts of a block, in both passes of a micro-batch."""
         rows = (row for row, _, _ in self.rows("block", size, recompute))
         return sum(roofline_seconds(row, self.ceilings) for row in rows if row.module.endswith(".experts"))
 
@@ -228,15 +229,15 @@ class LayoutCosts:
         return self.parts(recompute).head_working_bytes(size, chunk)
 
     def tokens(self, size: Size) -> float:
-        """Of a micro-batch, on one rank."""
+        """Tokens of a micro-batch, on one rank."""
         return size.sequences * self.model.context_length
 
     def gathered_activation_bytes(self, size: Size) -> float:
-        """Of the hidden states of a micro-batch, in the format that ranks of tensor send."""
+        """Bytes of the hidden states of a micro-batch, in the format that ranks of tensor send."""
         return self.tokens(size) * self.model.d_model * self.activation_bytes
 
     def _head_seconds(self, size: Size, loss_chunk_size: int, recompute: Recompute) -> StageSeconds:
-        """Of norm, head and loss of one micro-batch."""
+        """Seconds of norm, head and loss of one micro-batch."""
         tokens = self.tokens(size)
         chunk = min(float(loss_chunk_size), tokens)
         chunks, rest = divmod(tokens, chunk)
@@ -248,7 +249,7 @@ class LayoutCosts:
         return seconds
 
     def _least_seconds(self, size: Size, recompute: Recompute, gathered: bool, loss_chunk_size: int) -> float:
-        """Of one micro-batch through the whole model on one rank, without collectives."""
+        """Seconds of one micro-batch through the whole model on one rank, without collectives."""
         dense = self.model.n_dense_layers if self.model.n_experts else 0
         every = self.resolved.recipe.training.recompute_every
         seconds = self.head_seconds(size, loss_chunk_size, "none")
@@ -260,7 +261,7 @@ class LayoutCosts:
         return seconds.forward + seconds.of("backward")
 
     def update_seconds(self, parameters: float, blocks: int) -> float:
-        """Of clipping and the optimizer, on so many parameters in so many blocks."""
+        """Seconds of clipping and the optimizer, on that many parameters in that many blocks."""
         parts = self.parts("none")
         share = parameters / parts.counted_parameters
         launch = self.ceilings.seconds_per_operator
@@ -270,7 +271,8 @@ class LayoutCosts:
         return share * bound + launch * max(1, calls)
 
     def accumulate_seconds(self, parameters: float) -> float:
-        """Of adding the gradients of a micro-batch to those before it: each number is read twice and written once."""
+        """Seconds of adding a micro-batch's gradients to those before it: each number is read twice and written
+        once."""
         touched = 3 * self.weight_bytes * parameters
         return touched / self.ceilings.bandwidth(touched) if touched else 0.0
 

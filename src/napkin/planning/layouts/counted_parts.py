@@ -31,14 +31,14 @@ Part = Literal["embedding", "dense", "block", "head", "chunk", "update"]
 
 _FIGURES = ("flops", "causal_flops", "recomputed_flops", "bytes_read", "bytes_written", "bytes_allocated", "bytes_kept")
 _MANY_TOKENS = 2**20
-"""Of a micro-batch that is counted."""
+"""Tokens of a micro-batch that is counted."""
 
 
 class Size(NamedTuple):
-    """What the operators of a rank depend on."""
+    """The sizes on which the operators of a rank depend."""
 
     sequences: float
-    """Of a micro-batch: a fraction where ranks split a sequence."""
+    """Sequences of a micro-batch: a fraction where ranks split a sequence."""
     tensor: int = 1
     expert: int = 1
 
@@ -48,13 +48,13 @@ class Operators:
     """Calls of one part, in order, at any size."""
 
     rows: tuple[Row, ...]
-    """As they were counted at the first point."""
+    """The rows as they were counted at the first point."""
     figures: NDArray[np.float64]
     """[coefficient, row, figure]: of 1, sequences, 1 / tensor and their product."""
     split_sequence: NDArray[np.bool_]
-    """Whether the ranks of tensor split the sequence of that call."""
+    """For each call, True if the ranks of tensor split its sequence."""
     of_experts: NDArray[np.bool_]
-    """Whether it computes with the matrices of experts."""
+    """For each call, True if it computes with the matrices of experts."""
 
     def at(self, size: Size) -> list[Row]:
         """The calls of a rank of that size; views are left out."""
@@ -98,13 +98,13 @@ class Operators:
 
     @functools.cached_property
     def copies_weights(self) -> NDArray[np.bool_]:
-        """Whether a call only changes the format of weights, or of their gradients: its size has no sequences in it."""
+        """True if a call only changes the format of weights, or of their gradients: its size has no sequences in it."""
         kept = self.figures[1, :, _FIGURES.index("bytes_written")] + self.figures[3, :, _FIGURES.index("bytes_written")]
         return np.array([row.operator == "_to_copy" for row in self.rows], dtype=np.bool_) & (abs(kept) < 0.5)
 
     @functools.cached_property
     def of_weights(self) -> NDArray[np.bool_]:
-        """Whether a call of the backward pass is for the gradient of weights: a product over tokens, or a call whose
+        """True if a call of the backward pass is for the gradient of weights: a product over tokens, or a call whose
         size has no sequences in it."""
         slopes = abs(self.figures[1] + self.figures[3])
         inner = slopes[:, len(_FIGURES) + 3] > 0
@@ -124,32 +124,32 @@ class CountedParts:
     """All parts of a rank with one way of recomputing, and the bytes that their kernels need for a moment."""
 
     parts: dict[Part, Operators]
-    """At most sizes."""
+    """The operators of parts, at most sizes."""
     apart: dict[tuple[Part, bool, int], Operators]
-    """Of parts whose calls depend on the size: for one sequence or not, and that size of tensor."""
+    """Operators of parts whose calls depend on the size: for one sequence or not, and that size of tensor."""
     working: NDArray[np.float64]
     """[coefficient]: bytes that come and go within a block's backward pass."""
     head_working: NDArray[np.float64]
     """[coefficient, of a chunk or not]: the same of the head, with and without the chunk of its logits."""
     state_bytes_per_parameter: float
-    """Of the optimizer's state on the device."""
+    """Bytes of the optimizer's state on the device."""
     counted_parameters: int
     counted_blocks: int
     update_calls_per_block: int
-    """By which the calls of the update grow with each further block."""
+    """The calls of the update that each further block adds."""
 
     def operators(self, part: Part, size: Size) -> Operators:
         """The calls of a part as they are made at that size."""
         return self.apart.get((part, size.sequences == 1, size.tensor), self.parts[part])
 
     def working_bytes(self, size: Size) -> float:
-        """Of a block, beside what its forward pass kept."""
+        """Working bytes of a block, beside what its forward pass kept."""
         part = 1 / size.tensor
         stream = self.working[0] + size.sequences * self.working[1]
         return float(stream * part + part * (self.working[2] + size.sequences * self.working[3]))
 
     def head_working_bytes(self, size: Size, chunk_sequences: float) -> float:
-        """Of norm, head and loss, whose chunks have `chunk_sequences` of the micro-batch's sequences."""
+        """Working bytes of norm, head and loss, whose chunks have `chunk_sequences` of the micro-batch's sequences."""
         part = 1 / size.tensor
         basis = np.array([1.0, size.sequences, part, part * size.sequences])
         of_chunk = np.array([0.0, chunk_sequences, 0.0, part * chunk_sequences])
@@ -296,7 +296,7 @@ def _divided(ledger: Ledger) -> dict[Part, list[Row]]:
 
 
 def _chunk_of(one: Sequence[Row], two: Sequence[Row]) -> slice:
-    """Where the calls of a chunk are among those of a head with one chunk, found beside those of one with two."""
+    """The places of a chunk's calls among those of a head with one chunk, found beside those of one with two."""
     length = len(two) - len(one)
     names = [(row.operator, row.phase) for row in two]
     for start in range(len(one) - length + 1):

@@ -42,60 +42,58 @@ class SumAndCount:
     """
 
     parts: Mapping[str, float]
-    """What the sum is made of, by name."""
+    """The parts of the sum, by name."""
     counted: float | None
-    """None where the real step was not counted."""
+    """The count; None where the real step was not counted."""
 
     @property
     def sum(self) -> float:
-        """Of all parts."""
         return math.fsum(self.parts.values())
 
     @property
     def count_over_sum(self) -> float | None:
-        """How far the count lies above the sum, as a part of it; None where there is no count."""
+        """The distance of the count from the sum, as a part of it; None where there is no count."""
         return None if self.counted is None else self.counted / self.sum - 1
 
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """What a step of one layout takes: the seconds of the whole, the bytes of each rank of its pipeline."""
+    """The step of one layout: seconds of the whole, bytes of each rank of its pipeline."""
 
     resolved: ResolvedRecipe
     choice: Choice
     site: Site
     micro_batches: int
-    """That pass through each pipeline in a step."""
+    """Micro-batches per pipeline and step."""
     stages: tuple[StageTime, ...]
-    """In the order of the forward pass; seconds of one micro-batch."""
+    """Stages in the order of the forward pass; seconds of one micro-batch."""
     ranks: tuple[RankBytes, ...]
-    """Of each rank of a pipeline; ranks beside it in the other dimensions hold as much."""
+    """Bytes of each rank of a pipeline; ranks beside it in the other dimensions hold as much."""
     pipeline_seconds: float
-    """From the first forward to the end of the last backward pass."""
+    """Seconds from the first forward to the end of the last backward pass."""
     sending_seconds: float
-    """Of one micro-batch from a stage to the next."""
+    """Seconds of sending one micro-batch from a stage to the next."""
     once_per_step: dict[Sender, tuple[float, float]]
     """Exposed and hidden seconds of what is sent once per step, by dimension."""
     update_seconds: float
-    """Of clipping and the optimizer, and of sending updated parameters where ranks share its state."""
+    """Seconds of clipping and the optimizer, and of sending updated parameters where ranks share its state."""
     model_flops: float
-    """Of the step of all devices, recomputation left out, attention over all pairs."""
+    """FLOPs of the step of all devices, recomputation left out, attention over all pairs."""
     expert_seconds: float
-    """Of a step, those that grow with the tokens that the busiest rank of expert gets: its experts compute, and the
+    """Seconds of a step that grow with the tokens that the busiest rank of expert gets: its experts compute, and the
     others wait for it. 0 where ranks do not divide experts, or where experts have a capacity."""
     factor: float
-    """In nine cases of ten a step is expected to take between seconds / factor and seconds · factor."""
+    """The step is expected to take between seconds / factor and seconds · factor in nine cases of ten."""
     counted_bytes: int | None = None
     """The peak of the rank that needs most, its real step counted; None where it was not."""
 
     @property
     def layout(self) -> Layout:
-        """The ranks."""
         return self.choice.layout
 
     @property
     def seconds(self) -> float:
-        """Of one step."""
+        """Seconds of one step."""
         return self.pipeline_seconds + self.update_seconds + sum(exposed for exposed, _ in self.once_per_step.values())
 
     @property
@@ -105,7 +103,7 @@ class LayoutPlan:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all devices."""
+        """Tokens per second of all devices."""
         return self.resolved.recipe.tokens_per_step / self.seconds
 
     @property
@@ -115,7 +113,7 @@ class LayoutPlan:
 
     @property
     def dollars(self) -> float | None:
-        """Of all steps; None where the price is not known."""
+        """Price of all steps; None where it is not known."""
         per_hour = self.site.usd_per_hour
         return None if per_hour is None else dollars(self.resolved.recipe.training.steps * self.seconds, per_hour)
 
@@ -136,7 +134,7 @@ class LayoutPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether that fits into the device's memory, as `site.fits` says."""
+        """True if that fits into the device's memory, as `site.fits` says."""
         return fits(self.peak_bytes, self.site.memory_bytes)
 
     @functools.cached_property
@@ -270,13 +268,13 @@ def simulated(
 
 
 def one_stage_seconds(stage: StageTime, micro_batches: int) -> float:
-    """Of a step without a pipeline."""
+    """Seconds of a step without a pipeline."""
     seconds = stage.seconds
     return micro_batches * (seconds.forward + seconds.of("backward"))
 
 
 def update_seconds(costs: LayoutCosts, layout: Layout, contents: Sequence[StageContent]) -> float:
-    """Of the rank that has most parameters to update."""
+    """Update seconds of the rank that has most parameters to update."""
     held = [[contents[stage] for stage in stages] for stages in stages_of_ranks(layout)]
     most, blocks = max(
         (own_parameters(costs, layout, each), sum(stage.dense + stage.blocks for stage in each)) for each in held

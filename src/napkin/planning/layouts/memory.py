@@ -16,7 +16,7 @@ from napkin.planning.layouts.stages import (
 from napkin.recipe.layout import Layout
 
 _TOKEN_BYTES = 16
-"""Of a token and its target."""
+"""Bytes of a token and its target."""
 _STEADY = 4
 """Micro-batches, as a multiple of the ranks times their stages, from which on no more of them are in flight."""
 
@@ -31,15 +31,15 @@ class RankBytes:
     gathered: float
     """Parameters and gradients of a layer that are whole while it computes."""
     activations: float
-    """That micro-batches in flight keep for their backward passes, copies of weights in a narrower format included."""
+    """Bytes that micro-batches in flight keep for their backward passes, copies of weights in a narrower format
+    included."""
     working: float
-    """That comes and goes in a block or in the head: the logits of a chunk, gradients of activations."""
+    """Bytes that come and go in a block or in the head: the logits of a chunk, gradients of activations."""
     buffers: float
     """Messages between stages, and the tokens of a step."""
 
     @property
     def total(self) -> float:
-        """The peak."""
         state = self.parameters + self.gradients + self.optimizer_state
         return state + self.gathered + self.activations + self.working + self.buffers
 
@@ -60,7 +60,7 @@ class RankBytes:
 def ranks_bytes(
     costs: LayoutCosts, choice: Choice, contents: Sequence[StageContent], micro_batches: int
 ) -> list[RankBytes]:
-    """Of the first rank of each stage's group, in the order of the pipeline's ranks."""
+    """Bytes of the first rank of each stage's group, in the order of the pipeline's ranks."""
     layout = choice.layout
     flights = in_flight(layout.schedule, layout.pipeline, layout.stages_per_rank, micro_batches)
     found: dict[tuple, RankBytes] = {}
@@ -75,7 +75,7 @@ def ranks_bytes(
 
 @functools.lru_cache(maxsize=4096)
 def in_flight(schedule: str, pipeline: int, stages_per_rank: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
-    """Of each rank, for each of its stages: micro-batches whose activations it keeps when it keeps most in all."""
+    """For each rank and each of its stages, the micro-batches whose activations it keeps when it keeps most in all."""
     if pipeline == 1:
         return ((1,),)
     # From there on a schedule repeats itself, and keeps no more.
@@ -87,7 +87,7 @@ def in_flight(schedule: str, pipeline: int, stages_per_rank: int, micro_batches:
 
 @functools.lru_cache(maxsize=512)
 def schedule_of(schedule: str, pipeline: int, stages_per_rank: int, micro_batches: int) -> PipelineSchedule:
-    """As `pipeline_schedule`, made once."""
+    """`pipeline_schedule`, made once for equal arguments."""
     return pipeline_schedule(schedule, pipeline, micro_batches, stages_per_rank=stages_per_rank)
 
 
@@ -161,7 +161,7 @@ def _rank_bytes(
 
 
 def _kept_bytes(costs: LayoutCosts, choice: Choice, content: StageContent, gathered: bool) -> float:
-    """Of one micro-batch in one stage."""
+    """Bytes that one micro-batch keeps in one stage."""
     size, every = choice.size, costs.resolved.recipe.training.recompute_every
     kept = costs.kept_bytes("embedding", size, "none", gathered) if content.first else 0.0
     for part, number in (("dense", content.dense), ("block", content.blocks)):

@@ -124,7 +124,7 @@ def _stage_of(row: Row, held: Sequence[int], blocks: Sequence[range]) -> int:
 
 
 def _stage_seconds(price: Price, micro_batches: int) -> StageSeconds:
-    """Of one micro-batch. Where a schedule splits the backward pass, each half takes as long."""
+    """Seconds of one micro-batch. Where a schedule splits the backward pass, each half takes as long."""
     forward, backward, again = (_seconds_in(price, phase) for phase in ("forward", "backward", "recompute"))
     return StageSeconds(
         forward / micro_batches, backward / 2 / micro_batches, backward / 2 / micro_batches, again / micro_batches

@@ -38,11 +38,11 @@ MOST_TENSOR = 64
 MOST_CONTEXT = 64
 MOST_STAGES_PER_RANK = 8
 LEAST_TOKENS = 512
-"""Of a rank's part of a sequence."""
+"""Fewest tokens of a rank's part of a sequence."""
 MOST_TOKENS = 2**17
-"""Of a micro-batch on one rank."""
+"""Most tokens of a micro-batch on one rank."""
 CHUNK_SHARE = 1 / 16
-"""Of the device's memory, what the logits of a chunk of the loss take, in fp32."""
+"""The part of the device's memory that the logits of a chunk of the loss take, in fp32."""
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 _REPEATS_FROM = 4
 """A schedule with more than so many times its ranks' micro-batches repeats itself."""
@@ -54,7 +54,7 @@ _SIZE = re.compile(r"(parallelism\.\w+) \d+\b")
 
 @dataclass(frozen=True)
 class Found:
-    """One evaluated choice."""
+    """One choice with its seconds and its peak bytes."""
 
     choice: Choice
     seconds: float
@@ -63,7 +63,7 @@ class Found:
 
 @dataclass
 class SearchResult:
-    """What a search found."""
+    """The layouts that a search found, and why others were not taken."""
 
     plans: list[LayoutPlan]
     """The fastest that fit, of different sizes, fastest first; each planned in full."""
@@ -243,7 +243,7 @@ def refusal(recipe: Recipe, choice: Choice) -> str | None:
 
 
 def longest_rank_seconds(choice: Choice, stages: list[StageTime], sending: float, micro_batches: int) -> float:
-    """What a pipeline takes at least: until a rank begins, all that it computes, and until the first rank is done with
+    """Least seconds of a pipeline: until a rank begins, all that it computes, and until the first rank is done with
     the last micro-batch that this rank sent back."""
     layout = choice.layout
     seconds = [stage.seconds for stage in stages]
@@ -258,7 +258,7 @@ def longest_rank_seconds(choice: Choice, stages: list[StageTime], sending: float
 
 
 def pipeline_seconds(choice: Choice, stages: list[StageTime], sending: float, micro_batches: int) -> float:
-    """As long as the simulated schedule; one of many micro-batches grows by the same time with each round of them."""
+    """Seconds of the simulated schedule; one of many micro-batches grows by the same time with each round of them."""
     ranks = choice.layout.pipeline
     rounds, rest = divmod(micro_batches, ranks)
     if rounds <= _REPEATS_FROM + 1 or (rest and choice.layout.schedule not in ("gpipe", "1f1b")):
@@ -290,7 +290,7 @@ def _layouts(resolved: ResolvedRecipe, n_devices: int, per_node: int) -> Iterato
 
 
 def _variants(layout: Layout, resolved: ResolvedRecipe, rows: int) -> Iterator[tuple[Layout, int]]:
-    """Of schedule, sharing of optimizer state, and micro-batch size."""
+    """Variants of schedule, sharing of optimizer state, and micro-batch size."""
     n_layers, context_length = resolved.recipe.model.n_layers, resolved.recipe.model.context_length
     shares = (False, True) if layout.shard == 1 and layout.data > 1 else (False,)
     for size in _divisors(rows, most=max(1, MOST_TOKENS * layout.context // context_length)):
@@ -332,7 +332,7 @@ def tensor_sizes(resolved: ResolvedRecipe, n_devices: int) -> list[int]:
 
 
 def _shard_sizes(parts: int, per_node: int) -> list[int]:
-    """None, all, and as many as are in one node, in 4 and in 16 of them."""
+    """Sizes of shard: none, all, and as many as are in one node, in 4 and in 16 of them."""
     wanted = {1, parts, *(nodes * max(1, per_node) for nodes in (1, 4, 16))}
     return sorted(size for size in wanted if parts % size == 0)
 
@@ -373,7 +373,7 @@ MOST_REASONS = 2
 
 
 def why_slower(plan: LayoutPlan, best: LayoutPlan) -> str:
-    """What takes longer than in the best layout, the largest first; and what takes less."""
+    """The parts that take longer than in the best layout, the largest first; and those that take less."""
     behind = plan.seconds - best.seconds
     if behind < _NEARLY * best.seconds:
         return "as fast, within the accuracy of a plan"
@@ -386,7 +386,7 @@ def why_slower(plan: LayoutPlan, best: LayoutPlan) -> str:
 
 
 def why_too_large(plan: LayoutPlan) -> str:
-    """What takes most of the rank that does not fit."""
+    """The largest parts of the rank that does not fit."""
     rank = plan.ranks[plan.largest_rank]
     parts = sorted(((size, name) for name, size in rank.by_use.items()), reverse=True)[:2]
     largest = " and ".join(f"{name} {format_bytes(size)}" for size, name in parts)

@@ -24,7 +24,7 @@ Sender = Literal["tensor", "context", "expert", "shard", "data"]
 
 @dataclass(frozen=True)
 class StageContent:
-    """What a stage holds; like stages cost alike."""
+    """The parts of a model that a stage holds; like stages cost alike."""
 
     dense: int
     """Blocks without experts in a model that has some."""
@@ -45,7 +45,7 @@ class Sends:
         self.exposed[sender][backward] += seconds
 
     def overlapped(self, sender: Sender, backward: bool, seconds: float, computing: float, slowdown: float) -> None:
-        """As much as possible behind `computing` seconds, which it lengthens."""
+        """Hide as much as possible behind `computing` seconds, which it lengthens."""
         both = min(seconds, computing)
         self.exposed[sender][backward] += seconds - both + slowdown * both
         self.hidden[sender] += both - slowdown * both
@@ -61,14 +61,14 @@ class StageTime:
 
     @property
     def seconds(self) -> StageSeconds:
-        """With what it waits for."""
+        """Seconds with all that the stage waits for."""
         forward = sum(each[0] for each in self.sends.exposed.values())
         backward = sum(each[1] for each in self.sends.exposed.values())
         return self.compute + StageSeconds(forward, backward)
 
 
 def contents_of(layout: Layout, n_layers: int, n_dense: int) -> list[StageContent]:
-    """What each stage holds. Raises NapkinError as `Layout.blocks_of_stages`."""
+    """The content of each stage. Raises NapkinError as `Layout.blocks_of_stages`."""
     stages = layout.blocks_of_stages(n_layers)
     found: list[StageContent] = []
     for number, blocks in enumerate(stages):
@@ -78,7 +78,7 @@ def contents_of(layout: Layout, n_layers: int, n_dense: int) -> list[StageConten
 
 
 def stage_times(costs: LayoutCosts, choice: Choice, micro_batches: int) -> list[StageTime]:
-    """Of each stage, in the order of the forward pass."""
+    """The times of each stage, in the order of the forward pass."""
     model = costs.model
     contents = contents_of(choice.layout, model.n_layers, model.n_dense_layers if model.n_experts else 0)
     times = {content: _stage_time(costs, choice, content, micro_batches) for content in dict.fromkeys(contents)}
@@ -115,26 +115,27 @@ def shards_of(layout: Layout) -> tuple[int, int]:
 
 
 def padded_parameters(costs: LayoutCosts, layout: Layout) -> Parameters:
-    """Of one rank of tensor and of expert before anything is sharded, as they are padded to be sharded."""
+    """Parameters of one rank of tensor and of expert before anything is sharded, as they are padded to be sharded."""
     return costs.padded(layout.tensor, layout.expert, *shards_of(layout))
 
 
 def held_parameters(costs: LayoutCosts, layout: Layout, content: StageContent) -> tuple[int, int]:
-    """Of a stage on one rank before anything is sharded: all but experts, and experts."""
+    """Parameters of a stage on one rank before anything is sharded: all but experts, and experts."""
     each = padded_parameters(costs, layout)
     shared = each.dense * content.dense + each.block * content.blocks + outside_parameters(costs, layout, content)
     return shared, each.experts * content.blocks
 
 
 def own_parameters(costs: LayoutCosts, layout: Layout, contents: Iterable[StageContent]) -> float:
-    """Of some stages on one rank, its shards where they are sharded."""
+    """Parameters of some stages on one rank, its shards where they are sharded."""
     held = [held_parameters(costs, layout, content) for content in contents]
     shards, of_experts = shards_of(layout)
     return sum(each[0] for each in held) / shards + sum(each[1] for each in held) / of_experts
 
 
 def outside_parameters(costs: LayoutCosts, layout: Layout, content: StageContent) -> int:
-    """Of a stage's embedding and head; a head that is the embedding is held by the first and by the last stage."""
+    """Parameters of a stage's embedding and head; a head that is the embedding is held by the first and the last
+    stage."""
     each = padded_parameters(costs, layout)
     twice = costs.model.tie_embeddings and content.last and not content.first
     return each.embedding * (content.first or twice) + each.head * content.last
@@ -192,7 +193,7 @@ def _tensor_sends(costs: LayoutCosts, choice: Choice, sends: Sends, recompute: R
 
 
 def _vocabulary_sends(costs: LayoutCosts, choice: Choice, sends: Sends, content: StageContent) -> None:
-    """Of embedding and head, whose rows of the vocabulary are on all ranks of tensor."""
+    """The collectives of embedding and head, whose rows of the vocabulary are on all ranks of tensor."""
     interconnect, group = costs.interconnect, costs.interconnect.group(choice.layout.tensor)
     whole = costs.gathered_activation_bytes(choice.size)
     gather = interconnect.seconds("all_gather", whole, group)
@@ -229,7 +230,8 @@ def _ring_sends(costs: LayoutCosts, choice: Choice, sends: Sends, blocks: int, a
 
 
 def _ring_merging(costs: LayoutCosts, choice: Choice) -> StageSeconds:
-    """Of a block: each turn's outputs are added to those so far, in fp32, and its gradients in the backward pass."""
+    """Seconds of a block's merging: each turn's outputs are added to those so far, in fp32, and its gradients
+    backward."""
     model, turns = costs.model, choice.layout.context - 1
     heads = model.n_heads // choice.layout.tensor
     numbers = costs.tokens(choice.size) * heads * model.resolved_head_dim
@@ -239,7 +241,7 @@ def _ring_merging(costs: LayoutCosts, choice: Choice) -> StageSeconds:
 
 
 _MERGED_BYTES = 16
-"""Per number of a turn's output: read and rescaled beside the sum so far, which is read and written."""
+"""Bytes per number of a turn's output: read and rescaled beside the sum so far, which is read and written."""
 _MERGING_CALLS = 6
 
 
@@ -255,8 +257,8 @@ def _shard_sends(
 
 
 def _shard_seconds(costs: LayoutCosts, layout: Layout, content: StageContent) -> tuple[float, float, float, float]:
-    """Of gathering all parameters of a stage, gathering its blocks again, scattering gradients, and averaging them
-    over replicas of the shards."""
+    """Seconds of gathering all parameters of a stage, gathering its blocks again, scattering gradients, and averaging
+    them over replicas of the shards."""
     gathering = again = scattering = replicas = 0.0
     found = groups(costs.interconnect, layout)
     for unit in _units(costs, layout, content, found):
@@ -314,7 +316,7 @@ def once_per_step(costs: LayoutCosts, layout: Layout, first: StageTime) -> dict[
 
 
 def _replica_seconds(costs: LayoutCosts, layout: Layout, content: StageContent) -> float:
-    """Of all-reducing the gradients of a stage among ranks that hold the same parameters whole."""
+    """Seconds of all-reducing the gradients of a stage among ranks that hold the same parameters whole."""
     if layout.data * layout.context == 1:
         return 0.0
     found = groups(costs.interconnect, layout)
@@ -329,6 +331,7 @@ def _replica_seconds(costs: LayoutCosts, layout: Layout, content: StageContent) 
 
 
 def send_seconds(costs: LayoutCosts, choice: Choice) -> float:
-    """Of one micro-batch's hidden states from a stage to the next; ranks of tensor send a part of the sequence each."""
+    """Seconds of sending one micro-batch's hidden states to the next stage; ranks of tensor send a part of the sequence
+    each."""
     sent = costs.tokens(choice.size) * costs.model.d_model * costs.weight_bytes / choice.layout.tensor
     return costs.interconnect.seconds("send", sent, groups(costs.interconnect, choice.layout)["pipeline"])

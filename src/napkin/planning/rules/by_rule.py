@@ -107,7 +107,7 @@ def training_by_rule(
     mtbf_hours: float | None = None,
     restart_minutes: float | None = None,
 ) -> RulePlan:
-    """What training takes: FLOPs and bytes, and on devices time, dollars, energy and failures.
+    """FLOPs and bytes of training, and on devices time, dollars, energy and failures.
 
     Args:
         parameters: of the model.
@@ -151,8 +151,8 @@ def affordable_by_rule(
     tokens: float | None = None,
     mfu: float = USUAL_MFU,
 ) -> RulePlan:
-    """What devices can train in a time: tokens for a number of parameters, parameters for a number of tokens, or, of
-    neither, the compute-optimal model."""
+    """The training that devices can do in a time: tokens for a number of parameters, parameters for a number of tokens,
+    or, of neither, the compute-optimal model."""
     flops = devices.peak * mfu * seconds
     if parameters is not None:
         tokens = flops / training_flops_rule(parameters, 1)

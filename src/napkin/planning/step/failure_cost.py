@@ -56,7 +56,7 @@ def failures_of_run(
 
 
 def failures_are_worth_saying(seconds: float, n_devices: int, *, given: bool) -> bool:
-    """Whether a plan has lines on failures: on several devices, for more than a day, or because it was asked for."""
+    """True if a plan has lines on failures: on several devices, for more than a day, or because it was asked for."""
     return given or n_devices > 1 or seconds > LONG_SECONDS
 
 

@@ -55,7 +55,7 @@ def _stored_bytes(
 
 
 def writes_in_background(plan: Plan) -> bool:
-    """Whether a background thread writes the checkpoints: if the recipe says so, or leaves it open and the copy fits.
+    """True if a background thread writes the checkpoints: if the recipe says so, or leaves it open and the copy fits.
 
     On a CPU the copy is in the same memory as the step's tensors, so both must fit; with a GPU it may take half of the
     host's free memory. Raises NapkinError where the recipe asks for a copy that does not fit.
@@ -145,7 +145,7 @@ def _n_nodes(site: Site) -> int:
 
 
 def _in_background(plan: Plan) -> bool:
-    """Whether checkpoints are written in the background; on other machines if the recipe allows it, since their free
+    """True if checkpoints are written in the background; on other machines if the recipe allows it, since their free
     host memory is not known."""
     writing = plan.recipe.training.checkpoint_writing
     return writes_in_background(plan) if writing == "auto" and plan.site.measured else writing != "wait"

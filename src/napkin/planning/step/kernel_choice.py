@@ -75,7 +75,7 @@ def _attention(recipe: Recipe, precision: Precision, *, compiled: bool) -> Atten
 def choose_compile(
     resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, *, here: bool = True
 ) -> CompileEstimate:
-    """Whether a resolved recipe's run compiles its blocks, and what that costs and saves.
+    """Decide if a resolved recipe's run compiles its blocks, and estimate what that costs and saves.
 
     With "on" nothing is checked here: `refuse_impossible_compile` is called before planning. `here` is whether the run
     will be on this machine; for another machine only "on" is chosen, where nothing prevents it.
@@ -110,7 +110,7 @@ def refuse_impossible_compile(resolved: ResolvedRecipe) -> None:
 
 
 def compile_obstacle(resolved: ResolvedRecipe) -> str | None:
-    """What of a resolved recipe prevents that its blocks are compiled; None is nothing."""
+    """The part of a resolved recipe that prevents compilation of its blocks; None if nothing does."""
     if resolved.recipe.training.kernels in ("compiled", "triton"):
         kernels = resolved.recipe.training.kernels
         return f"training.kernels is '{kernels}', whose operators torch.compile does not see into"
@@ -148,7 +148,7 @@ def describe_compile(plan: Plan) -> str:
 
 
 LAYERS = 2
-"""Of the model whose step is priced with either form of its kernels; all layers are alike."""
+"""Layers of the model whose step is priced with either form of its kernels; all layers are alike."""
 
 
 def with_kernels_that_run(recipe: Recipe, machine: Machine) -> Recipe:
@@ -183,7 +183,7 @@ def fastest(candidates: list[Recipe], seconds_of: Callable[[Recipe], float]) -> 
 
 
 def planned_seconds(recipe: Recipe, precision: Precision, machine: Machine) -> float:
-    """Of one micro-batch through a few layers and the loss, and of the update, by rooflines."""
+    """Seconds of one micro-batch through a few layers and the loss, and of the update, by rooflines."""
     training = recipe.training
     size = 1 if training.micro_batch_size == "auto" else training.resolved_micro_batch_size
     small = dataclasses.replace(
@@ -215,5 +215,5 @@ def _attentions(recipe: Recipe) -> list[str]:
 
 
 def suits_flash(model: ModelConfig) -> bool:
-    """Whether flash attention has a form for a model."""
+    """True if flash attention has a form for a model."""
     return model.positions != "alibi" and model.resolved_head_dim <= WIDEST_FLASH_HEAD

@@ -62,7 +62,7 @@ DISTURBED_FACTOR = 1.2
 NINE_IN_TEN = 1.645
 """Standard deviations on either side that nine in ten of a normal distribution lie within."""
 REPEAT_SECONDS = 0.3
-"""Of timing the largest operators once more."""
+"""Seconds of timing the largest operators once more."""
 UNPROBED_FACTOR = 2.0
 """The same where only operators were timed: the Python between them weighs most in small steps."""
 
@@ -240,7 +240,6 @@ class ThisMachine(Machine):
         return self.ranks.info.local_world_size if self.device_type == "cpu" else 1
 
     def precision(self, wanted: Literal["auto"] | PrecisionName) -> Precision:
-        """As `choose_precision`."""
         return choose_precision(wanted, self.device_type, self.host)
 
     def training(self, training: TrainingConfig, precision: Precision) -> TrainingConfig:
@@ -249,7 +248,7 @@ class ThisMachine(Machine):
         return dataclasses.replace(training, device=self.device_type, precision=precision.name, threads=threads)
 
     def triton_obstacle(self) -> str | None:
-        """Of the kind of device that trains."""
+        """The reason why Triton does not run on the kind of device that trains; None if it does."""
         return triton_obstacle(self.device_type)
 
     def prepare(self, training: TrainingConfig) -> None:
@@ -306,7 +305,7 @@ class ThisMachine(Machine):
 
     @functools.cached_property
     def _rank_calibration(self) -> RankCalibration | None:
-        """How the ranks slow each other down and communicate, if all of them share this machine's CPU."""
+        """The factors by which ranks slow each other down and communicate, if all of them share this machine's CPU."""
         info = self.ranks.info
         if self.device_type != "cpu" or not 1 < info.world_size == info.local_world_size:
             return None
@@ -376,8 +375,7 @@ class CatalogueMachine(Machine):
             None if isinstance(self.target, CudaTarget) else f"{self.device_name} is not a GPU that Triton compiles for"
         )
 
-    def prepare(self, training: TrainingConfig) -> None:
-        """Nothing runs here."""
+    def prepare(self, training: TrainingConfig) -> None: ...
 
     def ceilings(self, precision: Precision) -> CatalogueCeilings:
         """Fractions of the datasheet's figures."""
@@ -386,7 +384,7 @@ class CatalogueMachine(Machine):
     def price(
         self, resolved: ResolvedRecipe, ledgers: Sequence[Ledger], ceilings: Ceilings, progress: Progress
     ) -> list[Price]:
-        """By rooflines. Published steps are long: the factor is wider where launches take a large part."""
+        """Price by rooflines. Published steps are long: the factor is wider where launches take a large part."""
 
         def of(ledger: Ledger) -> Price:
             priced = price(ledger, ceilings)

@@ -97,7 +97,8 @@ _PROBE_TOKENS = 4096
 # A micro-batch of more tokens takes minutes to trace: if it cannot fit anyway, it is refused before.
 _MANY_TOKENS = 2**17
 _BYTES_PER_TOKEN = 8
-"""Of a token id, a target or a document id (int64): the whole batch is in memory, whatever the micro-batch size."""
+"""Bytes of a token id, a target or a document id (int64): the whole batch is in memory, whatever the micro-batch
+size."""
 
 
 def _peak_bytes(resolved: ResolvedRecipe) -> int:
@@ -171,7 +172,7 @@ def _with_less_at_a_time(resolved: ResolvedRecipe, memory_bytes: int) -> list[st
 
 
 def _sharded(plan: Plan) -> list[str]:
-    """Whether a plan of several devices that each hold the whole model would fit with fsdp."""
+    """True if a plan of several devices that each hold the whole model would fit with fsdp."""
     if plan.resolved.strategy != "ddp":
         return []
     with_fsdp = "with --training.parallelism fsdp, which shards parameters, gradients and optimizer state over the "

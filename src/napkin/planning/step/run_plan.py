@@ -71,17 +71,19 @@ class Plan:
     resolved: ResolvedRecipe
     """The recipe with every default written out."""
     ledger: Ledger
-    """Of one device's step: its rows of the batch, the bytes of its part of the model."""
+    """The ledger of one device's step: its rows of the batch, the bytes of its part of the model."""
     price: Price
     site: Site
     ranks: Mapping[int, Ledger] = field(default_factory=dict)
     """The ledgers of several ranks of a pipeline, by rank; empty where all ranks take as much as the first."""
     layout: LayoutPlan | None = None
-    """Of several devices of a catalogue: the step with what ranks wait for, part by part; the seconds are its."""
+    """The step of several devices of a catalogue, with what ranks wait for, part by part; the plan's seconds are
+    its."""
     operator_seconds: float | None = None
-    """Of rank 0's operators, before they were scaled to what the layout's busiest rank computes; see `computing`."""
+    """Seconds of rank 0's operators, before they were scaled to what the layout's busiest rank computes; see
+    `computing`."""
     communication: Communication = field(default_factory=Communication)
-    """What each device sends per step."""
+    """The collectives of each device in a step."""
     communication_seconds: float = 0.0
     """Seconds per step, overlapped with computation or not."""
     bubble_seconds: float = 0.0
@@ -89,15 +91,15 @@ class Plan:
     exposed_seconds: float = 0.0
     """Seconds per step that are not overlapped with computation."""
     compile_estimate: CompileEstimate = NOT_COMPILED
-    """Whether blocks are compiled. The ledger is of the uncompiled step; the seconds include compilation."""
+    """The costs and savings of compilation. The ledger is of the uncompiled step; the seconds include compilation."""
     epochs: float | None = None
-    """How often all steps read the training files; None where there are none yet."""
+    """The number of times that all steps read the training files; None where there are none yet."""
     mixture: tuple[PlannedFile, ...] = ()
-    """How much of each training file all steps read, where there are several."""
+    """The part of each training file that all steps read, where there are several."""
     warnings: tuple[str, ...] = ()
     """Lines about training files that are read too often."""
     predicted_loss: PredictedLoss | None = None
-    """By a scaling law, if one was given."""
+    """The loss by a scaling law, if one was given."""
 
     @property
     def recipe(self) -> Recipe:
@@ -126,12 +128,12 @@ class Plan:
 
     @property
     def rule_seconds_per_step(self) -> float:
-        """By those FLOPs."""
+        """Seconds of a step by those FLOPs."""
         return seconds_rule(self.rule_flops, self.site.matmul_peak, mfu=RULE_MFU)
 
     @property
     def rule_seconds(self) -> float:
-        """Of all steps."""
+        """Seconds of all steps by the rule."""
         return self.steps * self.rule_seconds_per_step
 
     @property
@@ -142,24 +144,24 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """Of the rank that needs most."""
+        """Peak bytes of the rank that needs most."""
         return max(ledger.peak_bytes for ledger in (self.ledger, *self.ranks.values()))
 
     @property
     def pipeline_peak_bytes(self) -> tuple[int, ...]:
-        """Of each rank of a pipeline, if all were counted; otherwise of rank 0, for all ranks."""
+        """Peak bytes of each rank of a pipeline, if all were counted; otherwise of rank 0, for all ranks."""
         if len(self.ranks) == self.resolved.layout.pipeline:
             return tuple(self.ranks[rank].peak_bytes for rank in sorted(self.ranks))
         return (self.ledger.peak_bytes,)
 
     @property
     def fits(self) -> bool:
-        """Whether that fits into the device's memory, as `site.fits` says."""
+        """True if that fits into the device's memory, as `site.fits` says."""
         return fits(self.peak_bytes, self.site.memory_bytes)
 
     @property
     def disturbed(self) -> bool:
-        """Whether it was measured beside other processes: seconds are upper bounds, peaks lower ones."""
+        """True if it was measured beside other processes: seconds are upper bounds, peaks lower ones."""
         return self.site.disturbed or self.price.disturbed
 
     @property
@@ -175,7 +177,7 @@ class Plan:
 
     @property
     def expert_seconds(self) -> float:
-        """Of a step, those that grow with the tokens that are sent to one rank's experts; 0 where ranks do not divide
+        """Seconds of a step that grow with the tokens that are sent to one rank's experts; 0 where ranks do not divide
         experts, or where experts have a capacity."""
         if self.layout is not None:
             return self.layout.expert_seconds

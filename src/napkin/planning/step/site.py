@@ -18,12 +18,12 @@ def step_memory(memory_bytes: float) -> int:
 
 
 def fits(peak_bytes: float, memory_bytes: float) -> bool:
-    """Whether a step of that peak fits: the one answer of plans, of searches and of what refuses a run."""
+    """True if a step of that peak fits: the one answer of plans, of searches and of what refuses a run."""
     return peak_bytes <= step_memory(memory_bytes)
 
 
 def memory_of(device_name: str, memory_bytes: float) -> str:
-    """What a step may take on a device, for messages."""
+    """The memory that a step may take on a device, for messages."""
     allowed = format_bytes(step_memory(memory_bytes))
     return f"{device_name} has {allowed} for a step ({format_bytes(memory_bytes)} less {FREE_SHARE:.0%})"
 
@@ -41,23 +41,23 @@ class Site:
     """Memory bandwidth of one device."""
     n_devices: int = 1
     interconnect: Interconnect | None = None
-    """What connects the devices; None where it is not known."""
+    """The links between the devices; None where they are not known."""
     usd_per_hour: float | None = None
-    """Of all devices; None where it is not known."""
+    """Price of all devices per hour; None where it is not known."""
     offer: str | None = None
-    """That price for one device, whose offer it is and of which month; None for a price that was given."""
+    """The price of one device, whose offer it is and of which month; None for a price that was given."""
     watts: float | None = None
-    """Of all devices; None where it is not known."""
+    """Power of all devices; None where it is not known."""
     measured: bool = True
     """True if the peak was measured, False if it is the datasheet's."""
     disturbed: bool = False
-    """Whether other processes used the machine while it was calibrated: seconds may be too high, peaks too low."""
+    """True if other processes used the machine while it was calibrated: seconds may be too high, peaks too low."""
     host_bandwidth: float | None = None
     """Bytes per second from one device into its host's memory; None where it is not known."""
     mtbf_hours: float | None = None
     """Between two failures of all devices together, on average; None is by the published rate."""
     restart_minutes: float = RESTART_MINUTES
-    """From a failure until training continues."""
+    """Minutes from a failure until training continues."""
 
     @property
     def name(self) -> str:

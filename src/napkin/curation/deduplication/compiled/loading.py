@@ -12,5 +12,5 @@ DEDUPLICATION = MachineCode(
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """Where a contiguous array begins; the caller keeps it alive."""
+    """The address of a contiguous array, which the caller keeps alive."""
     return array.ctypes.data

@@ -18,7 +18,7 @@ _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 @CompiledFunction
 def find_anchors(text: Any, n: Any, width: Any, among: Any, ring: Any, keys: Any, places: Any) -> Any:
-    """Of each `among` consecutive windows of `width` bytes the one with the smallest hash; how many there are.
+    """Write the window with the smallest hash of each `among` consecutive ones, and return how many were written.
 
     Winnowing (Schleimer, Wilkerson and Aiken 2003), the robust form: of equal hashes the one that was chosen before
     stays while it is among them, else it is the last. `keys` and `places` have room for n - width + 1 each, `ring` for

@@ -18,7 +18,7 @@ _USE_COOKIES = tuple(b"use cookies")
 
 @jitted
 def phrases_around(byte: Any, i: Any, n: Any) -> Any:
-    """Which phrases stand around the letter at `i`, one of m, v, k or a capital of them."""
+    """Look for phrases that contain the letter at `i`: one of m, v, k or a capital of them."""
     letter = byte[i] | 0x20
     if letter == 109:  # m
         if _stands(byte, i - 4, n, _LOREM):
@@ -37,7 +37,7 @@ def phrases_around(byte: Any, i: Any, n: Any) -> Any:
 
 @jitted
 def _stands(byte: Any, i: Any, n: Any, phrase: Any) -> Any:
-    """Whether a phrase of lower-case letters and spaces stands at `i`."""
+    """True if a phrase of lower-case letters and spaces stands at `i`."""
     if i < 0 or i + len(phrase) > n:
         return False
     for k in range(len(phrase)):

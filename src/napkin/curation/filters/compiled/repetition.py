@@ -125,7 +125,6 @@ def _eight_bytes(text: Any, k: Any, end: Any) -> Any:
 
 @jitted
 def _same_word(text: Any, begin: Any, end: Any, other: Any, other_end: Any) -> Any:
-    """Whether two words are of the same bytes."""
     if end - begin != other_end - other:
         return False
     for k in range(0, end - begin, 8):
@@ -148,7 +147,7 @@ def _number_pairs(
     values: Any,
     odd: Any,
 ) -> Any:
-    """From the (n-1)-grams that occur twice to the n-grams that do, in place.
+    """Replace the (n-1)-grams that occur twice by the n-grams that do.
 
     `groups` has the number of the repeated n-gram that begins at each word, or 0; `active` the words where it is not 0.
     Returns how many those are, and the most frequent n-gram (the first of those), or 0.
@@ -199,14 +198,13 @@ def _cleared(values: Any, n: Any) -> Any:
 
 @jitted
 def _slot(hashed: Any, odd: Any, mask: Any) -> Any:
-    """Where the search for a key begins: upper bits, which depend on all bits of the key."""
+    """The first slot that a search for a key looks at: upper bits, which depend on all bits of the key."""
     mixed = (hashed ^ (hashed >> _SHIFT)) * odd
     return np.int64(mixed >> _SHIFT) & mask
 
 
 @jitted
 def _same_words(ids: Any, begin: Any, end: Any, other: Any, other_end: Any) -> Any:
-    """Whether two runs of words are the same."""
     if end - begin != other_end - other:
         return False
     for k in range(end - begin):  # noqa: SIM110

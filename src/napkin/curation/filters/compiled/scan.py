@@ -192,7 +192,7 @@ def _note_word(byte: Any, begin: Any, end: Any, characters: Any, words: Any, n_w
 
 @jitted
 def _is_ascii_punctuation(code: Any) -> Any:
-    """Whether a byte is an ASCII character that is neither a letter nor a digit."""
+    """True for an ASCII character that is neither a letter nor a digit."""
     return code < 0x80 and not (48 <= code <= 57 or 97 <= (code | 0x20) <= 122)
 
 
@@ -210,7 +210,7 @@ def _note_line(
 
 @jitted
 def _ends_in_ellipsis(byte: Any, start: Any, end: Any) -> Any:
-    """Whether three full stops or U+2026 end a line."""
+    """True if three full stops or U+2026 end a line."""
     if end - start < 3:
         return False
     first, second, third = byte[end - 3], byte[end - 2], byte[end - 1]
