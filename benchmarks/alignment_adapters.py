@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from napkin.accounting.recording import record
-from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface.convert import load_huggingface_into, read_huggingface_config, save_huggingface
@@ -40,10 +40,10 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.recipe.tuning_recipe import AdapterConfig, TuningRecipe
 from napkin.train_step.step import build_train_state
-from napkin.tuning.example_plan import count_units
+from napkin.tuning.example_plan import count_examples
 from napkin.tuning.objective import totals_of
 from napkin.tuning.packing import micro_batches_of
-from napkin.tuning.sequence_step import train_on_units
+from napkin.tuning.sequence_step import train_on_examples
 from napkin.tuning.supervised import SupervisedObjective
 from napkin.units import format_bytes
 from result_files import write_result
@@ -127,15 +127,15 @@ def napkin_step(kind: Any, precision: Any, folder: Path) -> tuple[torch.nn.Modul
         adapter=AdapterConfig(kind, rank=RANK, alpha=ALPHA),
     )
     resolved = ResolvedRecipe(recipe, Precision(precision, "cpu"))
-    units: list[Unit] = [(TokenSequence(tokens, np.arange(LENGTH) > 0),) for tokens in batch()]
-    settings: dict[str, Any] = {"max_tokens": N_SEQUENCES * LENGTH, "arrangement": "padded"}
-    parts = micro_batches_of(units, row_length=MODEL.context_length, **settings)
-    counted = count_units(resolved, parts, totals_of(parts), SupervisedObjective()).peak_bytes
+    examples: list[Example] = [(TokenSequence(tokens, np.arange(LENGTH) > 0),) for tokens in batch()]
+    settings: dict[str, Any] = {"max_tokens": N_SEQUENCES * LENGTH, "packing": "padded"}
+    parts = micro_batches_of(examples, row_length=MODEL.context_length, **settings)
+    counted = count_examples(resolved, parts, totals_of(parts), SupervisedObjective()).peak_bytes
     state = build_train_state(resolved, initialize=lambda model: load_huggingface_into(model, folder))
     numbers = iter(range(1000))
 
     def step() -> float:
-        return train_on_units(state, next(numbers), units, SupervisedObjective(), **settings).loss
+        return train_on_examples(state, next(numbers), examples, SupervisedObjective(), **settings).loss
 
     return state.model, step, counted
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from napkin.chats.token_sequence import Unit, sequence_of
+from napkin.chats.token_sequence import Example, sequence_of
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
@@ -30,7 +30,7 @@ SPREADS = {"alike": 0.05, "spread": 0.5, "very spread": 1.0}
 """Standard deviation of the logarithm of the lengths."""
 
 
-def units_of(n: int, spread: float) -> list[Unit]:
+def units_of(n: int, spread: float) -> list[Example]:
     """Sequences of 150 tokens in the middle, of which the last half counts."""
     draw = np.random.default_rng(0)
     lengths = np.clip(np.exp(draw.normal(np.log(150), spread, n)), 8, 1000).astype(int)
@@ -47,10 +47,12 @@ def train_state_of(attention: str) -> TrainState:
     return build_train_state(ResolvedRecipe(recipe, Precision("fp32", "cpu")))
 
 
-def seconds_of(train_state: TrainState, units: list[Unit], repeats: int, how: dict[str, Any]) -> tuple[float, float]:
+def seconds_of(
+    train_state: TrainState, examples: list[Example], repeats: int, how: dict[str, Any]
+) -> tuple[float, float]:
     """The fastest of some steps, and the part of its tokens that is padding."""
     objective = SupervisedObjective()
-    parts = micro_batches_of(units, max_tokens=4096, **how)
+    parts = micro_batches_of(examples, max_tokens=4096, **how)
     totals = totals_of(parts)
     parts = with_known_coefficients(parts, objective, totals)
     seconds = []
@@ -60,7 +62,7 @@ def seconds_of(train_state: TrainState, units: list[Unit], repeats: int, how: di
         train_state.step_on_sequences(number, [part.rows for part in parts], loss_of)
         seconds.append(time.perf_counter() - start)
     computed = sum(part.rows.inputs.numel() for part in parts)
-    return min(seconds[1:]), 1 - sum(len(each.tokens) - 1 for (each,) in units) / computed
+    return min(seconds[1:]), 1 - sum(len(each.tokens) - 1 for (each,) in examples) / computed
 
 
 def main() -> None:
@@ -80,11 +82,11 @@ def main() -> None:
     for attention in ("sdpa", "plain", "compiled"):
         train_state = train_state_of(attention)
         for name, spread in SPREADS.items():
-            units = units_of(options.sequences, spread)
+            examples = units_of(options.sequences, spread)
             found = []
-            for arrangement in ("padded", "packed"):
-                how = {"row_length": MODEL.context_length, "arrangement": arrangement}
-                found.append(seconds_of(train_state, units, options.repeats, how))
+            for packing in ("padded", "packed"):
+                how = {"row_length": MODEL.context_length, "packing": packing}
+                found.append(seconds_of(train_state, examples, options.repeats, how))
             cells = [f"{seconds:.3f} s, {padding:.0%} padding" for seconds, padding in found]
             cells.append(f"{found[1][0] / found[0][0]:.2f}")
             lines.append(f"| {name} | {attention} | {' | '.join(cells)} |")

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from napkin.chats.token_sequence import Unit, sequence_of
+from napkin.chats.token_sequence import Example, sequence_of
 from napkin.hardware.host import detect_host, keep_freed_memory
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface.convert import load_huggingface_into, read_huggingface_config, save_huggingface
@@ -42,7 +42,7 @@ from napkin.recipe.tuning_recipe import PreferenceConfig
 from napkin.train_step.step import build_train_state
 from napkin.tuning.objective import REFERENCE
 from napkin.tuning.preference_method import preference_objective
-from napkin.tuning.sequence_step import scores_of_units, train_on_units
+from napkin.tuning.sequence_step import score_examples, train_on_examples
 from napkin.units import format_bytes
 from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
 from result_files import write_result
@@ -119,7 +119,7 @@ def table(workers: dict[str, Worker], seconds: dict[str, float], threads: int) -
     return lines
 
 
-def batch() -> list[Unit]:
+def batch() -> list[Example]:
     """The pairs that all train on."""
     draw = np.random.default_rng(0)
     lengths = np.clip(np.exp(draw.normal(np.log(150), 0.5, N_PAIRS)), 8, MODEL.context_length // 2).astype(int)
@@ -127,11 +127,11 @@ def batch() -> list[Unit]:
     def tokens(n: int) -> list[int]:
         return draw.integers(3, MODEL.vocab_size, n).tolist()
 
-    units: list[Unit] = []
+    examples: list[Example] = []
     for length in lengths:
         prompt = tokens(length // 2)
-        units.append(tuple(sequence_of(prompt, tokens(int(length * factor) // 2)) for factor in (1.0, 0.8)))
-    return units
+        examples.append(tuple(sequence_of(prompt, tokens(int(length * factor) // 2)) for factor in (1.0, 0.8)))
+    return examples
 
 
 def napkin_step(precision: Any, max_tokens: int, folder: Path) -> tuple[torch.nn.Module, Step]:
@@ -146,8 +146,8 @@ def napkin_step(precision: Any, max_tokens: int, folder: Path) -> tuple[torch.nn
     state = build_train_state(ResolvedRecipe(choose_kernels(recipe, chosen), chosen))
     load_huggingface_into(state.model, folder / "model")
     pairs = batch()
-    scores = scores_of_units(state.parallel_model, pairs, max_tokens=max_tokens, autocast=chosen.autocast)
-    units: list[Unit] = [
+    scores = score_examples(state.parallel_model, pairs, max_tokens=max_tokens, autocast=chosen.autocast)
+    examples: list[Example] = [
         tuple(
             sequence.with_values(**{REFERENCE: found.log_probabilities})
             for sequence, found in zip(pair, each, strict=True)
@@ -155,7 +155,7 @@ def napkin_step(precision: Any, max_tokens: int, folder: Path) -> tuple[torch.nn
         for pair, each in zip(pairs, scores, strict=True)
     ]
     objective, numbers = preference_objective(PreferenceConfig("dpo")), iter(range(10**9))
-    return state.model, lambda: train_on_units(state, next(numbers), units, objective, max_tokens=max_tokens).loss
+    return state.model, lambda: train_on_examples(state, next(numbers), examples, objective, max_tokens=max_tokens).loss
 
 
 def train_with_trl(bf16: bool, checkpointed: bool, before: bool, folder: Path) -> None:
@@ -178,9 +178,9 @@ def train_with_trl(bf16: bool, checkpointed: bool, before: bool, folder: Path) -
     # TRL ends answers itself, with w2: the last token of each is left to it.
     rows = [
         {
-            "prompt": text(chosen.tokens[~chosen.counts]),
-            "chosen": text(chosen.tokens[chosen.counts][:-1]),
-            "rejected": text(rejected.tokens[rejected.counts][:-1]),
+            "prompt": text(chosen.tokens[~chosen.loss_mask]),
+            "chosen": text(chosen.tokens[chosen.loss_mask][:-1]),
+            "rejected": text(rejected.tokens[rejected.loss_mask][:-1]),
         }
         for chosen, rejected in batch()
     ]

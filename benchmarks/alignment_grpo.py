@@ -43,7 +43,7 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.recipe.tuning_recipe import ReinforcementConfig
 from napkin.train_step.step import build_train_state
-from napkin.tuning.reinforcement_step import ReinforcementSettings, learn_from_answers
+from napkin.tuning.reinforcement_step import ReinforcementSettings, train_on_rollouts
 from napkin.units import format_bytes
 from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
 from result_files import write_result
@@ -162,7 +162,7 @@ def napkin_step(folder: Path, products: Literal["fp32", "bf16"]) -> tuple[torch.
     load_huggingface_into(state.model, folder / "model")
     config = ReinforcementConfig(group_size=GROUP, max_answer=ANSWER)
     settings, numbers = ReinforcementSettings(config, EvenTokens(), Words(), 4096), itertools.count()
-    return state.model, lambda: learn_from_answers(state, next(numbers), range(N_PROMPTS), settings).loss
+    return state.model, lambda: train_on_rollouts(state, next(numbers), range(N_PROMPTS), settings).loss
 
 
 def train_with_trl(folder: Path, *, bf16: bool) -> None:

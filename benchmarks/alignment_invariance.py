@@ -32,10 +32,10 @@ from reliability.ranks import free_port  # noqa: E402  # pyright: ignore[reportM
 
 LIMIT = 1e-6
 ALONE: dict[str, dict[str, Any]] = {
-    "micro-batches of 64 tokens": {"max_tokens": 64, "arrangement": "padded"},
-    "one micro-batch": {"max_tokens": 10**6, "arrangement": "padded"},
-    "packed": {"max_tokens": 10**6, "arrangement": "packed"},
-    "padded left": {"max_tokens": 10**6, "arrangement": "padded left"},
+    "micro-batches of 64 tokens": {"max_tokens": 64, "packing": "padded"},
+    "one micro-batch": {"max_tokens": 10**6, "packing": "padded"},
+    "packed": {"max_tokens": 10**6, "packing": "packed"},
+    "padded left": {"max_tokens": 10**6, "packing": "padded left"},
 }
 RANKS = tuple((size, strategy) for size in (2, 4) for strategy in ("ddp", "fsdp"))
 
@@ -54,11 +54,11 @@ def main() -> None:
     ]
     largest = 0.0
     for name, make in CASES.items():
-        objective, units = make()
+        objective, examples = make()
         train_state = train_state_of(scalar_head=name in WITH_SCALAR_HEAD)
-        expected, _ = gradient_of(train_state, units, objective, max_tokens=1, arrangement="padded")
-        found = [gradient_of(train_state, units, objective, **how)[0] for how in ALONE.values()]
-        found.append(gradient_of(train_state, units[::-1], objective, max_tokens=64)[0])
+        expected, _ = gradient_of(train_state, examples, objective, max_tokens=1, packing="padded")
+        found = [gradient_of(train_state, examples, objective, **how)[0] for how in ALONE.values()]
+        found.append(gradient_of(train_state, examples[::-1], objective, max_tokens=64)[0])
         found += [on_ranks[size][f"{name}, {strategy}, 64"] for size, strategy in RANKS]
         distances = [float((each - expected).norm() / expected.norm()) for each in found]
         largest = max(largest, *distances)

@@ -24,10 +24,10 @@ from napkin.chats.chat_encoder import ChatEncoder
 from napkin.chats.chat_format import Message
 from napkin.files import cache_folder
 from napkin.tokenizer.bpe import ByteTokenizer
-from napkin.tuning.example_file import unit_file_of
+from napkin.tuning.example_file import example_file_of
 from napkin.tuning.examples import chunks_of
-from napkin.tuning.preference_method import JudgedUnits
-from napkin.tuning.reference_scores import ReferenceKey, ReferredUnits, read_reference_scores, reference_writer
+from napkin.tuning.preference_method import UnpairedExamples
+from napkin.tuning.reference_scores import ReferencedExamples, ReferenceKey, read_reference_scores, reference_writer
 from napkin.units import format_bytes, format_seconds
 from result_files import write_result
 
@@ -89,21 +89,21 @@ def started(path: Path, start: Start, objective: str) -> tuple[float, int, int, 
             memory.append(resident("RssAnon"))
 
     kind = "judged answers" if objective == "kto" else "pairs"
-    file = unit_file_of(path, kind, encoder, max_length=4096, progress=look)
-    units = ReferredUnits(JudgedUnits(file) if objective == "kto" else file)
+    file = example_file_of(path, kind, encoder, max_length=4096, progress=look)
+    examples = ReferencedExamples(UnpairedExamples(file) if objective == "kto" else file)
     if start == "first":
-        with reference_writer(reference, KEY, units.n_sequences) as writer:
-            for chunk in chunks_of(units):
-                writer.add([np.zeros(sequence.n_counted, np.float32) for unit in chunk for sequence in unit])
+        with reference_writer(reference, KEY, examples.n_sequences) as writer:
+            for chunk in chunks_of(examples):
+                writer.add([np.zeros(sequence.n_trained, np.float32) for example in chunk for sequence in example])
                 look()
-    units.scores, problem = read_reference_scores(reference, KEY, units.n_sequences)
+    examples.scores, problem = read_reference_scores(reference, KEY, examples.n_sequences)
     assert not problem, problem
     seconds = time.perf_counter() - began
-    held = list(units) if start == "second, in lists" else units
+    held = list(examples) if start == "second, in lists" else examples
     draw = random.Random(1)
     for _ in range(BATCHES):
         batch = [held[draw.randrange(len(held))] for _ in range(BATCH)]
-        assert all(sequence.n_counted for unit in batch for sequence in unit)
+        assert all(sequence.n_trained for example in batch for sequence in example)
         look()
     size = sum(each.stat().st_size for each in (file.path, Path(f"{file.path}.mask"), reference))
     return seconds, max(memory) - memory[0], max(resident("RssFile") - mapped, 0), size

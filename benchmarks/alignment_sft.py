@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from napkin.chats.token_sequence import Unit, sequence_of
+from napkin.chats.token_sequence import Example, sequence_of
 from napkin.hardware.host import detect_host, keep_freed_memory
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface.convert import load_huggingface_into, read_huggingface_config, save_huggingface
@@ -37,7 +37,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import build_train_state
-from napkin.tuning.sequence_step import train_on_units
+from napkin.tuning.sequence_step import train_on_examples
 from napkin.tuning.supervised import SupervisedObjective
 from napkin.units import format_bytes
 from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
@@ -112,7 +112,7 @@ def table(workers: dict[str, Worker], seconds: dict[str, float], threads: int) -
     return lines
 
 
-def batch() -> list[Unit]:
+def batch() -> list[Example]:
     """The sequences that all train on."""
     draw = np.random.default_rng(0)
     lengths = np.clip(np.exp(draw.normal(np.log(150), 0.5, N_SEQUENCES)), 8, MODEL.context_length).astype(int)
@@ -131,10 +131,10 @@ def napkin_step(precision: Any, max_tokens: int, folder: Path) -> tuple[torch.nn
     )
     train_state = build_train_state(ResolvedRecipe(choose_kernels(recipe, chosen), chosen))
     load_huggingface_into(train_state.model, folder / "model")
-    units, objective, numbers = batch(), SupervisedObjective(), iter(range(10**9))
+    examples, objective, numbers = batch(), SupervisedObjective(), iter(range(10**9))
     return (
         train_state.model,
-        lambda: train_on_units(train_state, next(numbers), units, objective, max_tokens=max_tokens).loss,
+        lambda: train_on_examples(train_state, next(numbers), examples, objective, max_tokens=max_tokens).loss,
     )
 
 
@@ -151,7 +151,7 @@ def train_with_trl(bf16: bool, checkpointed: bool, folder: Path) -> None:
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(MODEL.vocab_size)}, "w0"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w1", eos_token="w2")
     rows = [
-        {"input_ids": sequence.tokens.tolist(), "completion_mask": sequence.counts.astype(int).tolist()}
+        {"input_ids": sequence.tokens.tolist(), "completion_mask": sequence.loss_mask.astype(int).tolist()}
         for (sequence,) in batch()
     ]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)

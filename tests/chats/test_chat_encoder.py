@@ -20,8 +20,8 @@ from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tuning.method import conversation_files_of, encoder_of_run, encoder_of_start
-from napkin.tuning.start_model import open_start
+from napkin.tuning.base_model import open_base
+from napkin.tuning.method import conversation_files_of, encoder_of_base, encoder_of_run
 from peers import peer
 
 CHATML = """\
@@ -83,7 +83,7 @@ CHAT = [
 def encoder_of(template: str | None, learned: str = "assistant", tokenizer: Tokenizer = BYTES) -> ChatEncoder:
     start = (tokenizer.special_tokens["<|endoftext|>"],)
     made = None if template is None else ChatTemplate(template, VARIABLES)
-    return ChatEncoder(tokenizer, made, start, learned=learned)  # type: ignore[arg-type]
+    return ChatEncoder(tokenizer, made, start, train_on=learned)  # type: ignore[arg-type]
 
 
 def learned_texts(encoder: ChatEncoder, messages: list[Message]) -> list[str]:
@@ -91,12 +91,12 @@ def learned_texts(encoder: ChatEncoder, messages: list[Message]) -> list[str]:
     sequence = encoder.sequence(messages)
     stretches: list[list[int]] = []
     before = False
-    for token, counts in zip(sequence.tokens.tolist(), sequence.counts.tolist(), strict=True):
-        if counts and not before:
+    for token, loss_mask in zip(sequence.tokens.tolist(), sequence.loss_mask.tolist(), strict=True):
+        if loss_mask and not before:
             stretches.append([])
-        if counts:
+        if loss_mask:
             stretches[-1].append(token)
-        before = counts
+        before = loss_mask
     return [encoder.tokenizer.decode(each) for each in stretches]
 
 
@@ -112,7 +112,7 @@ def test_what_is_learned_is_what_the_assistant_says_and_the_token_that_ends_it(t
         [{"role": each.role, "content": each.content} for each in CHAT], add_generation_prompt=False
     )
     assert BYTES.decode(whole.tokens) == text
-    assert whole.n_counted == len(whole.tokens) - 1
+    assert whole.n_trained == len(whole.tokens) - 1
 
 
 def test_a_thought_in_a_field_of_its_own_is_what_the_template_reads() -> None:
@@ -157,7 +157,7 @@ def test_a_merge_over_the_beginning_of_an_answer_is_not_made_in_training_nor_in_
     chat = [Message("user", "a:"), Message("assistant", "b"), Message("user", "a:"), Message("assistant", "b")]
     encoder = ChatEncoder(tokenizer, template)
     sequence = encoder.sequence(chat)
-    assert tokenizer.decode(sequence.tokens[sequence.counts]) == "bb"
+    assert tokenizer.decode(sequence.tokens[sequence.loss_mask]) == "bb"
     prompt = TemplateChat(tokenizer, template).encode(chat[:3])
     assert prompt == sequence.tokens[:-1].tolist()
 
@@ -210,7 +210,7 @@ def test_a_tuned_run_has_the_tokens_that_it_was_trained_with(tmp_path: Path) -> 
         (LoadedModel(tmp_path, "start", ModelConfig(), BYTES, (0x100,), (0x101,), own), template),
         (LoadedModel(tmp_path, "start", ModelConfig(), BYTES, (0x100,), (0x101,)), ""),
     ]:
-        encoder = encoder_of_start(start, file)
+        encoder = encoder_of_base(start, file)
         for name, content in conversation_files_of(encoder, start).items():
             (tmp_path / name).write_bytes(content)
         opened = encoder_of_run(tmp_path, BYTES)
@@ -230,7 +230,7 @@ def test_tokens_and_masks_of_a_marked_template_are_those_of_transformers(learned
     config = ModelConfig(vocab_size=tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, context_length=32)
     form = TextForm(["<s>"], ["</s>", "<|im_end|>"], MARKED, {"bos_token": "<s>"})
     save_huggingface(Transformer(config), tmp_path / "model", tokenizer=tokenizer, form=form)
-    encoder = encoder_of_start(open_start(tmp_path / "model"), learned=learned)  # type: ignore[arg-type]
+    encoder = encoder_of_base(open_base(tmp_path / "model"), train_on=learned)  # type: ignore[arg-type]
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     fields = [{"role": each.role, "content": each.content} for each in CHAT]
     encoded = theirs.apply_chat_template(fields, return_dict=True, return_assistant_tokens_mask=True)
@@ -238,7 +238,7 @@ def test_tokens_and_masks_of_a_marked_template_are_those_of_transformers(learned
     n = len(sequence.tokens)
     assert encoded["input_ids"][:n] == sequence.tokens.tolist()
     if learned == "assistant":
-        assert encoded["assistant_masks"][:n] == sequence.counts.astype(int).tolist()
+        assert encoded["assistant_masks"][:n] == sequence.loss_mask.astype(int).tolist()
     asked = theirs.apply_chat_template(fields[:3], add_generation_prompt=True, return_dict=True)
     assert asked["input_ids"] == encoder.prompt(CHAT[:3])
     assert set(encoder.stop_ids) == {tokenizer.special_tokens[each] for each in ("</s>", "<|im_end|>")}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.tuning.example_file import UnitFile
+from napkin.tuning.example_file import ExampleFile
 
 CHATS = [
     {
@@ -47,7 +47,7 @@ def test_a_file_is_written_that_is_counted_and_shown_again(napkin, refusal, chat
     options = ("--tokenizer", "one/tokenizer.json")
     done = napkin("data", "chat", "chats.jsonl", *options, "--out", "new/chats.tokens", "--json")
     told = json.loads(done.out)
-    opened = UnitFile.open("new/chats.tokens")
+    opened = ExampleFile.open("new/chats.tokens")
     assert (told["conversations"], told["tokens"]) == (2, opened.about.tokens)
     assert told["left_out"] == {"without an answer of the assistant's": 1}
     again = napkin("data", "chat", "new/chats.tokens", *options, "--show", "--first", "1")

@@ -9,8 +9,8 @@ from napkin.chats.chat_format import Message
 from napkin.inference.generation import generate
 from napkin.inference.loaded_model import load
 from napkin.inference.settings import Sampling
-from napkin.tuning.method import encoder_of_start
-from napkin.tuning.start_model import open_start
+from napkin.tuning.base_model import open_base
+from napkin.tuning.method import encoder_of_base
 
 BASE = "--data.train data/train.tokens --data.validation None --data.tokenizer data/tokenizer.json --training.steps 2"
 SIZES = "--model.context-length 64 --model.d-model 16 --model.n-layers 1 --model.n-heads 2 --training.batch-size 2"
@@ -44,7 +44,7 @@ def test_a_tuned_run_is_asked_as_it_was_trained_wherever_it_goes(napkin, refusal
     assert napkin("quantize", "runs/tuned", "--to", "int8").status == 0
 
     asked = [Message("user", "say one"), Message("assistant", "one"), Message("user", "say two")]
-    encoder = encoder_of_start(open_start("runs/base"), "own.jinja")
+    encoder = encoder_of_base(open_base("runs/base"), "own.jinja")
     expected = encoder.prompt(asked)
     trained_on = encoder.sequence([*asked, Message("assistant", "two")]).tokens.tolist()
     assert trained_on[: len(expected)] == expected

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
@@ -31,7 +31,7 @@ from napkin.tuning.objective import REFERENCE, Normalisation, Objective
 from napkin.tuning.policy_loss import SAMPLER, FreshObjective, policy_objective
 from napkin.tuning.preference_method import preference_objective
 from napkin.tuning.preferences import DESIRABLE, RewardObjective, rewarded, with_kl_estimate
-from napkin.tuning.sequence_step import SequenceStep, train_on_units
+from napkin.tuning.sequence_step import SequenceStep, train_on_examples
 from napkin.tuning.supervised import SupervisedObjective
 
 MODEL = ModelConfig(vocab_size=29, context_length=32, d_model=16, n_layers=2, n_heads=2)
@@ -40,25 +40,25 @@ CONSTANT = 20.0
 """What "constant" divides by."""
 
 
-def some_units(n: int = 7, size: int = 1) -> list[Unit]:
+def some_examples(n: int = 7, size: int = 1) -> list[Example]:
     """`n` units of `size` sequences of 3 to 19 tokens, of which some count."""
     generator = np.random.default_rng(3)
 
     def sequence() -> TokenSequence:
         length = int(generator.integers(3, 20))
-        counts = generator.random(length) < 0.6
-        counts[0], counts[-1] = False, True
-        return TokenSequence(generator.integers(0, MODEL.vocab_size, length), counts)
+        loss_mask = generator.random(length) < 0.6
+        loss_mask[0], loss_mask[-1] = False, True
+        return TokenSequence(generator.integers(0, MODEL.vocab_size, length), loss_mask)
 
     return [tuple(sequence() for _ in range(size)) for _ in range(n)]
 
 
-def answers_with_advantages() -> list[Unit]:
+def answers_with_advantages() -> list[Example]:
     """Answers with what a policy's objective reads; ratios are on both sides of 1."""
     generator = np.random.default_rng(4)
-    units: list[Unit] = []
-    for (sequence,) in some_units():
-        n = sequence.n_counted
+    examples: list[Example] = []
+    for (sequence,) in some_examples():
+        n = sequence.n_trained
         # A model that has learned nothing gives each token about this.
         near = -np.log(MODEL.vocab_size) + generator.normal(0, 0.3, (2, n))
         values = {
@@ -69,32 +69,32 @@ def answers_with_advantages() -> list[Unit]:
             "returns": generator.normal(size=n),
             "old_values": generator.normal(size=n),
         }
-        units.append((sequence.with_values(**{name: each.astype(np.float32) for name, each in values.items()}),))
-    return units
+        examples.append((sequence.with_values(**{name: each.astype(np.float32) for name, each in values.items()}),))
+    return examples
 
 
-CASES: dict[str, Callable[[], tuple[Objective, list[Unit]]]] = {
+CASES: dict[str, Callable[[], tuple[Objective, list[Example]]]] = {
     f"supervised, {normalisation}": lambda normalisation=normalisation: (
         SupervisedObjective(normalisation, CONSTANT),
-        some_units(),
+        some_examples(),
     )
     for normalisation in NORMALISATIONS
 }
 
 
-def preference_case(config: PreferenceConfig) -> tuple[Objective, list[Unit]]:
+def preference_case(config: PreferenceConfig) -> tuple[Objective, list[Example]]:
     """Pairs, or with KTO single answers that know an estimate, with references near what an untrained model says."""
     generator = np.random.default_rng(4)
 
     def referred(sequence: TokenSequence) -> TokenSequence:
-        n = sequence.n_counted
+        n = sequence.n_trained
         marks = np.full(n, generator.random() < 0.5, np.float32)
         return sequence.with_values(**{REFERENCE: generator.normal(-3.4, 0.4, n).astype(np.float32), DESIRABLE: marks})
 
-    units: list[Unit] = [tuple(referred(sequence) for sequence in unit) for unit in some_units(size=2)]
+    examples: list[Example] = [tuple(referred(sequence) for sequence in example) for example in some_examples(size=2)]
     if config.objective == "kto":
-        units = list(with_kl_estimate(units, generator.normal(0.4, 0.2, len(units)).tolist()))
-    return preference_objective(config), units
+        examples = list(with_kl_estimate(examples, generator.normal(0.4, 0.2, len(examples)).tolist()))
+    return preference_objective(config), examples
 
 
 CASES |= {
@@ -103,13 +103,13 @@ CASES |= {
 }
 
 
-def policy_case(algorithm: PolicyAlgorithm) -> Callable[[], tuple[Objective, list[Unit]]]:
+def policy_case(algorithm: PolicyAlgorithm) -> Callable[[], tuple[Objective, list[Example]]]:
     """The objective of an algorithm, with all its penalties, and answers."""
     config = ReinforcementConfig(algorithm=algorithm, kl_weight=0.1, entropy_weight=0.01)
     return lambda: (policy_objective(config), answers_with_advantages())
 
 
-def fresh_case(algorithm: PolicyAlgorithm) -> Callable[[], tuple[Objective, list[Unit]]]:
+def fresh_case(algorithm: PolicyAlgorithm) -> Callable[[], tuple[Objective, list[Example]]]:
     """That of answers which the same weights have drawn, without penalties: all coefficients are known."""
     objective = FreshObjective(policy_objective(ReinforcementConfig(algorithm=algorithm)))
     return lambda: (objective, answers_with_advantages())
@@ -122,7 +122,7 @@ CASES |= {f"fresh answers, {algorithm}": fresh_case(algorithm) for algorithm in 
 
 WITH_SCALAR_HEAD = {
     "policy, ppo": policy_case("ppo"),
-    "reward model": lambda: (RewardObjective(), [tuple(map(rewarded, unit)) for unit in some_units(size=2)]),
+    "reward model": lambda: (RewardObjective(), [tuple(map(rewarded, example)) for example in some_examples(size=2)]),
 }
 """Those of a model with a head of one number, which here has a head over the vocabulary of its own."""
 CASES |= WITH_SCALAR_HEAD
@@ -147,7 +147,7 @@ def train_state_of(
 
 
 def gradient_of(
-    train_state: TrainState, units: Sequence[Unit], objective: Objective, **how: Any
+    train_state: TrainState, examples: Sequence[Example], objective: Objective, **how: Any
 ) -> tuple[Tensor, SequenceStep]:
     """The gradient of a batch, in one vector, and the step, whose update is left out; a collective."""
     found: list[Tensor] = []
@@ -159,5 +159,5 @@ def gradient_of(
             found.append(whole.detach().flatten())
         return False
 
-    step = train_on_units(train_state, 0, units, objective, is_fit=keep, **{"max_tokens": 64, **how})
+    step = train_on_examples(train_state, 0, examples, objective, is_fit=keep, **{"max_tokens": 64, **how})
     return torch.cat(found).clone(), step

@@ -24,12 +24,12 @@ class Letters:
         return [token for each in messages for token in [*(ord(letter) - 97 for letter in each.content), STOP]]
 
     def sequence(self, messages: Sequence[Message]) -> TokenSequence:
-        tokens, counts = [], []
+        tokens, loss_mask = [], []
         for each in messages:
             part = self.prompt([each])
             tokens += part
-            counts += [each.role == "assistant"] * len(part)
-        return TokenSequence(np.array(tokens), np.array(counts))
+            loss_mask += [each.role == "assistant"] * len(part)
+        return TokenSequence(np.array(tokens), np.array(loss_mask))
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(97 + token) for token in ids)

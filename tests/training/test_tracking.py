@@ -16,7 +16,7 @@ from napkin.runs.run_folder import RunFolder
 from napkin.training.pretraining import Pretraining
 from napkin.training.run import train_run
 from napkin.training.start import create_run, prepare
-from napkin.training.trackers import TRACKERS, TrackedRun, figures_of
+from napkin.training.trackers import TRACKERS, TrackedRun, metrics_of
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 from peers import peer
 
@@ -55,16 +55,16 @@ class Notebook:
         self.run, self.told, self.closed = run, [], False
         type(self).opened.append(self)
 
-    def log(self, step: int, figures: dict[str, float]) -> None:
-        self.told.append((step, figures))
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.told.append((step, metrics))
 
     def close(self) -> None:
         self.closed = True
 
 
 class Failing(Notebook):
-    def log(self, step: int, figures: dict[str, float]) -> None:
-        super().log(step, figures)
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        super().log(step, metrics)
         if step >= 4:
             raise ConnectionError("no\nnet")
 
@@ -92,7 +92,7 @@ def test_a_tracker_is_told_what_metrics_tell_and_goes_on_where_the_run_does(
     assert first.run.identifier == second.run.identifier
     assert [step for step, _ in first.told + second.told] == [2, 4, 5, 6, 8, 9]
     assert [figures for _, figures in first.told + second.told] == [
-        figures_of(line) for line in read_metrics(run.path / "metrics.jsonl")
+        metrics_of(line) for line in read_metrics(run.path / "metrics.jsonl")
     ]
 
 
@@ -122,7 +122,7 @@ def test_figures_are_numbers_and_experts_are_told_by_their_balance() -> None:
     metrics = StepMetrics(
         3, 30, 2.5, 0.1, 1.0, 9.0, 3.0, 10.0, 0.4, 1000, expert_tokens=[[4, 4], [6, 2]], dropped_tokens=[0, 3]
     )
-    figures = figures_of(metrics)
+    figures = metrics_of(metrics)
     assert figures["busiest_expert"] == 1.5
     assert figures["dropped_tokens"] == 3.0
     assert figures["loss"] == 2.5

@@ -21,7 +21,14 @@ from napkin.kernels.loss.log_probabilities import linear_log_probabilities
 from napkin.model.transformer import TokenScores, Transformer
 from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
 from napkin.tokenizer.base import Tokenizer
-from napkin.tuning.objective import REFERENCE, BatchTotals, Objective, counts_of_sequences, sums_of_sequences, totals_of
+from napkin.tuning.objective import (
+    REFERENCE,
+    BatchTotals,
+    Objective,
+    sums_of_sequences,
+    totals_of,
+    trained_tokens_of_sequences,
+)
 from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
 from napkin.tuning.policy_gradient import (
     group_normalised,
@@ -49,7 +56,7 @@ def run_tokenize_prompt_and_output(
     tokens, mask = torch.zeros(2, len(sequences), length, dtype=torch.int64)
     for row, each in enumerate(sequences):
         tokens[row, : len(each.tokens)] = torch.from_numpy(each.tokens)
-        mask[row, : len(each.tokens)] = torch.from_numpy(each.counts)
+        mask[row, : len(each.tokens)] = torch.from_numpy(each.loss_mask)
     return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:], "response_mask": mask[:, 1:].bool()}
 
 
@@ -81,7 +88,7 @@ def run_masked_normalize(
 def run_masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """The mean along a dimension of what the mask selects; nan where it is nothing."""
     part, terms, shape = _rows_along(tensor, mask, dim)
-    return (sums_of_sequences(terms, part) / counts_of_sequences(part)).view(shape)
+    return (sums_of_sequences(terms, part) / trained_tokens_of_sequences(part)).view(shape)
 
 
 def run_sft_microbatch_train_step(
@@ -239,9 +246,9 @@ def _train_step(
     terms = policy_log_probs[mask]
     n = len(mask) * n_micro_batches
     totals = BatchTotals(int(mask.sum()) * n_micro_batches, n, n)
-    loss, figures = objective.loss(part, TokenScores(terms, torch.zeros_like(terms), None), totals)
+    loss, metrics = objective.loss(part, TokenScores(terms, torch.zeros_like(terms), None), totals)
     loss.backward()
-    return loss.detach(), figures
+    return loss.detach(), metrics
 
 
 def _rows_along(tensor: Tensor, mask: Tensor, dim: int | None) -> tuple[SequenceMicroBatch, Tensor, tuple[int, ...]]:
@@ -258,16 +265,16 @@ def _part_of_mask(mask: Tensor, values: dict[str, Tensor] | None = None) -> Sequ
     """Rows of tokens that all follow one that does not count, of which those count that the mask selects."""
     sequences = []
     for number, row in enumerate(mask):
-        counts = torch.cat([torch.zeros(1, dtype=torch.bool), row]).numpy()
+        loss_mask = torch.cat([torch.zeros(1, dtype=torch.bool), row]).numpy()
         own: dict[str, Any] = {name: each[number][row].numpy() for name, each in (values or {}).items()}
-        sequences.append(TokenSequence(torch.zeros(len(counts), dtype=torch.int64).numpy(), counts, own))
+        sequences.append(TokenSequence(torch.zeros(len(loss_mask), dtype=torch.int64).numpy(), loss_mask, own))
     return _part(sequences, units_of_one=True)
 
 
 def _part(sequences: list[TokenSequence], *, units_of_one: bool = False) -> SequenceMicroBatch:
-    units = [(each,) for each in sequences] if units_of_one else [tuple(sequences)]
+    examples = [(each,) for each in sequences] if units_of_one else [tuple(sequences)]
     length = max(len(each.tokens) for each in sequences)
-    (part,) = micro_batches_of(units, max_tokens=2**40, row_length=length, arrangement="padded")
+    (part,) = micro_batches_of(examples, max_tokens=2**40, row_length=length, packing="padded")
     return part
 
 

@@ -20,9 +20,9 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.recipe.tuning_recipe import AdapterConfig, TuningRecipe
 from napkin.train_step.step import build_train_state
-from napkin.tuning.sequence_step import train_on_units
+from napkin.tuning.sequence_step import train_on_examples
 from napkin.tuning.supervised import SupervisedObjective
-from oracles.alignment_cases import MODEL, gradient_of, some_units
+from oracles.alignment_cases import MODEL, gradient_of, some_examples
 from reliability.rank_cases import leave_groups
 from reliability.ranks import fork_ranks
 
@@ -39,8 +39,8 @@ def adapter_gradients(kind: Any, precision: Any, ranks: Ranks = ALONE, strategy:
         adapter=AdapterConfig(kind, rank=2, modules=("attention", "mlp", "head")),
     )
     train_state = build_train_state(ResolvedRecipe(recipe, Precision(precision, "cpu")), ranks)
-    train_on_units(train_state, 0, some_units(), SupervisedObjective(), max_tokens=64)
-    return gradient_of(train_state, some_units(), SupervisedObjective())[0]
+    train_on_examples(train_state, 0, some_examples(), SupervisedObjective(), max_tokens=64)
+    return gradient_of(train_state, some_examples(), SupervisedObjective())[0]
 
 
 def compute_cases(folder: Path) -> None:

@@ -22,8 +22,8 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.recipe.tuning_recipe import ReinforcementConfig, ReinforcementRecipe
 from napkin.train_step.step import build_train_state
-from napkin.tuning.reinforcement_step import ReinforcementSettings, learn_from_answers
-from napkin.tuning.sequence_step import scores_of_units
+from napkin.tuning.reinforcement_step import ReinforcementSettings, train_on_rollouts
+from napkin.tuning.sequence_step import score_examples
 from oracles.alignment_cases import CASES, WITH_SCALAR_HEAD, gradient_of, train_state_of
 from oracles.letter_games import CONFIG, Letters, Turns
 from reliability.rank_cases import leave_groups
@@ -46,7 +46,7 @@ def weights_after_reinforcement(ranks: Ranks, prompts: Sequence[int], *, updates
     with torch.no_grad():
         train_state.model.head_weight.mul_(4)
     config = ReinforcementConfig(group_size=3, max_answer=8, temperature=0.7, seed=5, updates_per_rollout=updates)
-    outcome = learn_from_answers(
+    outcome = train_on_rollouts(
         train_state, 0, prompts, ReinforcementSettings(config, Turns(), Letters(), max_tokens=64)
     )
     assert outcome.updates == updates
@@ -55,25 +55,25 @@ def weights_after_reinforcement(ranks: Ranks, prompts: Sequence[int], *, updates
 
 def compute_cases(folder: Path) -> None:
     """Compute all cases on this rank."""
-    gradients, figures = {}, {}
+    gradients, metrics = {}, {}
     with join_ranks(TrainingConfig(device="cpu", rank_timeout=60.0)) as ranks:
         for strategy in ("ddp", "fsdp"):
             train_state = train_state_of(ranks, parallelism=strategy)
             with_scalar_head = train_state_of(ranks, parallelism=strategy, scalar_head=True)
             for name, make in CASES.items():
-                objective, units = make()
+                objective, examples = make()
                 trained = with_scalar_head if name in WITH_SCALAR_HEAD else train_state
                 for max_tokens in sizes_of(name):
                     key = f"{name}, {strategy}, {max_tokens}"
-                    gradients[key], step = gradient_of(trained, units, objective, max_tokens=max_tokens)
-                    figures[key] = dataclasses.asdict(step)
-            objective, units = CASES["supervised, token"]()
-            scores = scores_of_units(train_state.parallel_model, units, max_tokens=64)
+                    gradients[key], step = gradient_of(trained, examples, objective, max_tokens=max_tokens)
+                    metrics[key] = dataclasses.asdict(step)
+            objective, examples = CASES["supervised, token"]()
+            scores = score_examples(train_state.parallel_model, examples, max_tokens=64)
             gradients[f"scores, {strategy}"] = torch.cat(
-                [torch.from_numpy(each.log_probabilities) for unit in scores for each in unit]
+                [torch.from_numpy(each.log_probabilities) for example in scores for each in example]
             )
             # Fewer units than ranks.
-            gradients[f"one unit, {strategy}"], _ = gradient_of(train_state, units[:1], objective)
+            gradients[f"one unit, {strategy}"], _ = gradient_of(train_state, examples[:1], objective)
             leave_groups(ranks)
         # The ranks after the first have one prompt each, so that places among a rank's own are not those among all.
         size, rank = ranks.world_size, ranks.info.rank
@@ -82,7 +82,7 @@ def compute_cases(folder: Path) -> None:
         leave_groups(ranks)
         if ranks.is_rank_zero:
             save_file(gradients, folder / "gradients.safetensors")
-            (folder / "figures.json").write_text(json.dumps(figures))
+            (folder / "figures.json").write_text(json.dumps(metrics))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ from napkin.train_step.step import build_train_state
 from napkin.training.callbacks import finished_checkpoint
 from napkin.training.run import train_run
 from napkin.training.start import create_run, open_run
+from napkin.tuning.base_model import open_base
 from napkin.tuning.method import tune
-from napkin.tuning.start_model import open_start
 from oracles.tiny_tuning import make_start, tuning_recipe, write_conversations
 
 
@@ -120,8 +120,8 @@ def test_a_run_needs_nothing_of_the_folder_that_it_started_from(folder: Path, tu
         for name in ("model", "optimizer"):
             resumed, whole = (each / "checkpoints/step-00000002" / f"{name}.safetensors" for each in (run, tuned))
             assert resumed.read_bytes() == whole.read_bytes()
-        again = Transformer(open_start(run).config)
-        open_start(run).load_into(again)
+        again = Transformer(open_base(run).config)
+        open_base(run).load_into(again)
         assert_equal(again, load(run).model)
         # Tuning goes on from there, with adapters and frozen weights of its own.
         further = dataclasses.replace(recipe, tuning=dataclasses.replace(recipe.tuning, start=str(run)))
@@ -155,7 +155,7 @@ def test_frozen_weights_that_are_others_are_named_and_nothing_is_set_aside(
 ) -> None:
     damage(frozen_file(run))
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
-    uses: list[Callable[[], object]] = [lambda: load(run).model, lambda: open_start(run).fingerprint]
+    uses: list[Callable[[], object]] = [lambda: load(run).model, lambda: open_base(run).fingerprint]
     if damage is other_weights:
         uses.append(lambda: train_run(*open_run(run)))
     for use in uses:
@@ -221,7 +221,7 @@ def test_weights_that_are_not_finite_leave_nothing_behind(folder: Path, tmp_path
 
 
 def test_a_train_state_is_saved_and_loaded_whole(folder: Path, tmp_path: Path) -> None:
-    recipe = dataclasses.replace(lora(folder), model=open_start(folder / "start").config)
+    recipe = dataclasses.replace(lora(folder), model=open_base(folder / "start").config)
     resolved = ResolvedRecipe(recipe, Precision("bf16", "cpu"))
     first, second = build_train_state(resolved), build_train_state(resolved.with_training(init_seed=9))
     for step in (0, 1):

@@ -23,14 +23,14 @@ from napkin.recipe.tuning_recipe import AdapterConfig, TuningRecipe
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.training.run import train_run
 from napkin.training.start import open_run
-from napkin.tuning.example_plan import count_units
+from napkin.tuning.base_model import open_base
+from napkin.tuning.example_plan import count_examples
 from napkin.tuning.method import tune
 from napkin.tuning.objective import totals_of
 from napkin.tuning.packing import micro_batches_of
-from napkin.tuning.sequence_step import train_on_units
-from napkin.tuning.start_model import open_start
+from napkin.tuning.sequence_step import train_on_examples
 from napkin.tuning.supervised import SupervisedObjective
-from oracles.alignment_cases import MODEL, some_units
+from oracles.alignment_cases import MODEL, some_examples
 from oracles.tiny_tuning import make_start, tuning_recipe, write_conversations
 from reliability.ranks import free_port
 from tuning.rank_adapters import CASES, adapter_gradients
@@ -71,8 +71,8 @@ def test_a_run_trains_its_adapters_alone(folder: Path, tmp_path: Path, kind: Any
     if precision == "fp32":
         assert rows["peak bytes"].meter == pytest.approx(rows["peak bytes"].count, rel=0.01)
 
-    start = Transformer(open_start(folder / "start").config)
-    open_start(folder / "start").load_into(start)
+    start = Transformer(open_base(folder / "start").config)
+    open_base(folder / "start").load_into(start)
     adapters, frozen = stored(run, 6, "model"), load_file(run / "checkpoints" / "frozen" / "model.safetensors")
     trained, weights = adapters.keys(), adapters | frozen
     assert trained == {name for name in weights if ".adapter." in name}
@@ -94,8 +94,8 @@ def test_a_run_trains_its_adapters_alone(folder: Path, tmp_path: Path, kind: Any
             parameter.copy_(state.get(f"average.{name}", weights[name]))
     merge_adapters(expected)
     assert_equal(load(run).model, expected)
-    again = Transformer(open_start(run).config)
-    open_start(run).load_into(again)
+    again = Transformer(open_base(run).config)
+    open_base(run).load_into(again)
     assert_equal(again, expected)
 
 
@@ -146,15 +146,15 @@ def train_state_of(kind: Any = "lora", precision: Any = "fp32", **training: Any)
 )
 def test_a_step_is_counted_as_it_is_metered_and_computed_alike(kind: str, precision: str, changes: Any) -> None:
     state, plain = train_state_of(kind, precision, **changes), train_state_of(kind, precision)
-    units, objective = some_units(6), SupervisedObjective()
-    parts = micro_batches_of(units, max_tokens=32, row_length=32)
-    counted = count_units(state.resolved, parts, totals_of(parts), objective)
+    examples, objective = some_examples(6), SupervisedObjective()
+    parts = micro_batches_of(examples, max_tokens=32, row_length=32)
+    counted = count_examples(state.resolved, parts, totals_of(parts), objective)
     losses = []
     for each in (state, plain):
-        steps = [train_on_units(each, number, units, objective, max_tokens=32) for number in range(2)]
+        steps = [train_on_examples(each, number, examples, objective, max_tokens=32) for number in range(2)]
         losses.append([step.loss for step in steps])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5 if precision == "fp32" else 1e-2)
-    metered = meter_step(state.model, lambda: train_on_units(state, 2, units, objective, max_tokens=32))
+    metered = meter_step(state.model, lambda: train_on_examples(state, 2, examples, objective, max_tokens=32))
     assert counted.flops == metered.ledger.flops
     # The step's loss, and what measures it.
     if precision == "fp32":
@@ -165,15 +165,15 @@ def test_a_step_is_counted_as_it_is_metered_and_computed_alike(kind: str, precis
 
 def test_frozen_matrices_cost_no_product_of_their_gradient() -> None:
     """Forward, and the input's gradient: two thirds of a step that trains all weights, but for what is small."""
-    units, objective = some_units(6), SupervisedObjective()
-    parts = micro_batches_of(units, max_tokens=10_000, row_length=32)
+    examples, objective = some_examples(6), SupervisedObjective()
+    parts = micro_batches_of(examples, max_tokens=10_000, row_length=32)
     state = train_state_of()
     resolved = state.resolved
     assert isinstance(resolved.recipe, TuningRecipe)
     whole = dataclasses.replace(
         resolved, recipe=dataclasses.replace(resolved.recipe, adapter=AdapterConfig()), world_size=1
     )
-    frozen, trained = (count_units(each, parts, totals_of(parts), objective) for each in (resolved, whole))
+    frozen, trained = (count_examples(each, parts, totals_of(parts), objective) for each in (resolved, whole))
     tokens = sum(part.rows.inputs.numel() for part in parts)
     targets = sum(len(part.rows.targets) for part in parts)
     config = resolved.recipe.model
@@ -192,7 +192,7 @@ def test_without_its_adapters_a_tuned_model_is_its_start() -> None:
     state, before = train_state_of("dora"), train_state_of("dora")
     tokens = torch.arange(20)[None]
     for number in range(3):
-        train_on_units(state, number, some_units(6), SupervisedObjective(), max_tokens=64)
+        train_on_examples(state, number, some_examples(6), SupervisedObjective(), max_tokens=64)
     with adapters_off(state.model), adapters_off(before.model), torch.no_grad():
         assert torch.equal(state.model(tokens), before.model(tokens))
     assert not torch.equal(state.model(tokens), before.model(tokens))

@@ -63,9 +63,9 @@ def test_entropies() -> None:
 
 @pytest.mark.parametrize("dim", [0, 1, -1, None])
 def test_masked_sums_and_means(dim: int | None) -> None:
-    sums, counts = np.where(MASK, LOGITS, 0).sum(dim), MASK.sum(dim)
+    sums, loss_mask = np.where(MASK, LOGITS, 0).sum(dim), MASK.sum(dim)
     close(run_masked_normalize(tensor(LOGITS), tensor(MASK), dim, 42.0), sums / 42)
-    means = np.divide(sums, counts, out=np.full(np.shape(sums), np.nan), where=counts > 0)
+    means = np.divide(sums, loss_mask, out=np.full(np.shape(sums), np.nan), where=loss_mask > 0)
     close(run_masked_mean(tensor(LOGITS), tensor(MASK), dim), means)
 
 

@@ -16,17 +16,17 @@ from napkin.chats.chat_template import ChatTemplate
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.tuning.example_file import (
-    UnitFile,
-    UnitKind,
-    encoded_judged_answers,
+    ExampleFile,
+    ExampleKind,
     encoded_pairs,
-    unit_file_of,
-    write_unit_file,
+    encoded_unpaired_preferences,
+    example_file_of,
+    write_example_file,
 )
 from napkin.tuning.objective import REFERENCE
-from napkin.tuning.preference_method import JudgedUnits
+from napkin.tuning.preference_method import UnpairedExamples
 from napkin.tuning.preferences import DESIRABLE
-from napkin.tuning.reference_scores import ReferenceKey, ReferredUnits, read_reference_scores, reference_writer
+from napkin.tuning.reference_scores import ReferencedExamples, ReferenceKey, read_reference_scores, reference_writer
 
 TOKENIZER = ByteTokenizer(["<|endoftext|>"])
 PAIR = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
@@ -47,15 +47,15 @@ def written(path: Path, *lines: Any) -> Path:
     return path
 
 
-def opened(path: Path, kind: UnitKind, encoder: ChatEncoder, max_length: int = 99) -> UnitFile:
-    return unit_file_of(path, kind, encoder, max_length=max_length)
+def opened(path: Path, kind: ExampleKind, encoder: ChatEncoder, max_length: int = 99) -> ExampleFile:
+    return example_file_of(path, kind, encoder, max_length=max_length)
 
 
 def test_units_count_answers_with_the_token_that_ends_them(tmp_path: Path, encoder: ChatEncoder) -> None:
     [(chosen, rejected)] = opened(written(tmp_path / "pairs.jsonl", PAIR), "pairs", encoder)
     assert TOKENIZER.decode(chosen.tokens.tolist()) == "user: 2+2?\nassistant: 4<|endoftext|>"
-    assert TOKENIZER.decode(chosen.tokens[chosen.counts].tolist()) == " 4<|endoftext|>"
-    assert TOKENIZER.decode(rejected.tokens[rejected.counts].tolist()) == " 5<|endoftext|>"
+    assert TOKENIZER.decode(chosen.tokens[chosen.loss_mask].tolist()) == " 4<|endoftext|>"
+    assert TOKENIZER.decode(rejected.tokens[rejected.loss_mask].tolist()) == " 5<|endoftext|>"
 
 
 def test_a_file_of_pairs_has_what_is_encoded_one_by_one(tmp_path: Path, encoder: ChatEncoder) -> None:
@@ -75,14 +75,14 @@ def test_a_file_of_pairs_has_what_is_encoded_one_by_one(tmp_path: Path, encoder:
         }
         for _ in range(150)
     ]
-    units = opened(written(tmp_path / "pairs.jsonl", *pairs), "pairs", encoder, 10_000)
-    assert len(units) == 150
-    for pair, unit in zip(pairs, units, strict=True):
+    examples = opened(written(tmp_path / "pairs.jsonl", *pairs), "pairs", encoder, 10_000)
+    assert len(examples) == 150
+    for pair, example in zip(pairs, examples, strict=True):
         messages = [Message(**each) for each in pair["prompt"]]
         prompt = encoder.prompt(messages)
-        for name, sequence in zip(("chosen", "rejected"), unit, strict=True):
+        for name, sequence in zip(("chosen", "rejected"), example, strict=True):
             assert sequence.tokens.tolist() == prompt + encoder.answer(messages, pair[name])
-            assert sequence.counts.tolist() == [place >= len(prompt) for place in range(len(sequence.tokens))]
+            assert sequence.loss_mask.tolist() == [place >= len(prompt) for place in range(len(sequence.tokens))]
 
 
 def test_what_was_left_out_is_told_again_and_nothing_is_encoded_again(
@@ -122,15 +122,17 @@ def test_judged_answers_meet_another_prompts_answer(tmp_path: Path, encoder: Cha
         {"prompt": "2+2?", "completion": "5", "label": 0},
         {"prompt": "1+1?", "chosen": "2", "rejected": "3"},
     )
-    units = JudgedUnits(opened(path, "judged answers", encoder, 27))
-    texts = [[TOKENIZER.decode(each.tokens.tolist()).split("assistant:")[1] for each in unit] for unit in units]
+    examples = UnpairedExamples(opened(path, "judged answers", encoder, 27))
+    texts = [
+        [TOKENIZER.decode(each.tokens.tolist()).split("assistant:")[1] for each in example] for example in examples
+    ]
     assert texts == [
         [" 4<|endoftext|>", " 2<|endoftext|>"],
         [" 5<|endoftext|>", " 2<|endoftext|>"],
         [" 2<|endoftext|>", " 4<|endoftext|>"],
         [" 3<|endoftext|>", " 4<|endoftext|>"],
     ]
-    assert [float(answer.values[DESIRABLE][0]) for answer, _ in units] == [1, 0, 1, 0]
+    assert [float(answer.values[DESIRABLE][0]) for answer, _ in examples] == [1, 0, 1, 0]
     good = written(tmp_path / "good.jsonl", *[{"prompt": "a", "completion": "b", "label": True}] * 2)
     with pytest.raises(NapkinError, match=r"2 answers.*good"):
         opened(good, "judged answers", encoder)
@@ -148,16 +150,16 @@ def test_mismatched_answers_are_those_of_a_search_in_memory(tmp_path: Path, enco
         ]
         if case == 0:
             lines = [{**line, "prompt": "a"} for line in lines]
-        units = JudgedUnits(opened(written(tmp_path / f"{case}.jsonl", *lines), "judged answers", encoder, 26))
-        n = len(units)
+        examples = UnpairedExamples(opened(written(tmp_path / f"{case}.jsonl", *lines), "judged answers", encoder, 26))
+        n = len(examples)
         assert n == len(lines)
-        for number, (answer, mismatched) in enumerate(units):
+        for number, (answer, mismatched) in enumerate(examples):
             later = [lines[(number + step) % n] for step in range(1, n + 1)]
             other = next((each for each in later if each["prompt"] != lines[number]["prompt"]), later[0])
             prompt = encoder.prompt([Message("user", lines[number]["prompt"])])
             text = encoder.answer([Message("user", other["prompt"])], other["completion"])
             assert mismatched.tokens.tolist() == (prompt + text)[:26]
-            assert np.flatnonzero(mismatched.counts)[0] == len(prompt)
+            assert np.flatnonzero(mismatched.loss_mask)[0] == len(prompt)
             assert bool(answer.values[DESIRABLE].all()) == lines[number]["label"]
             n_cut += len(prompt + text) > 26
     assert n_cut
@@ -185,35 +187,35 @@ def test_the_same_lines_give_the_same_bytes(tmp_path: Path, encoder: ChatEncoder
     names = ("", ".mask", ".json")
     files = []
     for name in ("one", "two"):
-        write_unit_file(tmp_path / name, "judged answers", path, encoder, max_length=99)
+        write_example_file(tmp_path / name, "judged answers", path, encoder, max_length=99)
         files.append([(tmp_path / f"{name}{ending}").read_bytes() for ending in names])
     assert files[0] == files[1]
     assert {each.name for each in tmp_path.iterdir()} == {
         "judged.jsonl",
         *(f"{n}{e}" for n in ("one", "two") for e in names),
     }
-    assert len(list(encoded_judged_answers(path, encoder, LeftOut(), 99))) == 80
+    assert len(list(encoded_unpaired_preferences(path, encoder, LeftOut(), 99))) == 80
 
 
 def test_a_reference_is_kept_in_a_file_that_others_read(tmp_path: Path, encoder: ChatEncoder) -> None:
     lines = [{"prompt": str(number), "chosen": "yes" * (number % 5 + 1), "rejected": "no"} for number in range(300)]
-    units = ReferredUnits(opened(written(tmp_path / "pairs.jsonl", *lines), "pairs", encoder))
+    examples = ReferencedExamples(opened(written(tmp_path / "pairs.jsonl", *lines), "pairs", encoder))
     key, path = ReferenceKey("0" * 64, "1" * 64, "fp32"), tmp_path / "reference.safetensors"
     draw = np.random.default_rng(2)
-    expected = [draw.normal(size=each.n_counted).astype(np.float32) for unit in units for each in unit]
-    with reference_writer(path, key, units.n_sequences) as writer:
+    expected = [draw.normal(size=each.n_trained).astype(np.float32) for example in examples for each in example]
+    with reference_writer(path, key, examples.n_sequences) as writer:
         writer.add(expected[:7])
         writer.add(expected[7:])
     tensors = load_file(path)
     assert tensors["log_probabilities"].tolist() == np.concatenate(expected).tolist()
     assert tensors["ends"].tolist() == np.cumsum([len(each) for each in expected]).tolist()
-    units.scores, problem = read_reference_scores(path, key, units.n_sequences)
+    examples.scores, problem = read_reference_scores(path, key, examples.n_sequences)
     assert not problem
-    found = [each.values[REFERENCE] for unit in units for each in unit]
+    found = [each.values[REFERENCE] for example in examples for each in example]
     assert all(np.array_equal(*both) for both in zip(found, expected, strict=True))
     # Nothing that was read is held: in a list the units take half a megabyte.
     tracemalloc.start()
-    assert sum(len(unit) for unit in units) == len(expected)
+    assert sum(len(example) for example in examples) == len(expected)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 150_000
@@ -222,8 +224,8 @@ def test_a_reference_is_kept_in_a_file_that_others_read(tmp_path: Path, encoder:
         (ReferenceKey("0" * 64, "2" * 64, "fp32"), "weights"),
         (ReferenceKey("0" * 64, "", "bf16"), "another precision"),
     ]:
-        assert why in read_reference_scores(path, other, units.n_sequences)[1]
-    assert read_reference_scores(path, key, units.n_sequences - 1) == (None, "it is damaged")
+        assert why in read_reference_scores(path, other, examples.n_sequences)[1]
+    assert read_reference_scores(path, key, examples.n_sequences - 1) == (None, "it is damaged")
     intact = path.read_bytes()
     for content in (
         b"",
@@ -233,6 +235,6 @@ def test_a_reference_is_kept_in_a_file_that_others_read(tmp_path: Path, encoder:
         intact[:2000] + bytes([intact[2000] ^ 1]) + intact[2001:],
     ):
         path.write_bytes(content)
-        scores, problem = read_reference_scores(path, key, units.n_sequences)
+        scores, problem = read_reference_scores(path, key, examples.n_sequences)
         assert scores is None
         assert problem == "it is damaged" or problem.startswith("it cannot be read")

@@ -11,7 +11,7 @@ from napkin.chats.chat_format import Message
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.tuning.example_file import encoded_pairs
-from napkin.tuning.pair_file import read_judged_answers, read_pairs
+from napkin.tuning.pair_file import read_pairs, read_unpaired_preferences
 
 TOKENIZER = ByteTokenizer(["<|endoftext|>"])
 PAIR = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
@@ -102,4 +102,4 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: Any, said: str) -> None:
 def test_a_label_that_is_none_is_named(tmp_path: Path) -> None:
     wrong = written(tmp_path / "wrong.jsonl", {"prompt": "a", "completion": "b", "label": "yes"})
     with pytest.raises(NapkinError, match=r"line 1.*label 'yes'"):
-        list(read_judged_answers(wrong, LeftOut()))
+        list(read_unpaired_preferences(wrong, LeftOut()))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from napkin.chats.token_sequence import TokenSequence, Unit, sequence_of
+from napkin.chats.token_sequence import Example, TokenSequence, sequence_of
 from napkin.distributed.parallel_model import ParallelModel
 from napkin.distributed.pipeline_stages import Passes
 from napkin.distributed.ranks import ALONE
@@ -17,7 +17,7 @@ from napkin.model.transformer import TokenScores, Transformer, add_scalar_head
 from napkin.recipe.layout import Layout
 from napkin.recipe.tuning_recipe import PreferenceConfig
 from napkin.tuning.objective import REFERENCE, Objective, totals_of
-from napkin.tuning.packing import Arrangement, micro_batches_of
+from napkin.tuning.packing import Packing, micro_batches_of
 from napkin.tuning.preference_method import preference_objective
 from napkin.tuning.preferences import (
     DESIRABLE,
@@ -45,18 +45,22 @@ def sigmoid(x: float) -> float:
     return float(1 / (1 + np.exp(-x)))
 
 
-def expected_terms(config: PreferenceConfig, units: list[Unit], scores: list[list[Array]]) -> tuple[float, list[Array]]:
+def expected_terms(
+    config: PreferenceConfig, examples: list[Example], scores: list[list[Array]]
+) -> tuple[float, list[Array]]:
     """The loss of a batch, and its derivative by each counted token's log-probability, by hand."""
     loss, slopes = 0.0, []
     takes_means = config.objective in ("ipo", "orpo", "simpo") or config.per_token
-    references = [[np.float64(s.values[REFERENCE]) if REFERENCE in s.values else 0.0 for s in unit] for unit in units]
-    for unit, logprobs, reference in zip(units, scores, references, strict=True):
+    references = [
+        [np.float64(s.values[REFERENCE]) if REFERENCE in s.values else 0.0 for s in example] for example in examples
+    ]
+    for example, logprobs, reference in zip(examples, scores, references, strict=True):
         lengths = [len(each) if takes_means else 1 for each in logprobs]
         beside = [0.0, 0.0] if config.objective in ("orpo", "simpo") else reference
         values = [(each - ref).sum() / n for each, ref, n in zip(logprobs, beside, lengths, strict=False)]
         beta, of_values, of_supervised = config.beta, [0.0, 0.0], 0.0
         if config.objective == "kto":
-            kl, good = float(unit[0].values["kl"][0]), unit[0].values[DESIRABLE][0] == 1
+            kl, good = float(example[0].values["kl"][0]), example[0].values[DESIRABLE][0] == 1
             sign, weight = (1, config.desirable_weight) if good else (-1, config.undesirable_weight)
             share = sigmoid(-sign * beta * (values[0] - kl))
             loss += weight * share
@@ -80,14 +84,14 @@ def expected_terms(config: PreferenceConfig, units: list[Unit], scores: list[lis
             loss -= config.supervised_weight * logprobs[0].mean()
             of_supervised = -config.supervised_weight / len(logprobs[0])
         for place, (each, n, slope) in enumerate(zip(logprobs, lengths, of_values, strict=False)):
-            slopes.append(np.full(len(each), slope / n + (of_supervised if place == 0 else 0)) / len(units))
-    return loss / len(units), slopes
+            slopes.append(np.full(len(each), slope / n + (of_supervised if place == 0 else 0)) / len(examples))
+    return loss / len(examples), slopes
 
 
-def some_units(config: PreferenceConfig, n: int = 7) -> list[Unit]:
+def some_examples(config: PreferenceConfig, n: int = 7) -> list[Example]:
     """Pairs with a common prompt, or with KTO single answers; references are near what the model says."""
     generator = np.random.default_rng(5)
-    units: list[Unit] = []
+    examples: list[Example] = []
     for _ in range(n):
         prompt = generator.integers(0, 29, generator.integers(1, 8)).tolist()
         answers = []
@@ -95,12 +99,12 @@ def some_units(config: PreferenceConfig, n: int = 7) -> list[Unit]:
             answer = generator.integers(0, 29, generator.integers(1, 12)).tolist()
             reference = generator.normal(-3.4, 0.4, len(answer)).astype(np.float32)
             answers.append(sequence_of(prompt, answer).with_values(**{REFERENCE: reference}))
-        units.append(tuple(answers))
+        examples.append(tuple(answers))
     if config.objective != "kto":
-        return units
+        return examples
     marked = [
-        (a.with_values(**{DESIRABLE: np.full(a.n_counted, number % 3 > 0, np.float32)}), b)
-        for number, (a, b) in enumerate(units)
+        (a.with_values(**{DESIRABLE: np.full(a.n_trained, number % 3 > 0, np.float32)}), b)
+        for number, (a, b) in enumerate(examples)
     ]
     return [*with_kl_estimate(marked, generator.normal(0.5, 0.2, n).tolist())]
 
@@ -108,47 +112,49 @@ def some_units(config: PreferenceConfig, n: int = 7) -> list[Unit]:
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradient_equal_those_by_hand(name: str) -> None:
     config = CASES[name]
-    units = some_units(config)
+    examples = some_examples(config)
     generator = np.random.default_rng(8)
-    scores = [[generator.normal(-3, 1, sequence.n_counted).clip(max=-0.1) for sequence in unit] for unit in units]
-    loss, slopes = expected_terms(config, units, scores)
-    found, found_slopes, figures = objective_of(preference_objective(config), units, scores)
+    scores = [
+        [generator.normal(-3, 1, sequence.n_trained).clip(max=-0.1) for sequence in example] for example in examples
+    ]
+    loss, slopes = expected_terms(config, examples, scores)
+    found, found_slopes, metrics = objective_of(preference_objective(config), examples, scores)
     assert found == pytest.approx(loss, rel=1e-7)
     np.testing.assert_allclose(np.concatenate(found_slopes), np.concatenate(slopes), rtol=1e-6, atol=1e-9)
-    assert figures["margin"] == pytest.approx(figures["chosen_reward"] - figures["rejected_reward"])
+    assert metrics["margin"] == pytest.approx(metrics["chosen_reward"] - metrics["rejected_reward"])
 
 
 def objective_of(
-    objective: Objective, units: list[Unit], scores: list[list[Array]]
+    objective: Objective, examples: list[Example], scores: list[list[Array]]
 ) -> tuple[float, list[Array], dict[str, float]]:
     """Loss, slopes and figures of a batch in micro-batches, from given log-probabilities in float64."""
-    parts = micro_batches_of(units, max_tokens=30, row_length=32)
-    totals, loss, figures = totals_of(parts), 0.0, dict[str, float]()
+    parts = micro_batches_of(examples, max_tokens=30, row_length=32)
+    totals, loss, metrics = totals_of(parts), 0.0, dict[str, float]()
     slopes: dict[int, Array] = {}
     for part in parts:
-        given = [torch.from_numpy(np.concatenate(scores[number])) for number in part.unit_numbers]
+        given = [torch.from_numpy(np.concatenate(scores[number])) for number in part.example_numbers]
         logprobs = torch.cat(given).requires_grad_()
         value, more = objective.loss(part, TokenScores(logprobs, torch.zeros_like(logprobs), None), totals)
         value.backward()
         loss += float(value.detach())
         assert logprobs.grad is not None
-        of_units = logprobs.grad.split([len(each) for each in given])
-        slopes |= {number: each.numpy() for number, each in zip(part.unit_numbers, of_units, strict=True)}
+        of_examples = logprobs.grad.split([len(each) for each in given])
+        slopes |= {number: each.numpy() for number, each in zip(part.example_numbers, of_examples, strict=True)}
         for key, figure in more.items():
-            figures[key] = figures.get(key, 0.0) + float(figure)
-    return loss, [slopes[number] for number in range(len(units))], figures
+            metrics[key] = metrics.get(key, 0.0) + float(figure)
+    return loss, [slopes[number] for number in range(len(examples))], metrics
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_gradient_of_a_model_does_not_depend_on_the_arrangement(name: str) -> None:
     config = CASES[name]
-    model, units = Transformer(CONFIG), some_units(config)
-    expected = plain_gradient(model, config, units)
-    arrangements: list[tuple[Arrangement, int]] = [("packed", 1), ("packed", 90), ("padded", 60), ("padded left", 999)]
-    for arrangement, max_tokens in arrangements:
-        found = gradient(model, preference_objective(config), units, arrangement, max_tokens)
+    model, examples = Transformer(CONFIG), some_examples(config)
+    expected = plain_gradient(model, config, examples)
+    packings: list[tuple[Packing, int]] = [("packed", 1), ("packed", 90), ("padded", 60), ("padded left", 999)]
+    for packing, max_tokens in packings:
+        found = gradient(model, preference_objective(config), examples, packing, max_tokens)
         assert relative_error(found, expected) < 1e-6
-    other = gradient(model, preference_objective(config), units[::-1], "packed", 40)
+    other = gradient(model, preference_objective(config), examples[::-1], "packed", 40)
     assert relative_error(other, expected) < 1e-6
 
 
@@ -159,28 +165,28 @@ def test_the_gradient_of_a_reward_model_does_not_depend_on_the_arrangement() -> 
     assert head is not None
     with torch.no_grad():
         head.weight.normal_(generator=torch.Generator().manual_seed(1))
-    pairs = some_units(CASES["dpo"])
+    pairs = some_examples(CASES["dpo"])
     # Plainly: the head on the state after the last token of each answer.
     model.zero_grad()
     rewards = [[head(model.hidden(torch.from_numpy(s.tokens)[None])[0, -1])[0] for s in pair] for pair in pairs]
     sum(-torch.log(torch.sigmoid(chosen - rejected)) / len(pairs) for chosen, rejected in rewards).backward()  # pyright: ignore[reportAttributeAccessIssue]
     expected = flat_gradient(model)
-    units: list[Unit] = [tuple(rewarded(sequence) for sequence in pair) for pair in pairs]
-    arrangements: list[tuple[Arrangement, int]] = [("packed", 1), ("packed", 90), ("padded", 60), ("padded left", 999)]
-    for arrangement, max_tokens in arrangements:
-        found = gradient(model, RewardObjective(), units, arrangement, max_tokens)
+    examples: list[Example] = [tuple(rewarded(sequence) for sequence in pair) for pair in pairs]
+    packings: list[tuple[Packing, int]] = [("packed", 1), ("packed", 90), ("padded", 60), ("padded left", 999)]
+    for packing, max_tokens in packings:
+        found = gradient(model, RewardObjective(), examples, packing, max_tokens)
         assert relative_error(found, expected) < 1e-6
 
 
 def gradient(
     model: Transformer,
     objective: Objective,
-    units: list[Unit],
-    arrangement: Arrangement,
+    examples: list[Example],
+    packing: Packing,
     max_tokens: int,
 ) -> torch.Tensor:
     model.zero_grad()
-    parts = micro_batches_of(units, max_tokens=max_tokens, row_length=32, arrangement=arrangement)
+    parts = micro_batches_of(examples, max_tokens=max_tokens, row_length=32, packing=packing)
     totals = totals_of(parts)
     ParallelModel(model, ALONE, Layout()).gradients_of_sequences(
         [part.rows for part in parts],
@@ -190,13 +196,13 @@ def gradient(
     return flat_gradient(model)
 
 
-def plain_gradient(model: Transformer, config: PreferenceConfig, units: list[Unit]) -> torch.Tensor:
+def plain_gradient(model: Transformer, config: PreferenceConfig, examples: list[Example]) -> torch.Tensor:
     """All logits of one sequence at a time, with the slopes by hand."""
-    logprobs = [[plain_logprobs(model, sequence) for sequence in unit] for unit in units]
-    numbers = [[each.detach().numpy().astype(np.float64) for each in unit] for unit in logprobs]
-    _, slopes = expected_terms(config, units, numbers)
+    logprobs = [[plain_logprobs(model, sequence) for sequence in example] for example in examples]
+    numbers = [[each.detach().numpy().astype(np.float64) for each in example] for example in logprobs]
+    _, slopes = expected_terms(config, examples, numbers)
     model.zero_grad()
-    sequences = [each for unit in logprobs for each in unit]
+    sequences = [each for example in logprobs for each in example]
     for each, slope in zip(sequences, slopes, strict=True):
         (each * torch.from_numpy(slope)).sum().backward()
     return flat_gradient(model)
@@ -205,7 +211,7 @@ def plain_gradient(model: Transformer, config: PreferenceConfig, units: list[Uni
 def plain_logprobs(model: Transformer, sequence: TokenSequence) -> torch.Tensor:
     tokens = torch.from_numpy(sequence.tokens)[None]
     logprobs = model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[0, :, 0]
-    return logprobs[torch.from_numpy(sequence.counts[1:])]
+    return logprobs[torch.from_numpy(sequence.loss_mask[1:])]
 
 
 def flat_gradient(model: Transformer) -> torch.Tensor:
@@ -228,12 +234,12 @@ def test_dpo_reaches_the_optimum_of_a_toy() -> None:
         for answer in wins
     }
     # i wins against j w_i times in w_i + w_j.
-    units: list[Unit] = [
+    examples: list[Example] = [
         (answers[i], answers[j]) for i, won in wins.items() for j in wins if i != j for _ in range(won)
     ]
     objective = preference_objective(PreferenceConfig("dpo", beta=beta))
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=60, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
-    parts = micro_batches_of(units, max_tokens=999, row_length=4)
+    parts = micro_batches_of(examples, max_tokens=999, row_length=4)
 
     def closure() -> float:
         optimizer.zero_grad()
@@ -261,11 +267,11 @@ def test_odds_are_finite_and_exact_near_certainty() -> None:
 def test_the_kl_estimate_is_of_the_whole_batch_and_never_negative() -> None:
     plain = sequence_of([1], [2, 3]).with_values(**{DESIRABLE: np.ones(2, np.float32)})
     bad = sequence_of([1], [2]).with_values(**{DESIRABLE: np.zeros(1, np.float32)})
-    units: list[Unit] = [(plain, plain), (bad, plain), (plain, bad)]
-    (one,), (two,), (three,) = with_kl_estimate(units, [1.0, 2.0, 3.0])
+    examples: list[Example] = [(plain, plain), (bad, plain), (plain, bad)]
+    (one,), (two,), (three,) = with_kl_estimate(examples, [1.0, 2.0, 3.0])
     assert [float(each.values["kl"][0]) for each in (one, two, three)] == [2.0] * 3
     assert [float(each.values["answers_alike"][-1]) for each in (one, two, three)] == [2.0, 1.0, 2.0]
-    ((only,),) = with_kl_estimate(units[:1], [-1.0])
+    ((only,),) = with_kl_estimate(examples[:1], [-1.0])
     assert float(only.values["kl"][0]) == 0.0
 
 
@@ -283,10 +289,10 @@ def test_a_mismatched_answer_is_of_the_next_other_prompt() -> None:
 
 
 def test_what_an_objective_cannot_use_is_named() -> None:
-    single: list[Unit] = [(sequence_of([1], [2]),)]
-    with pytest.raises(NapkinError, match="unit 0 has 1 sequences"):
+    single: list[Example] = [(sequence_of([1], [2]),)]
+    with pytest.raises(NapkinError, match="example 0 has 1 sequences"):
         objective_of(preference_objective(CASES["orpo"]), single, [[np.zeros(1)]])
-    pair: list[Unit] = [(sequence_of([1], [2]), sequence_of([1], [3]))]
+    pair: list[Example] = [(sequence_of([1], [2]), sequence_of([1], [3]))]
     with pytest.raises(NapkinError, match="no 'reference_log_probabilities'"):
         objective_of(preference_objective(CASES["dpo"]), pair, [[np.zeros(1), np.zeros(1)]])
     with pytest.raises(NapkinError, match="no scalar head"):

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from napkin.accounting.metering import meter_step
-from napkin.chats.token_sequence import Unit
+from napkin.chats.token_sequence import Example
 from napkin.errors import NapkinError
 from napkin.recipe.tuning_recipe import PreferenceConfig, PreferenceObjective, PreferenceRecipe, TuningRecipe
 from napkin.runs.metrics import read_metrics
 from napkin.training.run import train_run
 from napkin.training.start import create_run, open_run
-from napkin.tuning.example_method import UnitMethod
+from napkin.tuning.example_method import ExampleMethod
 from napkin.tuning.method import tune
-from napkin.tuning.sequence_step import scores_of_units
+from napkin.tuning.sequence_step import score_examples
 from oracles.tiny_tuning import make_start, tuning_recipe
 
 
@@ -68,18 +68,18 @@ def test_a_run_learns_preferences_and_its_books_are_closed(folder: Path, tmp_pat
 
     # The reference's pass was planned as what it has been.
     method, model = preparation, outcome.train_state.parallel_model
-    assert isinstance(method, UnitMethod)
-    everything = [*method.units, *method.held_out]
+    assert isinstance(method, ExampleMethod)
+    everything = [*method.examples, *method.held_out]
     assert rows["reference: tokens"].count == rows["reference: tokens"].meter == tokens_in(everything)
     assert rows["reference: seconds"].meter is not None
-    metered = meter_step(model.model, lambda: scores_of_units(model, everything, max_tokens=method.max_tokens))
+    metered = meter_step(model.model, lambda: score_examples(model, everything, max_tokens=method.max_tokens))
     assert metered.ledger.flops == pytest.approx(rows["reference: FLOPs"].count, rel=0.1)
     one_step, in_all = (rows[name].count for name in ("seconds per step", "seconds in all"))
     assert in_all == pytest.approx(30 * (one_step or 0) + (rows["reference: seconds"].count or 0))
 
 
-def tokens_in(units: Sequence[Unit]) -> int:
-    return sum(len(sequence.tokens) for unit in units for sequence in unit)
+def tokens_in(examples: Sequence[Example]) -> int:
+    return sum(len(sequence.tokens) for example in examples for sequence in example)
 
 
 def test_a_run_that_is_resumed_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:

@@ -146,5 +146,5 @@ def test_a_reward_that_raises_is_0_counted_in_each_step_and_named_once(folder: P
     tune(recipe, tmp_path / "run", on_message=messages.append)
     named = [message for message in messages if "ZeroDivisionError" in message]
     assert named == ["a reward could not be computed and counts as 0: ZeroDivisionError: division by zero"]
-    figures = [line.figures or {} for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
-    assert [(each["reward"], each["reward_failures"]) for each in figures] == [(0, 6), (0, 6)]
+    metrics = [line.figures or {} for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert [(each["reward"], each["reward_failures"]) for each in metrics] == [(0, 6), (0, 6)]

@@ -16,7 +16,7 @@ from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.recipe.tuning_recipe import ReinforcementConfig, ReinforcementRecipe
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.tuning.policy_loss import SAMPLER
-from napkin.tuning.reinforcement_step import ReinforcementOutcome, ReinforcementSettings, learn_from_answers
+from napkin.tuning.reinforcement_step import ReinforcementOutcome, ReinforcementSettings, train_on_rollouts
 from oracles.letter_games import CONFIG, Letters, Turns
 
 PROMPTS = range(4)
@@ -46,7 +46,7 @@ def taken(train_state: TrainState, settings: ReinforcementSettings, **how: Any) 
         norms.append(float(norm))
         return True
 
-    outcome = learn_from_answers(train_state, 0, PROMPTS, settings, is_fit=is_fit, **how)
+    outcome = train_on_rollouts(train_state, 0, PROMPTS, settings, is_fit=is_fit, **how)
     return outcome, norms[0]
 
 
@@ -55,12 +55,12 @@ def plain_norm(model: Transformer, outcome: ReinforcementOutcome, cut_penalty: f
     model.zero_grad()
     n = len(outcome.rollout.episodes)
     for group in outcome.rollout.groups:
-        rewards = np.array([episode.reward - cut_penalty * episode.cut for episode in group])
+        rewards = np.array([episode.reward - cut_penalty * episode.truncated for episode in group])
         for episode, reward in zip(group, rewards, strict=True):
             advantage = (reward - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
             tokens = torch.from_numpy(episode.sequence.tokens)
             logprobs = (model(tokens[None, :-1])[0] / 0.7).log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
-            terms = -float(advantage) * logprobs[torch.from_numpy(episode.sequence.counts[1:])]
+            terms = -float(advantage) * logprobs[torch.from_numpy(episode.sequence.loss_mask[1:])]
             (terms.mean() / n).backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
@@ -72,14 +72,14 @@ def test_the_gradient_is_that_of_single_answers() -> None:
     outcome, norm = taken(train_state, settings_of())
     train_state.model.load_state_dict(before)
     assert norm == pytest.approx(plain_norm(train_state.model, outcome), rel=1e-3)
-    figures = outcome.figures
-    assert figures["reward"] == np.mean([episode.reward for episode in outcome.rollout.episodes])
-    assert figures["part letters"] == figures["reward"]
-    assert figures["cut_share"] == np.mean([episode.cut for episode in outcome.rollout.episodes])
-    assert figures["ratio_mean"] == pytest.approx(1)
-    assert 0 < (figures["sampler_gap"] or 0) <= (figures["sampler_gap_max"] or 0) < 1e-4
-    assert abs(figures["sampler_kl"] or 0) < 1e-6
-    assert outcome.tokens == sum(episode.sequence.n_counted for episode in outcome.rollout.episodes)
+    metrics = outcome.metrics
+    assert metrics["reward"] == np.mean([episode.reward for episode in outcome.rollout.episodes])
+    assert metrics["part letters"] == metrics["reward"]
+    assert metrics["cut_share"] == np.mean([episode.truncated for episode in outcome.rollout.episodes])
+    assert metrics["ratio_mean"] == pytest.approx(1)
+    assert 0 < (metrics["sampler_gap"] or 0) <= (metrics["sampler_gap_max"] or 0) < 1e-4
+    assert abs(metrics["sampler_kl"] or 0) < 1e-6
+    assert outcome.tokens == sum(episode.sequence.n_trained for episode in outcome.rollout.episodes)
 
 
 def test_answers_that_the_context_cuts_get_the_whole_penalty_for_length() -> None:
@@ -92,9 +92,9 @@ def test_answers_that_the_context_cuts_get_the_whole_penalty_for_length() -> Non
     # None of the answers reaches the penalty's window by its length: the prompt leaves no room for that.
     settings = settings_of(LongPrompts(), max_answer=CONFIG.context_length, overlong="penalty", overlong_window=1)
     outcome, norm = taken(train_state, settings)
-    cut = [episode.cut for episode in outcome.rollout.episodes]
-    assert 0 < sum(cut) < len(cut)
-    assert max(episode.sequence.n_counted for episode in outcome.rollout.episodes) < CONFIG.context_length - 1
+    truncated = [episode.truncated for episode in outcome.rollout.episodes]
+    assert 0 < sum(truncated) < len(truncated)
+    assert max(episode.sequence.n_trained for episode in outcome.rollout.episodes) < CONFIG.context_length - 1
     train_state.model.load_state_dict(before)
     assert norm == pytest.approx(plain_norm(train_state.model, outcome, cut_penalty=1.0), rel=1e-3)
     assert norm > 1e-3
@@ -111,7 +111,7 @@ def test_a_model_without_its_adapters_is_their_reference() -> None:
                 if ".adapter." in name:
                     parameter.add_(0.1)
         outcome, _ = taken(train_state, settings_of(kl_weight=0.5), reference=reference)
-        found.append(outcome.figures["kl"])
+        found.append(outcome.metrics["kl"])
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     assert (found[0] or 0) > 1e-3
 
@@ -124,8 +124,8 @@ def test_the_first_of_several_updates_is_that_of_one() -> None:
     assert of_first == pytest.approx(of_one, rel=1e-4)
     assert (several.updates, one.updates) == (3, 1)
     assert train_state.optimizer.param_groups[0]["step"] == 3
-    assert (several.figures["ratio_max"] or 0) > 1.001
-    assert several.figures["sampler_gap"] == pytest.approx(one.figures["sampler_gap"], rel=0.5)
+    assert (several.metrics["ratio_max"] or 0) > 1.001
+    assert several.metrics["sampler_gap"] == pytest.approx(one.metrics["sampler_gap"], rel=0.5)
     assert several.computed["log-probabilities"] > 0
     assert "log-probabilities" not in one.computed
 
@@ -134,13 +134,13 @@ def test_parts_of_the_groups_are_all_learned() -> None:
     train_state = train_state_of()
     outcome, _ = taken(train_state, settings_of(updates_per_rollout=4))
     assert outcome.updates == 4
-    assert outcome.tokens == sum(episode.sequence.n_counted for episode in outcome.rollout.episodes)
+    assert outcome.tokens == sum(episode.sequence.n_trained for episode in outcome.rollout.episodes)
 
 
 def test_a_step_is_a_function_of_weights_and_number() -> None:
     states = [train_state_of() for _ in range(2)]
     outcomes = [taken(state, settings_of(epochs=2))[0] for state in states]
-    assert outcomes[0].figures == outcomes[1].figures
+    assert outcomes[0].metrics == outcomes[1].metrics
     for one, other in zip(*(state.model.parameters() for state in states), strict=True):
         assert torch.equal(one, other)
 
@@ -150,7 +150,7 @@ def test_answers_that_teach_nothing_change_nothing() -> None:
     before = [parameter.clone() for parameter in train_state.model.parameters()]
     outcome, norm = taken(train_state, settings_of(Turns(reward=1.0), algorithm="dapo", overlong="keep"))
     assert (norm, outcome.updates, outcome.tokens) == (0, 0, 0)
-    assert outcome.figures["equal_groups"] == 1
+    assert outcome.metrics["equal_groups"] == 1
     assert all(torch.equal(one, other) for one, other in zip(before, train_state.model.parameters(), strict=True))
 
 
@@ -166,8 +166,8 @@ def test_algorithms_raise_the_reward(algorithm: str) -> None:
     settings = settings_of(algorithm=algorithm, group_size=8, max_answer=6, temperature=1.0)
     rewards = []
     for number in range(8):
-        outcome = learn_from_answers(train_state, number, PROMPTS, settings)
-        rewards.append(outcome.figures["reward"] or 0.0)
+        outcome = train_on_rollouts(train_state, number, PROMPTS, settings)
+        rewards.append(outcome.metrics["reward"] or 0.0)
     # Longer answers have larger rewards: 6 letters at most.
     assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.3
 
@@ -181,7 +181,7 @@ def test_a_divergence_is_measured_from_the_reference() -> None:
         tokens = torch.from_numpy(episode.sequence.tokens)
         with torch.no_grad():
             logprobs = (reference(tokens[None, :-1])[0].double() / 0.7).log_softmax(-1)
-        behind = logprobs.gather(1, tokens[1:, None])[:, 0].numpy()[episode.sequence.counts[1:]]
+        behind = logprobs.gather(1, tokens[1:, None])[:, 0].numpy()[episode.sequence.loss_mask[1:]]
         behind = behind - episode.sequence.values[SAMPLER]
         terms.append(np.exp(behind) - behind - 1)
-    assert outcome.figures["kl"] == pytest.approx(np.concatenate(terms).mean(), rel=1e-3)
+    assert outcome.metrics["kl"] == pytest.approx(np.concatenate(terms).mean(), rel=1e-3)

@@ -21,7 +21,7 @@ from napkin.tuning.policy_loss import SAMPLER
 from napkin.tuning.rollout import Rollout, RolloutSettings, roll_out
 from oracles.letter_games import CONFIG, STOP, Letters, Turns
 
-SETTINGS = RolloutSettings(group_size=3, max_answer=12, temperature=0.7, seed=5)
+SETTINGS = RolloutSettings(group_size=3, max_completion_tokens=12, temperature=0.7, seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +45,15 @@ def test_log_probabilities_are_those_of_the_model_at_the_temperature(model: Tran
         model.float()
         expected = logits.log_softmax(-1)[torch.arange(len(sequence.tokens) - 1), torch.from_numpy(sequence.tokens[1:])]
         found = sequence.values[SAMPLER]
-        assert np.allclose(found, expected.detach().numpy()[sequence.counts[1:]], atol=1e-5)
-        assert (sequence.tokens[-1] == STOP) != episode.cut
-        assert episode.reward == episode.parts["letters"] == sequence.n_counted - (not episode.cut)
+        assert np.allclose(found, expected.detach().numpy()[sequence.loss_mask[1:]], atol=1e-5)
+        assert (sequence.tokens[-1] == STOP) != episode.truncated
+        assert episode.reward == episode.parts["letters"] == sequence.n_trained - (not episode.truncated)
 
 
 def test_draws_depend_on_seed_step_prompt_and_answer_alone(model: Transformer) -> None:
     def drawn(settings: RolloutSettings = SETTINGS, step: int = 3, prompts: Sequence[int] = range(4)) -> dict:
         rollout = roll_out(model, Turns(2), Letters(), settings, step=step, prompts=prompts)
-        return {(each.prompt, each.answer): each.sequence.tokens.tolist() for each in rollout.episodes}
+        return {(each.prompt, each.completion): each.sequence.tokens.tolist() for each in rollout.episodes}
 
     whole = drawn()
     assert drawn(prompts=[3, 1]) == {place: tokens for place, tokens in whole.items() if place[0] in (1, 3)}
@@ -72,10 +72,10 @@ def test_each_turn_of_each_answer_is_drawn_with_a_seed_of_its_own() -> None:
         uniform.head_weight.zero_()
     answers: dict[tuple[int, int, int, int, int], str] = {}
     for seed, step in [(5, 0), (5, 1), (6, 0)]:
-        settings = RolloutSettings(group_size=4, max_answer=24, temperature=1.0, seed=seed)
+        settings = RolloutSettings(group_size=4, max_completion_tokens=24, temperature=1.0, seed=seed)
         for episode in roll_out(uniform, Turns(3), Letters(), settings, step=step, prompts=range(4)).episodes:
             said = [each.content for each in episode.messages if each.role == "assistant"]
-            answers |= {(seed, step, episode.prompt, episode.answer, turn): text for turn, text in enumerate(said)}
+            answers |= {(seed, step, episode.prompt, episode.completion, turn): text for turn, text in enumerate(said)}
     # Five letters in a row are alike in one of half a million pairs.
     long = [text[:5] for text in answers.values() if len(text) >= 5]
     assert len({place[-1] for place in answers}) == 3
@@ -89,10 +89,10 @@ def test_a_second_turn_follows_the_tokens_that_were_drawn(model: Transformer) ->
     for episode in rollout.episodes:
         expected = Letters().sequence(episode.messages)
         length = len(episode.sequence.tokens)
-        # A cut answer lacks the end of its turn.
+        # A truncated answer lacks the end of its turn.
         assert np.array_equal(episode.sequence.tokens, expected.tokens[:length])
-        assert np.array_equal(episode.sequence.counts, expected.counts[:length])
-        assert length == len(expected.tokens) - episode.cut
+        assert np.array_equal(episode.sequence.loss_mask, expected.loss_mask[:length])
+        assert length == len(expected.tokens) - episode.truncated
         assert len(episode.messages) == 2 * episode.turns
 
 
@@ -112,7 +112,7 @@ def test_autocast_draws_as_the_trainer_computes(model: Transformer) -> None:
     gaps = []
     for episode in rollout.episodes:
         tokens = torch.from_numpy(episode.sequence.tokens)
-        places = torch.from_numpy(np.flatnonzero(episode.sequence.counts) - 1)
+        places = torch.from_numpy(np.flatnonzero(episode.sequence.loss_mask) - 1)
         with autocast(), torch.no_grad():
             scores = model.token_scores(tokens[None, :-1], places, tokens[places + 1], temperature=0.7)
         gaps.append((scores.log_probabilities - torch.from_numpy(episode.sequence.values[SAMPLER])).abs().max())
@@ -203,7 +203,7 @@ def test_programs_of_a_rollout_are_judged_as_each_is_by_itself(model: Transforme
     path.write_text('{"prompt": "an even length", "answer": "assert length() % 2 == 0"}\n' * 2)
     environment = environment_named(str(path), reward="code")
     episodes = roll_out(model, environment, Programs(), SETTINGS, step=2, prompts=range(4)).episodes
-    lengths = [each.sequence.n_counted - (not each.cut) for each in episodes]
+    lengths = [each.sequence.n_trained - (not each.truncated) for each in episodes]
     assert [each.reward for each in episodes] == [length % 2 == 0 for length in lengths]
     assert len({each.reward for each in episodes}) == 2
 

@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from napkin.chats.chat_encoder import ChatEncoder
-from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.recipe.tuning_recipe import PreferenceConfig, PreferenceRecipe
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.training.method import Setting
-from napkin.tuning.example_file import write_unit_file
+from napkin.tuning.example_file import write_example_file
 from napkin.tuning.method import TuningContext
 from napkin.tuning.objective import REFERENCE
-from napkin.tuning.preference_method import JudgedUnits, PreferenceMethod
+from napkin.tuning.preference_method import PreferenceMethod, UnpairedExamples
 from napkin.tuning.preferences import DESIRABLE, dpo_losses, ipo_losses, orpo_losses, simpo_losses
 from oracles.alignment_cases import MODEL, gradient_of, train_state_of
 from peers import peer
@@ -112,17 +112,21 @@ def test_simpo_is_that_of_trl() -> None:
         assert torch.allclose(mine, other, rtol=1e-9)
 
 
-def judged(path: Path) -> list[Unit]:
+def judged(path: Path) -> list[Example]:
     """Units (answer, mismatched) of good and bad answers: pairs, and two prompts with one answer each."""
     lines = [{"prompt": f"{n}+{n}?", "chosen": str(2 * n), "rejected": str(2 * n + 1)} for n in (1, 7, 60)]
     lines += [{"prompt": prompt, "completion": "yes", "label": label} for prompt, label in (("a?", True), ("b", False))]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     encoder = ChatEncoder(ByteTokenizer(["<|endoftext|>"]))
-    return [*JudgedUnits(write_unit_file(path.with_suffix(".tokens"), "judged answers", path, encoder, max_length=64))]
+    return [
+        *UnpairedExamples(
+            write_example_file(path.with_suffix(".tokens"), "judged answers", path, encoder, max_length=64)
+        )
+    ]
 
 
 def kto_trainer_loss(
-    model: Callable[[Tensor], Tensor], units: Sequence[Unit], config: PreferenceConfig
+    model: Callable[[Tensor], Tensor], examples: Sequence[Example], config: PreferenceConfig
 ) -> tuple[Tensor, float]:
     """What TRL's KTO trainer computes of these units with a model of logits, and its estimate of the divergence."""
     trainer = peer("trl.trainer.kto_trainer").KTOTrainer
@@ -132,15 +136,15 @@ def kto_trainer_loss(
         taken = log_probs.gather(2, input_ids[:, 1:, None])[:, :, 0] * (labels[:, 1:] != -100)
         return MagicMock(log_probs=taken, entropy=torch.zeros_like(taken), mean_logits=torch.zeros_like(taken))
 
-    inputs: dict[str, Any] = {"label": [bool(answer.values[DESIRABLE][0]) for answer, _ in units]}
+    inputs: dict[str, Any] = {"label": [bool(answer.values[DESIRABLE][0]) for answer, _ in examples]}
     inputs["label"] = torch.tensor(inputs["label"])
     for which, name in ((0, ""), (1, "KL_")):
-        sequences = [unit[which] for unit in units]
-        tokens, counts = (
+        sequences = [example[which] for example in examples]
+        tokens, loss_mask = (
             pad_sequence([torch.from_numpy(getattr(each, field)) for each in sequences], batch_first=True)
-            for field in ("tokens", "counts")
+            for field in ("tokens", "loss_mask")
         )
-        inputs |= {f"{name}input_ids": tokens, f"{name}completion_mask": counts, f"{name}attention_mask": tokens}
+        inputs |= {f"{name}input_ids": tokens, f"{name}completion_mask": loss_mask, f"{name}attention_mask": tokens}
         inputs[f"ref_{name}logps"] = torch.tensor([float(each.values[REFERENCE].sum()) for each in sequences])
     own = MagicMock(
         accelerator=CPU,
@@ -172,21 +176,21 @@ def test_kto_is_that_of_trl(tmp_path: Path, reference: float) -> None:
     draw = np.random.default_rng(5)
 
     def referred(sequence: TokenSequence) -> TokenSequence:
-        return sequence.with_values(**{REFERENCE: draw.normal(reference, 0.3, sequence.n_counted).astype(np.float32)})
+        return sequence.with_values(**{REFERENCE: draw.normal(reference, 0.3, sequence.n_trained).astype(np.float32)})
 
-    units: list[Unit] = [tuple(map(referred, unit)) for unit in judged(tmp_path / "judged.jsonl")]
+    examples: list[Example] = [tuple(map(referred, example)) for example in judged(tmp_path / "judged.jsonl")]
     config = PreferenceConfig("kto", beta=0.3, desirable_weight=1.3, undesirable_weight=0.7)
     train_state = train_state_of(model=dataclasses.replace(MODEL, vocab_size=257, context_length=64))
     resolved = dataclasses.replace(train_state.resolved, recipe=PreferenceRecipe(preference=config))
     tokenizer = ByteTokenizer([])
     context = TuningContext(resolved, tokenizer, ChatEncoder(tokenizer), tmp_path / "run", Setting())
-    method = PreferenceMethod(context, units, [], "")
+    method = PreferenceMethod(context, examples, [], "")
     gradient, step = gradient_of(
-        train_state, method.prepared(train_state, units), method.objective, max_tokens=method.max_tokens
+        train_state, method.prepared(train_state, examples), method.objective, max_tokens=method.max_tokens
     )
-    loss, kl = kto_trainer_loss(train_state.model, units, config)
+    loss, kl = kto_trainer_loss(train_state.model, examples, config)
     assert (kl > 0.1) if reference < -6 else (kl == 0)
-    assert step.figures["kl"] == pytest.approx(kl, rel=1e-4)
+    assert step.metrics["kl"] == pytest.approx(kl, rel=1e-4)
     assert step.loss == pytest.approx(loss.item(), rel=1e-5)
     theirs = torch.cat([each.flatten() for each in gradients(loss, *train_state.model.parameters())])
     assert float((gradient - theirs).norm() / theirs.norm()) < 1e-5

@@ -42,7 +42,7 @@ def test_a_run_learns_its_conversations_and_its_books_are_closed(folder: Path, t
     assert metrics[-1].epochs == pytest.approx(30 * 4 / 10)
     # 120 conversations are 12 times all of them.
     encoder = encoder_of_run(tmp_path / "run", load(tmp_path / "run").tokenizer)
-    learned = [encoder.sequence(each.messages).n_counted for each in read_chats(folder / "train.jsonl")]
+    learned = [encoder.sequence(each.messages).n_trained for each in read_chats(folder / "train.jsonl")]
     assert metrics[-1].tokens == 12 * sum(learned)
     assert load(tmp_path / "run").step == 30
 

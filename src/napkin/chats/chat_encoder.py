@@ -40,7 +40,7 @@ def _text_in_jinja(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-Learned = Literal["assistant", "last", "all"]
+TrainOn = Literal["assistant", "last", "all"]
 
 
 class Answered(NamedTuple):
@@ -50,7 +50,7 @@ class Answered(NamedTuple):
     answers: list[list[int]]
 
 
-class NothingLearned(NapkinError):
+class NothingTrainedOn(NapkinError):
     """No token of a conversation counts."""
 
 
@@ -63,7 +63,7 @@ class ChatEncoder:
         first_ids: Tokens before every text; the built-in template begins a conversation with them.
         stop_ids: Before which the model's texts end; the built-in template ends an answer with the first of them. None
             is `<|endoftext|>`.
-        learned: What counts: every answer of the assistant's with the token that ends it, the last one, or all tokens.
+        train_on: Every answer of the assistant's with the token that ends it, the last one, or all tokens.
 
     Raises NapkinError for a template that cannot be read.
     """
@@ -75,7 +75,7 @@ class ChatEncoder:
         first_ids: Sequence[int] = (),
         *,
         stop_ids: Sequence[int] = (),
-        learned: Learned = "assistant",
+        train_on: TrainOn = "assistant",
     ) -> None:
         if template is None:
             start = "".join(_special_text(tokenizer, each) for each in first_ids)
@@ -83,7 +83,7 @@ class ChatEncoder:
             if end not in tokenizer.special_tokens:
                 raise NapkinError(f"the tokenizer has no {end} to end answers: give a chat template")
             template = ChatTemplate(built_in_template(start, end))
-        self.tokenizer, self.learned = tokenizer, learned
+        self.tokenizer, self.train_on = tokenizer, train_on
         self.template = template
         self._format = TemplateChat(tokenizer, template)
         self._text_stop_ids = tuple(stop_ids)
@@ -92,7 +92,7 @@ class ChatEncoder:
         """The tokens of a conversation up to the last that counts.
 
         Raises NapkinError where the template refuses the messages or changes what it wrote of earlier ones,
-        NothingLearned where nothing counts.
+        NothingTrainedOn where nothing counts.
         """
         (found,) = self.sequences([messages])
         if isinstance(found, NapkinError):
@@ -105,22 +105,22 @@ class ChatEncoder:
         Instead of the sequence, the error for a conversation that the template refuses or writes otherwise when it goes
         on, or of which nothing counts; other errors are raised.
         """
-        wanted: Answers = "all" if self.learned == "assistant" else "last" if self.learned == "last" else "none"
+        wanted: Answers = "all" if self.train_on == "assistant" else "last" if self.train_on == "last" else "none"
         encoded = self._format.encode_batch(conversations, wanted)
         return [each if isinstance(each, NapkinError) else self._sequence(each) for each in encoded]
 
-    def _sequence(self, encoded: EncodedChat) -> TokenSequence | NothingLearned:
+    def _sequence(self, encoded: EncodedChat) -> TokenSequence | NothingTrainedOn:
         tokens = np.array(encoded.ids, dtype=np.int64)
-        counts = np.full(len(tokens), self.learned == "all")
-        if self.learned != "all":
+        loss_mask = np.full(len(tokens), self.train_on == "all")
+        if self.train_on != "all":
             for begin, end in encoded.answers:
-                counts[begin:end] = True
+                loss_mask[begin:end] = True
         # Nothing comes before the first token.
-        counts[:1] = False
-        if not counts.any():
-            return NothingLearned("no token of the conversation is learned: it needs an answer of the assistant's")
-        length = int(np.flatnonzero(counts)[-1]) + 1
-        return TokenSequence(tokens[:length], counts[:length])
+        loss_mask[:1] = False
+        if not loss_mask.any():
+            return NothingTrainedOn("no token of the conversation is learned: it needs an answer of the assistant's")
+        length = int(np.flatnonzero(loss_mask)[-1]) + 1
+        return TokenSequence(tokens[:length], loss_mask[:length])
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens up to where the answer to the last message begins, as the model is asked."""
@@ -168,7 +168,7 @@ class ChatEncoder:
     def fingerprint(self) -> str:
         """SHA-256 in hexadecimal of everything that determines the sequences."""
         template = [self.template.source, sorted(self.template.special_tokens.items())]
-        return sha256(json.dumps([self.tokenizer.fingerprint, template, self.learned]).encode()).hexdigest()
+        return sha256(json.dumps([self.tokenizer.fingerprint, template, self.train_on]).encode()).hexdigest()
 
     def close(self) -> None:
         """End the template's process."""

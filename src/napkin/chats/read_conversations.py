@@ -19,7 +19,7 @@ import msgspec
 from napkin.chats.chat_encoder import ChatEncoder, LeftOut
 from napkin.chats.chat_format import THOUGHTS, Message, UnstableTemplate
 from napkin.chats.chat_template import RefusedConversation
-from napkin.chats.token_sequence import Unit
+from napkin.chats.token_sequence import Example
 from napkin.errors import NapkinError, first_line
 from napkin.files import StrPath, regular
 
@@ -167,14 +167,14 @@ Item = TypeVar("Item")
 
 def encoded_chats(
     path: StrPath, encoder: ChatEncoder, left_out: LeftOut, max_length: int
-) -> Iterator[tuple[int, Unit]]:
+) -> Iterator[tuple[int, Example]]:
     """The conversations of a file of JSON lines as tokens, each with its line.
 
     Those that the template refuses, of which nothing is learned, or which are longer than `max_length` tokens are left
     out and counted. Raises NapkinError for a template that writes earlier turns otherwise, exceeds its limits or cannot
     be read, and for lines that are not conversations.
     """
-    for batch in in_batches(read_chats(path, left_out, needs_answer=encoder.learned != "all"), _characters):
+    for batch in in_batches(read_chats(path, left_out, needs_answer=encoder.train_on != "all"), _characters):
         found = encoder.sequences([chat.messages for chat in batch])
         for chat, sequence in zip(batch, found, strict=True):
             if isinstance(sequence, UnstableTemplate):

@@ -86,8 +86,8 @@ class MeteredStep(ABC):
     def micro_batches(self, loop: TrainingLoop, batch: Any) -> int:
         """How many micro-batches the step has, about."""
 
-    def figures(self) -> dict[str, float | None] | None:
-        """Further figures of the step that was trained last."""
+    def further_metrics(self) -> dict[str, float | None] | None:
+        """Metrics of the last step by name, such as an objective's, for metrics.jsonl's `figures`."""
         return None
 
     def in_planned_steps(self, loop: TrainingLoop) -> float:
@@ -134,7 +134,7 @@ class MeteredStep(ABC):
             expert_tokens=expert_tokens,
             dropped_tokens=dropped_tokens,
             epochs=epochs,
-            figures=self.figures(),
+            figures=self.further_metrics(),
         )
 
     def _watched_step(self, loop: TrainingLoop, batch: Any, verdict: Verdict) -> None:

@@ -33,10 +33,10 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Receives figures of steps."""
+    """Receives metrics of steps."""
 
-    def log(self, step: int, figures: dict[str, float]) -> None:
-        """Log the figures of a step."""
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Log the metrics of a step."""
         ...
 
     def close(self) -> None:
@@ -56,9 +56,9 @@ class TensorBoard:
             purge = run.step + 1 if run.step else None
             self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge, flush_secs=30)
 
-    def log(self, step: int, figures: dict[str, float]) -> None:
-        """Log the figures of a step."""
-        for name, value in figures.items():
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Log the metrics of a step."""
+        for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
@@ -85,9 +85,9 @@ class WeightsAndBiases:
         # A step that is repeated after a kill has a smaller number than the last one; wandb's own step must increase.
         self._run.define_metric("*", step_metric="step")
 
-    def log(self, step: int, figures: dict[str, float]) -> None:
-        """Log the figures of a step."""
-        self._run.log({"step": step, **figures})
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Log the metrics of a step."""
+        self._run.log({"step": step, **metrics})
 
     def close(self) -> None:
         """Send everything that is buffered, if there is a network."""
@@ -108,9 +108,9 @@ class Trackio:
             self._finish = trackio.finish
             self._run = trackio.init(run.project, name=name, config=run.recipe, resume="allow", **own)
 
-    def log(self, step: int, figures: dict[str, float]) -> None:
-        """Log the figures of a step."""
-        self._run.log(figures, step=step)
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Log the metrics of a step."""
+        self._run.log(metrics, step=step)
 
     def close(self) -> None:
         """Write everything that is buffered."""
@@ -166,9 +166,9 @@ class Tracking:
         due = metrics.validation_loss is not None or metrics.step % self._training.log_every == 0
         if not self._open or not (due or metrics.step == self._training.steps):
             return
-        figures = figures_of(metrics)
+        found = metrics_of(metrics)
         for name, tracker in list(self._open.items()):
-            self._try(name, lambda tracker=tracker: tracker.log(metrics.step, figures))
+            self._try(name, lambda tracker=tracker: tracker.log(metrics.step, found))
 
     def close(self) -> None:
         """Close the trackers."""
@@ -186,16 +186,16 @@ class Tracking:
             return None
 
 
-def figures_of(metrics: StepMetrics) -> dict[str, float]:
-    """The figures of a line of metrics.jsonl by name; of experts, the largest load relative to a uniform one."""
-    figures = {
+def metrics_of(metrics: StepMetrics) -> dict[str, float]:
+    """The numbers of a line of metrics.jsonl by name; of experts, the largest load relative to a uniform one."""
+    found = {
         name: float(value) for name, value in vars(metrics).items() if isinstance(value, int | float) and name != "step"
     }
     if metrics.expert_tokens is not None:
-        figures["busiest_expert"] = max(max(layer) * len(layer) / max(1, sum(layer)) for layer in metrics.expert_tokens)
+        found["busiest_expert"] = max(max(layer) * len(layer) / max(1, sum(layer)) for layer in metrics.expert_tokens)
     if metrics.dropped_tokens is not None:
-        figures["dropped_tokens"] = float(sum(metrics.dropped_tokens))
-    return figures
+        found["dropped_tokens"] = float(sum(metrics.dropped_tokens))
+    return found
 
 
 def _identifier(run: RunFolder) -> str:

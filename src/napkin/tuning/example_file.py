@@ -27,21 +27,21 @@ from numpy.typing import NDArray
 from napkin.chats.chat_encoder import ChatEncoder, LeftOut
 from napkin.chats.chat_template import RefusedConversation
 from napkin.chats.read_conversations import encoded_chats, in_batches, in_line, longer_than, refused
-from napkin.chats.token_sequence import TokenSequence, Unit, prompt_of, sequence_of
+from napkin.chats.token_sequence import Example, TokenSequence, prompt_of, sequence_of
 from napkin.checkpoint.shard_files import checksum_of
 from napkin.data.sidecar import NUMPY_DTYPES, cannot_be_read, dtype_name, sidecar_path
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath, atomic_file, cache_folder, regular
 from napkin.json_files import format_json, read_json
 from napkin.tokenizer.base import Tokenizer
-from napkin.tuning.examples import LazyUnits
-from napkin.tuning.pair_file import JudgedAnswer, Pair, read_judged_answers, read_pairs
+from napkin.tuning.examples import LazyExamples
+from napkin.tuning.pair_file import Pair, UnpairedPreference, read_pairs, read_unpaired_preferences
 from napkin.tuning.preferences import DESIRABLE
 
-UnitKind = Literal["conversations", "pairs", "judged answers"]
-SEQUENCES: dict[UnitKind, int] = {"conversations": 1, "pairs": 2, "judged answers": 1}
+ExampleKind = Literal["conversations", "pairs", "judged answers"]
+SEQUENCES: dict[ExampleKind, int] = {"conversations": 1, "pairs": 2, "judged answers": 1}
 """Of a unit in a file: a conversation; a chosen and a rejected answer; an answer."""
-COLUMNS: dict[UnitKind, int] = {"conversations": 1, "pairs": 1, "judged answers": 3}
+COLUMNS: dict[ExampleKind, int] = {"conversations": 1, "pairs": 1, "judged answers": 3}
 """Of the index."""
 VERSION = 2
 _AT_A_TIME = 2**20
@@ -50,12 +50,12 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
-class UnitSidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ExampleSidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The description of a file of units."""
 
     format: Literal["napkin-chat-tokens"]
     version: Literal[2]
-    kind: UnitKind
+    kind: ExampleKind
     dtype: Literal["uint16", "uint32"]
     sequences: _Count
     tokens: _Count
@@ -96,13 +96,13 @@ class _Versioned(msgspec.Struct):
     version: int
 
 
-class UnitFile(LazyUnits):
+class ExampleFile(LazyExamples):
     """A file of units opened for reading."""
 
     def __init__(
         self,
         path: Path,
-        about: UnitSidecar,
+        about: ExampleSidecar,
         tokens: NDArray[np.integer],
         bits: NDArray[np.uint8],
         index: NDArray[np.int64],
@@ -112,7 +112,7 @@ class UnitFile(LazyUnits):
         self._size = SEQUENCES[about.kind]
 
     @classmethod
-    def open(cls, path: StrPath) -> "UnitFile":
+    def open(cls, path: StrPath) -> "ExampleFile":
         """Map a file into memory and verify its checksums: all of it is read once, and none of it kept.
 
         Raises NapkinError where it or a file beside it is missing or of another version, CorruptFile where one was
@@ -152,7 +152,7 @@ class UnitFile(LazyUnits):
     def __len__(self) -> int:
         return len(self._index) // self._size
 
-    def unit(self, number: int) -> Unit:
+    def example(self, number: int) -> Example:
         """Read from the file. Raises CorruptFile where its index has other ends than sequences."""
         first = number * self._size
         return tuple(self._sequence(each) for each in range(first, first + self._size))
@@ -170,11 +170,11 @@ class UnitFile(LazyUnits):
         sequence = TokenSequence(tokens, bits.astype(bool))
         if self.about.kind != "judged answers":
             return sequence
-        label = np.full(sequence.n_counted, bool(self._index[number, 2]), np.float32)
+        label = np.full(sequence.n_trained, bool(self._index[number, 2]), np.float32)
         return sequence.with_values(**{DESIRABLE: label})
 
 
-def is_unit_file(path: StrPath) -> bool:
+def is_example_file(path: StrPath) -> bool:
     """Whether a path looks like a file of units."""
     return mask_path(Path(path)).is_file()
 
@@ -184,7 +184,7 @@ def mask_path(path: Path) -> Path:
     return Path(f"{path}.mask")
 
 
-def _read_sidecar(path: Path) -> UnitSidecar:
+def _read_sidecar(path: Path) -> ExampleSidecar:
     found = read_json(path, _Versioned)
     if found is None:
         raise NapkinError(f"'{path}' does not exist: name a file that `napkin data chat` made, or JSON lines")
@@ -193,7 +193,7 @@ def _read_sidecar(path: Path) -> UnitSidecar:
             f"'{path}' is of version {found.version} of its format, and this napkin reads version {VERSION}: make the "
             "tokens again, as `napkin data chat` does with --out"
         )
-    about = read_json(path, UnitSidecar)
+    about = read_json(path, ExampleSidecar)
     assert about is not None
     return about
 
@@ -215,35 +215,35 @@ def _verified(path: Path, size_bytes: int, checksum: str) -> mmap.mmap:
     return content
 
 
-Answered = TypeVar("Answered", Pair, JudgedAnswer)
+Answered = TypeVar("Answered", Pair, UnpairedPreference)
 
 
 def encoded_pairs(
     path: StrPath, encoder: ChatEncoder, left_out: LeftOut, max_length: int
-) -> Iterator[tuple[int, Unit]]:
+) -> Iterator[tuple[int, Example]]:
     """The units (chosen, rejected) of a file, each with its line.
 
     Besides what `read_pairs` leaves out, those that the template refuses, that have the same tokens twice, or of which
     prompt and an answer are longer than `max_length` tokens are left out and counted. Raises NapkinError, naming the
     line, for what `read_pairs` raises and for a template that writes a prompt otherwise when an answer follows.
     """
-    for pair, unit in _encoded(path, read_pairs(path, left_out), encoder, left_out, max_length):
-        chosen, rejected = unit
+    for pair, example in _encoded(path, read_pairs(path, left_out), encoder, left_out, max_length):
+        chosen, rejected = example
         if np.array_equal(chosen.tokens, rejected.tokens):
             left_out.add(pair.line, "without a difference between the answers in tokens")
         else:
-            yield pair.line, unit
+            yield pair.line, example
 
 
-def encoded_judged_answers(
+def encoded_unpaired_preferences(
     path: StrPath, encoder: ChatEncoder, left_out: LeftOut, max_length: int
-) -> Iterator[tuple[int, Unit]]:
+) -> Iterator[tuple[int, Example]]:
     """The units (answer) of a file, each with its line; `DESIRABLE` is whether it is a good one.
 
     What is left out, and raised, is as in `encoded_pairs`.
     """
-    for each, (answer,) in _encoded(path, read_judged_answers(path, left_out), encoder, left_out, max_length):
-        yield each.line, (answer.with_values(**{DESIRABLE: np.full(answer.n_counted, each.is_good, np.float32)}),)
+    for each, (answer,) in _encoded(path, read_unpaired_preferences(path, left_out), encoder, left_out, max_length):
+        yield each.line, (answer.with_values(**{DESIRABLE: np.full(answer.n_trained, each.is_good, np.float32)}),)
 
 
 def _encoded(
@@ -263,11 +263,11 @@ def _encoded(
                 yield each, tuple(sequence_of(tokens.prompt, answer) for answer in tokens.answers)
 
 
-def _texts(item: Pair | JudgedAnswer) -> Sequence[str]:
+def _texts(item: Pair | UnpairedPreference) -> Sequence[str]:
     return (item.chosen, item.rejected) if isinstance(item, Pair) else (item.answer,)
 
 
-def _characters(item: Pair | JudgedAnswer) -> int:
+def _characters(item: Pair | UnpairedPreference) -> int:
     """Of what is rendered, about."""
     texts = _texts(item)
     prompt = sum(len(message.content) for message in item.prompt)
@@ -276,25 +276,25 @@ def _characters(item: Pair | JudgedAnswer) -> int:
 
 OnProgress = Callable[[int], None]
 """Called with the number of units so far."""
-Encode = Callable[[StrPath, ChatEncoder, LeftOut, int], Iterator[tuple[int, Unit]]]
+Encode = Callable[[StrPath, ChatEncoder, LeftOut, int], Iterator[tuple[int, Example]]]
 """The units of a file of JSON lines, each with its line, of sequences of at most so many tokens."""
-ENCODE: dict[UnitKind, Encode] = {
+ENCODE: dict[ExampleKind, Encode] = {
     "conversations": encoded_chats,
     "pairs": encoded_pairs,
-    "judged answers": encoded_judged_answers,
+    "judged answers": encoded_unpaired_preferences,
 }
 
 
-def write_unit_file(
+def write_example_file(
     path: StrPath,
-    kind: UnitKind,
+    kind: ExampleKind,
     source: StrPath,
     encoder: ChatEncoder,
     *,
     max_length: int,
     overwrite: bool = False,
     progress: OnProgress = lambda n: None,
-) -> UnitFile:
+) -> ExampleFile:
     """Encode a file of JSON lines into a new file at `path`, in memory of some units, and open it.
 
     The same input gives the same bytes. Raises NapkinError if one of the three files exists, where nothing is left to
@@ -309,41 +309,41 @@ def write_unit_file(
         TemporaryFile(dir=path.parent) as index_file,
     ):
         writer = _Writer(file, mask_file, index_file, kind, encoder)
-        for number, (_, unit) in enumerate(ENCODE[kind](source, encoder, left_out, max_length), start=1):
-            for sequence in unit:
+        for number, (_, example) in enumerate(ENCODE[kind](source, encoder, left_out, max_length), start=1):
+            for sequence in example:
                 writer.add(sequence)
             progress(number)
         if not writer.n_sequences:
-            raise nothing_to_learn(source, kind, left_out)
+            raise nothing_to_train_on(source, kind, left_out)
         if kind == "judged answers" and writer.n_good in (0, writer.n_sequences):
             raise NapkinError(
                 f"all {writer.n_sequences:,} answers of '{source}' are {'good' if writer.n_good else 'bad'}: kto "
                 "learns from both, add some of the other kind"
             )
         sidecar_file.write(format_json(writer.finish(left_out, max_length)).encode())
-    return UnitFile.open(path)
+    return ExampleFile.open(path)
 
 
-def nothing_to_learn(source: StrPath, kind: UnitKind, left_out: LeftOut) -> NapkinError:
+def nothing_to_train_on(source: StrPath, kind: ExampleKind, left_out: LeftOut) -> NapkinError:
     """The error for a file of which nothing is left."""
     why = f": {left_out.describe()}" if left_out.n else ""
     return NapkinError(f"'{source}' has no {kind} to learn from{why}: name a file that has some")
 
 
-def unit_file_of(
+def example_file_of(
     path: StrPath,
-    kind: UnitKind,
+    kind: ExampleKind,
     encoder: ChatEncoder,
     *,
     max_length: int,
     progress: OnProgress = lambda n: None,
-) -> UnitFile:
+) -> ExampleFile:
     """The units of a file of JSON lines, which are encoded once and kept in the cache; or of a file of units.
 
     Raises NapkinError for units of another kind, tokenizer, template or choice of what is learned, and for what
-    `write_unit_file` raises.
+    `write_example_file` raises.
     """
-    if is_unit_file(path):
+    if is_example_file(path):
         return _opened(path, kind, encoder, max_length)
     if not Path(path).is_file():
         made = ", or what `napkin data chat` made" if kind == "conversations" else ""
@@ -351,40 +351,40 @@ def unit_file_of(
     parts = VERSION, kind, checksum_of(Path(path)), encoder.fingerprint, max_length
     key = sha256(" ".join(map(str, parts)).encode()).hexdigest()
     kept = cache_folder() / "chats" / f"{key[:32]}.tokens"
-    if is_unit_file(kept):
+    if is_example_file(kept):
         try:
-            return UnitFile.open(kept)
+            return ExampleFile.open(kept)
         except CorruptFile:
             # It is made again, as it was.
             pass
     kept.parent.mkdir(parents=True, exist_ok=True)
-    return write_unit_file(kept, kind, path, encoder, max_length=max_length, overwrite=True, progress=progress)
+    return write_example_file(kept, kind, path, encoder, max_length=max_length, overwrite=True, progress=progress)
 
 
-def _opened(path: StrPath, kind: UnitKind, encoder: ChatEncoder, max_length: int) -> UnitFile:
-    units = UnitFile.open(path)
-    if units.about.kind != kind:
-        raise NapkinError(f"'{path}' holds {units.about.kind}, not {kind}: name JSON lines of {kind}")
-    units.refuse_other_tokenizer(encoder.tokenizer)
-    if units.about.encoder != encoder.fingerprint:
+def _opened(path: StrPath, kind: ExampleKind, encoder: ChatEncoder, max_length: int) -> ExampleFile:
+    examples = ExampleFile.open(path)
+    if examples.about.kind != kind:
+        raise NapkinError(f"'{path}' holds {examples.about.kind}, not {kind}: name JSON lines of {kind}")
+    examples.refuse_other_tokenizer(encoder.tokenizer)
+    if examples.about.encoder != encoder.fingerprint:
         raise NapkinError(
             f"'{path}' was made with another chat template or another --learned than this model is tuned with: make it "
             "again with `napkin data chat`"
         )
-    if units.about.max_length > max_length:
+    if examples.about.max_length > max_length:
         raise NapkinError(
-            f"'{path}' has {kind} of up to {units.about.max_length:,} tokens, {max_length:,} are allowed here: "
+            f"'{path}' has {kind} of up to {examples.about.max_length:,} tokens, {max_length:,} are allowed here: "
             f"make it again with --max-length {max_length}"
         )
-    return units
+    return examples
 
 
 class _Writer:
     def __init__(
-        self, file: BinaryIO, mask_file: BinaryIO, index_file: BinaryIO, kind: UnitKind, encoder: ChatEncoder
+        self, file: BinaryIO, mask_file: BinaryIO, index_file: BinaryIO, kind: ExampleKind, encoder: ChatEncoder
     ) -> None:
         self._file, self._mask_file, self._index_file = file, mask_file, index_file
-        self._kind: UnitKind = kind
+        self._kind: ExampleKind = kind
         self._encoder = encoder
         self._dtype: Literal["uint16", "uint32"] = dtype_name(encoder.tokenizer.vocab_size)
         self._checksum, self._mask_checksum = sha256(), sha256()
@@ -399,9 +399,9 @@ class _Writer:
         self._checksum.update(data)
         self.n_sequences += 1
         self.n_tokens += len(sequence.tokens)
-        self.n_learned += sequence.n_counted
+        self.n_learned += sequence.n_trained
         self.longest = max(self.longest, len(sequence.tokens))
-        self._add_bits(sequence.counts)
+        self._add_bits(sequence.loss_mask)
         row = [self.n_tokens] if self._kind != "judged answers" else [self.n_tokens, *self._judged(sequence)]
         self._index_file.write(np.array(row, "<i8").tobytes())
 
@@ -414,13 +414,13 @@ class _Writer:
         self.n_good += is_good
         return self._run, is_good
 
-    def finish(self, left_out: LeftOut, max_length: int) -> UnitSidecar:
+    def finish(self, left_out: LeftOut, max_length: int) -> ExampleSidecar:
         """Write the rest of the mask, and the index; the sidecar."""
         self._add_bits(np.zeros(-self.n_tokens % 64, bool))
         self._index_file.seek(0)
         while chunk := self._index_file.read(2**20):
             self._write_mask(chunk)
-        return UnitSidecar(
+        return ExampleSidecar(
             format="napkin-chat-tokens",
             version=VERSION,
             kind=self._kind,
@@ -438,8 +438,8 @@ class _Writer:
             mask_sha256=self._mask_checksum.hexdigest(),
         )
 
-    def _add_bits(self, counts: np.ndarray) -> None:
-        bits = np.concatenate([self._bits, counts])
+    def _add_bits(self, loss_mask: np.ndarray) -> None:
+        bits = np.concatenate([self._bits, loss_mask])
         whole = len(bits) // 8 * 8
         self._write_mask(np.packbits(bits[:whole]).tobytes())
         self._bits = bits[whole:]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from napkin.accounting.metering import METERED_STEP
 from napkin.accounting.pricing import Measurement
-from napkin.chats.token_sequence import Unit
+from napkin.chats.token_sequence import Example
 from napkin.data.permutation import KeyedPermutation
 from napkin.errors import NapkinError
 from napkin.files import StrPath
@@ -27,60 +27,60 @@ from napkin.train_step.step import TrainState, Watch
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.metered_step import IsFit, MeteredStep
 from napkin.training.method import Setting
-from napkin.tuning.example_file import UnitFile, UnitKind, unit_file_of
-from napkin.tuning.example_plan import plan_units
+from napkin.tuning.example_file import ExampleFile, ExampleKind, example_file_of
+from napkin.tuning.example_plan import plan_examples
 from napkin.tuning.examples import chunks_of
 from napkin.tuning.method import TuningContext, TuningMethod
-from napkin.tuning.objective import BatchTotals, Objective, add_figures
-from napkin.tuning.packing import Arrangement, micro_batches_of, resolved_arrangement
-from napkin.tuning.sequence_step import SequenceStep, train_on_units, units_of_rank
+from napkin.tuning.objective import BatchTotals, Objective, add_metrics
+from napkin.tuning.packing import Packing, micro_batches_of, resolved_packing
+from napkin.tuning.sequence_step import SequenceStep, examples_of_rank, train_on_examples
 
 
 @dataclass(frozen=True)
-class UnitsEvaluation:
+class ObjectiveValue:
     """What an objective makes of units."""
 
     loss: float
-    figures: dict[str, float]
+    metrics: dict[str, float]
 
 
-def evaluate_units(
+def evaluate_examples(
     train_state: TrainState,
-    units: Sequence[Unit],
+    examples: Sequence[Example],
     objective: Objective,
     *,
     max_tokens: int,
-    arrangement: Arrangement = "packed",
-) -> UnitsEvaluation:
+    packing: Packing = "packed",
+) -> ObjectiveValue:
     """The loss and the figures of all units, some of them at a time; the ranks divide them. A collective."""
     model = train_state.parallel_model
-    settings = {"max_tokens": max_tokens, "row_length": model.model.config.context_length, "arrangement": arrangement}
-    totals = BatchTotals.of_units(units)
+    settings = {"max_tokens": max_tokens, "row_length": model.model.config.context_length, "packing": packing}
+    totals = BatchTotals.of_examples(examples)
     found: dict[str, float] = {}
     with torch.no_grad(), evaluation_mode(model.model):
-        for chunk in chunks_of(units):
-            own = micro_batches_of(units_of_rank(chunk, model.layout, model.ranks.info.rank), **settings)
+        for chunk in chunks_of(examples):
+            own = micro_batches_of(examples_of_rank(chunk, model.layout, model.ranks.info.rank), **settings)
             if model.layout.batch_parts > 1:
                 own += micro_batches_of([], **settings, at_least=model.ranks.all_reduce_max(len(own)) - len(own))
             for part in own:
                 part = part.to(model.model.device)
                 with train_state.precision.autocast():
                     scores = model.token_scores(part.rows)
-                    if part.units:
-                        loss, figures = objective.loss(part, scores, totals)
-                        add_figures(found, {name: float(value) for name, value in {"loss": loss, **figures}.items()})
+                    if part.examples:
+                        loss, metrics = objective.loss(part, scores, totals)
+                        add_metrics(found, {name: float(value) for name, value in {"loss": loss, **metrics}.items()})
     model.reshard()
     everywhere: dict[str, float] = {}
     for each in model.ranks.all_gather(found):
-        add_figures(everywhere, each)
-    return UnitsEvaluation(everywhere.pop("loss"), everywhere)
+        add_metrics(everywhere, each)
+    return ObjectiveValue(everywhere.pop("loss"), everywhere)
 
 
 MICRO_BATCH_TOKENS = 4096
 """Of a forward and backward pass, where a recipe does not say."""
 
 
-class UnitMethod(TuningMethod):
+class ExampleMethod(TuningMethod):
     """Learns from units by an objective; each epoch is a different permutation of them all.
 
     Args:
@@ -94,19 +94,19 @@ class UnitMethod(TuningMethod):
     def __init__(
         self,
         context: TuningContext,
-        units: Sequence[Unit],
-        held_out: Sequence[Unit],
+        examples: Sequence[Example],
+        held_out: Sequence[Example],
         checksum: str,
         objective: Objective,
     ) -> None:
         super().__init__(context)
         recipe = context.recipe
-        if not len(units):
+        if not len(examples):
             raise NapkinError(f"'{recipe.data.train}' holds nothing to learn from: name a file that does")
-        self.units, self.held_out, self.objective = units, held_out, objective
+        self.examples, self.held_out, self.objective = examples, held_out, objective
         self.max_tokens = recipe.tuning.micro_batch_tokens or MICRO_BATCH_TOKENS
         """The size of a micro-batch, padding included."""
-        self.arrangement: Arrangement = resolved_arrangement(recipe.tuning.arrangement)
+        self.packing: Packing = resolved_packing(recipe.tuning.arrangement)
         self._checksum = checksum
 
     @property
@@ -114,29 +114,29 @@ class UnitMethod(TuningMethod):
         """The checksum of the units."""
         return self._checksum
 
-    def batch(self, number: int) -> list[Unit]:
+    def batch(self, number: int) -> list[Example]:
         """The units of a step: all of an epoch's before one comes again."""
-        size, n = self.recipe.training.batch_size, len(self.units)
+        size, n = self.recipe.training.batch_size, len(self.examples)
         places = np.arange(number * size, (number + 1) * size)
-        found: list[Unit] = []
+        found: list[Example] = []
         for epoch in range(int(places[0]) // n, int(places[-1]) // n + 1):
             key = f"units seed {self.recipe.training.data_seed} epoch {epoch}"
             shuffle = KeyedPermutation(n, int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little"))
-            found += [self.units[int(place)] for place in shuffle(places[places // n == epoch] % n)]
+            found += [self.examples[int(place)] for place in shuffle(places[places // n == epoch] % n)]
         return found
 
-    def prepared(self, train_state: TrainState, units: Sequence[Unit]) -> Sequence[Unit]:
+    def prepared(self, train_state: TrainState, examples: Sequence[Example]) -> Sequence[Example]:
         """The units of a batch as the objective reads them, with what the model says of them before the step; a
         collective."""
-        return units
+        return examples
 
-    def scored(self, units: Sequence[Unit]) -> Sequence[Unit]:
+    def scored(self, examples: Sequence[Example]) -> Sequence[Example]:
         """What `prepared` computes without gradients, of a batch."""
         return ()
 
-    def planned(self, units: Sequence[Unit]) -> Sequence[Unit]:
+    def planned(self, examples: Sequence[Example]) -> Sequence[Example]:
         """The units of a batch as a plan counts them: with stand-ins for what a run computes first."""
-        return units
+        return examples
 
     @property
     def reference_tokens(self) -> int:
@@ -149,70 +149,70 @@ class UnitMethod(TuningMethod):
 
     def step(self) -> MeteredStep:
         """Trains on the units of a batch."""
-        return UnitStep(self)
+        return ExampleStep(self)
 
     def evaluation(self) -> Callback:
         """On the held-out units, all of them."""
-        return UnitEvaluation(self)
+        return ExampleEvaluation(self)
 
     def make_plan(self, setting: Setting) -> Plan:
         """The plan of a step like the one that will be metered."""
         batch = self.batch(min(METERED_STEP, self.recipe.training.steps - 1))
-        return plan_units(
+        return plan_examples(
             self.resolved,
             self.planned(batch),
             self.objective,
             setting.machine(self.recipe),
             setting.progress,
             max_tokens=self.max_tokens,
-            arrangement=self.arrangement,
+            packing=self.packing,
             scored=self.scored(batch),
             reference_tokens=self.reference_tokens,
         )
 
 
-class UnitStep(MeteredStep):
+class ExampleStep(MeteredStep):
     """Trains on the units of the loop's next step."""
 
-    def __init__(self, method: UnitMethod) -> None:
+    def __init__(self, method: ExampleMethod) -> None:
         super().__init__()
         self.method = method
         self.last: SequenceStep | None = None
 
-    def batch(self, loop: TrainingLoop, number: int) -> list[Unit]:
+    def batch(self, loop: TrainingLoop, number: int) -> list[Example]:
         """Those of all ranks."""
         return self.method.batch(number)
 
-    def train(self, loop: TrainingLoop, number: int, batch: list[Unit], watch: Watch, is_fit: IsFit) -> Tensor:
-        """See `train_on_units`."""
+    def train(self, loop: TrainingLoop, number: int, batch: list[Example], watch: Watch, is_fit: IsFit) -> Tensor:
+        """See `train_on_examples`."""
         method = self.method
-        self.last = train_on_units(
+        self.last = train_on_examples(
             loop.train_state,
             number,
             method.prepared(loop.train_state, batch),
             method.objective,
             max_tokens=method.max_tokens,
-            arrangement=method.arrangement,
+            packing=method.packing,
             watch=watch,
             is_fit=is_fit,
         )
         return torch.tensor(self.last.loss)
 
-    def micro_batches(self, loop: TrainingLoop, batch: list[Unit]) -> int:
+    def micro_batches(self, loop: TrainingLoop, batch: list[Example]) -> int:
         """By the tokens, padding left out."""
-        tokens = sum(len(sequence.tokens) for unit in batch for sequence in unit)
+        tokens = sum(len(sequence.tokens) for example in batch for sequence in example)
         return math.ceil(tokens / self.method.max_tokens)
 
-    def tensors(self, batch: list[Unit]) -> dict[str, Tensor]:
+    def tensors(self, batch: list[Example]) -> dict[str, Tensor]:
         """The tokens of each sequence."""
-        sequences = [sequence for unit in batch for sequence in unit]
+        sequences = [sequence for example in batch for sequence in example]
         return {f"sequence {number}": torch.from_numpy(each.tokens) for number, each in enumerate(sequences)}
 
     def tokens(self, loop: TrainingLoop) -> tuple[int, int, float | None]:
         """Those that count in the loss."""
         assert self.last is not None
         loop.history.tokens += self.last.totals.tokens
-        epochs = loop.step * loop.recipe.training.batch_size / len(self.method.units)
+        epochs = loop.step * loop.recipe.training.batch_size / len(self.method.examples)
         return loop.history.tokens, self.last.totals.tokens, epochs
 
     def measurement(self, loop: TrainingLoop) -> Measurement | None:
@@ -220,16 +220,16 @@ class UnitStep(MeteredStep):
         found = super().measurement(loop)
         return found and dataclasses.replace(found, further=self.method.metered(loop))
 
-    def figures(self) -> dict[str, float | None]:
+    def further_metrics(self) -> dict[str, float | None]:
         """The objective's."""
         assert self.last is not None
-        return dict(self.last.figures)
+        return dict(self.last.metrics)
 
 
-class UnitEvaluation(Callback):
+class ExampleEvaluation(Callback):
     """Evaluates on held-out units when due, with averaged weights if there are any."""
 
-    def __init__(self, method: UnitMethod) -> None:
+    def __init__(self, method: ExampleMethod) -> None:
         self.method = method
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
@@ -238,23 +238,25 @@ class UnitEvaluation(Callback):
         if not loop.evaluation_is_due or not len(method.held_out):
             return metrics
         with loop.watch("evaluation"), loop.train_state.averaged():
-            found = evaluate_units(
+            found = evaluate_examples(
                 loop.train_state,
                 method.prepared(loop.train_state, method.held_out),
                 method.objective,
                 max_tokens=method.max_tokens,
-                arrangement=method.arrangement,
+                packing=method.packing,
             )
         if not math.isfinite(found.loss):
             raise NapkinError(
                 f"step {loop.step}: the held-out loss is {found.loss}: {lower_learning_rate(loop.run.path)}"
             )
         loop.history.add_validation(loop.step, found.loss)
-        figures = {**(metrics.figures or {}), **{f"held-out {name}": value for name, value in found.figures.items()}}
+        figures = {**(metrics.figures or {}), **{f"held-out {name}": value for name, value in found.metrics.items()}}
         return dataclasses.replace(metrics, validation_loss=found.loss, figures=figures, seconds=loop.seconds)
 
 
-def opened_units(context: TuningContext, kind: UnitKind, *, max_length: int) -> tuple[UnitFile, UnitFile | None]:
+def open_examples(
+    context: TuningContext, kind: ExampleKind, *, max_length: int
+) -> tuple[ExampleFile, ExampleFile | None]:
     """Those of data.train, and of data.validation if it names a file; sequences have at most `max_length` tokens.
 
     Raises NapkinError where they cannot be read or hold nothing to learn from.
@@ -268,16 +270,16 @@ def opened_units(context: TuningContext, kind: UnitKind, *, max_length: int) -> 
     return train, _opened(context, data.validation, kind, max_length) if data.validation else None
 
 
-def _opened(context: TuningContext, path: StrPath, kind: UnitKind, max_length: int) -> UnitFile:
-    units = unit_file_of(
+def _opened(context: TuningContext, path: StrPath, kind: ExampleKind, max_length: int) -> ExampleFile:
+    examples = example_file_of(
         path,
         kind,
         context.encoder,
         max_length=max_length,
         progress=lambda n: None if n % 1000 else context.setting.progress(f"encoding {n:,} {kind}"),
     )
-    left_out = units.left_out
+    left_out = examples.left_out
     if left_out.n and context.setting.ranks.is_rank_zero:
-        n = left_out.n + len(units)
+        n = left_out.n + len(examples)
         context.setting.on_message(f"'{path}': {left_out.n:,} of {n:,} {kind} are left out: {left_out.describe()}")
-    return units
+    return examples

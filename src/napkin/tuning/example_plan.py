@@ -13,7 +13,7 @@ from napkin.accounting.counting import count
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.quantities import QuantityRow, QuantityTable
 from napkin.accounting.rules import seconds_rule
-from napkin.chats.token_sequence import Unit
+from napkin.chats.token_sequence import Example
 from napkin.planning.rules.sizes import step_flops_by_rule
 from napkin.planning.step.machine import Machine, Progress
 from napkin.planning.step.run_plan import RULE_MFU, Plan
@@ -22,12 +22,12 @@ from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import warm_up_of
 from napkin.tuning.examples import chunks_of
 from napkin.tuning.objective import BatchTotals, Objective, totals_of
-from napkin.tuning.packing import Arrangement, SequenceMicroBatch, micro_batches_of
+from napkin.tuning.packing import Packing, SequenceMicroBatch, micro_batches_of
 from napkin.tuning.sequence_step import (
+    examples_of_rank,
     loss_of_parts,
     refuse_divided_models,
     score_parts,
-    units_of_rank,
     with_known_coefficients,
 )
 
@@ -36,7 +36,7 @@ REFERENCE_TOKENS, REFERENCE_FLOPS, REFERENCE_SECONDS = (f"reference: {what}" for
 
 
 @dataclass(frozen=True, repr=False)
-class UnitPlan(Plan):
+class ExamplePlan(Plan):
     """The plan of a run whose steps are on units."""
 
     tokens: int = 0
@@ -116,18 +116,18 @@ def _noted(row: QuantityRow, quantity: str, note: str) -> QuantityRow:
     return dataclasses.replace(row, note=f"{row.note}; {note}") if row.quantity == quantity else row
 
 
-def plan_units(
+def plan_examples(
     resolved: ResolvedRecipe,
-    units: Sequence[Unit],
+    examples: Sequence[Example],
     objective: Objective,
     machine: Machine,
     progress: Progress,
     *,
     max_tokens: int,
-    arrangement: Arrangement = "packed",
-    scored: Sequence[Unit] = (),
+    packing: Packing = "packed",
+    scored: Sequence[Example] = (),
     reference_tokens: int = 0,
-) -> UnitPlan:
+) -> ExamplePlan:
     """The plan of steps on batches like this one; several ranks are planned as rank 0, which has as much as any.
 
     `scored` are the units that a step computes without gradients before it trains on `units`; `reference_tokens` those
@@ -137,11 +137,11 @@ def plan_units(
     progress("counting the step")
     refuse_divided_models(resolved.layout)
     settings = {"max_tokens": max_tokens, "row_length": resolved.recipe.model.context_length}
-    own = units_of_rank(units, resolved.layout, 0)
-    parts = micro_batches_of(own, **settings, arrangement=arrangement)
-    own_scored = [units_of_rank(chunk, resolved.layout, 0) for chunk in chunks_of(scored)]
-    scored_parts = [part for each in own_scored for part in micro_batches_of(each, **settings, arrangement=arrangement)]
-    ledger = count_units(resolved, parts, totals_of(parts), objective, scored_parts)
+    own = examples_of_rank(examples, resolved.layout, 0)
+    parts = micro_batches_of(own, **settings, packing=packing)
+    own_scored = [examples_of_rank(chunk, resolved.layout, 0) for chunk in chunks_of(scored)]
+    scored_parts = [part for each in own_scored for part in micro_batches_of(each, **settings, packing=packing)]
+    ledger = count_examples(resolved, parts, totals_of(parts), objective, scored_parts)
     progress("measuring this machine, once")
     ceilings = machine.ceilings(resolved.precision)
     site = machine.site(resolved.precision, ceilings)
@@ -150,8 +150,8 @@ def plan_units(
     alike = resolved.with_model(context_length=length).with_training(batch_size=rows, micro_batch_size=None)
     [price] = machine.price(dataclasses.replace(alike, world_size=1), [ledger], ceilings, progress)
     tokens, scored_tokens = (sum(part.rows.inputs.numel() for part in each) for each in (parts, scored_parts))
-    sequence_tokens = sum(len(sequence.tokens) for unit in [*own, *chain(*own_scored)] for sequence in unit)
-    return UnitPlan(
+    sequence_tokens = sum(len(sequence.tokens) for example in [*own, *chain(*own_scored)] for sequence in example)
+    return ExamplePlan(
         resolved,
         ledger,
         price,
@@ -163,7 +163,7 @@ def plan_units(
     )
 
 
-def count_units(
+def count_examples(
     resolved: ResolvedRecipe,
     parts: Sequence[SequenceMicroBatch],
     totals: BatchTotals,
@@ -205,7 +205,7 @@ def count_parts(
 def _tensors_of(part: SequenceMicroBatch) -> dict[str, Any]:
     rows = {field.name: getattr(part.rows, field.name) for field in dataclasses.fields(part.rows)}
     tensors = {name: value for name, value in rows.items() if isinstance(value, Tensor)}
-    return {"rows": tensors, "sequence": part.sequence, "unit": part.unit, "values": dict(part.values)}
+    return {"rows": tensors, "sequence": part.sequence, "example": part.example, "values": dict(part.values)}
 
 
 def _with_tensors(part: SequenceMicroBatch, tensors: dict[str, Any]) -> SequenceMicroBatch:

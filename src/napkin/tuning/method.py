@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from napkin.chats.chat_encoder import ChatEncoder, Learned
+from napkin.chats.chat_encoder import ChatEncoder, TrainOn
 from napkin.chats.chat_template import ChatTemplate, read_template_file, read_template_variables
 from napkin.checkpoint.state import write_frozen
 from napkin.data.token_file import SEPARATOR
@@ -29,8 +29,8 @@ from napkin.train_step.step import build_model
 from napkin.train_step.tuned_model import adapter_of
 from napkin.training.method import Method, Setting
 from napkin.training.run import Outcome, train
+from napkin.tuning.base_model import initial_weights, open_base
 from napkin.tuning.sequence_step import refuse_divided_models
-from napkin.tuning.start_model import initial_weights, open_start
 
 
 def tune(
@@ -92,9 +92,9 @@ class TuningMethod(Method):
         """Open the base model and what the recipe names."""
         assert isinstance(recipe, TuningRecipe)
         recipe.tracking.refuse_missing()
-        base = open_start(recipe.tuning.start)
+        base = open_base(recipe.tuning.start)
         resolved = _resolved(recipe, base, setting)
-        encoder = encoder_of_start(base, recipe.tuning.chat_template, recipe.tuning.learned)
+        encoder = encoder_of_base(base, recipe.tuning.chat_template, recipe.tuning.learned)
         return cls.open(TuningContext(resolved, base.tokenizer, encoder, folder, setting, base))
 
     @classmethod
@@ -141,46 +141,46 @@ def _resolved(recipe: TuningRecipe, base: LoadedModel, setting: Setting) -> Reso
     return resolved
 
 
-def encoder_of_start(start: LoadedModel, chat_template: StrPath = "", learned: Learned = "assistant") -> ChatEncoder:
+def encoder_of_base(base: LoadedModel, chat_template: StrPath = "", train_on: TrainOn = "assistant") -> ChatEncoder:
     """The encoder of a model that is to be tuned.
 
     The template is that of the file `chat_template`, or the model's own, or the built-in one. Raises NapkinError where
     it cannot be read, or the tokenizer lacks what the built-in one needs.
     """
-    template = start.chat_template
+    template = base.chat_template
     if chat_template:
-        template = ChatTemplate(read_template_file(chat_template), _variables(start))
-    return ChatEncoder(start.tokenizer, template, start.start_ids, stop_ids=start.stop_ids, learned=learned)
+        template = ChatTemplate(read_template_file(chat_template), _variables(base))
+    return ChatEncoder(base.tokenizer, template, base.start_ids, stop_ids=base.stop_ids, train_on=train_on)
 
 
 def encoder_of_tokenizer(
-    tokenizer: Tokenizer, chat_template: StrPath = "", learned: Learned = "assistant"
+    tokenizer: Tokenizer, chat_template: StrPath = "", train_on: TrainOn = "assistant"
 ) -> ChatEncoder:
     """The encoder of models that are trained from scratch with a tokenizer: their texts stand between separators."""
     separators = [tokenizer.special_tokens[SEPARATOR]] if SEPARATOR in tokenizer.special_tokens else []
     template = ChatTemplate(read_template_file(chat_template), _separators(tokenizer)) if chat_template else None
-    return ChatEncoder(tokenizer, template, separators, stop_ids=separators, learned=learned)
+    return ChatEncoder(tokenizer, template, separators, stop_ids=separators, train_on=train_on)
 
 
-def encoder_of_run(run: Path, tokenizer: Tokenizer, learned: Learned = "assistant") -> ChatEncoder:
+def encoder_of_run(run: Path, tokenizer: Tokenizer, train_on: TrainOn = "assistant") -> ChatEncoder:
     """The encoder of a tuned run, by its conversation.json."""
     start_ids, stop_ids, template = texts_of_run(run, tokenizer)
-    return ChatEncoder(tokenizer, template, start_ids, stop_ids=stop_ids, learned=learned)
+    return ChatEncoder(tokenizer, template, start_ids, stop_ids=stop_ids, train_on=train_on)
 
 
-def conversation_files_of(encoder: ChatEncoder, start: LoadedModel) -> dict[str, bytes]:
+def conversation_files_of(encoder: ChatEncoder, base: LoadedModel) -> dict[str, bytes]:
     """What a run that is tuned with an encoder keeps, by the names of files, so that it is asked as it was trained."""
-    kept = start.conversation_file(encoder.template)
+    kept = base.conversation_file(encoder.template)
     return conversation_files(msgspec.structs.replace(kept, stop_ids=encoder.stop_ids))
 
 
-def _variables(start: LoadedModel) -> dict[str, str]:
+def _variables(base: LoadedModel) -> dict[str, str]:
     """The special tokens that a template may name."""
-    if start.chat_template is not None:
-        return dict(start.chat_template.special_tokens)
-    if variables := read_template_variables(start.folder):
+    if base.chat_template is not None:
+        return dict(base.chat_template.special_tokens)
+    if variables := read_template_variables(base.folder):
         return variables
-    return _separators(start.tokenizer)
+    return _separators(base.tokenizer)
 
 
 def _separators(tokenizer: Tokenizer) -> dict[str, str]:

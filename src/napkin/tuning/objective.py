@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from napkin.chats.token_sequence import Unit
+from napkin.chats.token_sequence import Example
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
 from napkin.tuning.packing import SequenceMicroBatch
@@ -22,7 +22,7 @@ Normalisation = Literal["token", "sequence", "constant"]
 its sequence times the number of sequences (every sequence weighs the same); or a constant times the number of
 sequences, as in Dr. GRPO (Liu et al. 2025)."""
 
-Figures = dict[str, Tensor]
+Metrics = dict[str, Tensor]
 """Numbers of a micro-batch that add up to those of the batch, by name; of those called ..._max the largest is that of
 the batch."""
 
@@ -39,16 +39,16 @@ class BatchTotals:
     tokens: int
     """Tokens that count."""
     sequences: int
-    units: int
+    examples: int
 
     @staticmethod
-    def of_units(units: Sequence[Unit]) -> "BatchTotals":
+    def of_examples(examples: Sequence[Example]) -> "BatchTotals":
         """Those of some units."""
         tokens = sequences = 0
-        for unit in units:
-            tokens += sum(each.n_counted for each in unit)
-            sequences += len(unit)
-        return BatchTotals(tokens, sequences, len(units))
+        for example in examples:
+            tokens += sum(each.n_trained for each in example)
+            sequences += len(example)
+        return BatchTotals(tokens, sequences, len(examples))
 
 
 @runtime_checkable
@@ -57,7 +57,7 @@ class Objective(Protocol):
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
-    ) -> tuple[Float[Tensor, ""], Figures]:
+    ) -> tuple[Float[Tensor, ""], Metrics]:
         """A micro-batch's part of the loss of the batch, and of its figures.
 
         `scores` are those of `part`'s tokens that count, sequence by sequence.
@@ -102,7 +102,7 @@ def normalised_weights(
     if normalisation == "token":
         return ones / max(totals.tokens, 1)
     if normalisation == "sequence":
-        return ones / (counts_of_sequences(part)[part.sequence] * max(totals.sequences, 1))
+        return ones / (trained_tokens_of_sequences(part)[part.sequence] * max(totals.sequences, 1))
     if constant is None or not constant > 0:
         raise NapkinError(f"the constant that sums are divided by is {constant}: use a number above 0")
     return ones / (constant * max(totals.sequences, 1))
@@ -120,7 +120,7 @@ def sums_of_sequences(terms: Float[Tensor, " token"], part: SequenceMicroBatch) 
     return torch.zeros(part.n_sequences, dtype=terms.dtype, device=terms.device).index_add(0, part.sequence, terms)
 
 
-def counts_of_sequences(part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:
+def trained_tokens_of_sequences(part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:
     """How many tokens of each sequence count."""
     return sums_of_sequences(torch.ones_like(part.sequence, dtype=torch.float32), part)
 
@@ -130,11 +130,11 @@ def totals_of(parts: Sequence[SequenceMicroBatch]) -> BatchTotals:
     return BatchTotals(
         tokens=sum(len(part.rows.targets) for part in parts),
         sequences=sum(part.n_sequences for part in parts),
-        units=sum(len(part.units) for part in parts),
+        examples=sum(len(part.examples) for part in parts),
     )
 
 
-def add_figures(total: dict[str, Number], part: Mapping[str, Number]) -> None:
+def add_metrics(total: dict[str, Number], part: Mapping[str, Number]) -> None:
     """Add figures of a part of the batch to those of others, see `Figures`."""
     for name, value in part.items():
         if name not in total:

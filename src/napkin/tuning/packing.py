@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.distributed.pipeline_stages import PackedRows
 from napkin.errors import NapkinError
 
-Arrangement = Literal["packed", "padded", "padded left"]
+Packing = Literal["packed", "padded", "padded left"]
 """Several sequences a row, masked from each other; or one a row, with padding after it, or before it."""
 
 PADDING = 0
@@ -29,12 +29,12 @@ class SequenceMicroBatch:
     """Units of a batch in rows, and where each of their tokens that count belongs."""
 
     rows: PackedRows
-    units: tuple[Unit, ...]
-    unit_numbers: tuple[int, ...]
+    examples: tuple[Example, ...]
+    example_numbers: tuple[int, ...]
     """Of each unit, its number in the batch."""
     sequence: Int[Tensor, " token"]
     """The number of each counted token's sequence, among the sequences of the units in their order."""
-    unit: Int[Tensor, " sequence"]
+    example: Int[Tensor, " sequence"]
     """The number of each sequence's unit in this micro-batch."""
     values: Mapping[str, Float[Tensor, " token"]]
     """The sequences' values of that name, one after the other."""
@@ -42,12 +42,12 @@ class SequenceMicroBatch:
     @property
     def sequences(self) -> list[TokenSequence]:
         """Those of the units, in their order."""
-        return [sequence for unit in self.units for sequence in unit]
+        return [sequence for example in self.examples for sequence in example]
 
     @property
     def n_sequences(self) -> int:
         """How many sequences there are."""
-        return len(self.unit)
+        return len(self.example)
 
     def with_coefficients(self, coefficients: Float[Tensor, " token"]) -> "SequenceMicroBatch":
         """The same with the loss's gradient with respect to each log-probability."""
@@ -63,10 +63,12 @@ class SequenceMicroBatch:
             targets=self.rows.targets.to(device),
         )
         values = {name: value.to(device) for name, value in self.values.items()}
-        return replace(self, rows=rows, sequence=self.sequence.to(device), unit=self.unit.to(device), values=values)
+        return replace(
+            self, rows=rows, sequence=self.sequence.to(device), example=self.example.to(device), values=values
+        )
 
 
-def resolved_arrangement(chosen: Literal["auto", "packed", "padded"]) -> Arrangement:
+def resolved_packing(chosen: Literal["auto", "packed", "padded"]) -> Packing:
     """What "auto" is: packed, in rows of the longest sequence of a micro-batch.
 
     Where sequences are of one length, each has its row and no mask, as if they were padded. Where they are not, masks
@@ -77,11 +79,11 @@ def resolved_arrangement(chosen: Literal["auto", "packed", "padded"]) -> Arrange
 
 
 def micro_batches_of(
-    units: Sequence[Unit],
+    examples: Sequence[Example],
     *,
     max_tokens: int,
     row_length: int,
-    arrangement: Arrangement = "packed",
+    packing: Packing = "packed",
     temperature: float = 1.0,
     at_least: int = 0,
 ) -> list[SequenceMicroBatch]:
@@ -91,33 +93,33 @@ def micro_batches_of(
     their micro-batch. There are `at_least` that many micro-batches, if need be empty ones: with fsdp all ranks compute
     the same number. Raises NapkinError for a sequence longer than a row.
     """
-    groups = _groups_of(units, max_tokens, row_length, arrangement)
-    groups += [_Group(1, arrangement) for _ in range(at_least - len(groups))]
-    return [group.arranged([units[number] for number in group.numbers], temperature) for group in groups]
+    groups = _groups_of(examples, max_tokens, row_length, packing)
+    groups += [_Group(1, packing) for _ in range(at_least - len(groups))]
+    return [group.arranged([examples[number] for number in group.numbers], temperature) for group in groups]
 
 
-def tokens_in_rows(units: Sequence[Unit], *, max_tokens: int, row_length: int, arrangement: Arrangement) -> int:
+def tokens_in_rows(examples: Sequence[Example], *, max_tokens: int, row_length: int, packing: Packing) -> int:
     """The tokens of all micro-batches that `micro_batches_of` makes of units, padding included."""
-    groups = _groups_of(units, max_tokens, row_length, arrangement)
+    groups = _groups_of(examples, max_tokens, row_length, packing)
     return sum(len(group.rows) * group.width for group in groups)
 
 
-def _groups_of(units: Sequence[Unit], max_tokens: int, row_length: int, arrangement: Arrangement) -> "list[_Group]":
-    for number, unit in enumerate(units):
-        longest = _longest(unit)
+def _groups_of(examples: Sequence[Example], max_tokens: int, row_length: int, packing: Packing) -> "list[_Group]":
+    for number, example in enumerate(examples):
+        longest = _longest(example)
         if longest > row_length:
             raise NapkinError(
                 f"sequence {number} has {longest + 1:,} tokens, a row has {row_length + 1:,}: shorten it, or use a "
                 "model with a longer context"
             )
     # Neighbours of one length need little padding. The sort is stable: the order is a function of the units alone.
-    order = sorted(range(len(units)), key=lambda number: -_longest(units[number]))
+    order = sorted(range(len(examples)), key=lambda number: -_longest(examples[number]))
     groups: list[_Group] = []
     for number in order:
         # Short units fill what the rows of longer ones have left.
-        if not any(group.add(number, units[number], max_tokens) for group in groups[-_OPEN_GROUPS:]):
-            groups.append(_Group(_longest(units[number]), arrangement))
-            groups[-1].add(number, units[number], max_tokens)
+        if not any(group.add(number, examples[number], max_tokens) for group in groups[-_OPEN_GROUPS:]):
+            groups.append(_Group(_longest(examples[number]), packing))
+            groups[-1].add(number, examples[number], max_tokens)
     return groups
 
 
@@ -130,16 +132,16 @@ def _n_inputs(sequence: TokenSequence) -> int:
     return len(sequence.tokens) - 1 or 1
 
 
-def _longest(unit: Unit) -> int:
-    return max(_n_inputs(sequence) for sequence in unit)
+def _longest(example: Example) -> int:
+    return max(_n_inputs(sequence) for sequence in example)
 
 
 class _Group:
     """Units of a micro-batch, and the rows of their sequences."""
 
-    def __init__(self, width: int, arrangement: Arrangement) -> None:
+    def __init__(self, width: int, packing: Packing) -> None:
         self.width = width
-        self.arrangement = arrangement
+        self.packing = packing
         self.numbers: list[int] = []
         self.rows: list[list[tuple[int, int]]] = []
         """Each row's sequences, as their number in this micro-batch and how many of their tokens are inputs."""
@@ -147,13 +149,13 @@ class _Group:
         """Of each row, how many tokens are left."""
         self.n_sequences = 0
 
-    def add(self, number: int, unit: Unit, max_tokens: int) -> bool:
+    def add(self, number: int, example: Example, max_tokens: int) -> bool:
         """Take a unit, each of its sequences in the first row that has room, unless there are too many rows then."""
         room, rows = [*self.room], []
-        for sequence in unit:
+        for sequence in example:
             length = _n_inputs(sequence)
             row = len(room)
-            if self.arrangement == "packed":
+            if self.packing == "packed":
                 row = next((row for row, left in enumerate(room) if left >= length), row)
             if row == len(room):
                 room.append(self.width)
@@ -169,14 +171,14 @@ class _Group:
         self.numbers.append(number)
         return True
 
-    def arranged(self, units: Sequence[Unit], temperature: float) -> SequenceMicroBatch:
+    def arranged(self, examples: Sequence[Example], temperature: float) -> SequenceMicroBatch:
         """The micro-batch of the units that were taken."""
-        sequences = [sequence for unit in units for sequence in unit]
+        sequences = [sequence for example in examples for sequence in example]
         inputs = np.full((max(len(self.rows), 1), self.width), PADDING, dtype=np.int64)
         documents = np.zeros_like(inputs)
         starts = [0] * len(sequences)
         for number, row in enumerate(self.rows):
-            begin = self.width - sum(length for _, length in row) if self.arrangement == "padded left" else 0
+            begin = self.width - sum(length for _, length in row) if self.packing == "padded left" else 0
             place = begin
             for document, (which, length) in enumerate(row, start=1):
                 inputs[number, place : place + length] = sequences[which].tokens[:length]
@@ -187,7 +189,7 @@ class _Group:
             documents[number, place:] = len(row) + 1
         places, targets, sequence = [], [], []
         for which, each in enumerate(sequences):
-            counted = np.flatnonzero(each.counts)
+            counted = np.flatnonzero(each.loss_mask)
             places.append(starts[which] + counted - 1)
             targets.append(each.tokens[counted])
             sequence.append(np.full(len(counted), which))
@@ -196,7 +198,7 @@ class _Group:
             name: torch.from_numpy(np.concatenate([each.values[name] for each in sequences]).astype(np.float32))
             for name in names
         }
-        separate = self.arrangement == "padded left" or any(len(row) > 1 for row in self.rows)
+        separate = self.packing == "padded left" or any(len(row) > 1 for row in self.rows)
         packed = PackedRows(
             torch.from_numpy(inputs),
             torch.from_numpy(documents) if separate else None,
@@ -204,8 +206,8 @@ class _Group:
             _joined(targets),
             temperature,
         )
-        unit = torch.tensor([place for place, each in enumerate(units) for _ in each], dtype=torch.int64)
-        return SequenceMicroBatch(packed, tuple(units), tuple(self.numbers), _joined(sequence), unit, values)
+        example = torch.tensor([place for place, each in enumerate(examples) for _ in each], dtype=torch.int64)
+        return SequenceMicroBatch(packed, tuple(examples), tuple(self.numbers), _joined(sequence), example, values)
 
 
 def _joined(parts: Sequence[np.ndarray]) -> Int[Tensor, " n"]:

@@ -20,7 +20,7 @@ from napkin.errors import suggestion
 from napkin.files import StrPath
 
 PAIR_FIELDS = ("prompt", "chosen", "rejected")
-JUDGED_FIELDS = ("prompt", "completion", "label")
+UNPAIRED_FIELDS = ("prompt", "completion", "label")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class JudgedAnswer:
+class UnpairedPreference:
     """An answer to a prompt that is good or bad, and the line that it is in."""
 
     line: int
@@ -52,7 +52,7 @@ def read_pairs(path: StrPath, left_out: LeftOut) -> Iterator[Pair]:
     return _read(path, left_out, lambda line, fields: [_pair(line, fields)])
 
 
-def read_judged_answers(path: StrPath, left_out: LeftOut) -> Iterator[JudgedAnswer]:
+def read_unpaired_preferences(path: StrPath, left_out: LeftOut) -> Iterator[UnpairedPreference]:
     """The answers of a file with their labels, one at a time; a pair is a good one and a bad one.
 
     What is left out, and raised, is as in `read_pairs`.
@@ -92,17 +92,19 @@ def _pair(line: int, fields: Mapping[str, Any]) -> Pair:
     return pair
 
 
-def _judged(line: int, fields: Mapping[str, Any]) -> list[JudgedAnswer]:
+def _judged(line: int, fields: Mapping[str, Any]) -> list[UnpairedPreference]:
     if "chosen" in fields and "rejected" in fields:
         pair = _pair(line, fields)
-        return [JudgedAnswer(line, pair.prompt, text, text == pair.chosen) for text in (pair.chosen, pair.rejected)]
-    _refuse_missing(fields, JUDGED_FIELDS, JUDGED_FIELDS)
+        return [
+            UnpairedPreference(line, pair.prompt, text, text == pair.chosen) for text in (pair.chosen, pair.rejected)
+        ]
+    _refuse_missing(fields, UNPAIRED_FIELDS, UNPAIRED_FIELDS)
     label = fields["label"]
     if not isinstance(label, bool) and label not in (0, 1):
         raise WrongForm(f"has the label {str(label)[:40]!r}: use true for a good answer, false for a bad one")
     prompt = _messages(fields["prompt"], "user", "prompt")
     answer = _answer(_messages(fields["completion"], "assistant", "completion"))
-    return [JudgedAnswer(line, tuple(prompt), answer, bool(label))]
+    return [UnpairedPreference(line, tuple(prompt), answer, bool(label))]
 
 
 def _refuse_missing(fields: Mapping[str, Any], needed: tuple[str, ...], known: tuple[str, ...]) -> None:

@@ -18,7 +18,7 @@ from napkin.tuning.reinforcement_step import PHASES, Phases, Result
 
 
 @dataclass(frozen=True)
-class PhaseFigures:
+class PhaseMetrics:
     """What a phase takes, per step; None is not known."""
 
     tokens: float | None = None
@@ -30,16 +30,16 @@ class PhaseFigures:
 
 
 _UNITS: dict[str, Unit] = {"tokens": "count", "flops": "FLOP", "peak_bytes": "bytes", "seconds": "seconds"}
-ByPhase = Mapping[str, PhaseFigures]
+ByPhase = Mapping[str, PhaseMetrics]
 
 
 TOKENS = "tokens per step"
 """The row of all phases' tokens."""
 
 
-def sum_of(figures: Iterable[float | None]) -> float | None:
+def sum_of(metrics: Iterable[float | None]) -> float | None:
     """Of those that are known; None without any."""
-    known = [each for each in figures if each is not None]
+    known = [each for each in metrics if each is not None]
     return sum(known) if known else None
 
 
@@ -64,13 +64,13 @@ def joined(ledgers: Sequence[Ledger]) -> Ledger:
 def phase_rows(rule: ByPhase, count: ByPhase, usd_per_hour: float | None) -> list[QuantityRow]:
     """The rows of a plan: the tokens of a step, and each quantity of each phase that it has."""
     rows = [QuantityRow(TOKENS, "count", tokens_of(rule), tokens_of(count))]
-    nothing = PhaseFigures()
+    nothing = PhaseMetrics()
     for phase in PHASES:
         by_rule, counted = rule.get(phase, nothing), count.get(phase, nothing)
         for what, unit in _UNITS.items():
-            figures = getattr(by_rule, what), getattr(counted, what)
-            if figures != (None, None):
-                rows.append(QuantityRow(row_name(phase, what), unit, *figures))
+            metrics = getattr(by_rule, what), getattr(counted, what)
+            if metrics != (None, None):
+                rows.append(QuantityRow(row_name(phase, what), unit, *metrics))
         if usd_per_hour is not None and counted.seconds is not None:
             rows.append(QuantityRow(row_name(phase, "dollars"), "USD", None, dollars(counted.seconds, usd_per_hour)))
     return rows
@@ -79,13 +79,13 @@ def phase_rows(rule: ByPhase, count: ByPhase, usd_per_hour: float | None) -> lis
 def metered_rows(metered: ByPhase, usd_per_hour: float | None) -> dict[str, float]:
     """The meter's figures by the names of the plan's rows."""
     found: dict[str, float] = {TOKENS: tokens_of(metered) or 0}
-    for phase, figures in metered.items():
+    for phase, metrics in metered.items():
         for what in _UNITS:
-            value = getattr(figures, what)
+            value = getattr(metrics, what)
             if value is not None:
                 found[row_name(phase, what)] = value
-        if usd_per_hour is not None and figures.seconds is not None:
-            found[row_name(phase, "dollars")] = dollars(figures.seconds, usd_per_hour)
+        if usd_per_hour is not None and metrics.seconds is not None:
+            found[row_name(phase, "dollars")] = dollars(metrics.seconds, usd_per_hour)
     return found
 
 

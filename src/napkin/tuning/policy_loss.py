@@ -13,18 +13,18 @@ from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
 from napkin.recipe.tuning_recipe import ReinforcementConfig
 from napkin.tuning.objective import (
     REFERENCE,
     BatchTotals,
-    Figures,
-    counts_of_sequences,
+    Metrics,
     normalised_sum,
     normalised_weights,
     sums_of_sequences,
+    trained_tokens_of_sequences,
     values_of,
 )
 from napkin.tuning.packing import SequenceMicroBatch
@@ -79,7 +79,7 @@ class PolicyObjective:
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
-    ) -> tuple[Float[Tensor, ""], Figures]:
+    ) -> tuple[Float[Tensor, ""], Metrics]:
         """See `Objective`."""
         terms, means = self._policy_terms(part, scores)
         policy_loss = self._normalised(terms.detach(), part, totals)
@@ -95,13 +95,13 @@ class PolicyObjective:
         if self.parts.advantage == "gae":
             means["value_loss"] = self._value_terms(part, scores)
             loss = loss + self.value_weight * means["value_loss"].sum() / n_tokens
-        figures = {name: values.detach().sum() / n_tokens for name, values in means.items()}
-        figures["policy_loss"] = policy_loss
+        metrics = {name: values.detach().sum() / n_tokens for name, values in means.items()}
+        metrics["policy_loss"] = policy_loss
         if "ratio_mean" in means:
             # Without tokens there is no largest: 0 is below all ratios.
             ratios = means["ratio_mean"].detach()
-            figures["ratio_max"] = torch.cat([ratios, ratios.new_zeros(1)]).max()
-        return loss, figures
+            metrics["ratio_max"] = torch.cat([ratios, ratios.new_zeros(1)]).max()
+        return loss, metrics
 
     def fresh_coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"] | None:
         """The gradient of the loss with respect to the log-probabilities, where these are the old ones: ratios are 1,
@@ -113,13 +113,13 @@ class PolicyObjective:
         if self.parts.ratio != "sequence":
             return slopes
         # The ratio of all tokens of an answer is the mean of their logarithms.
-        means = sums_of_sequences(slopes, part) / counts_of_sequences(part).clamp(min=1)
+        means = sums_of_sequences(slopes, part) / trained_tokens_of_sequences(part).clamp(min=1)
         return means[part.sequence]
 
-    def _policy_terms(self, part: SequenceMicroBatch, scores: TokenScores) -> tuple[Float[Tensor, " token"], Figures]:
+    def _policy_terms(self, part: SequenceMicroBatch, scores: TokenScores) -> tuple[Float[Tensor, " token"], Metrics]:
         """Each token's term, and figures that are means of tokens."""
         parts, logprobs, advantages = self.parts, scores.log_probabilities, values_of(part, "advantages")
-        means: Figures = {}
+        means: Metrics = {}
         if parts.ratio == "none":
             terms = plain_terms(logprobs, advantages)
         else:
@@ -177,17 +177,17 @@ class FreshObjective:
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
-    ) -> tuple[Float[Tensor, ""], Figures]:
+    ) -> tuple[Float[Tensor, ""], Metrics]:
         """See `Objective`."""
         old = scores.log_probabilities.detach()
-        loss, figures = self.objective.loss(replace(part, values={**part.values, OLD: old}), scores, totals)
+        loss, metrics = self.objective.loss(replace(part, values={**part.values, OLD: old}), scores, totals)
         if scores.weighted_sum is not None:
             # Its gradient is the loss's, its value not.
             loss = loss + (scores.weighted_sum - scores.weighted_sum.detach())
         gap = sampler_gap(part.values[SAMPLER].to(old.dtype), old)
         n_tokens = max(totals.tokens, 1)
         means = {name: values.sum() / n_tokens for name, values in gap.items()}
-        return loss, {**figures, **means, "sampler_gap_max": torch.cat([gap["sampler_gap"], old.new_zeros(1)]).max()}
+        return loss, {**metrics, **means, "sampler_gap_max": torch.cat([gap["sampler_gap"], old.new_zeros(1)]).max()}
 
 
 def sampler_gap(sampler: Float[Tensor, " token"], trainer: Float[Tensor, " token"]) -> dict[str, Tensor]:
@@ -258,7 +258,7 @@ class Credit:
 
     advantages: Float[Tensor, "group answer"]
     """Of an answer's tokens, all alike; with gae the reward that its last token gets."""
-    learned: Bool[Tensor, "group answer"]
+    trained_on: Bool[Tensor, "group answer"]
     """Whether an answer is learned from; the others are left out of all counts."""
     rewards: Float[Tensor, "group answer"]
     """With the penalty for length, if there is one."""
@@ -270,7 +270,7 @@ def advantages_of(
     config: ReinforcementConfig,
     rewards: ArrayLike,
     lengths: ArrayLike,
-    cut: ArrayLike | None = None,
+    truncated: ArrayLike | None = None,
     *,
     prompts: Sequence[str] = (),
 ) -> Credit:
@@ -283,22 +283,24 @@ def advantages_of(
     parts = parts_of(config)
     given = torch.as_tensor(np.asarray(rewards, dtype=np.float64))
     sizes = torch.as_tensor(np.asarray(lengths, dtype=np.int64))
-    was_cut = sizes >= config.max_answer if cut is None else torch.as_tensor(np.asarray(cut, dtype=bool))
+    is_truncated = (
+        sizes >= config.max_answer if truncated is None else torch.as_tensor(np.asarray(truncated, dtype=bool))
+    )
     _check_finite(given, prompts)
     equal = has_equal_rewards(given)
     shaped = given
     if parts.overlong == "penalty":
         # A cut answer would have been longer still.
-        reached = torch.where(was_cut, config.max_answer, sizes)
+        reached = torch.where(is_truncated, config.max_answer, sizes)
         shaped = given + overlong_penalty(reached, max_length=config.max_answer, window=overlong_window(config))
-    learned = torch.ones_like(given, dtype=torch.bool)
+    trained_on = torch.ones_like(given, dtype=torch.bool)
     if parts.drop_equal_groups:
-        learned &= ~equal[:, None]
+        trained_on &= ~equal[:, None]
     if parts.overlong == "mask":
-        learned &= ~was_cut
+        trained_on &= ~is_truncated
     if parts.only_rewarded:
-        learned &= given > 0
-    return Credit(_advantages(parts, shaped), learned, shaped, int(equal.sum()))
+        trained_on &= given > 0
+    return Credit(_advantages(parts, shaped), trained_on, shaped, int(equal.sum()))
 
 
 def overlong_window(config: ReinforcementConfig) -> int:
@@ -306,9 +308,9 @@ def overlong_window(config: ReinforcementConfig) -> int:
     return min(config.overlong_window or max(config.max_answer // 5, 1), config.max_answer)
 
 
-def learned_units(
+def trained_examples(
     config: ReinforcementConfig, groups: Sequence[Sequence[TokenSequence]], credit: Credit
-) -> list[list[Unit]]:
+) -> list[list[Example]]:
     """Each group's answers that are learned from, with "advantages" of their tokens; with gae, "returns" too.
 
     `groups[g][a]` is answer a to prompt g, of which the tokens of the answer count; with gae it has "old_values".
@@ -319,7 +321,7 @@ def learned_units(
         [
             (_with_credit(parts, config, answer, float(credit.advantages[g, a])),)
             for a, answer in enumerate(group)
-            if credit.learned[g, a]
+            if credit.trained_on[g, a]
         ]
         for g, group in enumerate(groups)
     ]
@@ -329,7 +331,7 @@ def _with_credit(
     parts: PolicyParts, config: ReinforcementConfig, answer: TokenSequence, advantage: float
 ) -> TokenSequence:
     if parts.advantage != "gae":
-        return answer.with_values(advantages=np.full(answer.n_counted, advantage, np.float32))
+        return answer.with_values(advantages=np.full(answer.n_trained, advantage, np.float32))
     if OLD_VALUES not in answer.values:
         raise NapkinError("an answer has no 'old_values', which rl.advantage gae reads: give those of the value head")
     values = torch.as_tensor(answer.values[OLD_VALUES], dtype=torch.float64)

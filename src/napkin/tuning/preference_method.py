@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from napkin.chats.token_sequence import Unit, prompt_of, sequence_of
+from napkin.chats.token_sequence import Example, prompt_of, sequence_of
 from napkin.errors import NapkinError
 from napkin.recipe.tuning_recipe import PreferenceConfig, PreferenceRecipe, TuningRecipe
 from napkin.train_step.step import TrainState
 from napkin.training.loop import Callback, TrainingLoop
-from napkin.tuning.example_file import UnitFile, UnitKind
-from napkin.tuning.example_method import UnitMethod, opened_units
-from napkin.tuning.examples import LazyUnits, MappedUnits, chunks_of, tokens_of
+from napkin.tuning.example_file import ExampleFile, ExampleKind
+from napkin.tuning.example_method import ExampleMethod, open_examples
+from napkin.tuning.examples import LazyExamples, MappedExamples, chunks_of, tokens_of
 from napkin.tuning.method import TuningContext
 from napkin.tuning.objective import REFERENCE, Objective
 from napkin.tuning.preferences import (
@@ -31,18 +31,18 @@ from napkin.tuning.preferences import (
     rewarded,
     with_kl_estimate,
 )
-from napkin.tuning.reference_scores import ReferencePass, ReferredUnits, with_stand_ins
-from napkin.tuning.sequence_step import scores_of_units
+from napkin.tuning.reference_scores import ReferencedExamples, ReferencePass, with_stand_ins
+from napkin.tuning.sequence_step import score_examples
 
 
-class JudgedUnits(LazyUnits):
+class UnpairedExamples(LazyExamples):
     """Units (answer, mismatched) of a file of judged answers, see `napkin.tuning.preferences`.
 
     A mismatched answer is composed when it is asked for: the answer to the next other prompt, cut where the two would
     be longer than the sequences of the file may be.
     """
 
-    def __init__(self, file: UnitFile) -> None:
+    def __init__(self, file: ExampleFile) -> None:
         self.file = file
         first, last = (prompt_of(file[number][0]) for number in (0, -1))
         self._is_closed = np.array_equal(first, last)
@@ -51,12 +51,12 @@ class JudgedUnits(LazyUnits):
     def __len__(self) -> int:
         return len(self.file)
 
-    def unit(self, number: int) -> Unit:
+    def example(self, number: int) -> Example:
         """See the class."""
         (answer,) = self.file[number]
         (other,) = self.file[mismatched_number(self.file.runs, number, is_closed=self._is_closed)]
         prompt = prompt_of(answer)
-        behind = other.tokens[other.counts][: self.file.about.max_length - len(prompt)]
+        behind = other.tokens[other.loss_mask][: self.file.about.max_length - len(prompt)]
         return answer, sequence_of(prompt.tolist(), behind.tolist())
 
 
@@ -76,7 +76,7 @@ def preference_objective(config: PreferenceConfig) -> Objective:
             return SimPOObjective(beta, per_token, config.margin)
 
 
-class PreferenceMethod(UnitMethod):
+class PreferenceMethod(ExampleMethod):
     """Learns from pairs; with KTO from single answers that are good or bad.
 
     Args:
@@ -95,29 +95,29 @@ class PreferenceMethod(UnitMethod):
             train, held_out = _opened(context, "pairs", n_after=0)
             return cls(context, train, held_out or (), train.checksum, _checksum(held_out))
         train, held_out = _opened(context, "judged answers", n_after=0)
-        evaluated = () if held_out is None else JudgedUnits(held_out)
-        return cls(context, JudgedUnits(train), evaluated, train.checksum, _checksum(held_out))
+        evaluated = () if held_out is None else UnpairedExamples(held_out)
+        return cls(context, UnpairedExamples(train), evaluated, train.checksum, _checksum(held_out))
 
     def __init__(
         self,
         context: TuningContext,
-        train: Sequence[Unit],
-        held_out: Sequence[Unit],
+        train: Sequence[Example],
+        held_out: Sequence[Example],
         checksum: str,
         held_out_checksum: str = "",
     ) -> None:
         recipe = context.recipe
         assert isinstance(recipe, PreferenceRecipe)
         self.preference = recipe.preference
-        units, evaluated = ReferredUnits(train), ReferredUnits(held_out)
-        super().__init__(context, units, evaluated, checksum, preference_objective(recipe.preference))
+        examples, evaluated = ReferencedExamples(train), ReferencedExamples(held_out)
+        super().__init__(context, examples, evaluated, checksum, preference_objective(recipe.preference))
         self._reference: ReferencePass | None = None
         if self.preference.has_reference:
             self._reference = ReferencePass(
                 recipe.tuning.start,
-                {"train": (units, checksum), "held-out": (evaluated, held_out_checksum)},
+                {"train": (examples, checksum), "held-out": (evaluated, held_out_checksum)},
                 max_tokens=self.max_tokens,
-                arrangement=self.arrangement,
+                packing=self.packing,
             )
 
     def callbacks(self) -> list[Callback]:
@@ -129,51 +129,51 @@ class PreferenceMethod(UnitMethod):
         """Of all units, if the objective has a reference."""
         if self._reference is None:
             return 0
-        return sum(tokens_of(units) for units in (self.units, self.held_out))
+        return sum(tokens_of(examples) for examples in (self.examples, self.held_out))
 
     def metered(self, loop: TrainingLoop) -> dict[str, float]:
         """The reference's pass, if this process has made all of it."""
         return {} if self._reference is None else self._reference.metered(loop)
 
-    def scored(self, units: Sequence[Unit]) -> Sequence[Unit]:
+    def scored(self, examples: Sequence[Example]) -> Sequence[Example]:
         """The mismatched answers, with KTO."""
-        return [(mismatched,) for _, mismatched in units] if self.preference.objective == "kto" else ()
+        return [(mismatched,) for _, mismatched in examples] if self.preference.objective == "kto" else ()
 
-    def prepared(self, train_state: TrainState, units: Sequence[Unit]) -> Sequence[Unit]:
+    def prepared(self, train_state: TrainState, examples: Sequence[Example]) -> Sequence[Example]:
         """With KTO, the answers alone, which know the divergence that the mismatched answers of the batch show."""
         if self.preference.objective != "kto":
-            return units
+            return examples
         ratios: list[float] = []
-        for chunk in chunks_of(units):
-            scores = scores_of_units(
+        for chunk in chunks_of(examples):
+            scores = score_examples(
                 train_state.parallel_model,
                 self.scored(chunk),
                 max_tokens=self.max_tokens,
-                arrangement=self.arrangement,
+                packing=self.packing,
                 autocast=train_state.precision.autocast,
             )
             for (_, mismatched), (found,) in zip(chunk, scores, strict=True):
                 terms = found.log_probabilities.astype("f8") - mismatched.values[REFERENCE]
                 ratios.append(float(terms.mean() if self.preference.takes_means else terms.sum()))
-        return with_kl_estimate(units, ratios)
+        return with_kl_estimate(examples, ratios)
 
-    def planned(self, units: Sequence[Unit]) -> Sequence[Unit]:
+    def planned(self, examples: Sequence[Example]) -> Sequence[Example]:
         """With zeros for the log-probabilities and the divergence that are not known yet."""
         if not self.preference.has_reference:
-            return units
-        referred = [with_stand_ins(unit) for unit in units]
+            return examples
+        referred = [with_stand_ins(example) for example in examples]
         return with_kl_estimate(referred, [0.0] * len(referred)) if self.preference.objective == "kto" else referred
 
 
-class RewardModelMethod(UnitMethod):
+class RewardModelMethod(ExampleMethod):
     """Learns which of two answers is better."""
 
     @classmethod
     def open(cls, context: TuningContext) -> "RewardModelMethod":
         """Open the pairs."""
         train, held_out = _opened(context, "pairs", n_after=1)
-        units, evaluated = (MappedUnits(each or (), _rewarded) for each in (train, held_out))
-        return cls(context, units, evaluated, train.checksum, RewardObjective())
+        examples, evaluated = (MappedExamples(each or (), _rewarded) for each in (train, held_out))
+        return cls(context, examples, evaluated, train.checksum, RewardObjective())
 
     def callbacks(self) -> list[Callback]:
         """At the end it is told how far the probabilities can be taken at their word."""
@@ -183,7 +183,7 @@ class RewardModelMethod(UnitMethod):
 class CalibrationAtEnd(Callback):
     """Writes calibration.json, and tells it, after the last step."""
 
-    def __init__(self, method: UnitMethod) -> None:
+    def __init__(self, method: ExampleMethod) -> None:
         self.method = method
 
     def on_end(self, loop: TrainingLoop) -> None:
@@ -194,11 +194,11 @@ class CalibrationAtEnd(Callback):
         with state.averaged():
             margins: list[float] = []
             for chunk in chunks_of(method.held_out):
-                scores = scores_of_units(
+                scores = score_examples(
                     state.parallel_model,
                     chunk,
                     max_tokens=method.max_tokens,
-                    arrangement=method.arrangement,
+                    packing=method.packing,
                     autocast=state.precision.autocast,
                 )
                 rewards = [[float(each.scalars[-1]) for each in pair if each.scalars is not None] for pair in scores]
@@ -210,20 +210,20 @@ class CalibrationAtEnd(Callback):
                 loop.on_message(line)
 
 
-def _opened(context: TuningContext, kind: UnitKind, *, n_after: int) -> tuple[UnitFile, UnitFile | None]:
+def _opened(context: TuningContext, kind: ExampleKind, *, n_after: int) -> tuple[ExampleFile, ExampleFile | None]:
     """The units of data.train and of data.validation, to which `n_after` tokens are added later."""
     recipe = context.recipe
     _refuse_unread(recipe)
     max_length = recipe.tuning.max_length or recipe.model.context_length + 1 - n_after
-    return opened_units(context, kind, max_length=max_length)
+    return open_examples(context, kind, max_length=max_length)
 
 
-def _checksum(file: UnitFile | None) -> str:
+def _checksum(file: ExampleFile | None) -> str:
     return "" if file is None else file.checksum
 
 
-def _rewarded(unit: Unit) -> Unit:
-    return tuple(map(rewarded, unit))
+def _rewarded(example: Example) -> Example:
+    return tuple(map(rewarded, example))
 
 
 def _refuse_unread(recipe: TuningRecipe) -> None:

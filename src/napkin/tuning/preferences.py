@@ -19,11 +19,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
-from napkin.tuning.examples import MappedUnits
-from napkin.tuning.objective import REFERENCE, BatchTotals, Figures, counts_of_sequences, sums_of_sequences, values_of
+from napkin.tuning.examples import MappedExamples
+from napkin.tuning.objective import (
+    REFERENCE,
+    BatchTotals,
+    Metrics,
+    sums_of_sequences,
+    trained_tokens_of_sequences,
+    values_of,
+)
 from napkin.tuning.packing import PADDING, SequenceMicroBatch
 
 
@@ -124,17 +131,17 @@ class PairObjective:
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
-    ) -> tuple[Float[Tensor, ""], Figures]:
+    ) -> tuple[Float[Tensor, ""], Metrics]:
         """See `Objective`."""
-        score = log_ratios_of_answers if self.has_reference else log_probabilities_of_answers
+        score = completion_log_ratios if self.has_reference else completion_log_probabilities
         chosen, rejected = pairs_of(score(part, scores, per_token=self.per_token), part)
-        likelihoods, _ = pairs_of(log_probabilities_of_answers(part, scores, per_token=True), part)
+        likelihoods, _ = pairs_of(completion_log_probabilities(part, scores, per_token=True), part)
         losses = self.pair_losses(chosen, rejected) + self.supervised_share * -likelihoods
-        sums, rejected_sums = pairs_of(log_probabilities_of_answers(part, scores), part)
-        figures = pair_figures(self.beta * chosen, self.beta * rejected, totals)
-        figures["chosen_log_probability"] = sums.detach().sum() / max(totals.units, 1)
-        figures["rejected_log_probability"] = rejected_sums.detach().sum() / max(totals.units, 1)
-        return losses.sum() / max(totals.units, 1), figures
+        sums, rejected_sums = pairs_of(completion_log_probabilities(part, scores), part)
+        metrics = pair_metrics(self.beta * chosen, self.beta * rejected, totals)
+        metrics["chosen_log_probability"] = sums.detach().sum() / max(totals.examples, 1)
+        metrics["rejected_log_probability"] = rejected_sums.detach().sum() / max(totals.examples, 1)
+        return losses.sum() / max(totals.examples, 1), metrics
 
     @property
     def supervised_share(self) -> float:
@@ -146,12 +153,12 @@ class PairObjective:
         raise NotImplementedError
 
 
-def pair_figures(chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"], totals: BatchTotals) -> Figures:
+def pair_metrics(chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"], totals: BatchTotals) -> Metrics:
     """Of rewards: how often the chosen answer's is higher (equal ones count half), by how much, and both means."""
     chosen, rejected = chosen.detach(), rejected.detach()
     wins = (chosen > rejected).float() + 0.5 * (chosen == rejected).float()
     means = {"accuracy": wins, "margin": chosen - rejected, "chosen_reward": chosen, "rejected_reward": rejected}
-    return {name: value.sum() / max(totals.units, 1) for name, value in means.items()}
+    return {name: value.sum() / max(totals.examples, 1) for name, value in means.items()}
 
 
 @dataclass(frozen=True)
@@ -206,14 +213,14 @@ class ORPOObjective(PairObjective):
         return orpo_losses(chosen, rejected, beta=self.beta)
 
 
-def log_probabilities_of_answers(
+def completion_log_probabilities(
     part: SequenceMicroBatch, scores: TokenScores, *, per_token: bool = False
 ) -> Float[Tensor, " sequence"]:
     """log π(answer | prompt): the sum over the answer's tokens, or with `per_token` their mean."""
     return _of_answers(scores.log_probabilities, part, per_token)
 
 
-def log_ratios_of_answers(
+def completion_log_ratios(
     part: SequenceMicroBatch, scores: TokenScores, *, per_token: bool = False
 ) -> Float[Tensor, " sequence"]:
     """log π(answer | prompt) - log π_ref(answer | prompt), summed over the answer's tokens, or their mean.
@@ -224,7 +231,7 @@ def log_ratios_of_answers(
     return _of_answers(scores.log_probabilities - values_of(part, REFERENCE), part, per_token)
 
 
-def last_of_answers(values: Float[Tensor, " token"], part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:
+def last_of_completions(values: Float[Tensor, " token"], part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:
     """The value at each sequence's last token that counts."""
     numbers = torch.arange(part.n_sequences, device=part.sequence.device)
     return values[torch.searchsorted(part.sequence, numbers, right=True) - 1]
@@ -234,11 +241,11 @@ def pairs_of(
     values: Float[Tensor, " sequence"], part: SequenceMicroBatch
 ) -> tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]:
     """The values of chosen and of rejected answers. Raises NapkinError for units that are not pairs."""
-    for number, unit in zip(part.unit_numbers, part.units, strict=True):
-        if len(unit) != 2 or not all(sequence.n_counted for sequence in unit):
+    for number, example in zip(part.example_numbers, part.examples, strict=True):
+        if len(example) != 2 or not all(sequence.n_trained for sequence in example):
             raise NapkinError(
-                f"unit {number} has {len(unit)} sequences, of which "
-                f"{sum(not sequence.n_counted for sequence in unit)} count no token: give pairs of a chosen and a "
+                f"example {number} has {len(example)} sequences, of which "
+                f"{sum(not sequence.n_trained for sequence in example)} count no token: give pairs of a chosen and a "
                 "rejected answer"
             )
     pairs = values.view(-1, 2)
@@ -247,7 +254,7 @@ def pairs_of(
 
 def _of_answers(terms: Tensor, part: SequenceMicroBatch, per_token: bool) -> Tensor:
     sums = sums_of_sequences(terms, part)
-    return sums / counts_of_sequences(part).clamp(min=1) if per_token else sums
+    return sums / trained_tokens_of_sequences(part).clamp(min=1) if per_token else sums
 
 
 # KTO. A unit of the data is (answer, mismatched): `mismatched` is the answer's prompt with another prompt's answer.
@@ -259,16 +266,18 @@ DESIRABLE = "desirable"
 _KL, _ALIKE = "kl", "answers_alike"
 
 
-def with_kl_estimate(units: Sequence[Unit], mismatched_ratios: Sequence[float]) -> Sequence[Unit]:
+def with_kl_estimate(examples: Sequence[Example], mismatched_ratios: Sequence[float]) -> Sequence[Example]:
     """The units (answer, mismatched) of a whole batch as units (answer), which know the batch's estimate.
 
     It is max(0, mean of `mismatched_ratios`), which are log π - log π_ref of the second sequences, as the objective
     takes an answer's: sums, or means per token (Ethayarajh et al. 2024, section 4.1).
     """
     kl = max(0.0, float(np.mean(mismatched_ratios)))
-    good = sum(_is_desirable(answer) for answer, _ in units)
-    alike = {True: good, False: len(units) - good}
-    return MappedUnits(units, lambda unit: (_with_constants(unit[0], kl, alike[_is_desirable(unit[0])]),))
+    good = sum(_is_desirable(answer) for answer, _ in examples)
+    alike = {True: good, False: len(examples) - good}
+    return MappedExamples(
+        examples, lambda example: (_with_constants(example[0], kl, alike[_is_desirable(example[0])]),)
+    )
 
 
 def mismatched_number(runs: Sequence[int] | NDArray[np.int64], number: int, *, is_closed: bool) -> int:
@@ -298,23 +307,23 @@ class KTOObjective:
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
-    ) -> tuple[Float[Tensor, ""], Figures]:
+    ) -> tuple[Float[Tensor, ""], Metrics]:
         """See `Objective`. Rewards are means over the good, and over the bad answers."""
-        ratios = log_ratios_of_answers(part, scores, per_token=self.per_token)
-        desirable, kl, alike = (last_of_answers(values_of(part, name), part) for name in (DESIRABLE, _KL, _ALIKE))
+        ratios = completion_log_ratios(part, scores, per_token=self.per_token)
+        desirable, kl, alike = (last_of_completions(values_of(part, name), part) for name in (DESIRABLE, _KL, _ALIKE))
         weights = {"desirable_weight": self.desirable_weight, "undesirable_weight": self.undesirable_weight}
         losses = kto_losses(ratios, desirable, kl, beta=self.beta, **weights)
-        n = max(totals.units, 1)
+        n = max(totals.examples, 1)
         ahead = ratios.detach() - kl
         rewards = self.beta * ratios.detach() / alike.clamp(min=1)
-        figures = {
+        metrics = {
             "accuracy": ((ahead > 0).float() * desirable + (ahead < 0).float() * (1 - desirable)).sum() / n,
             "margin": ((2 * desirable - 1) * rewards).sum(),
             "chosen_reward": (desirable * rewards).sum(),
             "rejected_reward": ((1 - desirable) * rewards).sum(),
             "kl": kl.sum() / n,
         }
-        return losses.sum() / n, figures
+        return losses.sum() / n, metrics
 
 
 def _is_desirable(answer: TokenSequence) -> bool:
@@ -322,7 +331,7 @@ def _is_desirable(answer: TokenSequence) -> bool:
 
 
 def _with_constants(answer: TokenSequence, kl: float, alike: int) -> TokenSequence:
-    n = answer.n_counted
+    n = answer.n_trained
     return answer.with_values(**{_KL: np.full(n, kl, np.float32), _ALIKE: np.full(n, alike, np.float32)})
 
 
@@ -338,13 +347,13 @@ class RewardObjective:
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
-    ) -> tuple[Float[Tensor, ""], Figures]:
+    ) -> tuple[Float[Tensor, ""], Metrics]:
         """See `Objective`."""
         if scores.scalars is None:
             raise NapkinError("the model has no scalar head, which rewards are read from: add one with add_scalar_head")
-        chosen, rejected = pairs_of(last_of_answers(scores.scalars, part), part)
-        loss = bradley_terry_losses(chosen, rejected).sum() / max(totals.units, 1)
-        return loss, pair_figures(chosen, rejected, totals)
+        chosen, rejected = pairs_of(last_of_completions(scores.scalars, part), part)
+        loss = bradley_terry_losses(chosen, rejected).sum() / max(totals.examples, 1)
+        return loss, pair_metrics(chosen, rejected, totals)
 
 
 # How well calibrated a reward model is. A pair's winner is known, and which of its answers is named first is arbitrary.

@@ -35,19 +35,19 @@ import numpy as np
 from jaxtyping import Float32
 from numpy.typing import NDArray
 
-from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.distributed.parallel_model import ParallelModel
 from napkin.errors import NapkinError, first_line
 from napkin.files import atomic_file, regular
 from napkin.model.adapters import adapters_off
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.signals import Interrupted, agree_on_signal
+from napkin.tuning.base_model import open_base, reference_model
 from napkin.tuning.example_plan import REFERENCE_SECONDS, REFERENCE_TOKENS
-from napkin.tuning.examples import LazyUnits, chunks_of
+from napkin.tuning.examples import LazyExamples, chunks_of
 from napkin.tuning.objective import REFERENCE
-from napkin.tuning.packing import Arrangement
-from napkin.tuning.sequence_step import scores_of_units
-from napkin.tuning.start_model import open_start, reference_model
+from napkin.tuning.packing import Packing
+from napkin.tuning.sequence_step import score_examples
 from napkin.units import format_seconds
 
 FORMAT = "napkin reference 2"
@@ -60,16 +60,16 @@ _AT_A_TIME = 2**20
 class ReferenceKey:
     """What the log-probabilities of a reference depend on."""
 
-    units: str
+    examples: str
     """Checksum of the units, which says what the tokens are."""
-    start: str
+    base: str
     """Fingerprint of the weights; "" where any will do."""
     precision: str
 
     @property
     def header(self) -> dict[str, str]:
         """As a file has it."""
-        return {"format": FORMAT, "units": self.units, "start": self.start, "precision": self.precision}
+        return {"format": FORMAT, "units": self.examples, "start": self.base, "precision": self.precision}
 
 
 class ReferenceScores:
@@ -84,30 +84,30 @@ class ReferenceScores:
         return np.array(self._log_probabilities[begin : int(self._ends[number])])
 
 
-class ReferredUnits(LazyUnits):
+class ReferencedExamples(LazyExamples):
     """Units of `size` sequences that get a reference's log-probabilities when these are known."""
 
-    def __init__(self, units: Sequence[Unit], size: int = 2) -> None:
-        self.units, self.size = units, size
+    def __init__(self, examples: Sequence[Example], size: int = 2) -> None:
+        self.examples, self.size = examples, size
         self.scores: ReferenceScores | None = None
 
     @property
     def n_sequences(self) -> int:
         """Of all units."""
-        return len(self.units) * self.size
+        return len(self.examples) * self.size
 
     def __len__(self) -> int:
         """How many units there are."""
-        return len(self.units)
+        return len(self.examples)
 
-    def unit(self, number: int) -> Unit:
+    def example(self, number: int) -> Example:
         """A unit, with `REFERENCE` among the values of its sequences if that is known."""
-        unit, scores = self.units[number], self.scores
+        example, scores = self.examples[number], self.scores
         if scores is None:
-            return unit
+            return example
         return tuple(
             sequence.with_values(**{REFERENCE: scores.of_sequence(number * self.size + place)})
-            for place, sequence in enumerate(unit)
+            for place, sequence in enumerate(example)
         )
 
 
@@ -223,13 +223,13 @@ def _joined(*digests: bytes) -> str:
     return sha256(b"".join(digests)).hexdigest()
 
 
-def with_stand_ins(unit: Unit) -> Unit:
+def with_stand_ins(example: Example) -> Example:
     """A unit as the reference's log-probabilities would make it, for counting."""
-    return tuple(_with_zeros(sequence) for sequence in unit)
+    return tuple(_with_zeros(sequence) for sequence in example)
 
 
 def _with_zeros(sequence: TokenSequence) -> TokenSequence:
-    return sequence.with_values(**{REFERENCE: np.zeros(sequence.n_counted, np.float32)})
+    return sequence.with_values(**{REFERENCE: np.zeros(sequence.n_trained, np.float32)})
 
 
 WATCHED = "reference"
@@ -240,62 +240,62 @@ class ReferencePass(Callback):
     """Gives units a reference's log-probabilities before the first step.
 
     Args:
-        start: folder of the reference: the model that tuning starts from.
+        base: folder of the reference: the model that tuning starts from.
         units: by name, the units and their checksum; the name is part of a file's.
         max_tokens: of a micro-batch.
         arrangement: of sequences in rows.
     """
 
     def __init__(
-        self, start: str, units: dict[str, tuple[ReferredUnits, str]], *, max_tokens: int, arrangement: Arrangement
+        self, base: str, examples: dict[str, tuple[ReferencedExamples, str]], *, max_tokens: int, packing: Packing
     ) -> None:
-        self.start, self.units, self.max_tokens = start, units, max_tokens
-        self.arrangement: Arrangement = arrangement
+        self.base, self.examples, self.max_tokens = base, examples, max_tokens
+        self.packing: Packing = packing
         self._computed: dict[str, int] = {}
         """Tokens of what this process has computed, by name."""
 
     def on_start(self, loop: TrainingLoop) -> None:
         """Read the log-probabilities, or compute them and write them; a collective. A signal interrupts it: the run
         takes no step then, and computes them when it is resumed."""
-        for name, (units, checksum) in self.units.items():
-            if len(units):
-                self._give(loop, name, units, checksum)
+        for name, (examples, checksum) in self.examples.items():
+            if len(examples):
+                self._give(loop, name, examples, checksum)
 
     def metered(self, loop: TrainingLoop) -> dict[str, float]:
         """Tokens and seconds of the whole pass, by the names of the plan's rows; nothing where some were read."""
-        if any(len(units) and name not in self._computed for name, (units, _) in self.units.items()):
+        if any(len(examples) and name not in self._computed for name, (examples, _) in self.examples.items()):
             return {}
         return {REFERENCE_TOKENS: sum(self._computed.values()), REFERENCE_SECONDS: loop.watch.seconds[WATCHED]}
 
-    def _give(self, loop: TrainingLoop, name: str, units: ReferredUnits, checksum: str) -> None:
+    def _give(self, loop: TrainingLoop, name: str, examples: ReferencedExamples, checksum: str) -> None:
         path = loop.run.path / f"reference-{name}.safetensors"
 
-        def key_of(start: str) -> ReferenceKey:
-            return ReferenceKey(checksum, start, loop.preparation.precision.name)
+        def key_of(fingerprint: str) -> ReferenceKey:
+            return ReferenceKey(checksum, fingerprint, loop.preparation.precision.name)
 
         def look() -> tuple[str, str]:
             # A run that has taken steps keeps its reference, whatever has become of the folder since.
-            start = loop.frozen or ("" if loop.step else open_start(self.start).fingerprint)
-            return start, read_reference_scores(path, key_of(start), units.n_sequences)[1]
+            fingerprint = loop.frozen or ("" if loop.step else open_base(self.base).fingerprint)
+            return fingerprint, read_reference_scores(path, key_of(fingerprint), examples.n_sequences)[1]
 
         # Ranks decide alike; then each reads for itself.
-        start, problem = loop.ranks.broadcast_from_zero(look)
+        fingerprint, problem = loop.ranks.broadcast_from_zero(look)
         if problem:
             if loop.ranks.is_rank_zero and path.exists():
                 loop.on_message(f"'{path}' is computed again: {problem}")
             model = loop.train_state.parallel_model
             if loop.step and loop.frozen is None:
-                reopened = open_start(self.start)
-                start = reopened.fingerprint
+                reopened = open_base(self.base)
+                fingerprint = reopened.fingerprint
                 model = ParallelModel(reference_model(reopened, loop.preparation.precision), loop.ranks, model.layout)
             try:
-                self._compute(loop, model, name, units, path, key_of(start))
+                self._compute(loop, model, name, examples, path, key_of(fingerprint))
             except Interrupted:
                 return
             # The others wait until the file is there.
             loop.ranks.broadcast_from_zero(lambda: None)
-        units.scores, problem = read_reference_scores(path, key_of(start), units.n_sequences)
-        if units.scores is None:
+        examples.scores, problem = read_reference_scores(path, key_of(fingerprint), examples.n_sequences)
+        if examples.scores is None:
             raise NapkinError(f"'{path}' cannot be used, {problem}: continue with `napkin resume {loop.run.path}`")
 
     def _compute(
@@ -303,7 +303,7 @@ class ReferencePass(Callback):
         loop: TrainingLoop,
         model: ParallelModel,
         name: str,
-        units: ReferredUnits,
+        examples: ReferencedExamples,
         path: Path,
         key: ReferenceKey,
     ) -> None:
@@ -314,22 +314,22 @@ class ReferencePass(Callback):
             stack.enter_context(adapters_off(loop.train_state.model))
             writer = None
             if loop.ranks.is_rank_zero:
-                writer = stack.enter_context(reference_writer(path, key, units.n_sequences))
-            for chunk in chunks_of(units.units):
+                writer = stack.enter_context(reference_writer(path, key, examples.n_sequences))
+            for chunk in chunks_of(examples.examples):
                 if agree_on_signal(loop.ranks, loop.interruption) is not None:
                     raise Interrupted
                 # Without values: sequences of a unit may have different ones.
-                bare = [tuple(TokenSequence(each.tokens, each.counts) for each in unit) for unit in chunk]
-                scores = scores_of_units(
+                bare = [tuple(TokenSequence(each.tokens, each.loss_mask) for each in example) for example in chunk]
+                scores = score_examples(
                     model,
                     bare,
                     max_tokens=self.max_tokens,
-                    arrangement=self.arrangement,
+                    packing=self.packing,
                     autocast=loop.preparation.precision.autocast,
                 )
                 if writer is not None:
-                    writer.add([sequence.log_probabilities for unit in scores for sequence in unit])
-                n_tokens += sum(len(sequence.tokens) for unit in bare for sequence in unit)
+                    writer.add([sequence.log_probabilities for example in scores for sequence in example])
+                n_tokens += sum(len(sequence.tokens) for example in bare for sequence in example)
         self._computed[name] = n_tokens
         if writer is not None:
             seconds = format_seconds(time.perf_counter() - began)

@@ -29,9 +29,10 @@ from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.metered_step import IsFit, MeteredStep, no_watch
 from napkin.training.method import Setting
 from napkin.training.non_finite import Verdict
+from napkin.tuning.base_model import initial_weights, open_base, reference_model
 from napkin.tuning.method import TuningContext, TuningMethod
-from napkin.tuning.packing import resolved_arrangement
-from napkin.tuning.phase_accounting import PhaseFigures, PhaseMeters, PhaseTimes, metered_rows
+from napkin.tuning.packing import resolved_packing
+from napkin.tuning.phase_accounting import PhaseMeters, PhaseMetrics, PhaseTimes, metered_rows
 from napkin.tuning.policy_loss import parts_of
 from napkin.tuning.reinforcement_plan import ReinforcementPlan, plan_reinforcement
 from napkin.tuning.reinforcement_step import (
@@ -39,10 +40,9 @@ from napkin.tuning.reinforcement_step import (
     Phases,
     ReinforcementOutcome,
     ReinforcementSettings,
-    learn_from_answers,
+    train_on_rollouts,
 )
 from napkin.tuning.rollout import Episode, RolloutSettings, roll_out
-from napkin.tuning.start_model import initial_weights, open_start, reference_model
 
 REASONS = {
     "equal_groups": "all answers to each prompt had the same reward: use prompts that are neither too hard nor too "
@@ -109,7 +109,7 @@ class ReinforcementMethod(TuningMethod):
             self.environment,
             context.encoder,
             recipe.tuning.micro_batch_tokens or MICRO_BATCH_TOKENS,
-            resolved_arrangement(recipe.tuning.arrangement),
+            resolved_packing(recipe.tuning.arrangement),
         )
 
     @property
@@ -134,7 +134,7 @@ class ReinforcementMethod(TuningMethod):
         model without them is the reference."""
         if not self.has_second_model:
             return None
-        return reference_model(open_start(self.context.recipe.tuning.start), precision)
+        return reference_model(open_base(self.context.recipe.tuning.start), precision)
 
     def make_plan(self, setting: Setting) -> Plan:
         """The plan of a step like the one that will be metered, as the base model answers."""
@@ -154,7 +154,7 @@ class ReinforcementMethod(TuningMethod):
 
     def evaluation(self) -> Callback:
         """Greedy answers to held-out tasks."""
-        return HeldOutAnswers(self)
+        return HeldOutRollouts(self)
 
     def callbacks(self) -> list[Callback]:
         """One that says in how many steps nothing could be learned."""
@@ -182,7 +182,7 @@ class ReinforcementStep(MeteredStep):
         return self.method.batch(number)
 
     def train(self, loop: TrainingLoop, number: int, batch: Sequence[int], watch: Watch, is_fit: IsFit) -> Tensor:
-        """See `learn_from_answers`."""
+        """See `train_on_rollouts`."""
         phases: Phases = self._times if watch is not no_watch else Phases()
         self.last = self._taken(loop, number, batch, watch, is_fit, phases)
         self._times.end_step()
@@ -202,7 +202,7 @@ class ReinforcementStep(MeteredStep):
     ) -> ReinforcementOutcome:
         if self._reference is None:
             self._reference = self.method.reference(loop.preparation.precision)
-        return learn_from_answers(
+        return train_on_rollouts(
             loop.train_state,
             number,
             batch,
@@ -242,7 +242,7 @@ class ReinforcementStep(MeteredStep):
             return found
         seconds = self._times.medians
         phases = {
-            phase: PhaseFigures(
+            phase: PhaseMetrics(
                 self._metered_tokens.get(phase),
                 None if meter is None else meter.ledger.flops,
                 None if meter is None else meter.peak_bytes,
@@ -272,13 +272,13 @@ class ReinforcementStep(MeteredStep):
         loop.history.updates = int(loop.train_state.optimizer.param_groups[0]["step"])
         return loop.history.tokens, self.last.tokens, None
 
-    def figures(self) -> dict[str, float | None]:
+    def further_metrics(self) -> dict[str, float | None]:
         """Of rewards, answers and updates."""
         assert self.last is not None
-        return self.last.figures
+        return self.last.metrics
 
 
-class HeldOutAnswers(Callback):
+class HeldOutRollouts(Callback):
     """Answers held-out tasks greedily before the first step, after it, and when an evaluation is due."""
 
     def __init__(self, method: ReinforcementMethod) -> None:
@@ -288,38 +288,37 @@ class HeldOutAnswers(Callback):
         """Say what the start can do."""
         if loop.step == 0 and self.method.config.evaluation_prompts:
             with loop.watch("evaluation"):
-                figures = self._answered(loop, 0)
+                found = self._answered(loop, 0)
             loop.on_message(
-                f"before the first step: held-out reward {figures['held-out reward']:.3f}, "
-                f"{figures[CORRECT]:.1%} correct"
+                f"before the first step: held-out reward {found['held-out reward']:.3f}, {found[CORRECT]:.1%} correct"
             )
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
-        """Add the held-out figures."""
+        """Add the metrics of held-out tasks."""
         if not (loop.step == 1 or loop.evaluation_is_due) or not self.method.config.evaluation_prompts:
             return metrics
         with loop.watch("evaluation"), loop.train_state.averaged():
-            figures = self._answered(loop, loop.step)
-        return dataclasses.replace(metrics, figures={**(metrics.figures or {}), **figures}, seconds=loop.seconds)
+            found = self._answered(loop, loop.step)
+        return dataclasses.replace(metrics, figures={**(metrics.figures or {}), **found}, seconds=loop.seconds)
 
     def _answered(self, loop: TrainingLoop, step: int) -> dict[str, float]:
         method, ranks = self.method, loop.ranks
         own = own_range(method.config.evaluation_prompts, method.context)
-        episodes = held_out_answers(loop.train_state, method, own)
-        told = [[each.reward, each.cut, each.sequence.n_counted] for each in episodes]
-        everyone = [each for part in ranks.all_gather(told) for each in part]
+        episodes = held_out_episodes(loop.train_state, method, own)
+        own_episodes = [[each.reward, each.truncated, each.sequence.n_trained] for each in episodes]
+        everyone = [each for part in ranks.all_gather(own_episodes) for each in part]
         if ranks.is_rank_zero:
             write_answers(loop.run.path, step, map(_answered, episodes[:MOST_ANSWERS]))
         n = len(everyone)
         return {
             "held-out reward": sum(reward for reward, _, _ in everyone) / n,
             CORRECT: sum(reward >= 1 for reward, _, _ in everyone) / n,
-            "held-out cut_share": sum(cut for _, cut, _ in everyone) / n,
+            "held-out cut_share": sum(truncated for _, truncated, _ in everyone) / n,
             "held-out length": sum(length for _, _, length in everyone) / n,
         }
 
 
-def held_out_answers(train_state: TrainState, method: ReinforcementMethod, prompts: Sequence[int]) -> list[Episode]:
+def held_out_episodes(train_state: TrainState, method: ReinforcementMethod, prompts: Sequence[int]) -> list[Episode]:
     """Greedy answers to held-out tasks by number, the same ones at every evaluation."""
     if not prompts:
         return []
@@ -344,7 +343,7 @@ def own_range(n: int, context: TuningContext) -> range:
 
 def _answered(episode: Episode) -> Answered:
     messages = tuple(Said(each.role, each.content) for each in episode.messages)
-    return Answered(messages, episode.reward, episode.sequence.n_counted, episode.ending, episode.failure)
+    return Answered(messages, episode.reward, episode.sequence.n_trained, episode.ending, episode.failure)
 
 
 def _file_content(name: str) -> bytes:

@@ -18,7 +18,7 @@ from napkin.accounting.ledger import Ledger
 from napkin.accounting.metering import METERED_STEP, Stopwatch, meter_step
 from napkin.accounting.pricing import Price
 from napkin.accounting.quantities import QuantityRow, QuantityTable
-from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.model.adapters import adapters_off
 from napkin.model.transformer import Transformer
 from napkin.planning.rules.sizes import multiplying_parameters_by_rule
@@ -29,7 +29,7 @@ from napkin.train_step.step import TrainState, build_train_state
 from napkin.tuning.example_plan import count_parts
 from napkin.tuning.objective import REFERENCE, Objective, totals_of
 from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
-from napkin.tuning.phase_accounting import PhaseFigures, joined, phase_rows, sum_of, tokens_of
+from napkin.tuning.phase_accounting import PhaseMetrics, joined, phase_rows, sum_of, tokens_of
 from napkin.tuning.policy_loss import OLD, OLD_VALUES, FreshObjective, policy_objective
 from napkin.tuning.reinforcement_step import ReinforcementSettings
 from napkin.tuning.rollout import Rollout, roll_out
@@ -41,8 +41,8 @@ class ReinforcementPlan(Plan):
     """The plan of steps of several phases. The ledger has the operators of all of them and the bytes of the update;
     the price is that of the update."""
 
-    rule: dict[str, PhaseFigures] = field(default_factory=dict)
-    count: dict[str, PhaseFigures] = field(default_factory=dict)
+    rule: dict[str, PhaseMetrics] = field(default_factory=dict)
+    count: dict[str, PhaseMetrics] = field(default_factory=dict)
     update: dict[str, int] = field(default_factory=dict)
     """Its FLOPs forwards, backwards and in the optimizer."""
 
@@ -143,16 +143,16 @@ def plan_reinforcement(
     prices = machine.price(dataclasses.replace(alike, world_size=1), [updates.ledger, *scored], ceilings, progress)
     optimizer_bytes = updates.ledger.resident_bytes - trial.weight_bytes
     count = {
-        "rollout": PhaseFigures(
+        "rollout": PhaseMetrics(
             trial.tokens, trial.ledger.flops, trial.peak_bytes + optimizer_bytes, trial.seconds.get("rollout", 0.0)
         ),
-        "reward": PhaseFigures(seconds=trial.seconds.get("reward", 0.0)),
-        "update": updates.figures(prices[0]),
+        "reward": PhaseMetrics(seconds=trial.seconds.get("reward", 0.0)),
+        "update": updates.metrics(prices[0]),
     }
     if scores is not None:
-        figures = scores.figures(prices[1])
+        metrics = scores.metrics(prices[1])
         count["log-probabilities"] = dataclasses.replace(
-            figures, peak_bytes=(figures.peak_bytes or 0) + optimizer_bytes
+            metrics, peak_bytes=(metrics.peak_bytes or 0) + optimizer_bytes
         )
     if has_second_model:
         held = {
@@ -221,10 +221,10 @@ class _Counted:
     passes: int = 1
     """Of all its tokens, in the ledger."""
 
-    def figures(self, price: Price) -> PhaseFigures:
+    def metrics(self, price: Price) -> PhaseMetrics:
         """Of all of a step's."""
         tokens = sum(part.rows.inputs.numel() for part in self.parts)
-        return PhaseFigures(
+        return PhaseMetrics(
             self.times * self.passes * tokens,
             self.times * self.ledger.flops,
             self.ledger.peak_bytes,
@@ -288,14 +288,14 @@ def _parts(
     names: Sequence[str],
 ) -> list[SequenceMicroBatch]:
     """The micro-batches of sequences with values of these names; one without tokens, where there are no sequences."""
-    units: list[Unit] = [
-        (each.with_values(**dict.fromkeys(names, torch.zeros(each.n_counted).numpy())),) for each in sequences
+    examples: list[Example] = [
+        (each.with_values(**dict.fromkeys(names, torch.zeros(each.n_trained).numpy())),) for each in sequences
     ]
     return micro_batches_of(
-        units,
+        examples,
         max_tokens=settings.max_tokens,
         row_length=resolved.recipe.model.context_length,
-        arrangement=settings.arrangement,
+        packing=settings.packing,
         temperature=settings.config.temperature,
         at_least=1,
     )
@@ -307,17 +307,17 @@ def _rule(
     n_prompts: int,
     sequences: Sequence[TokenSequence],
     scores: _Counted | None,
-) -> dict[str, PhaseFigures]:
+) -> dict[str, PhaseMetrics]:
     """Answers as long as they may be in the context; 2 FLOPs per parameter and token forwards, 6 with the way back."""
     model = resolved.recipe.model
     parameters = multiplying_parameters_by_rule(model)
-    prompt = max(len(each.tokens) - each.n_counted for each in sequences)
+    prompt = max(len(each.tokens) - each.n_trained for each in sequences)
     longest = min(prompt + settings.config.max_answer, model.context_length)
     tokens = n_prompts * settings.config.group_size * longest
     rule = {
-        "rollout": PhaseFigures(tokens, 2 * parameters * tokens),
-        "update": PhaseFigures(settings.config.epochs * tokens, 6 * parameters * tokens * settings.config.epochs),
+        "rollout": PhaseMetrics(tokens, 2 * parameters * tokens),
+        "update": PhaseMetrics(settings.config.epochs * tokens, 6 * parameters * tokens * settings.config.epochs),
     }
     if scores is not None:
-        rule["log-probabilities"] = PhaseFigures(scores.passes * tokens, 2 * parameters * tokens * scores.passes)
+        rule["log-probabilities"] = PhaseMetrics(scores.passes * tokens, 2 * parameters * tokens * scores.passes)
     return rule

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.distributed.parallel_model import ParallelModel
 from napkin.distributed.ranks import ALONE
 from napkin.environments.environment import Environment
@@ -24,7 +24,7 @@ from napkin.recipe.layout import Layout
 from napkin.recipe.tuning_recipe import ReinforcementConfig
 from napkin.train_step.step import TrainState, Watch
 from napkin.tuning.objective import REFERENCE, Objective
-from napkin.tuning.packing import Arrangement, tokens_in_rows
+from napkin.tuning.packing import Packing, tokens_in_rows
 from napkin.tuning.policy_loss import (
     OLD,
     OLD_VALUES,
@@ -32,12 +32,12 @@ from napkin.tuning.policy_loss import (
     Credit,
     FreshObjective,
     advantages_of,
-    learned_units,
     policy_objective,
     sampler_gap,
+    trained_examples,
 )
 from napkin.tuning.rollout import ConversationTokens, Episode, Rollout, RolloutSettings, roll_out
-from napkin.tuning.sequence_step import SequenceScores, scores_of_units, train_on_units
+from napkin.tuning.sequence_step import SequenceScores, score_examples, train_on_examples
 
 PHASES = ("rollout", "reward", "log-probabilities", "update")
 
@@ -53,7 +53,7 @@ class ReinforcementSettings:
     tokens: ConversationTokens
     max_tokens: int
     """Of a micro-batch, padding included."""
-    arrangement: Arrangement = "packed"
+    packing: Packing = "packed"
 
     @property
     def rollout(self) -> RolloutSettings:
@@ -81,7 +81,7 @@ class ReinforcementOutcome:
 
     loss: float
     """Of the last update."""
-    figures: dict[str, float | None]
+    metrics: dict[str, float | None]
     tokens: int
     """Generated tokens that were learned from."""
     updates: int
@@ -100,7 +100,7 @@ class Phases:
         return function()
 
 
-def learn_from_answers(
+def train_on_rollouts(
     train_state: TrainState,
     number: int,
     prompts: Sequence[int],
@@ -147,11 +147,16 @@ def learn_from_answers(
     everyone = _Everyone(parallel, rollout)
     with watch("advantages"):
         credit = everyone.credit(settings.config)
-        units = learned_units(settings.config, sequences, everyone.own(credit))
+        examples = trained_examples(settings.config, sequences, everyone.own(credit))
     parts = [
         _Part(
-            [unit for place, group in enumerate(units) if (everyone.first + place) % n == part for unit in group],
-            int(everyone.lengths[part::n][credit.learned.numpy()[part::n]].sum()),
+            [
+                example
+                for place, group in enumerate(examples)
+                if (everyone.first + place) % n == part
+                for example in group
+            ],
+            int(everyone.lengths[part::n][credit.trained_on.numpy()[part::n]].sum()),
         )
         for n in [min(settings.config.updates_per_rollout, len(everyone.lengths))]
         for part in range(n)
@@ -162,14 +167,14 @@ def learn_from_answers(
 
     updates = phases.run("update", updated)
     gap = {} if not settings.needs_old else everyone.gathered_gap(sequences)
-    figures: dict[str, float | None] = {**everyone.figures(credit), **updates.figures, **gap}
-    learned = int(everyone.lengths[credit.learned.numpy()].sum())
-    return ReinforcementOutcome(updates.loss, figures, learned, updates.made, computed, rollout)
+    metrics: dict[str, float | None] = {**everyone.metrics(credit), **updates.metrics, **gap}
+    n_trained = int(everyone.lengths[credit.trained_on.numpy()].sum())
+    return ReinforcementOutcome(updates.loss, metrics, n_trained, updates.made, computed, rollout)
 
 
 @dataclass(frozen=True)
 class _Part:
-    units: list[Unit]
+    examples: list[Example]
     """This rank's."""
     tokens: int
     """That count, of all ranks."""
@@ -179,7 +184,7 @@ class _Part:
 class _Updates:
     loss: float = 0.0
     made: int = 0
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 def _update(
@@ -204,20 +209,20 @@ def _update(
 
     found: list[dict[str, float]] = []
     for part in [part for _ in range(settings.config.epochs) for part in parts if part.tokens]:
-        step = train_on_units(
+        step = train_on_examples(
             train_state,
             number,
-            part.units,
+            part.examples,
             objective,
             max_tokens=settings.max_tokens,
-            arrangement=settings.arrangement,
+            packing=settings.packing,
             temperature=settings.config.temperature,
             divided=True,
             watch=later_watch if result.made else watch,
             is_fit=judge,
         )
         computed["update"] = computed.get("update", 0) + step.tokens_computed
-        found.append(step.figures)
+        found.append(step.metrics)
         result.loss = step.loss
         if not fit:
             break
@@ -227,7 +232,7 @@ def _update(
         is_fit(torch.zeros(()), torch.zeros(()))
     for name in sorted({name for each in found for name in each}):
         values = [each[name] for each in found if name in each]
-        result.figures[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
+        result.metrics[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
     return result
 
 
@@ -239,23 +244,23 @@ def _with_scores(
     computed: dict[str, int],
 ) -> list[list[TokenSequence]]:
     """The sequences with log-probabilities of the trainer, values, and log-probabilities of the reference."""
-    units: list[Unit] = [(sequence,) for group in groups for sequence in group]
+    examples: list[Example] = [(sequence,) for group in groups for sequence in group]
     options: dict[str, Any] = {
         "max_tokens": settings.max_tokens,
-        "arrangement": settings.arrangement,
+        "packing": settings.packing,
         "temperature": settings.config.temperature,
         "divided": True,
         "autocast": train_state.precision.autocast,
     }
-    values: list[dict[str, NDArray[np.float32]]] = [{} for _ in units]
+    values: list[dict[str, NDArray[np.float32]]] = [{} for _ in examples]
     n_tokens = tokens_in_rows(
-        units,
+        examples,
         max_tokens=settings.max_tokens,
         row_length=train_state.model.config.context_length,
-        arrangement=settings.arrangement,
+        packing=settings.packing,
     )
     if settings.needs_old:
-        for each, found in zip(values, _scores(train_state.parallel_model, units, options), strict=True):
+        for each, found in zip(values, _scores(train_state.parallel_model, examples, options), strict=True):
             each[OLD] = found.log_probabilities
             if found.scalars is not None:
                 each[OLD_VALUES] = found.scalars
@@ -264,15 +269,15 @@ def _with_scores(
         # A model in training is its own reference without its adapters.
         frozen = train_state.parallel_model if reference is None else ParallelModel(reference, ALONE, Layout())
         with adapters_off(frozen.model):
-            for each, found in zip(values, _scores(frozen, units, options), strict=True):
+            for each, found in zip(values, _scores(frozen, examples, options), strict=True):
                 each[REFERENCE] = found.log_probabilities
         computed["log-probabilities"] = computed.get("log-probabilities", 0) + n_tokens
-    scored = iter([unit[0].with_values(**each) for unit, each in zip(units, values, strict=True)])
+    scored = iter([example[0].with_values(**each) for example, each in zip(examples, values, strict=True)])
     return [[next(scored) for _ in group] for group in groups]
 
 
-def _scores(model: ParallelModel, units: list[Unit], options: dict[str, Any]) -> list[SequenceScores]:
-    return [scores[0] for scores in scores_of_units(model, units, **options)]
+def _scores(model: ParallelModel, examples: list[Example], options: dict[str, Any]) -> list[SequenceScores]:
+    return [scores[0] for scores in score_examples(model, examples, **options)]
 
 
 class _Everyone:
@@ -280,7 +285,7 @@ class _Everyone:
 
     def __init__(self, parallel: ParallelModel, rollout: Rollout) -> None:
         self.ranks = parallel.ranks
-        own = [[_told(episode) for episode in group] for group in rollout.groups]
+        own = [[_summary_of(episode) for episode in group] for group in rollout.groups]
         gathered = self.ranks.all_gather(own)
         self.first = sum(len(each) for each in gathered[: self.ranks.info.rank])
         self.n_own = len(own)
@@ -289,17 +294,17 @@ class _Everyone:
 
     def credit(self, config: ReinforcementConfig) -> Credit:
         """What is learned from each."""
-        cut = self._table("cut").astype(bool)
-        return advantages_of(config, self._table("reward"), self.lengths, cut)
+        truncated = self._table("truncated").astype(bool)
+        return advantages_of(config, self._table("reward"), self.lengths, truncated)
 
     def own(self, credit: Credit) -> Credit:
         """That of this rank's groups."""
         rows = slice(self.first, self.first + self.n_own)
         return replace(
-            credit, advantages=credit.advantages[rows], learned=credit.learned[rows], rewards=credit.rewards[rows]
+            credit, advantages=credit.advantages[rows], trained_on=credit.trained_on[rows], rewards=credit.rewards[rows]
         )
 
-    def figures(self, credit: Credit) -> dict[str, float]:
+    def metrics(self, credit: Credit) -> dict[str, float]:
         """Of rewards and answers."""
         rewards = self._table("reward")
         parts = sorted({name for group in self.answers for each in group for name in each["parts"]})
@@ -308,9 +313,9 @@ class _Everyone:
             "reward_std": float(rewards.std()),
             "length": float(self.lengths.mean()),
             "length_max": float(self.lengths.max()),
-            "cut_share": float(self._table("cut").mean()),
+            "cut_share": float(self._table("truncated").mean()),
             "equal_groups": credit.equal_groups / len(self.answers),
-            "learned_share": float(credit.learned.double().mean()),
+            "learned_share": float(credit.trained_on.double().mean()),
             "turns": float(self._table("turns").mean()),
             "reward_failures": float(self._table("failed").sum()),
         }
@@ -326,21 +331,21 @@ class _Everyone:
         sampler = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *(each[SAMPLER] for each in values)]))
         gap = sampler_gap(sampler.double(), old.double())
         largest = float(gap["sampler_gap"].max()) if len(old) else 0.0
-        told = self.ranks.all_gather([len(old), largest, {name: float(each.sum()) for name, each in gap.items()}])
-        n_tokens = max(sum(n for n, _, _ in told), 1)
-        means = {name: sum(sums[name] for _, _, sums in told) / n_tokens for name in gap}
-        return {**means, "sampler_gap_max": max(most for _, most, _ in told)}
+        everyone = self.ranks.all_gather([len(old), largest, {name: float(each.sum()) for name, each in gap.items()}])
+        n_tokens = max(sum(n for n, _, _ in everyone), 1)
+        means = {name: sum(sums[name] for _, _, sums in everyone) / n_tokens for name in gap}
+        return {**means, "sampler_gap_max": max(most for _, most, _ in everyone)}
 
     def _table(self, name: str) -> NDArray[np.float64]:
         return np.array([[each[name] for each in group] for group in self.answers], dtype=np.float64)
 
 
-def _told(episode: Episode) -> dict[str, Any]:
+def _summary_of(episode: Episode) -> dict[str, Any]:
     """What other ranks need to know."""
     return {
         "reward": episode.reward,
-        "length": episode.sequence.n_counted,
-        "cut": episode.cut,
+        "length": episode.sequence.n_trained,
+        "truncated": episode.truncated,
         "turns": episode.turns,
         "parts": episode.parts,
         "failed": episode.failure is not None,

@@ -35,7 +35,7 @@ from napkin.train_step.step import Watch
 from napkin.tuning.policy_loss import SAMPLER
 
 
-class AnswerJudging:
+class BackgroundJudging:
     """Begins to judge answers in the order in which they come; outcomes depend neither on threads nor on time."""
 
     def __init__(self, environment: Environment) -> None:
@@ -50,7 +50,7 @@ class AnswerJudging:
             return partial(self._environment.step, state, answer)
         return self._pool.submit(self._environment.step, state, answer).result
 
-    def __enter__(self) -> "AnswerJudging":
+    def __enter__(self) -> "BackgroundJudging":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -94,9 +94,8 @@ class RolloutSettings:
     """How answers are drawn."""
 
     group_size: int
-    """Answers to each prompt."""
-    max_answer: int
-    """Tokens of an answer, at most."""
+    """Completions of each prompt."""
+    max_completion_tokens: int
     temperature: float
     """0 always takes the likeliest token."""
     seed: int
@@ -110,7 +109,7 @@ class Episode:
 
     prompt: int
     """Its number in the batch."""
-    answer: int
+    completion: int
     """Its number in its group."""
     sequence: TokenSequence
     """Generated tokens count; `SAMPLER` has the log-probabilities that they were drawn with."""
@@ -125,7 +124,7 @@ class Episode:
     """Why a reward could not be told, which is then 0."""
 
     @property
-    def cut(self) -> bool:
+    def truncated(self) -> bool:
         """Whether its last answer was not ended by the model."""
         return self.ending == "cut"
 
@@ -178,34 +177,34 @@ def roll_out(
             task = environment.start(task_seed(settings.seed, step, number))
             ids = tokens.prompt(task.messages)
             drafts += [
-                _Draft(number, answer, task, ids, tokens, model.config.context_length)
-                for answer in range(settings.group_size)
+                _Draft(number, completion, task, ids, tokens, model.config.context_length)
+                for completion in range(settings.group_size)
             ]
         if not drafts:
             return Rollout([], 0, 0, 0, 0, 0, 0)
-        longest = max(len(draft.ids) for draft in drafts) + settings.max_answer
-    with evaluating(model), autocast(), AnswerJudging(environment) as judging:
+        longest = max(len(draft.ids) for draft in drafts) + settings.max_completion_tokens
+    with evaluating(model), autocast(), BackgroundJudging(environment) as judging:
         with watch("rollout"):
             engine = _engine(model, settings, len(drafts), longest, tokens.stop_ids)
-            drawing = {engine.submit(draft.request(settings, step)): draft for draft in drafts}
+            running = {engine.submit(draft.request(settings, step)): draft for draft in drafts}
         done, judged = 0, list[tuple[_Draft, Callable[[], Outcome]]]()
         while engine.has_work:
             with watch("rollout"):
                 ended = [completion for completion, _ in engine.step() if completion.finish is not None]
                 for completion in ended:
-                    draft = drawing.pop(completion)
-                    judged.append((draft, judging.begin(draft.state, draft.take(completion))))
+                    draft = running.pop(completion)
+                    judged.append((draft, judging.begin(draft.state, draft.add_completion(completion))))
             # The schedule is the same however long judging takes: outcomes are waited for at fixed steps of the engine.
             if not (judging.may_wait and engine.has_work):
                 with watch("reward"):
                     for draft, outcome in judged:
-                        draft.hear(outcome())
+                        draft.add_outcome(outcome())
                 again = [draft for draft, _ in judged if draft.ending is None]
                 done += len(judged) - len(again)
                 judged.clear()
                 with watch("rollout"):
                     for draft in again:
-                        drawing[engine.submit(draft.request(settings, step))] = draft
+                        running[engine.submit(draft.request(settings, step))] = draft
             if ended:
                 progress(done + len(judged), len(drafts))
         stats = engine.stats()
@@ -215,7 +214,7 @@ def roll_out(
         groups=[episodes[first : first + size] for first in range(0, len(episodes), size)],
         prompt_tokens=stats.prompt_tokens,
         computed_prompt_tokens=stats.prompt_tokens - stats.cached_tokens,
-        generated_tokens=sum(episode.sequence.n_counted for episode in episodes),
+        generated_tokens=sum(episode.sequence.n_trained for episode in episodes),
         passes=stats.steps,
         preempted=stats.preempted,
         cache_bytes=stats.cache_bytes,
@@ -227,10 +226,10 @@ def task_seed(seed: int, step: int, prompt: int) -> int:
     return random_word(random_word(random_word(seed, 0), step), prompt) >> 2
 
 
-def answer_seed(seed: int, step: int, prompt: int, answer: int, turn: int) -> int:
+def completion_seed(seed: int, step: int, prompt: int, completion: int, turn: int) -> int:
     """Of the draws of an answer."""
     word = random_word(seed, 1)
-    for number in (step, prompt, answer, turn):
+    for number in (step, prompt, completion, turn):
         word = random_word(word, number)
     return word >> 2
 
@@ -245,20 +244,20 @@ def evaluating(model: Transformer) -> Iterator[None]:
         model.train(training)
 
 
-def pool_bytes(model: Transformer, n_answers: int, longest: int) -> int:
+def pool_bytes(model: Transformer, n_completions: int, longest: int) -> int:
     """Of the keys and values that so many answers need, prompts included; one sequence of the context always fits.
 
     It depends on nothing else, above all not on what memory is free: the schedule is the same wherever it runs.
     """
     context = model.config.context_length
-    blocks = max(n_answers * -(-min(longest + 1, context) // BLOCK_SIZE), -(-context // BLOCK_SIZE))
+    blocks = max(n_completions * -(-min(longest + 1, context) // BLOCK_SIZE), -(-context // BLOCK_SIZE))
     return blocks * BLOCK_SIZE * bytes_per_token(model.config, model.head_weight.dtype)
 
 
 def _engine(
-    model: Transformer, settings: RolloutSettings, n_answers: int, longest: int, stop_ids: Sequence[int]
+    model: Transformer, settings: RolloutSettings, n_completions: int, longest: int, stop_ids: Sequence[int]
 ) -> Engine:
-    running = min(settings.max_running, n_answers)
+    running = min(settings.max_running, n_completions)
     return Engine(
         model,
         cache_bytes=pool_bytes(model, running, longest),
@@ -276,25 +275,26 @@ class _Draft:
     def __init__(
         self,
         prompt: int,
-        answer: int,
+        completion: int,
         task: Task,
         ids: Sequence[int],
         tokens: ConversationTokens,
         context: int,
     ) -> None:
-        self.prompt, self.answer, self.state, self.tokens, self.context = prompt, answer, task.state, tokens, context
+        self.prompt, self.completion, self.state = prompt, completion, task.state
+        self.tokens, self.context = tokens, context
         self.messages: list[Message] = list(task.messages)
         self.ids = list(ids)
         if len(self.ids) >= context:
             raise NapkinError(
                 f"prompt {prompt} has {len(self.ids):,} tokens, the model's context {context:,}: use shorter prompts"
             )
-        self.counts = [False] * len(self.ids)
+        self.loss_mask = [False] * len(self.ids)
         self.log_probabilities: list[float] = []
         self.reward, self.turns = 0.0, 0
         self.parts: dict[str, float] = {}
         self.ending: Ending | None = None
-        self.was_cut = False
+        self.is_truncated = False
         self.failure: str | None = None
 
     def request(self, settings: RolloutSettings, step: int) -> Request:
@@ -302,28 +302,28 @@ class _Draft:
         sampling = Sampling(
             temperature=settings.temperature,
             top_p=1.0,
-            seed=answer_seed(settings.seed, step, self.prompt, self.answer, self.turns),
+            seed=completion_seed(settings.seed, step, self.prompt, self.completion, self.turns),
         )
-        most = min(settings.max_answer, self.context - len(self.ids))
+        most = min(settings.max_completion_tokens, self.context - len(self.ids))
         return Request(tuple(self.ids), most, sampling, sampled_logprobs=True)
 
-    def take(self, completion: Completion) -> str:
+    def add_completion(self, completion: Completion) -> str:
         """Add an answer, whose text is returned."""
         text = self.tokens.decode(completion.tokens)
-        draws = [*completion.draws, *([] if completion.stop_draw is None else [completion.stop_draw])]
-        self.ids += [draw.token for draw in draws]
-        self.counts += [True] * len(draws)
-        self.log_probabilities += [draw.sampled_logprob or 0.0 for draw in draws]
+        sampled = [*completion.draws, *([] if completion.stop_draw is None else [completion.stop_draw])]
+        self.ids += [each.token for each in sampled]
+        self.loss_mask += [True] * len(sampled)
+        self.log_probabilities += [each.sampled_logprob or 0.0 for each in sampled]
         self.messages.append(Message("assistant", text))
         self.turns += 1
-        self.was_cut = completion.stop_draw is None
+        self.is_truncated = completion.stop_draw is None
         return text
 
-    def hear(self, outcome: Outcome) -> None:
+    def add_outcome(self, outcome: Outcome) -> None:
         """Add what the environment says to the last answer."""
         self._add_reward(outcome.reward, outcome.parts, outcome.failure)
         self.state = outcome.state
-        if self.was_cut:
+        if self.is_truncated:
             self.ending = "cut"
         elif outcome.done or outcome.message is None:
             self.ending = "done"
@@ -335,7 +335,7 @@ class _Draft:
                 self.ending = "no room"
             else:
                 self.ids += between
-                self.counts += [False] * len(between)
+                self.loss_mask += [False] * len(between)
 
     def _add_reward(self, reward: float, parts: Mapping[str, float], failure: str | None) -> None:
         if not math.isfinite(reward):
@@ -350,12 +350,12 @@ class _Draft:
         assert self.ending is not None
         sequence = TokenSequence(
             np.array(self.ids, dtype=np.int64),
-            np.array(self.counts, dtype=bool),
+            np.array(self.loss_mask, dtype=bool),
             {SAMPLER: np.array(self.log_probabilities, dtype=np.float32)},
         )
         return Episode(
             self.prompt,
-            self.answer,
+            self.completion,
             sequence,
             self.reward,
             self.ending,
@@ -373,7 +373,7 @@ def continuation(tokens: ConversationTokens, messages: Sequence[Message], messag
     others follow.
     """
     before = tokens.sequence(messages)
-    n_before = int(np.flatnonzero(before.counts)[-1]) + 1
+    n_before = int(np.flatnonzero(before.loss_mask)[-1]) + 1
     whole = tokens.prompt([*messages, message])
     if whole[:n_before] != before.tokens[:n_before].tolist():
         raise NapkinError(

@@ -16,15 +16,15 @@ from jaxtyping import Float, Float32
 from numpy.typing import NDArray
 from torch import Tensor
 
-from napkin.chats.token_sequence import Unit
+from napkin.chats.token_sequence import Example
 from napkin.distributed.parallel_model import ParallelModel
 from napkin.errors import NapkinError
 from napkin.model.language_model import evaluation_mode
 from napkin.model.transformer import TokenScores
 from napkin.recipe.layout import Layout
 from napkin.train_step.step import TrainState, Watch
-from napkin.tuning.objective import BatchTotals, Figures, Objective, WeightedLogProbabilities, add_figures
-from napkin.tuning.packing import Arrangement, SequenceMicroBatch, micro_batches_of
+from napkin.tuning.objective import BatchTotals, Metrics, Objective, WeightedLogProbabilities, add_metrics
+from napkin.tuning.packing import Packing, SequenceMicroBatch, micro_batches_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class SequenceStep:
     loss: float
     gradient_norm: float
     """Before clipping; 0 where fp16 overflowed and the update was skipped."""
-    figures: dict[str, float]
+    metrics: dict[str, float]
     """Those of the objective, of all micro-batches and ranks together."""
     totals: BatchTotals
     tokens_computed: int
@@ -50,14 +50,14 @@ class SequenceScores(NamedTuple):
     """Of the scalar head; None without one."""
 
 
-def train_on_units(
+def train_on_examples(
     train_state: TrainState,
     number: int,
-    units: Sequence[Unit],
+    examples: Sequence[Example],
     objective: Objective,
     *,
     max_tokens: int,
-    arrangement: Arrangement = "packed",
+    packing: Packing = "packed",
     temperature: float = 1.0,
     divided: bool = False,
     watch: Watch = lambda part: nullcontext(),
@@ -72,23 +72,23 @@ def train_on_units(
     sequence longer than the model's context.
     """
     model = train_state.parallel_model
-    own = units if divided else units_of_rank(units, model.layout, model.ranks.info.rank)
+    own = examples if divided else examples_of_rank(examples, model.layout, model.ranks.info.rank)
     refuse_divided_models(model.layout)
-    totals = _totals(model, units, divided=divided)
+    totals = _totals(model, examples, divided=divided)
     if not totals.tokens:
         raise NapkinError(
-            f"none of the {sum(len(each.tokens) for unit in units for each in unit):,} tokens of a batch of "
-            f"{totals.units} units counts: choose what is learned so that some do"
+            f"none of the {sum(len(each.tokens) for example in examples for each in example):,} tokens of a batch of "
+            f"{totals.examples} examples is trained on: choose what is trained on so that some are"
         )
-    parts = _micro_batches(model, own, max_tokens, arrangement, temperature)
+    parts = _micro_batches(model, own, max_tokens, packing, temperature)
     parts = with_known_coefficients(parts, objective, totals)
-    figures: Figures = {}
-    loss_of = loss_of_parts(parts, objective, totals, figures)
+    metrics: Metrics = {}
+    loss_of = loss_of_parts(parts, objective, totals, metrics)
     loss, norm = train_state.step_on_sequences(
         number, [part.rows for part in parts], loss_of, watch=watch, is_fit=is_fit
     )
     tokens_computed = sum(part.rows.inputs.numel() for part in parts)
-    return SequenceStep(float(loss), float(norm), _summed(model, figures), totals, tokens_computed)
+    return SequenceStep(float(loss), float(norm), _summed(model, metrics), totals, tokens_computed)
 
 
 def with_known_coefficients(
@@ -102,28 +102,28 @@ def with_known_coefficients(
 
 
 def loss_of_parts(
-    parts: Sequence[SequenceMicroBatch], objective: Objective, totals: BatchTotals, figures: Figures
+    parts: Sequence[SequenceMicroBatch], objective: Objective, totals: BatchTotals, metrics: Metrics
 ) -> Callable[[int, TokenScores], Float[Tensor, ""]]:
     """The loss of each micro-batch, as `TrainState.step_on_sequences` asks for it; adds their figures to `figures`."""
 
     def loss_of(number: int, scores: TokenScores) -> Float[Tensor, ""]:
         part = parts[number]
-        if not part.units:
+        if not part.examples:
             # Other ranks have one more: the gradient of this one is 0, and takes part in what they exchange.
             return scores.log_probabilities.sum() if scores.weighted_sum is None else scores.weighted_sum
         loss, found = objective.loss(part, scores, totals)
-        add_figures(figures, {name: value.detach() for name, value in found.items()})
+        add_metrics(metrics, {name: value.detach() for name, value in found.items()})
         return loss
 
     return loss_of
 
 
-def scores_of_units(
+def score_examples(
     model: ParallelModel,
-    units: Sequence[Unit],
+    examples: Sequence[Example],
     *,
     max_tokens: int,
-    arrangement: Arrangement = "packed",
+    packing: Packing = "packed",
     temperature: float = 1.0,
     divided: bool = False,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
@@ -131,21 +131,21 @@ def scores_of_units(
     """Of each unit, what the model makes of each of its sequences; without gradients and dropout; a collective.
 
     All ranks give the same units and have all scores, or with `divided` each its own. `autocast` is that of the
-    precision that the model computes in, as `TrainState.precision.autocast`. Raises NapkinError as `train_on_units`.
+    precision that the model computes in, as `TrainState.precision.autocast`. Raises NapkinError as `train_on_examples`.
     """
     refuse_divided_models(model.layout)
     shared = not divided and model.layout.batch_parts > 1
-    numbers = numbers_of_rank(units, model.layout, model.ranks.info.rank) if shared else range(len(units))
-    parts = _micro_batches(model, [units[number] for number in numbers], max_tokens, arrangement, temperature)
-    ends = np.cumsum([0, *(each.n_counted for unit in units for each in unit)])
-    first_sequences = np.cumsum([0, *(len(unit) for unit in units)])
+    numbers = numbers_of_rank(examples, model.layout, model.ranks.info.rank) if shared else range(len(examples))
+    parts = _micro_batches(model, [examples[number] for number in numbers], max_tokens, packing, temperature)
+    ends = np.cumsum([0, *(each.n_trained for example in examples for each in example)])
+    first_sequences = np.cumsum([0, *(len(example) for example in examples)])
     columns = 2 if model.model.scalar_head is None else 3
     table = torch.zeros(columns, int(ends[-1]))
 
     def keep(part: SequenceMicroBatch, scores: TokenScores) -> None:
         found = torch.stack([each.float() for each in scores if each is not None]).cpu()
         begin = 0
-        for number in part.unit_numbers:
+        for number in part.example_numbers:
             start = int(ends[first_sequences[numbers[number]]])
             n = int(ends[first_sequences[numbers[number] + 1]]) - start
             table[:, start : start + n] = found[:, begin : begin + n]
@@ -186,18 +186,18 @@ def refuse_divided_models(layout: Layout) -> None:
             )
 
 
-def units_of_rank(units: Sequence[Unit], layout: Layout, rank: int) -> list[Unit]:
+def examples_of_rank(examples: Sequence[Example], layout: Layout, rank: int) -> list[Example]:
     """Those of a batch that a rank computes, see `numbers_of_rank`."""
-    return [units[number] for number in numbers_of_rank(units, layout, rank)]
+    return [examples[number] for number in numbers_of_rank(examples, layout, rank)]
 
 
-def numbers_of_rank(units: Sequence[Unit], layout: Layout, rank: int) -> list[int]:
+def numbers_of_rank(examples: Sequence[Example], layout: Layout, rank: int) -> list[int]:
     """The numbers of a batch's units that a rank computes: each goes to the rank with the fewest tokens so far, the
     longest units first. It follows from the units alone."""
-    tokens = [sum(len(each.tokens) for each in unit) for unit in units]
+    tokens = [sum(len(each.tokens) for each in example) for example in examples]
     loads = [0] * layout.batch_parts
     own: list[list[int]] = [[] for _ in loads]
-    for number in sorted(range(len(units)), key=lambda number: -tokens[number]):
+    for number in sorted(range(len(examples)), key=lambda number: -tokens[number]):
         part = loads.index(min(loads))
         loads[part] += tokens[number]
         own[part].append(number)
@@ -205,34 +205,32 @@ def numbers_of_rank(units: Sequence[Unit], layout: Layout, rank: int) -> list[in
 
 
 def _micro_batches(
-    model: ParallelModel, units: Sequence[Unit], max_tokens: int, arrangement: Arrangement, temperature: float
+    model: ParallelModel, examples: Sequence[Example], max_tokens: int, packing: Packing, temperature: float
 ) -> list[SequenceMicroBatch]:
     """This rank's micro-batches, on its device; with fsdp as many as any rank has."""
     settings = {"max_tokens": max_tokens, "row_length": model.model.config.context_length}
-    parts = micro_batches_of(units, **settings, arrangement=arrangement, temperature=temperature)
+    parts = micro_batches_of(examples, **settings, packing=packing, temperature=temperature)
     wanted = max(len(parts), 1)
     if model.layout.strategy == "fsdp":
         wanted = model.ranks.all_reduce_max(wanted)
-    parts += micro_batches_of(
-        [], **settings, arrangement=arrangement, temperature=temperature, at_least=wanted - len(parts)
-    )
+    parts += micro_batches_of([], **settings, packing=packing, temperature=temperature, at_least=wanted - len(parts))
     device = model.model.device
     return [part.to(device) for part in parts]
 
 
-def _totals(model: ParallelModel, units: Sequence[Unit], *, divided: bool) -> BatchTotals:
-    own = BatchTotals.of_units(units)
+def _totals(model: ParallelModel, examples: Sequence[Example], *, divided: bool) -> BatchTotals:
+    own = BatchTotals.of_examples(examples)
     if not divided:
         return own
-    return BatchTotals(*model.ranks.all_reduce_sum(torch.tensor([own.tokens, own.sequences, own.units])).tolist())
+    return BatchTotals(*model.ranks.all_reduce_sum(torch.tensor([own.tokens, own.sequences, own.examples])).tolist())
 
 
-def _summed(model: ParallelModel, figures: Figures) -> dict[str, float]:
+def _summed(model: ParallelModel, metrics: Metrics) -> dict[str, float]:
     """Figures of all ranks together; a rank without units has none."""
-    values = torch.stack([*figures.values()]).tolist() if figures else []
+    values = torch.stack([*metrics.values()]).tolist() if metrics else []
     total: dict[str, float] = {}
-    for part in model.ranks.all_gather(dict(zip(figures, values, strict=True))):
-        add_figures(total, part)
+    for part in model.ranks.all_gather(dict(zip(metrics, values, strict=True))):
+        add_metrics(total, part)
     return total
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
-from napkin.tuning.example_method import UnitMethod, opened_units
+from napkin.tuning.example_method import ExampleMethod, open_examples
 from napkin.tuning.method import TuningContext
-from napkin.tuning.objective import BatchTotals, Figures, Normalisation, normalised_sum, normalised_weights
+from napkin.tuning.objective import BatchTotals, Metrics, Normalisation, normalised_sum, normalised_weights
 from napkin.tuning.packing import SequenceMicroBatch
 
 
@@ -27,7 +27,7 @@ class SupervisedObjective:
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
-    ) -> tuple[Float[Tensor, ""], Figures]:
+    ) -> tuple[Float[Tensor, ""], Metrics]:
         """See `Objective`."""
         loss = scores.weighted_sum
         if loss is None:
@@ -36,7 +36,7 @@ class SupervisedObjective:
         return loss, {"entropy": entropy}
 
 
-class SupervisedMethod(UnitMethod):
+class SupervisedMethod(ExampleMethod):
     """Learns from conversations: data.train and data.validation are JSON lines, or files of `napkin data chat`."""
 
     @classmethod
@@ -48,7 +48,7 @@ class SupervisedMethod(UnitMethod):
                 "the chat template ends answers with text and not with a special token: the tuned model may not know "
                 "where to end"
             )
-        train, held_out = opened_units(context, "conversations", max_length=longest)
+        train, held_out = open_examples(context, "conversations", max_length=longest)
         checksum = train.checksum
         if held_out is not None:
             checksum = sha256(f"{train.checksum} {held_out.checksum}".encode()).hexdigest()

@@ -14,7 +14,7 @@ from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
 from napkin.tuning.objective import totals_of
 from napkin.tuning.packing import micro_batches_of
 from napkin.tuning.policy_gradient import PRESETS, divergence_terms
-from napkin.tuning.policy_loss import advantages_of, learned_units, policy_objective
+from napkin.tuning.policy_loss import advantages_of, policy_objective, trained_examples
 
 LOGITS = torch.tensor([0.4, -0.3, 0.1], dtype=torch.float64)
 PROBABILITIES = LOGITS.softmax(0).numpy()
@@ -33,10 +33,10 @@ def expected_update(config: ReinforcementConfig, rewards: np.ndarray) -> np.ndar
             values = {"old_log_probabilities": old, "old_values": np.array([0.7], np.float32)}
             answers.append(sequence_of([0], [arm]).with_values(**values))
         credit = advantages_of(config, [rewards[list(arms)]], np.ones((1, GROUP)), np.zeros((1, GROUP), bool))
-        units = [unit for group in learned_units(config, [answers], credit) for unit in group]
-        if not units:
+        examples = [example for group in trained_examples(config, [answers], credit) for example in group]
+        if not examples:
             continue
-        (part,) = micro_batches_of(units, max_tokens=100, row_length=9)
+        (part,) = micro_batches_of(examples, max_tokens=100, row_length=9)
         chosen = logprobs[part.rows.targets]
         loss, _ = objective.loss(part, TokenScores(chosen, 0 * chosen, 0 * chosen.detach()), totals_of([part]))
         (gradient,) = torch.autograd.grad(loss, logits)

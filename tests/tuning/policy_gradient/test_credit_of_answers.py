@@ -17,7 +17,7 @@ from napkin.tuning.policy_gradient import (
     less_mean_of_others,
     overlong_penalty,
 )
-from napkin.tuning.policy_loss import advantages_of, learned_units, parts_of
+from napkin.tuning.policy_loss import advantages_of, parts_of, trained_examples
 
 REWARDS = np.array([[1.0, 0.0, 0.25, 1.0], [0.5, 0.5, 0.5, 0.5], [-2.0, 3.0, 0.1, 0.1]])
 LENGTHS = np.full((3, 4), 5)
@@ -37,7 +37,7 @@ def test_advantages_are_those_of_numpy() -> None:
         algorithm: Any = "rloo"
         credit = advantages_of(ReinforcementConfig(algorithm=algorithm, advantage=name), REWARDS, LENGTHS)  # pyright: ignore[reportArgumentType]
         np.testing.assert_allclose(credit.advantages, advantages, atol=1e-12)
-        assert credit.learned.all()
+        assert credit.trained_on.all()
         assert credit.equal_groups == 1
 
 
@@ -55,18 +55,18 @@ def test_a_value_head_learns_returns_and_with_decay_1_they_are_the_reward() -> N
     config = ReinforcementConfig(algorithm="ppo", gae_lambda=1.0, group_size=1)
     answer = TokenSequence(np.arange(5), np.arange(5) >= 2, {"old_values": np.array([0.5, -1, 2], np.float32)})
     credit = advantages_of(config, [[0.75]], [[3]])
-    (((learned,),),) = learned_units(config, [[answer]], credit)
+    (((learned,),),) = trained_examples(config, [[answer]], credit)
     np.testing.assert_allclose(learned.values["returns"], 0.75)
     np.testing.assert_allclose(learned.values["advantages"], [0.25, 1.75, -1.25])
     with pytest.raises(NapkinError, match="no 'old_values'"):
-        learned_units(config, [[TokenSequence(answer.tokens, answer.counts)]], credit)
+        trained_examples(config, [[TokenSequence(answer.tokens, answer.loss_mask)]], credit)
 
 
 def test_all_tokens_of_an_answer_have_its_advantage() -> None:
     config = ReinforcementConfig(algorithm="dr-grpo", group_size=2)
     answers = [TokenSequence(np.arange(n), np.arange(n) >= 1) for n in (3, 6)]
-    units = learned_units(config, [answers], advantages_of(config, [[1.0, 0.0]], [[2, 5]]))
-    assert [sequence.values["advantages"].tolist() for group in units for (sequence,) in group] == [
+    examples = trained_examples(config, [answers], advantages_of(config, [[1.0, 0.0]], [[2, 5]]))
+    assert [sequence.values["advantages"].tolist() for group in examples for (sequence,) in group] == [
         [0.5] * 2,
         [-0.5] * 5,
     ]
@@ -74,7 +74,7 @@ def test_all_tokens_of_an_answer_have_its_advantage() -> None:
 
 def test_expert_iteration_learns_answers_with_rewards_all_alike() -> None:
     credit = advantages_of(ReinforcementConfig(algorithm="expert-iteration"), REWARDS, LENGTHS)
-    assert credit.learned.tolist() == (REWARDS > 0).tolist()
+    assert credit.trained_on.tolist() == (REWARDS > 0).tolist()
     assert (credit.advantages == 1).all()
 
 
@@ -82,7 +82,7 @@ def test_dapo_drops_groups_with_equal_rewards_and_counts_them() -> None:
     # The penalty for length does not make a group of right answers worth learning from.
     lengths = np.array([[5] * 4, [5, 90, 100, 5], [5] * 4])
     credit = advantages_of(ReinforcementConfig(algorithm="dapo", max_answer=100), REWARDS, lengths)
-    assert credit.learned.tolist() == [[True] * 4, [False] * 4, [True] * 4]
+    assert credit.trained_on.tolist() == [[True] * 4, [False] * 4, [True] * 4]
     assert credit.equal_groups == 1
     np.testing.assert_allclose(credit.rewards.numpy() - REWARDS, [[0] * 4, [0, -0.5, -1, 0], [0] * 4])
 
@@ -96,11 +96,11 @@ def test_the_penalty_for_length_is_dapos() -> None:
 def test_all_answers_cut_leaves_nothing_to_learn_with_mask() -> None:
     config = ReinforcementConfig(overlong="mask", max_answer=5)
     credit = advantages_of(config, REWARDS, LENGTHS)
-    assert not credit.learned.any()
+    assert not credit.trained_on.any()
     answers = [[TokenSequence(np.arange(6), np.arange(6) >= 1)] * 4] * 3
-    assert learned_units(config, answers, credit) == [[], [], []]
-    # An answer that ended with its last possible token was not cut.
-    assert advantages_of(config, REWARDS, LENGTHS, cut=np.zeros((3, 4), bool)).learned.all()
+    assert trained_examples(config, answers, credit) == [[], [], []]
+    # An answer that ended with its last possible token was not truncated.
+    assert advantages_of(config, REWARDS, LENGTHS, truncated=np.zeros((3, 4), bool)).trained_on.all()
 
 
 @pytest.mark.parametrize("reward", [0.1, 1e-30, 1e30, 0.0])
@@ -127,8 +127,8 @@ def test_rewards_that_are_nearly_equal_teach_nearly_nothing(difference: float) -
 def test_an_answer_that_was_cut_before_the_longest_length_is_punished_as_the_longest() -> None:
     # The context may end before max_answer.
     config = ReinforcementConfig(algorithm="dapo", max_answer=100)
-    lengths, cut = np.array([[5, 50, 90, 5]]), np.array([[False, True, True, False]])
-    credit = advantages_of(config, REWARDS[:1], lengths, cut)
+    lengths, truncated = np.array([[5, 50, 90, 5]]), np.array([[False, True, True, False]])
+    credit = advantages_of(config, REWARDS[:1], lengths, truncated)
     np.testing.assert_allclose(credit.rewards.numpy() - REWARDS[:1], [[0, -1, -1, 0]])
 
 

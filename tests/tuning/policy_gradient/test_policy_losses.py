@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
 from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
-from napkin.tuning.objective import BatchTotals, add_figures, totals_of
+from napkin.tuning.objective import BatchTotals, add_metrics, totals_of
 from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
 from napkin.tuning.policy_gradient import PRESETS
 from napkin.tuning.policy_loss import PolicyObjective, policy_objective
@@ -20,14 +20,14 @@ LENGTHS = (4, 1, 7, 3)
 NORMALISATIONS = ("token", "sequence", "constant")
 
 
-def some_units() -> list[Unit]:
+def some_examples() -> list[Example]:
     """Answers whose ratios lie on both sides of every clip, with all values that an objective may read."""
     generator = np.random.default_rng(11)
 
     def near(values: np.ndarray, spread: float) -> np.ndarray:
         return (values + generator.normal(0, spread, len(values))).astype(np.float32)
 
-    units = []
+    examples = []
     for number, length in enumerate(LENGTHS):
         new = generator.normal(-1.5, 0.7, length).astype(np.float32)
         sequence = TokenSequence(
@@ -45,8 +45,8 @@ def some_units() -> list[Unit]:
                 "old_values": generator.normal(0, 1, length).astype(np.float32),
             },
         )
-        units.append((sequence,))
-    return units
+        examples.append((sequence,))
+    return examples
 
 
 def scores_of(part: SequenceMicroBatch) -> TokenScores:
@@ -58,10 +58,10 @@ def reference(objective: PolicyObjective, sequences: list[TokenSequence], now: d
     """The loss by the papers' equations. `now` replaces the scores of which the gradient is asked, all sequences' in a
     row; what has no gradient stays as it is in `sequences`."""
     parts, total, value_total, start = objective.parts, 0.0, 0.0, 0
-    n_tokens = sum(each.n_counted for each in sequences)
+    n_tokens = sum(each.n_trained for each in sequences)
     for each in sequences:
         v: dict[str, Any] = {name: values.astype(np.float64) for name, values in each.values.items()}
-        n, rows = each.n_counted, slice(start, start + each.n_counted)
+        n, rows = each.n_trained, slice(start, start + each.n_trained)
         start += n
         new, entropies, scalars = (now.get(name, np.empty(0))[rows] for name in ("new", "entropies", "scalars"))
         stopped, advantages, low, high = v["new"], v["advantages"], 1 - parts.clip_low, 1 + parts.clip_high
@@ -117,7 +117,7 @@ def test_a_loss_and_its_gradient_are_those_of_numpy(
         sampler_ratio_limit=1.3 if estimator == "k2" else 0.0,
     )
     objective = policy_objective(config)
-    (part,) = micro_batches_of(some_units(), max_tokens=1000, row_length=32)
+    (part,) = micro_batches_of(some_examples(), max_tokens=1000, row_length=32)
     part = replace(part, values={name: values.double() for name, values in part.values.items()})
     scores = scores_of(part)
     loss, _ = objective.loss(part, scores, totals_of([part]))
@@ -150,13 +150,15 @@ def test_figures_are_those_of_the_whole_batch_however_it_is_divided() -> None:
     objective = policy_objective(ReinforcementConfig(algorithm="ppo", kl_weight=0.1))
     found = []
     for max_tokens in (1000, 1):
-        parts = micro_batches_of(some_units(), max_tokens=max_tokens, row_length=32)
+        parts = micro_batches_of(some_examples(), max_tokens=max_tokens, row_length=32)
         totals, total = totals_of(parts), {}
         for part in parts:
-            figures = objective.loss(part, scores_of(part), totals)[1]
-            add_figures(total, {name: value.item() for name, value in figures.items()})
+            metrics = objective.loss(part, scores_of(part), totals)[1]
+            add_metrics(total, {name: value.item() for name, value in metrics.items()})
         found.append(total)
-    values = {name: np.concatenate([u.values[name] for (u,) in some_units()]) for name in some_units()[0][0].values}
+    values = {
+        name: np.concatenate([u.values[name] for (u,) in some_examples()]) for name in some_examples()[0][0].values
+    }
     new, advantages = values["new"].astype(np.float64), values["advantages"]
     ratio = np.exp(new - values["old_log_probabilities"])
     d = new - values["reference_log_probabilities"]
@@ -170,27 +172,27 @@ def test_figures_are_those_of_the_whole_batch_however_it_is_divided() -> None:
         "policy_loss": -np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages).mean(),
     }
     assert 0.1 < expected["clip_share"] < 0.9
-    for figures in found:
-        assert figures.keys() == expected.keys() | {"value_loss"}
-        assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-6)
-        assert figures["value_loss"] == pytest.approx(found[0]["value_loss"])
+    for metrics in found:
+        assert metrics.keys() == expected.keys() | {"value_loss"}
+        assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-6)
+        assert metrics["value_loss"] == pytest.approx(found[0]["value_loss"])
 
 
 def test_an_answer_without_tokens_adds_nothing() -> None:
     objective = policy_objective(ReinforcementConfig(algorithm="gspo"))
     empty = TokenSequence(np.array([1, 2]), np.array([False, False]))
-    names = some_units()[0][0].values
+    names = some_examples()[0][0].values
     empty = empty.with_values(**{name: np.empty(0, np.float32) for name in names})
-    with_it = [*some_units(), (empty,)]
+    with_it = [*some_examples(), (empty,)]
     losses = []
-    for units in (some_units(), with_it):
-        (part,) = micro_batches_of(units, max_tokens=1000, row_length=32)
+    for examples in (some_examples(), with_it):
+        (part,) = micro_batches_of(examples, max_tokens=1000, row_length=32)
         losses.append(objective.loss(part, scores_of(part), BatchTotals(15, 4, 4))[0])
     assert torch.equal(*losses)
 
 
 def test_missing_values_and_a_missing_value_head_are_named() -> None:
-    (part,) = micro_batches_of(some_units(), max_tokens=1000, row_length=32)
+    (part,) = micro_batches_of(some_examples(), max_tokens=1000, row_length=32)
     bare = replace(part, values={"advantages": part.values["advantages"]})
     with pytest.raises(NapkinError, match="no 'old_log_probabilities'"):
         policy_objective(ReinforcementConfig()).loss(bare, scores_of(part), totals_of([part]))

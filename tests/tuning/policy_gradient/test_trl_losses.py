@@ -13,7 +13,7 @@ from napkin.tuning.objective import totals_of
 from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
 from napkin.tuning.policy_loss import policy_objective
 from peers import peer
-from tuning.policy_gradient.test_policy_losses import scores_of, some_units
+from tuning.policy_gradient.test_policy_losses import scores_of, some_examples
 
 pytestmark = pytest.mark.peers
 MAX_ANSWER = 20
@@ -31,7 +31,7 @@ SETTINGS: dict[PolicyAlgorithm, dict[str, Any]] = {
 @pytest.mark.parametrize("kl_weight", [0.0, 0.1])
 def test_a_loss_is_that_of_trl(algorithm: PolicyAlgorithm, kl_weight: float) -> None:
     config = ReinforcementConfig(algorithm=algorithm, kl_weight=kl_weight, max_answer=MAX_ANSWER)
-    (part,) = micro_batches_of(some_units(), max_tokens=1000, row_length=32)
+    (part,) = micro_batches_of(some_examples(), max_tokens=1000, row_length=32)
     scores = scores_of(part)
     loss, figures = policy_objective(config).loss(part, scores, totals_of([part]))
     loss.backward()

@@ -22,7 +22,7 @@ from napkin.tokenizer.text_input import split_at
 if TYPE_CHECKING:
     from napkin.chats.chat_encoder import ChatEncoder, LeftOut
     from napkin.chats.token_sequence import TokenSequence
-    from napkin.tuning.example_file import UnitFile
+    from napkin.tuning.example_file import ExampleFile
 
 
 LEARNED_BEGINS, LEARNED_ENDS = "{+", "+}"
@@ -36,7 +36,7 @@ def learned_text(tokenizer: Tokenizer, sequence: TokenSequence) -> Text:
     """
     special = set(tokenizer.special_tokens.values())
     text, coloured = Text(), is_coloured()
-    pairs = zip(sequence.tokens.tolist(), sequence.counts.tolist(), strict=True)
+    pairs = zip(sequence.tokens.tolist(), sequence.loss_mask.tolist(), strict=True)
     for counts, stretch in groupby(pairs, key=lambda pair: pair[1]):
         style = _LEARNED if counts else _NOT_LEARNED
         text.append("" if coloured or not counts else LEARNED_BEGINS)
@@ -106,21 +106,21 @@ class Counts:
         """Count one."""
         self.conversations += 1
         self.tokens += len(sequence.tokens)
-        self.learned_tokens += sequence.n_counted
+        self.learned_tokens += sequence.n_trained
         self.longest = max(self.longest, len(sequence.tokens))
 
 
 @command("data chat", ChatDataOptions)
 def main(options: ChatDataOptions) -> None:
     _check(options)
-    from napkin.tuning.example_file import UnitFile, is_unit_file
+    from napkin.tuning.example_file import ExampleFile, is_example_file
 
     with progress_line("opening") as line:
         encoder, max_length = _encoder(options)
-        if is_unit_file(options.chats):
+        if is_example_file(options.chats):
             if options.out:
                 raise NapkinError(f"'{options.chats}' holds tokens already: name JSON lines to make tokens of")
-            chats = UnitFile.open(options.chats)
+            chats = ExampleFile.open(options.chats)
             chats.refuse_other_tokenizer(encoder.tokenizer)
             counts, left_out = _counts_of(chats), chats.left_out
             shown = [(number, chats[number - 1][0]) for number in range(1, 1 + min(options.first, len(chats)))]
@@ -132,9 +132,9 @@ def main(options: ChatDataOptions) -> None:
         print_json({**made, **vars(counts), "left_out": left_out.counts, "ends_answers": bool(encoder.end_ids)})
         return
     if options.show:
-        _show("conversation" if is_unit_file(options.chats) else "line", encoder, shown)
+        _show("conversation" if is_example_file(options.chats) else "line", encoder, shown)
     _tell(counts, left_out)
-    if not encoder.end_ids and encoder.learned != "all":
+    if not encoder.end_ids and encoder.train_on != "all":
         say("the chat template ends answers with text and not with a special token: a tuned model may not know the end")
     if options.out:
         say(f"wrote {options.out}, with {options.out}.mask and {options.out}.json beside it")
@@ -154,17 +154,17 @@ def _check(options: ChatDataOptions) -> None:
 
 def _encoder(options: ChatDataOptions) -> tuple["ChatEncoder", int]:
     """What encodes, and how long a conversation may be."""
-    from napkin.tuning.method import encoder_of_start, encoder_of_tokenizer
+    from napkin.tuning.method import encoder_of_base, encoder_of_tokenizer
 
     if options.tokenizer:
         from napkin.tokenizer.tokenizer_file import load_tokenizer
 
         tokenizer = load_tokenizer(options.tokenizer)
         return encoder_of_tokenizer(tokenizer, options.chat_template, options.learned), options.max_length or NO_LIMIT
-    from napkin.tuning.start_model import open_start
+    from napkin.tuning.base_model import open_base
 
-    start = open_start(options.start)
-    encoder = encoder_of_start(start, options.chat_template, options.learned)
+    start = open_base(options.start)
+    encoder = encoder_of_base(start, options.chat_template, options.learned)
     return encoder, options.max_length or start.config.context_length
 
 
@@ -175,10 +175,10 @@ Encoded = tuple[Counts, "LeftOut", list[tuple[int, "TokenSequence"]]]
 def _encoded(options: ChatDataOptions, encoder: "ChatEncoder", max_length: int, line: ProgressLine) -> Encoded:
     from napkin.chats.chat_encoder import LeftOut
     from napkin.chats.read_conversations import encoded_chats
-    from napkin.tuning.example_file import nothing_to_learn, write_unit_file
+    from napkin.tuning.example_file import nothing_to_train_on, write_example_file
 
     def encoded(left_out: LeftOut):
-        return ((line, unit[0]) for line, unit in encoded_chats(options.chats, encoder, left_out, max_length))
+        return ((line, example[0]) for line, example in encoded_chats(options.chats, encoder, left_out, max_length))
 
     def progress(n: int) -> None:
         if n % _BETWEEN_LINES == 0:
@@ -188,7 +188,7 @@ def _encoded(options: ChatDataOptions, encoder: "ChatEncoder", max_length: int, 
     if options.out:
         shown = list(islice(encoded(LeftOut()), options.first)) if options.show else []
         with folder_for(Path(options.out)):
-            written = write_unit_file(
+            written = write_example_file(
                 options.out, "conversations", options.chats, encoder, max_length=max_length, progress=progress
             )
         return _counts_of(written), written.left_out, shown
@@ -199,11 +199,11 @@ def _encoded(options: ChatDataOptions, encoder: "ChatEncoder", max_length: int, 
         if len(shown) < options.first:
             shown.append((number, sequence))
     if not counts.conversations:
-        raise nothing_to_learn(options.chats, "conversations", left_out)
+        raise nothing_to_train_on(options.chats, "conversations", left_out)
     return counts, left_out, shown
 
 
-def _counts_of(chats: "UnitFile") -> Counts:
+def _counts_of(chats: "ExampleFile") -> Counts:
     about = chats.about
     return Counts(len(chats), about.tokens, about.learned_tokens, about.longest)
 
@@ -213,7 +213,7 @@ def _show(what: str, encoder: "ChatEncoder", shown: list[tuple[int, "TokenSequen
         say(f"learned tokens are between {LEARNED_BEGINS} and {LEARNED_ENDS}")
         say()
     for number, sequence in shown:
-        say(f"{what} {number:,}: {len(sequence.tokens):,} tokens, {sequence.n_counted:,} learned", style="dim")
+        say(f"{what} {number:,}: {len(sequence.tokens):,} tokens, {sequence.n_trained:,} learned", style="dim")
         print_rich(learned_text(encoder.tokenizer, sequence))
         say()
 

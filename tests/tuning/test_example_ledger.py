@@ -9,12 +9,12 @@ from torch import Tensor
 
 from napkin.accounting.metering import METERED_STEP, StepMeasurement, metering
 from napkin.model.transformer import TokenScores
-from napkin.tuning.example_plan import count_units
-from napkin.tuning.objective import BatchTotals, Figures, Objective, totals_of
-from napkin.tuning.packing import Arrangement, SequenceMicroBatch, micro_batches_of
-from napkin.tuning.sequence_step import scores_of_units, train_on_units
+from napkin.tuning.example_plan import count_examples
+from napkin.tuning.objective import BatchTotals, Metrics, Objective, totals_of
+from napkin.tuning.packing import Packing, SequenceMicroBatch, micro_batches_of
+from napkin.tuning.sequence_step import score_examples, train_on_examples
 from napkin.tuning.supervised import SupervisedObjective
-from oracles.alignment_cases import MODEL, some_units, train_state_of
+from oracles.alignment_cases import MODEL, some_examples, train_state_of
 
 WIDE = dataclasses.replace(MODEL, vocab_size=300, d_model=32)
 
@@ -24,12 +24,12 @@ class ReadsEntropies:
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
-    ) -> tuple[Float[Tensor, ""], Figures]:
+    ) -> tuple[Float[Tensor, ""], Metrics]:
         return (scores.entropies.square() - scores.log_probabilities).sum() / totals.tokens, {}
 
 
 @pytest.mark.parametrize(
-    ("objective", "arrangement", "max_tokens", "n_scored"),
+    ("objective", "packing", "max_tokens", "n_scored"),
     [
         (SupervisedObjective(), "packed", 40, 0),
         (ReadsEntropies(), "padded left", 10_000, 0),
@@ -37,22 +37,22 @@ class ReadsEntropies:
     ],
 )
 def test_a_step_on_units_has_the_flops_and_bytes_that_were_counted(
-    objective: Objective, arrangement: Arrangement, max_tokens: int, n_scored: int
+    objective: Objective, packing: Packing, max_tokens: int, n_scored: int
 ) -> None:
     """The last case computes other units without gradients first."""
-    train_state, units = train_state_of(model=WIDE), some_units()
-    scored = some_units(n_scored)
+    train_state, examples = train_state_of(model=WIDE), some_examples()
+    scored = some_examples(n_scored)
 
     def train(number: int) -> None:
         if scored:
-            scores_of_units(train_state.parallel_model, scored, max_tokens=max_tokens, arrangement=arrangement)
-        train_on_units(train_state, number, units, objective, max_tokens=max_tokens, arrangement=arrangement)
+            score_examples(train_state.parallel_model, scored, max_tokens=max_tokens, packing=packing)
+        train_on_examples(train_state, number, examples, objective, max_tokens=max_tokens, packing=packing)
 
     parts, before = (
-        micro_batches_of(each, max_tokens=max_tokens, row_length=WIDE.context_length, arrangement=arrangement)
-        for each in (units, scored)
+        micro_batches_of(each, max_tokens=max_tokens, row_length=WIDE.context_length, packing=packing)
+        for each in (examples, scored)
     )
-    counted = count_units(train_state.resolved, parts, totals_of(parts), objective, before)
+    counted = count_examples(train_state.resolved, parts, totals_of(parts), objective, before)
     measured: list[StepMeasurement] = []
     for number in range(METERED_STEP):
         train(number)

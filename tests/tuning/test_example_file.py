@@ -15,7 +15,7 @@ from napkin.data.sidecar import sidecar_path
 from napkin.data.token_file import TokenFile
 from napkin.errors import CorruptFile, NapkinError
 from napkin.tokenizer.bpe import ByteTokenizer
-from napkin.tuning.example_file import UnitFile, mask_path, unit_file_of, write_unit_file
+from napkin.tuning.example_file import ExampleFile, example_file_of, mask_path, write_example_file
 
 TOKENIZER = ByteTokenizer(["<|endoftext|>"])
 USER: dict[str, Any] = {"role": "user", "content": "user said ü"}
@@ -42,14 +42,14 @@ def test_a_file_holds_the_sequences_and_their_masks(tmp_path: Path, encoder: Cha
         for _ in range(30)
     ]
     file = written(tmp_path / "chats.jsonl", *({"messages": chat} for chat in chats))
-    tokens = write_unit_file(tmp_path / "chats.tokens", "conversations", file, encoder, max_length=10_000)
+    tokens = write_example_file(tmp_path / "chats.tokens", "conversations", file, encoder, max_length=10_000)
     expected = [encoder.sequence([Message(**each) for each in chat]) for chat in chats]
     assert len(tokens) == len(expected)
     for (actual,), sequence in zip(tokens, expected, strict=True):
         assert actual.tokens.tolist() == sequence.tokens.tolist()
-        assert actual.counts.tolist() == sequence.counts.tolist()
-    assert tokens.about.learned_tokens == sum(each.n_counted for each in expected)
-    again = write_unit_file(tmp_path / "again.tokens", "conversations", file, encoder, max_length=10_000)
+        assert actual.loss_mask.tolist() == sequence.loss_mask.tolist()
+    assert tokens.about.learned_tokens == sum(each.n_trained for each in expected)
+    again = write_example_file(tmp_path / "again.tokens", "conversations", file, encoder, max_length=10_000)
     assert again.checksum == tokens.checksum
     for name in ("", ".mask", ".json"):
         assert (tmp_path / f"again.tokens{name}").read_bytes() == (tmp_path / f"chats.tokens{name}").read_bytes()
@@ -89,7 +89,7 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
         {"messages": [USER]},
     )
     encoder = ChatEncoder(TOKENIZER, refusing)
-    chats = write_unit_file(tmp_path / "a.tokens", "conversations", file, encoder, max_length=100)
+    chats = write_example_file(tmp_path / "a.tokens", "conversations", file, encoder, max_length=100)
     assert len(chats) == 1
     assert chats.left_out.counts == {
         "without an answer of the assistant's": 3,
@@ -105,7 +105,7 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
         "3 without an answer of the assistant's (line 1), 1 that the assistant begins (line 2)"
     )
     with pytest.raises(NapkinError, match=r"conversations.*learn.*3.*\(line 1\)"):
-        write_unit_file(tmp_path / "b.tokens", "conversations", file, encoder, max_length=3)
+        write_example_file(tmp_path / "b.tokens", "conversations", file, encoder, max_length=3)
     assert {each.name for each in tmp_path.iterdir()} == {"chats.jsonl", "a.tokens", "a.tokens.mask", "a.tokens.json"}
 
 
@@ -135,20 +135,20 @@ def test_a_line_that_is_not_a_conversation_is_named(tmp_path: Path, line: Any, p
 def test_damage_is_noticed(tmp_path: Path, encoder: ChatEncoder) -> None:
     file = written(tmp_path / "chats.jsonl", {"messages": [USER, ASSISTANT]}, {"messages": [USER, ASSISTANT]})
     path = tmp_path / "chats.tokens"
-    write_unit_file(path, "conversations", file, encoder, max_length=100)
+    write_example_file(path, "conversations", file, encoder, max_length=100)
     with pytest.raises(NapkinError, match=r"exists.*overwritten"):
-        write_unit_file(path, "conversations", file, encoder, max_length=100)
+        write_example_file(path, "conversations", file, encoder, max_length=100)
     for damaged in (path, mask_path(path), sidecar_path(path)):
         intact = damaged.read_bytes()
         for content in (intact[: len(intact) // 2], intact[:9] + bytes([intact[9] ^ 1]) + intact[10:], b""):
             damaged.write_bytes(content)
             with pytest.raises(CorruptFile):
-                UnitFile.open(path)
+                ExampleFile.open(path)
         damaged.unlink()
         with pytest.raises(NapkinError):
-            UnitFile.open(path)
+            ExampleFile.open(path)
         damaged.write_bytes(intact)
-    assert len(UnitFile.open(path)) == 2
+    assert len(ExampleFile.open(path)) == 2
     with pytest.raises(CorruptFile, match=r"conversations.*napkin tune"):
         TokenFile.open(path)
 
@@ -156,10 +156,10 @@ def test_damage_is_noticed(tmp_path: Path, encoder: ChatEncoder) -> None:
 def test_a_file_of_another_version_says_how_to_make_it_again(tmp_path: Path, encoder: ChatEncoder) -> None:
     file = written(tmp_path / "chats.jsonl", {"messages": [USER, ASSISTANT]})
     path = tmp_path / "chats.tokens"
-    write_unit_file(path, "conversations", file, encoder, max_length=100)
+    write_example_file(path, "conversations", file, encoder, max_length=100)
     sidecar_path(path).write_text('{"format": "napkin-chat-tokens", "version": 1, "conversations": 1}')
     with pytest.raises(NapkinError, match=r"1 .*2: make .* `napkin data chat`"):
-        UnitFile.open(path)
+        ExampleFile.open(path)
 
 
 def test_json_lines_are_encoded_once_and_again_where_anything_is_different(
@@ -171,20 +171,22 @@ def test_json_lines_are_encoded_once_and_again_where_anything_is_different(
     def kept() -> set[Path]:
         return set((tmp_path / "cache" / "chats").glob("*.tokens"))
 
-    first = unit_file_of(file, "conversations", encoder, max_length=200)
+    first = example_file_of(file, "conversations", encoder, max_length=200)
     (path,) = kept()
     stamp = path.stat().st_mtime_ns
-    assert unit_file_of(file, "conversations", encoder, max_length=200).checksum == first.checksum
+    assert example_file_of(file, "conversations", encoder, max_length=200).checksum == first.checksum
     assert (kept(), path.stat().st_mtime_ns) == ({path}, stamp)
     path.write_bytes(b"damaged")
-    assert unit_file_of(file, "conversations", encoder, max_length=200).checksum == first.checksum
-    last = ChatEncoder(TOKENIZER, None, (256,), learned="last")
-    assert unit_file_of(file, "conversations", last, max_length=200).about.learned_tokens < first.about.learned_tokens
-    unit_file_of(file, "conversations", encoder, max_length=199)
+    assert example_file_of(file, "conversations", encoder, max_length=200).checksum == first.checksum
+    last = ChatEncoder(TOKENIZER, None, (256,), train_on="last")
+    assert (
+        example_file_of(file, "conversations", last, max_length=200).about.learned_tokens < first.about.learned_tokens
+    )
+    example_file_of(file, "conversations", encoder, max_length=199)
     assert len(kept()) == 3
 
-    made = write_unit_file(tmp_path / "made.tokens", "conversations", file, encoder, max_length=200)
-    assert unit_file_of(made.path, "conversations", encoder, max_length=300).checksum == first.checksum
+    made = write_example_file(tmp_path / "made.tokens", "conversations", file, encoder, max_length=200)
+    assert example_file_of(made.path, "conversations", encoder, max_length=300).checksum == first.checksum
     other = ChatEncoder(ByteTokenizer(["<|endoftext|>", "<|other|>"]), None, (256,))
     for encoder_there, most, problem in [
         (last, 200, "--learned"),
@@ -192,4 +194,4 @@ def test_json_lines_are_encoded_once_and_again_where_anything_is_different(
         (encoder, 50, "up to 200"),
     ]:
         with pytest.raises(NapkinError, match=problem):
-            unit_file_of(made.path, "conversations", encoder_there, max_length=most)
+            example_file_of(made.path, "conversations", encoder_there, max_length=most)

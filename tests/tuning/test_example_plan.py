@@ -6,42 +6,42 @@ import numpy as np
 import pytest
 
 from napkin.accounting.metering import meter_step
-from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.train_step.step import build_train_state
-from napkin.tuning.example_plan import count_units
+from napkin.tuning.example_plan import count_examples
 from napkin.tuning.objective import totals_of
-from napkin.tuning.packing import Arrangement, micro_batches_of
-from napkin.tuning.sequence_step import train_on_units
+from napkin.tuning.packing import Packing, micro_batches_of
+from napkin.tuning.sequence_step import train_on_examples
 from napkin.tuning.supervised import SupervisedObjective
 
 
-def some_units(n: int) -> list[Unit]:
+def some_examples(n: int) -> list[Example]:
     generator = np.random.default_rng(1)
-    units = []
+    examples = []
     for _ in range(n):
         length = int(generator.integers(20, 60))
-        units.append((TokenSequence(generator.integers(0, 512, length), np.arange(length) >= length // 2),))
-    return units
+        examples.append((TokenSequence(generator.integers(0, 512, length), np.arange(length) >= length // 2),))
+    return examples
 
 
-@pytest.mark.parametrize("arrangement", ["packed", "padded"])
+@pytest.mark.parametrize("packing", ["packed", "padded"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_the_count_of_a_step_is_its_meter(arrangement: Arrangement, recompute: str) -> None:
+def test_the_count_of_a_step_is_its_meter(packing: Packing, recompute: str) -> None:
     model = ModelConfig(vocab_size=512, context_length=128, d_model=64, n_layers=2, n_heads=4)
     training = TrainingConfig(batch_size=8, recompute=recompute)  # pyright: ignore[reportArgumentType]
     resolved = ResolvedRecipe(TuningRecipe(model=model, training=training), Precision("fp32", "cpu"))
-    units, objective = some_units(8), SupervisedObjective()
-    parts = micro_batches_of(units, max_tokens=256, row_length=128, arrangement=arrangement)
-    counted = count_units(resolved, parts, totals_of(parts), objective)
+    examples, objective = some_examples(8), SupervisedObjective()
+    parts = micro_batches_of(examples, max_tokens=256, row_length=128, packing=packing)
+    counted = count_examples(resolved, parts, totals_of(parts), objective)
     train_state = build_train_state(resolved)
 
     def step(number: int) -> None:
-        train_on_units(train_state, number, units, objective, max_tokens=256, arrangement=arrangement)
+        train_on_examples(train_state, number, examples, objective, max_tokens=256, packing=packing)
 
     step(0)
     step(1)
@@ -56,8 +56,8 @@ def test_more_tokens_take_more() -> None:
     resolved = ResolvedRecipe(TuningRecipe(model=model), Precision("fp32", "cpu"))
     flops = []
     for n in (4, 8):
-        parts = micro_batches_of(some_units(n), max_tokens=128, row_length=128)
-        flops.append(count_units(resolved, parts, totals_of(parts), SupervisedObjective()).flops)
+        parts = micro_batches_of(some_examples(n), max_tokens=128, row_length=128)
+        flops.append(count_examples(resolved, parts, totals_of(parts), SupervisedObjective()).flops)
     assert flops[1] > 1.5 * flops[0]
     other = dataclasses.replace(resolved, precision=Precision("bf16", "cpu"))
-    assert count_units(other, parts, totals_of(parts), SupervisedObjective()).flops == flops[1]
+    assert count_examples(other, parts, totals_of(parts), SupervisedObjective()).flops == flops[1]

@@ -16,7 +16,7 @@ from napkin.runs.run_folder import RunFolder, is_run
 from napkin.train_step.tuned_model import adapter_of
 
 
-def open_start(folder: StrPath) -> LoadedModel:
+def open_base(folder: StrPath) -> LoadedModel:
     """Open a run, or a Hugging Face folder, whose weights can be trained, without reading them.
 
     Raises NapkinError as `napkin.load` does, and for a quantized run.
@@ -28,10 +28,10 @@ def open_start(folder: StrPath) -> LoadedModel:
     return load(folder)
 
 
-def reference_model(start: LoadedModel, precision: Precision) -> Transformer:
+def reference_model(base: LoadedModel, precision: Precision) -> Transformer:
     """The start's model, frozen, on the precision's device: what a tuned model is compared with."""
-    model = Transformer(start.config)
-    start.load_into(model)
+    model = Transformer(base.config)
+    base.load_into(model)
     model.requires_grad_(False).eval()
     return model.to(precision.device_type)
 
@@ -41,4 +41,4 @@ def initial_weights(run: Path, recipe: TuningRecipe) -> Callable[[Transformer], 
     there; others are those of the start. Raises NapkinError where there is none."""
     if adapter_of(recipe) is not None and is_run(run):
         return partial(load_frozen, RunFolder(run).checkpoints)
-    return open_start(recipe.tuning.start).load_into
+    return open_base(recipe.tuning.start).load_into

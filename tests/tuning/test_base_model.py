@@ -20,7 +20,7 @@ from napkin.runs.model_files import conversation_files
 from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer import train_bpe
 from napkin.training.run import train
-from napkin.tuning.start_model import open_start, reference_model
+from napkin.tuning.base_model import open_base, reference_model
 from oracles.model_switches import disturbed
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
@@ -60,7 +60,7 @@ def equal(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 
 def test_a_start_has_the_weights_that_its_folder_is_used_with(run: Path, folder: Path) -> None:
     for path in (run, folder):
-        start = open_start(path)
+        start = open_base(path)
         assert equal(loaded(start), napkin.load(path).model)
         reference = reference_model(start, Precision("fp32", "cpu"))
         assert equal(reference, napkin.load(path).model)
@@ -72,32 +72,32 @@ def test_a_start_has_the_weights_that_its_folder_is_used_with(run: Path, folder:
 def test_a_fingerprint_is_that_of_the_weights(run: Path, folder: Path, tmp_path: Path) -> None:
     for path in (run, folder):
         shutil.copytree(path, copy := tmp_path / path.name)
-        assert open_start(copy).fingerprint == open_start(path).fingerprint
+        assert open_base(copy).fingerprint == open_base(path).fingerprint
     (tmp_path / "model" / "model.safetensors").write_bytes(b"other")
-    assert open_start(tmp_path / "model").fingerprint != open_start(folder).fingerprint
+    assert open_base(tmp_path / "model").fingerprint != open_base(folder).fingerprint
     newest = max((tmp_path / "run" / "checkpoints").iterdir())
     shutil.rmtree(newest)
-    assert open_start(tmp_path / "run").fingerprint != open_start(run).fingerprint
+    assert open_base(tmp_path / "run").fingerprint != open_base(run).fingerprint
 
 
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     newest, before = sorted((tmp_path / "run" / "checkpoints").iterdir(), reverse=True)
     (newest / "model.safetensors").write_bytes(b"damaged")
-    checkpoint = open_start(tmp_path / "run").checkpoint
+    checkpoint = open_base(tmp_path / "run").checkpoint
     assert checkpoint is not None
     assert checkpoint.path == before
     shutil.rmtree(newest)
     expected = napkin.load(tmp_path / "run").model
-    assert equal(loaded(open_start(tmp_path / "run")), expected)
+    assert equal(loaded(open_base(tmp_path / "run")), expected)
 
 
 def test_texts_of_a_tuned_run_are_those_of_its_start(folder: Path, tmp_path: Path) -> None:
-    start = open_start(folder)
+    start = open_base(folder)
     recipe = dataclasses.replace(tiny_recipe(tmp_path), model=start.config)
     RunFolder.create(tmp_path / "run", recipe, start.tokenizer, conversation_files(start.conversation_file()))
     (tmp_path / "run" / "checkpoints" / "step-00000001").mkdir()
-    again = open_start(tmp_path / "run")
+    again = open_base(tmp_path / "run")
     assert (again.start_ids, again.stop_ids) == (start.start_ids, start.stop_ids)
     assert isinstance(again.chat_template, ChatTemplate)
     message = Message("user", "the cat")
@@ -120,21 +120,21 @@ def test_what_is_not_a_start_is_named_in_one_line(run: Path, folder: Path, tmp_p
         "new": "has no checkpoint yet",
     }.items():
         with pytest.raises(NapkinError, match=message) as caught:
-            open_start(tmp_path / name)
+            open_base(tmp_path / name)
         assert "\n" not in str(caught.value)
     with pytest.raises(NapkinError, match=r"model.*start"):
-        open_start("")
+        open_base("")
 
 
 def test_a_model_of_another_config_or_tokenizer_is_refused(run: Path, folder: Path) -> None:
-    start = open_start(run)
+    start = open_base(run)
     other = Transformer(dataclasses.replace(start.config, norm_eps=1e-3))
     before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
     with pytest.raises(NapkinError, match=r"model.norm_eps.*0.001.*'.*'"):
         start.load_into(other)
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
     with pytest.raises(NapkinError, match="another tokenizer"):
-        start.refuse_other_tokenizer(open_start(folder).tokenizer, "the data")
-    start.refuse_other_tokenizer(open_start(run).tokenizer, "the data")
+        start.refuse_other_tokenizer(open_base(folder).tokenizer, "the data")
+    start.refuse_other_tokenizer(open_base(run).tokenizer, "the data")
     # Dropout, initialization and the implementation of attention compute the same function of the weights.
     start.load_into(Transformer(dataclasses.replace(start.config, dropout=0.1, attention="plain", init="fixed")))
