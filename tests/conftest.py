@@ -15,9 +15,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TRAINING_ROOMS = {
-    "alignment",
     "checkpoint",
     "distributed",
+    "environments",
     "evaluation",
     "planning",
     "recipe",
@@ -25,6 +25,7 @@ TRAINING_ROOMS = {
     "scaling",
     "train_step",
     "training",
+    "tuning",
 }
 """Rooms whose tests train tiny models."""
 

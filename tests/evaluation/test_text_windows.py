@@ -210,18 +210,18 @@ def test_the_sample_grows_until_the_error_is_what_was_asked_and_covers_the_whole
 
 @pytest.mark.parametrize("taken", [pytest.param(0.25, marks=pytest.mark.torture), 0.75])
 def test_the_error_is_the_spread_of_samples_without_replacement(taken: float) -> None:
-    """As far as 300 samples tell it: without the factor for a finite text it would be 1.15 and 2 times as much."""
+    """As far as 100 samples tell it: without the factor for a finite text, three quarters would have 2 times as much."""
     texts = ["".join(DRAW.choices("etaoin shrdlu", k=n)) for n in DRAW.choices(range(4, 17), k=64)]
     documents = documents_of_texts(texts, TOKENIZER)
     whole = sampled_bits(Unigram(), documents, TOKENIZER, START)
     assert whole.standard_error == 0
     # Batches are of eight windows, of which a text of 64 documents has eight.
     n = round(taken * whole.windows)
-    samples = [sampled_bits(Unigram(), documents, TOKENIZER, START, max_windows=n, seed=seed) for seed in range(300)]
+    samples = [sampled_bits(Unigram(), documents, TOKENIZER, START, max_windows=n, seed=seed) for seed in range(100)]
     assert {each.windows for each in samples} == {n}
     spread = np.std([each.bits_per_byte for each in samples])
     told = np.mean([each.standard_error for each in samples])
-    assert told == pytest.approx(spread, rel=0.12)
+    assert told == pytest.approx(spread, rel=0.25)
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
