@@ -210,7 +210,7 @@ def test_the_sample_grows_until_the_error_is_what_was_asked_and_covers_the_whole
 
 @pytest.mark.parametrize("taken", [pytest.param(0.25, marks=pytest.mark.torture), 0.75])
 def test_the_error_is_the_spread_of_samples_without_replacement(taken: float) -> None:
-    """As far as 100 samples tell it: without the factor for a finite text, three quarters would have 2 times as much."""
+    """As far as 100 samples tell it: without the factor for a finite text it would be twice as much."""
     texts = ["".join(DRAW.choices("etaoin shrdlu", k=n)) for n in DRAW.choices(range(4, 17), k=64)]
     documents = documents_of_texts(texts, TOKENIZER)
     whole = sampled_bits(Unigram(), documents, TOKENIZER, START)
