@@ -20,7 +20,7 @@ from napkin.inference.paged_cache import bytes_per_token
 from napkin.inference.service_load import ServiceLoad, measure_load
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.planning.services.this_machine import plan_engine_service
+from napkin.planning import plan_service
 from result_files import write_result
 
 MODELS = {
@@ -50,7 +50,16 @@ def main(*, quick: bool) -> None:
         for load in LOADS:
             size = load.input_tokens + load.output_tokens + 16
             cache_bytes = (load.concurrency or 1) * size * bytes_per_token(config, torch.bfloat16)
-            plan = plan_engine_service(config, load, cache_bytes=cache_bytes)
+            plan = plan_service(
+                config,
+                concurrency=load.concurrency,
+                input_tokens=load.input_tokens,
+                output_tokens=load.output_tokens,
+                requests=load.requests,
+                cache_bytes=cache_bytes,
+            )
+            (here,) = plan.degrees
+            assert here.simulation is not None
             model = Transformer(config, seed=1, dtype=torch.bfloat16)
             engine = Engine(model, cache_bytes=cache_bytes)
             measure_load(engine, ServiceLoad(1, 8, 2, concurrency=1))
@@ -58,19 +67,20 @@ def main(*, quick: bool) -> None:
             token, first = (
                 planned / real
                 for planned, real in (
-                    (plan.expected.per_token(50), measured.per_token(50)),
-                    (plan.expected.first_token(50), measured.first_token(50)),
+                    (here.simulation.per_token(50), measured.per_token(50)),
+                    (here.simulation.first_token(50), measured.first_token(50)),
                 )
             )
             read = plan.weight_bytes / bandwidth / measured.per_token(50)
             held = engine.cache.nbytes + sum(parameter.nbytes for parameter in model.parameters())
-            errors["bytes"].append(abs((plan.cache_bytes + plan.weight_bytes) / held - 1))
+            errors["bytes"].append(abs((here.kv_pool_bytes + plan.weight_bytes) / held - 1))
             for kind, ratio in (("token", token), ("weights", read), ("first", first)):
                 errors[kind].append(abs(ratio - 1))
             asked = f"{load.concurrency} × {load.input_tokens}+{load.output_tokens}"
             lines.append(
-                f"{name:26} {asked:>12} {measured.per_token(50) * 1e3:6.2f} ms {plan.expected.per_token(50) * 1e3:6.2f}"
-                f" ms {token:6.2f} {read:8.2f} {measured.first_token(50) * 1e3:6.0f} ms {first:6.2f}"
+                f"{name:26} {asked:>12} {measured.per_token(50) * 1e3:6.2f} ms "
+                f"{here.simulation.per_token(50) * 1e3:6.2f} ms {token:6.2f} {read:8.2f} "
+                f"{measured.first_token(50) * 1e3:6.0f} ms {first:6.2f}"
             )
             print(lines[-1], flush=True)
     middle = {kind: f"{statistics.median(found):.1%}" for kind, found in errors.items()}

@@ -48,18 +48,20 @@ def test_the_plan_prints_rule_and_count_and_both_times_with_intervals(capsys: py
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--concurrency", "0"], "--concurrency, --input-tokens and --output-tokens are 1 or more"),
-        (["--input-tokens", "8000"], "more than the model's context of 8192"),
+        (["--concurrency", "0"], "concurrency is 0: use a number from 1"),
+        (["--input-tokens", "8000"], "more than the model's context of 8,192"),
         (["--model.d-model", "65536"], "this machine has"),
         (["--on", "H100", "--concurrency", "0"], "concurrency is 0"),
         (["--on", "H100", "--input-tokens", "-3"], "input_tokens is -3"),
         (["--on", "H100", "--tensor", "3"], "tensor is 3"),
-        (["--on", "H100", "--usd-per-hour", "nan"], "--usd-per-hour is nan"),
-        (["--on", "H100", "--requests-per-client", "0"], "--requests-per-client is 0"),
+        (["--on", "H100", "--usd-per-hour", "nan"], "usd_per_hour is nan"),
+        (["--on", "H100", "--requests-per-client", "0"], "requests_per_client is 0"),
         (["--on", "A100", "--weights", "nvfp4"], "does not support fp4"),
         (["--on", "H100", "--server", "llama"], "vllm, trtllm, sglang"),
-        (["--on", "H100", "--kv", "int8"], "--kv is int8, with which vllm was not measured"),
-        (["--kv", "fp8"], "--kv is fp8, which napkin's own engine does not have"),
+        (["--on", "H100", "--kv", "int8"], "kv is int8, with which vllm was not measured"),
+        (["--kv", "fp8"], "kv is fp8, which napkin's own engine does not have"),
+        (["--weights", "fp8"], "weights is fp8, which napkin's own engine does not have"),
+        (["--tensor", "2"], "tensor is 2, which napkin's own engine does not have"),
         (["--on", "T4"], "does not fit"),
         (["--on", "H100", "--model.vocab-size", "0"], "vocab_size is 0"),
     ],
@@ -78,12 +80,26 @@ def test_this_machine_serves_a_small_model_with_the_engine(capsys: pytest.Captur
     load = ["--model.context-length", "64", "--concurrency", "2", "--input-tokens", "16", "--output-tokens", "4"]
     assert main(["plan", "--serve", *small, *load]) == 0
     printed = capsys.readouterr().out
-    for text in ("napkin's own engine on this machine", "2 running at a time", "time per output token", "weights"):
+    for text in (
+        "napkin's own engine on this machine",
+        "2 running at a time",
+        "time per output token",
+        "weights",
+        "rule",
+        "TTFT",
+    ):
         assert text in printed
     assert main(["plan", "--serve", *small, *load, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["kv_bytes_per_sequence"] == 2 * 32 * 2 * 20
-    assert told["time_per_output_token"]["50"] > 0
+    (here,) = told["degrees"]
+    assert told["device"] == "this machine"
+    assert here["kv_bytes_per_sequence"] == 2 * 32 * 2 * 20
+    assert here["time_per_output_token"]["50"] > 0
+    on_devices = figures(capsys, "--on", "H100")
+    # One form: what a simulation has more are percentiles.
+    assert told.keys() == on_devices.keys()
+    assert here.keys() - on_devices["degrees"][0].keys() == {"time_to_first_token", "time_per_output_token"}
+    assert here["times"].keys() == on_devices["degrees"][0]["times"].keys()
 
 
 def test_degrees_that_the_weights_do_not_fit_into_are_named_beside_those_that_do(

@@ -11,12 +11,11 @@ from torch import Tensor
 from napkin.inference.engine import Engine
 from napkin.inference.paged_cache import Int8Blocks, bytes_per_token
 from napkin.inference.request import Request
-from napkin.inference.service_load import ServiceLoad
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import ContiguousCache, ExtendingPass
 from napkin.model.transformer import Transformer
-from napkin.planning.services.this_machine import plan_engine_service
+from napkin.planning import plan_service
 from oracles.model_switches import disturbed
 
 CONFIG = ModelConfig(61, context_length=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2)
@@ -122,7 +121,10 @@ def test_bytes_are_about_half_of_those_in_bf16_and_the_plan_has_them() -> None:
     config = ModelConfig(61, context_length=64, d_model=128, n_layers=2, n_heads=2)
     of = {kv: bytes_per_token(config, torch.bfloat16, kv) for kv in ("auto", "int8")}
     assert of == {"auto": 2 * 2 * 2 * 64 * 2, "int8": 2 * 2 * 2 * (64 + 2)}
-    load = ServiceLoad(4, 16, 8, concurrency=2)
-    plan = plan_engine_service(config, load, cache_bytes=4 * 32 * of["int8"], kv="int8")
-    assert plan.kv_bytes_per_sequence == 24 * of["int8"]
-    assert plan.running == 2
+    plan = plan_service(
+        config, cache_bytes=4 * 32 * of["int8"], kv="int8", concurrency=2, input_tokens=16, output_tokens=8
+    )
+    (here,) = plan.degrees
+    assert here.kv_bytes_per_sequence == 24 * of["int8"]
+    assert here.times is not None
+    assert here.times.running == 2

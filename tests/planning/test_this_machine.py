@@ -1,5 +1,6 @@
 """The simulated schedule beside the real engine's, pass by pass; its times beside closed forms."""
 
+import statistics
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from napkin.inference.scheduler import Pass
 from napkin.inference.service_load import ServiceLoad, measure_load
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.planning.services.this_machine import StepSeconds, plan_engine_service, simulate_engine
+from napkin.planning import plan_service
+from napkin.planning.services.this_machine import StepSeconds, simulate_engine
 
 CONFIG = ModelConfig(97, context_length=128, d_model=32, n_layers=2, n_heads=4)
 
@@ -101,16 +103,56 @@ def test_an_open_load_comes_at_its_rate_whatever_the_service_takes() -> None:
 def test_a_plan_of_this_machine_has_the_bytes_of_the_engine() -> None:
     model = Transformer(CONFIG, dtype=torch.bfloat16)
     engine = Engine(model, cache_bytes=2**20, max_running=4)
-    load = ServiceLoad(4, 24, 4, concurrency=4)
-    for given in (model, None):
-        plan = plan_engine_service(CONFIG, load, cache_bytes=2**20, max_running=4, model=given)
-        assert plan.weight_bytes == sum(parameter.nbytes for parameter in model.parameters())
-        assert plan.running == 4
-        assert plan.cache_bytes == pytest.approx(engine.cache.nbytes, rel=0.01)
-        assert plan.expected.per_token(50) > 0
-        assert len(plan.expected.served) == 4
-    small = plan_engine_service(CONFIG, load, cache_bytes=2 * plan.kv_bytes_per_sequence + 10_000, model=model)
-    assert small.running == 2
+    load: dict[str, Any] = {"concurrency": 4, "input_tokens": 24, "output_tokens": 4, "requests_per_client": 1}
+    bytes_of_sequence = 0
+    for given in (model, CONFIG):
+        plan = plan_service(given, cache_bytes=2**20, max_running=4, **load)
+        (here,) = plan.degrees
+        bytes_of_sequence = round(here.kv_bytes_per_sequence)
+        assert plan.weight_bytes == here.weight_bytes == sum(parameter.nbytes for parameter in model.parameters())
+        assert here.kv_pool_bytes == pytest.approx(engine.cache.nbytes, rel=0.01)
+        assert here.times is not None
+        assert here.simulation is not None
+        assert here.times.running == 4
+        assert here.simulation.per_token(50) > 0
+        assert len(here.simulation.served) == 4
+        assert plan.best is here
+        assert "4 concurrent requests of 24 + 4 tokens" in repr(plan)
+    (small,) = plan_service(model, cache_bytes=2 * bytes_of_sequence + 10_000, max_running=4, **load).degrees
+    assert small.times is not None
+    assert small.times.running == 2
+    with pytest.raises(NapkinError, match=r"a sequence of 28 tokens takes 8.19 kB, cache_bytes is 5"):
+        plan_service(model, cache_bytes=5000, **load)
+
+
+def test_times_of_a_plan_are_those_of_its_simulation() -> None:
+    """Means, the wait for a place and the time in prompts, beside Little's law for a closed load."""
+    steps = StepSeconds({(1, 0): 2.0, (4, 0): 2.0}, {(1, 0): 1.0})
+    found = simulate_engine(ServiceLoad(80, 16, 11, concurrency=8), steps, 4, 32)
+    assert found.busy == pytest.approx(80 * 1.0 / found.seconds)
+    first = statistics.mean(each.time_to_first_token for each in found.served)
+    token = statistics.mean(each.time_per_output_token for each in found.served)
+    # Eight are in flight and four at a time are computed: half of a request's time is the wait.
+    assert found.waiting == pytest.approx((first + 10 * token) / 2, rel=0.1)
+    assert simulate_engine(ServiceLoad(8, 16, 11, concurrency=4), steps, 4, 32).waiting < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"server": "vllm"}, "server is vllm, which napkin's own engine does not have"),
+        ({"weights": "fp8"}, "weights is fp8, which napkin's own engine does not have: use bf16"),
+        ({"kv": "fp8"}, "kv is fp8, which napkin's own engine does not have: use bf16 or int8"),
+        ({"tensor": 2}, "tensor is 2, which napkin's own engine does not have: use 1"),
+        ({"input_tokens": 120}, r"120 \+ 9 tokens are more than the model's context of 128"),
+        ({"rate": 1.0}, "give one of them"),
+        ({"concurrency": None, "on": "H100"}, "give concurrency"),
+    ],
+)
+def test_what_this_machine_or_devices_cannot_be_planned_for_is_refused(changes: dict, says: str) -> None:
+    settings: dict[str, Any] = {"concurrency": 2, "input_tokens": 8, "output_tokens": 9, **changes}
+    with pytest.raises(NapkinError, match=says):
+        plan_service(CONFIG, **settings)
 
 
 @pytest.mark.parametrize(

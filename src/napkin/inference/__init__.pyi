@@ -7,5 +7,7 @@ from .request import Completion as Completion
 from .request import Request as Request
 from .scoring import Score as Score
 from .scoring import score as score
+from .service_load import ServiceLoad as ServiceLoad
+from .service_load import measure_load as measure_load
 from .settings import Sampling as Sampling
 from .settings import Speculation as Speculation

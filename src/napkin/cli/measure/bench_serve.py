@@ -83,17 +83,24 @@ def main(options: BenchServeOptions) -> None:
     _print(measured, planned)
 
 
-def _planned(run: str, load: "ServiceLoad", progress: Any) -> "ServiceMeasurement":
+def _planned(run: str, load: "ServiceLoad", progress: Any) -> "ServiceMeasurement | None":
     from napkin.inference import Engine, loaded_model
-    from napkin.planning.services.this_machine import plan_engine_service
+    from napkin.planning import plan_service
 
     # As `napkin serve` opens it.
     model = loaded_model.load(run, weights="auto").model
-    engine = Engine(model)
-    dtype = model.head_weight.dtype
-    return plan_engine_service(
-        model.config, load, dtype=dtype, cache_bytes=engine.cache.nbytes, model=model, progress=progress
-    ).expected
+    plan = plan_service(
+        model,
+        concurrency=load.concurrency,
+        input_tokens=load.input_tokens,
+        output_tokens=load.output_tokens,
+        requests=load.requests,
+        rate=load.rate,
+        seed=load.seed,
+        cache_bytes=Engine(model).cache.nbytes,
+        progress=progress,
+    )
+    return plan.degrees[0].simulation
 
 
 def _print(measured: "ServiceMeasurement", planned: "ServiceMeasurement | None") -> None:

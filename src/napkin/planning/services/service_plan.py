@@ -1,19 +1,28 @@
-"""Plan a service: what it takes to serve a model under a load, for each degree of tensor parallelism of the devices.
+"""Plan a service: what it takes to serve a model under a load, on a catalogue's devices or on this machine.
 
-How far off its times may be, in nine cases of ten, is `interval_of`'s.
+On devices there is a degree for each number of tensor ranks, whose times are mean values in closed form; how far off
+they may be, in nine cases of ten, is `interval_of`'s. On this machine there is one: steps of napkin's own engine are
+timed and its schedule is simulated, which gives percentiles, too.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal
+
+import psutil
+import torch
 
 from napkin.accounting.quantities import Line, Summary
 from napkin.errors import NapkinError
 from napkin.hardware.cluster import Cluster, find_cluster
 from napkin.hardware.service_efficiency import FITTED, efficiency_of_server, generation_spread
+from napkin.inference.paged_cache import bytes_per_token
+from napkin.inference.service_load import ServiceLoad
 from napkin.model.config import ModelConfig
+from napkin.model.transformer import Transformer
 from napkin.planning.services.seconds import (
     KV_BYTES,
     WEIGHT_BYTES,
@@ -25,6 +34,7 @@ from napkin.planning.services.seconds import (
     service_times,
     sixteen_bits,
 )
+from napkin.planning.services.this_machine import Simulation, parameters_of, probe_steps, simulate_engine
 from napkin.planning.services.work import ServiceWork, count_work
 from napkin.units import format_bytes, format_seconds
 
@@ -76,6 +86,11 @@ def _logs(replica: Replica, load: Load) -> tuple[float, float]:
 
 SERVER = "vllm"
 """Whose constants are taken if no server is named: that of most measurements across formats, after TensorRT-LLM."""
+REQUESTS_PER_CLIENT = 4
+"""That are simulated, if nobody says how many."""
+PREFILL_CHUNK = 512
+_BLOCK = 16
+"""Of the engine, as it is served."""
 _MOST = 10**9
 """More requests, or tokens, than any service has."""
 
@@ -107,6 +122,8 @@ class ServiceDegree:
     tokens_per_second_interval: tuple[float, float] | None = None
     """If both times are as long, or as short, as their intervals say."""
     reason: str | None = None
+    simulation: Simulation | None = None
+    """What each request saw, on this machine."""
 
     @property
     def decode_intensity(self) -> float:
@@ -116,19 +133,26 @@ class ServiceDegree:
 
 @dataclass(frozen=True, repr=False)
 class ServicePlan(Summary):
-    """What serving a model takes on some devices, by degree of tensor parallelism."""
+    """What serving a model takes, by degree of tensor parallelism."""
 
     model: ModelConfig
     work: ServiceWork
-    cluster: Cluster
+    cluster: Cluster | None
+    """None is this machine."""
     server: str
-    weights: WeightFormat
-    kv: KVFormat
-    load: Load
+    """"napkin" is its own engine."""
+    weights: str
+    kv: str
+    """Number format of keys and values."""
+    load: Load | ServiceLoad
     weight_bytes: float
     """Of a replica, all its devices together."""
-    ridge: float
-    """FLOPs per byte below which the device is bound by bytes, by its datasheet."""
+    weight_width: float
+    """Bytes per number of the blocks' matrices, scales included."""
+    kv_width: float
+    """Bytes per number of the cache, scales included."""
+    ridge: float | None
+    """FLOPs per byte below which the device is bound by bytes, by its datasheet; None on this machine."""
     prefill_flops: float
     """Of one prompt."""
     prefill_bytes: float
@@ -154,79 +178,251 @@ class ServicePlan(Summary):
         """The degree of most tokens per second; None where nothing fits."""
         return next(iter(self.fitting), None)
 
+    @property
+    def requests_per_client(self) -> float | None:
+        """How many requests each client sends; None is the steady state, or a load without clients."""
+        load = self.load
+        if isinstance(load, ServiceLoad):
+            return None if load.concurrency is None else load.requests / load.concurrency
+        return None if math.isinf(load.requests_per_client) else load.requests_per_client
+
+    @property
+    def requests(self) -> str:
+        """The load in words."""
+        load = self.load
+        sizes = f"requests of {load.input_tokens:g} + {load.output_tokens:g} tokens"
+        if isinstance(load, ServiceLoad) and load.rate is not None:
+            return f"{load.rate:g} {sizes} per second"
+        return f"{load.concurrency:g} concurrent {sizes}"
+
     def summary(self) -> Iterator[Line]:
         """The plan in a few lines."""
-        load = self.load
-        yield "Service", f"{load.concurrency:g} requests of {load.input_tokens:g} + {load.output_tokens:g} tokens"
+        yield "Service", self.requests
         best = self.best
-        if best is None or best.times is None or best.interval is None:
+        if best is None or best.times is None:
             yield "fits", "no: " + "; ".join(degree.reason or "" for degree in self.degrees)
             return
         times, interval = best.times, best.interval
         yield "best", f"tensor {best.tensor}, {best.replicas} replicas: {best.tokens_per_second:,.0f} tokens/s"
-        yield "TTFT", f"{format_seconds(times.time_to_first_token)}, within a factor of {interval.ttft:.2f}"
-        yield "TPOT", f"{format_seconds(times.time_per_output_token)}, within a factor of {interval.tpot:.2f}"
+        for name, seconds, factor in (
+            ("TTFT", times.time_to_first_token, interval and interval.ttft),
+            ("TPOT", times.time_per_output_token, interval and interval.tpot),
+        ):
+            yield name, format_seconds(seconds) + (f", within a factor of {factor:.2f}" if factor else "")
         yield "weights", f"{format_bytes(round(best.weight_bytes))} per device"
-        yield "ridge", f"{self.ridge:.0f} FLOPs per byte"
+        if self.ridge is not None:
+            yield "ridge", f"{self.ridge:.0f} FLOPs per byte"
 
 
 def plan_service(
-    model: ModelConfig,
-    on: str,
+    model: ModelConfig | Transformer,
+    on: str | None = None,
     *,
-    concurrency: int,
+    concurrency: int | None,
     input_tokens: int,
     output_tokens: int,
-    server: str = SERVER,
+    server: str | None = None,
     weights: WeightFormat = "bf16",
-    kv: KVFormat | None = None,
+    kv: KVFormat | Literal["int8"] | None = None,
     tensor: int | None = None,
     usd_per_hour: float | None = None,
     requests_per_client: int | None = None,
+    requests: int | None = None,
+    rate: float | None = None,
+    seed: int = 0,
+    cache_bytes: int | None = None,
+    max_running: int = 16,
+    progress: Callable[[str], None] = lambda doing: None,
 ) -> ServicePlan:
-    """Plan a service under a constant number of concurrent requests, without allocating the model.
+    """Plan a service under a load, without allocating the model; on this machine, steps of the engine are timed.
 
     Args:
         model: what is served; its FLOPs and bytes are counted from a prefill and a decode step, traced on fake tensors.
-        on: devices of the catalogue, as in "8xH100".
-        concurrency: requests in flight: as one ends, the next comes.
+            On this machine a model itself is timed, and of a config one with random weights in bf16.
+        on: accelerators, such as "8xH100"; None is napkin's own engine on this machine.
+        concurrency: requests in flight: as one ends, the next comes; None is an open load by `rate`.
         input_tokens: of each prompt.
         output_tokens: that each request generates.
-        server: whose constants are taken: "vllm", "trtllm" or "sglang".
+        server: whose constants are taken: "vllm" (which None is), "trtllm" or "sglang".
         weights: the format of the blocks' matrices, "bf16", "fp8", "fp8_block" or "nvfp4"; embedding and head are in
             bf16.
-        kv: the format of the cache; None is fp8 for weights that are narrower than bf16, else bf16.
+        kv: the format of the cache, "bf16", "fp8" or, on this machine, "int8"; None is fp8 for weights that are
+            narrower than bf16, else that of the weights.
         tensor: ranks of tensor of a replica; None compares all that divide the devices and the heads.
         usd_per_hour: price of one device; None is the catalogue's.
         requests_per_client: how many requests each client sends in a measurement that this is compared with; None is
-            the steady state.
+            the steady state, on this machine 4.
+        requests: on this machine, requests in all, in place of `requests_per_client`.
+        rate: on this machine, requests per second at random moments, drawn with `seed`.
+        cache_bytes: on this machine, memory of the KV cache; None holds what is running at its longest.
+        max_running: on this machine, sequences that are computed at a time.
+        progress: called with a description of what is timed.
 
-    Raises NapkinError for sizes below 1, unknown devices, formats or servers, and a format that the devices lack.
+    Raises NapkinError for sizes below 1, unknown devices, formats or servers, a format that the devices lack, and what
+    this machine has no memory for.
     """
-    _refuse_impossible(concurrency=concurrency, input_tokens=input_tokens, output_tokens=output_tokens)
+    for name, value in (
+        ("concurrency", concurrency),
+        ("input_tokens", input_tokens),
+        ("output_tokens", output_tokens),
+        ("requests_per_client", requests_per_client),
+    ):
+        if value is not None and not 1 <= value <= _MOST:
+            raise NapkinError(f"{name} is {value:,}: use a number from 1 to {_MOST:,}")
+    if usd_per_hour is not None and not 0 < usd_per_hour < math.inf:
+        raise NapkinError(f"usd_per_hour is {usd_per_hour}: use a number above 0")
+    if on is None:
+        _refuse_of_engine(server, weights, kv, tensor)
+        clients = concurrency or 1
+        load = ServiceLoad(
+            requests or clients * (requests_per_client or REQUESTS_PER_CLIENT),
+            input_tokens,
+            output_tokens,
+            concurrency=concurrency,
+            rate=rate,
+            seed=seed,
+        )
+        return _plan_here(model, load, kv == "int8", cache_bytes, max_running, usd_per_hour, progress)
+    if concurrency is None:
+        raise NapkinError("a service on devices is planned for a constant number of requests: give concurrency")
+    load = Load(concurrency, input_tokens, output_tokens, requests_per_client or math.inf)
+    config = model.config if isinstance(model, Transformer) else model
+    return _plan_on_devices(config, find_cluster(on), load, server or SERVER, weights, kv, tensor, usd_per_hour)
+
+
+def _refuse_of_engine(server: str | None, weights: str, kv: str | None, tensor: int | None) -> None:
+    for name, value, possible in (
+        ("server", server, ("napkin",)),
+        ("weights", weights, ("bf16",)),
+        ("kv", kv, ("bf16", "int8")),
+        ("tensor", tensor, (1,)),
+    ):
+        if value is not None and value not in possible:
+            known = " or ".join(map(str, possible))
+            raise NapkinError(
+                f"{name} is {value}, which napkin's own engine does not have: use {known}, or name devices with --on"
+            )
+
+
+def _plan_here(
+    model: ModelConfig | Transformer,
+    load: ServiceLoad,
+    int8: bool,
+    cache_bytes: int | None,
+    max_running: int,
+    usd_per_hour: float | None,
+    progress: Callable[[str], None],
+) -> ServicePlan:
+    config, given = (model.config, model) if isinstance(model, Transformer) else (model, None)
+    size, context = load.input_tokens + load.output_tokens, load.input_tokens + load.output_tokens / 2
+    if size > config.context_length:
+        raise NapkinError(
+            f"{load.input_tokens:,} + {load.output_tokens:,} tokens are more than the model's context of "
+            f"{config.context_length:,}: use smaller input_tokens and output_tokens"
+        )
+    kv = "int8" if int8 else "auto"
+    dtype = torch.bfloat16 if given is None else given.head_weight.dtype
+    name = str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
+    per_token = bytes_per_token(config, dtype, kv)
+    at_once = min(max_running, load.requests, load.concurrency or load.requests)
+    if cache_bytes is None:
+        cache_bytes = at_once * (size + _BLOCK) * per_token
+    n_blocks, of_sequence = cache_bytes // (_BLOCK * per_token), -(-size // _BLOCK)
+    fits = n_blocks // of_sequence
+    if fits < 1:
+        raise NapkinError(
+            f"a sequence of {size:,} tokens takes {format_bytes(of_sequence * _BLOCK * per_token)}, cache_bytes is "
+            f"{format_bytes(cache_bytes)}: give more, or use fewer tokens"
+        )
+    parameters = parameters_of(config) * dtype.itemsize
+    weight_bytes = parameters if given is None else sum(each.nbytes for each in given.parameters())
+    needed, free = weight_bytes + cache_bytes, psutil.virtual_memory().available
+    if given is None and needed > free:
+        raise NapkinError(
+            f"weights and KV cache take {format_bytes(needed)}, this machine has {format_bytes(free)} free: use a "
+            "smaller model or fewer requests, or name accelerators with --on"
+        )
+    running = min(at_once, fits)
+    steps = probe_steps(config, load, running, PREFILL_CHUNK, dtype, kv=kv, model=given, progress=progress)
+    found = simulate_engine(load, steps, max_running, PREFILL_CHUNK, n_blocks=n_blocks, block_size=_BLOCK)
+    work = count_work(config)
+
+    def read(sequences: float, tokens: float, kept: float) -> float:
+        return (work.weights_read(tokens) + work.head_weights) * dtype.itemsize + sequences * kept * per_token
+
+    times = ServiceTimes(
+        statistics.mean(each.time_to_first_token for each in found.served),
+        statistics.mean(each.time_per_output_token for each in found.served),
+        running=running,
+        decode_step=steps.decode_seconds(running, context),
+        prefill=found.busy * found.seconds / load.requests,
+        waiting=found.waiting,
+        busy=found.busy,
+    )
+    degree = ServiceDegree(
+        tensor=1,
+        replicas=1,
+        weight_bytes=weight_bytes,
+        kv_pool_bytes=cache_bytes,
+        kv_bytes_per_sequence=size * per_token,
+        sequences=fits,
+        decode_flops=work.decode_flops(running, context),
+        decode_bytes=read(running, running, context),
+        times=times,
+        interval=None,
+        tokens_per_second=found.tokens_per_second,
+        usd_per_million_tokens=1e6 * usd_per_hour / 3600 / found.tokens_per_second if usd_per_hour else None,
+        simulation=found,
+    )
+    return ServicePlan(
+        model=config,
+        work=work,
+        cluster=None,
+        server="napkin",
+        weights=name,
+        kv="int8" if int8 else name,
+        load=load,
+        weight_bytes=weight_bytes,
+        weight_width=dtype.itemsize,
+        kv_width=per_token / (2 * config.n_layers * config.resolved_n_kv_heads * config.resolved_head_dim),
+        ridge=None,
+        prefill_flops=work.prefill_flops(load.input_tokens),
+        prefill_bytes=read(1, load.input_tokens, load.input_tokens),
+        usd_per_hour=usd_per_hour,
+        degrees=(degree,),
+    )
+
+
+def _plan_on_devices(
+    model: ModelConfig,
+    cluster: Cluster,
+    load: Load,
+    server: str,
+    weights: WeightFormat,
+    kv: KVFormat | Literal["int8"] | None,
+    tensor: int | None,
+    usd_per_hour: float | None,
+) -> ServicePlan:
     if weights not in WEIGHT_BYTES:
-        raise NapkinError(f"weights is {weights!r}: use one of {', '.join(get_args(WeightFormat))}")
+        raise NapkinError(f"weights is {weights!r}: use one of {', '.join(WEIGHT_BYTES)}")
     kv = kv or ("bf16" if weights == "bf16" else "fp8")
     if kv not in KV_BYTES:
-        raise NapkinError(f"kv is {kv!r}: use one of {', '.join(get_args(KVFormat))}")
-    cluster, constants = find_cluster(on), efficiency_of_server(server)
-    price = cluster.device.price
+        raise NapkinError(f"kv is {kv}, with which {server} was not measured: use {' or '.join(KV_BYTES)}")
+    constants, price = efficiency_of_server(server), cluster.device.price
     usd_per_hour = usd_per_hour if usd_per_hour is not None else price.usd_per_hour if price else None
-    load = Load(concurrency, input_tokens, output_tokens, requests_per_client or math.inf)
     work = count_work(model)
     one = Replica(work, cluster.device, constants, 1, weights, kv)
+    tokens = load.input_tokens + load.output_tokens
     notes: list[str] = []
-    if input_tokens + output_tokens > model.context_length:
-        notes.append(
-            f"{input_tokens + output_tokens:,} tokens are more than the model's context of {model.context_length:,}"
-        )
+    if tokens > model.context_length:
+        notes.append(f"{tokens:,} tokens are more than the model's context of {model.context_length:,}")
     if weights == "bf16" and sixteen_bits(cluster.device) != "bf16":
         notes.append(f"{cluster.device.name} has no bf16: planned in fp16, of the same bytes")
     degrees = tuple(
         _degree(dataclasses.replace(one, tensor=ranks), load, cluster, usd_per_hour)
         for ranks in _tensor_degrees(model, cluster, tensor)
     )
-    read = work.weights_read(input_tokens) * WEIGHT_BYTES[weights] + 2 * work.head_weights
+    read = work.weights_read(load.input_tokens) * WEIGHT_BYTES[weights] + 2 * work.head_weights
     return ServicePlan(
         model=model,
         work=work,
@@ -236,19 +432,15 @@ def plan_service(
         kv=kv,
         load=load,
         weight_bytes=one.weight_bytes,
+        weight_width=WEIGHT_BYTES[weights],
+        kv_width=KV_BYTES[kv],
         ridge=one.ridge,
-        prefill_flops=work.prefill_flops(input_tokens),
-        prefill_bytes=read + work.kept(input_tokens) * work.kv_numbers * KV_BYTES[kv],
+        prefill_flops=work.prefill_flops(load.input_tokens),
+        prefill_bytes=read + work.kept(load.input_tokens) * work.kv_numbers * KV_BYTES[kv],
         usd_per_hour=usd_per_hour,
         degrees=degrees,
         notes=tuple(notes),
     )
-
-
-def _refuse_impossible(**sizes: int) -> None:
-    for name, value in sizes.items():
-        if not 1 <= value <= _MOST:
-            raise NapkinError(f"{name} is {value:,}: use a number from 1 to {_MOST:,}")
 
 
 def _tensor_degrees(model: ModelConfig, cluster: Cluster, tensor: int | None) -> list[int]:

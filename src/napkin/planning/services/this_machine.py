@@ -1,4 +1,4 @@
-"""Plan a service of this machine's engine: its steps are timed alone, and its schedule is simulated with them.
+"""A load on this machine's engine: its steps are timed alone, and its schedule is simulated with them.
 
 A probe times steps of the engine's kind, decoding so many sequences and computing a chunk of a prompt, at a few sizes.
 Between them seconds are interpolated. The simulation runs the engine's own scheduler (`napkin.inference.scheduler`),
@@ -10,19 +10,16 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import psutil
 import torch
 
-from napkin.errors import NapkinError
 from napkin.hardware.competition import Sampler
-from napkin.inference.paged_cache import KVFormat, PagedCache, bytes_per_token
+from napkin.inference.paged_cache import KVFormat, PagedCache
 from napkin.inference.sampling import draw
 from napkin.inference.scheduler import Pass, ScheduledSequence, Scheduler
 from napkin.inference.service_load import Served, ServiceLoad, ServiceMeasurement
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.units import format_bytes
 
 REPEATS = 5
 MOST_PROBED_BYTES = 2**31
@@ -45,68 +42,6 @@ class StepSeconds:
     def prefill_seconds(self, tokens: int, before: float) -> float:
         """Of so many tokens of a prompt."""
         return _between(self.prefill, tokens, before)
-
-
-@dataclass(frozen=True)
-class EngineService:
-    """What a load takes on this machine."""
-
-    load: ServiceLoad
-    weight_bytes: int
-    kv_bytes_per_sequence: int
-    cache_bytes: int
-    """Of the pool."""
-    running: int
-    """Sequences that are computed at a time."""
-    steps: StepSeconds
-    expected: ServiceMeasurement
-    """Simulated, in seconds."""
-
-
-def plan_engine_service(
-    config: ModelConfig,
-    load: ServiceLoad,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    cache_bytes: int,
-    max_running: int = 16,
-    prefill_chunk: int = 512,
-    block_size: int = 16,
-    kv: KVFormat = "auto",
-    model: Transformer | None = None,
-    progress: Callable[[str], None] = lambda doing: None,
-) -> EngineService:
-    """Plan a load on this machine's engine with these settings.
-
-    Args:
-        config: the model's.
-        kv: what keys and values are held in, as in `Engine`.
-        model: the model itself, if it is there; None probes one of its shape with random weights.
-        progress: called with a description of what is timed.
-
-    Raises NapkinError where weights and cache exceed the memory that is free.
-    """
-    size = load.input_tokens + load.output_tokens
-    # The embedding is the head, if they are tied.
-    parameters = _parameters(config) if model is None else sum(each.numel() for each in model.parameters())
-    needed, free = parameters * dtype.itemsize + cache_bytes, psutil.virtual_memory().available
-    if model is None and needed > free:
-        raise NapkinError(
-            f"weights and KV cache take {format_bytes(needed)}, this machine has {format_bytes(free)} free: use a "
-            "smaller model or fewer requests, or name accelerators with --on"
-        )
-    fits = cache_bytes // (block_size * bytes_per_token(config, dtype, kv)) * block_size // size
-    running = max(1, min(max_running, fits, load.requests, load.concurrency or load.requests))
-    steps = probe_steps(config, load, running, prefill_chunk, dtype, kv=kv, model=model, progress=progress)
-    return EngineService(
-        load=load,
-        weight_bytes=parameters * dtype.itemsize,
-        kv_bytes_per_sequence=size * bytes_per_token(config, dtype, kv),
-        cache_bytes=cache_bytes,
-        running=running,
-        steps=steps,
-        expected=simulate_engine(load, steps, running, prefill_chunk),
-    )
 
 
 def probe_steps(
@@ -137,7 +72,7 @@ def probe_steps(
 
     if model is not None:
         return probed(model)
-    if _parameters(config) * dtype.itemsize <= MOST_PROBED_BYTES:
+    if parameters_of(config) * dtype.itemsize <= MOST_PROBED_BYTES:
         return probed(_random_model(config, dtype))
     depths = [config.n_dense_layers + 1, config.n_dense_layers + 3]
     few, more = (probed(_random_model(dataclasses.replace(config, n_layers=depth), dtype)) for depth in depths)
@@ -145,6 +80,16 @@ def probe_steps(
     return StepSeconds(
         *({at: one + factor * (other[at] - one) for at, one in first.items()} for first, other in _pairs(few, more))
     )
+
+
+@dataclass(frozen=True)
+class Simulation(ServiceMeasurement):
+    """What all requests of a simulated load see."""
+
+    waiting: float
+    """Mean seconds until a request was among those that run."""
+    busy: float
+    """Fraction of the time in which prompts are computed."""
 
 
 def simulate_engine(
@@ -155,14 +100,17 @@ def simulate_engine(
     *,
     n_blocks: int | None = None,
     block_size: int = 16,
-) -> ServiceMeasurement:
-    """What requests see if the engine's scheduler runs with those seconds; None is a cache with room for all."""
+) -> Simulation:
+    """What requests see if the engine's scheduler runs with those seconds; without n_blocks the cache has room for all.
+
+    A request must fit into the cache: the engine refuses those that do not.
+    """
     size = -(-(load.input_tokens + load.output_tokens) // block_size)
     scheduler = Scheduler[_Simulated](
         n_blocks or max_running * size, block_size=block_size, max_running=max_running, prefill_chunk=prefill_chunk
     )
     arrivals = load.arrivals() if load.rate is not None else []
-    n_sent, now = 0, 0.0
+    n_sent, now, waited, prefilled = 0, 0.0, 0.0, 0.0
     ended: list[Served] = []
     while len(ended) < load.requests:
         while n_sent < load.requests and (
@@ -176,11 +124,13 @@ def simulate_engine(
         if not scheduler.waiting and not scheduler.running:
             now = max(now, arrivals[n_sent])
             continue
-        scheduler.admit()
+        waited += sum(now - each.sent_at for each in scheduler.admit() if each.first_at is None)
         for each in scheduler.passes():
-            now += _seconds(steps, each)
+            seconds = _seconds(steps, each)
+            now += seconds
+            prefilled += 0.0 if each.sequences[0].decodes else seconds
             ended += [served for sequence in each.sequences if (served := _computed(scheduler, sequence, each, now))]
-    return ServiceMeasurement(tuple(ended), now)
+    return Simulation(tuple(ended), now, waited / load.requests, prefilled / now)
 
 
 @dataclass(eq=False)
@@ -269,6 +219,7 @@ def _random_model(config: ModelConfig, dtype: torch.dtype) -> Transformer:
     return Transformer(config, dtype=dtype)
 
 
-def _parameters(config: ModelConfig) -> int:
+def parameters_of(config: ModelConfig) -> int:
+    """Numbers of a model of that shape; the embedding is the head, if they are tied."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in Transformer(config, device="meta").parameters())
