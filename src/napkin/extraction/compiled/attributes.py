@@ -3,8 +3,7 @@
 from napkin.extraction.compiled.markup import find, hash_attribute, is_space
 from napkin.extraction.tags import BIT, name_hash
 from napkin.machine_code.compiled_function import jitted
-from napkin.machine_code.pointers import i64_at
-from napkin.tokenizer.numba.intrinsics import load_u8, load_u32
+from napkin.machine_code.pointers import i64_at, load_u8, load_u32
 
 _CLASS, _ID, _ROLE, _ITEMPROP, _STYLE, _HIDDEN = (
     name_hash(name) for name in (b"class", b"id", b"role", b"itemprop", b"style", b"hidden")

@@ -3,7 +3,7 @@
 from napkin.extraction.compiled import fields as f
 from napkin.extraction.compiled.markup import NBSP, is_space
 from napkin.machine_code.compiled_function import jitted
-from napkin.tokenizer.numba.intrinsics import load_u8, load_u32, store_u8
+from napkin.machine_code.pointers import load_u8, load_u32, store_u8
 
 _AMPERSAND = ord("&")
 _SPACE = ord(" ")

@@ -2,8 +2,7 @@
 
 from napkin.extraction.tags import N_SLOTS, RAW
 from napkin.machine_code.compiled_function import jitted
-from napkin.machine_code.pointers import i64_at
-from napkin.tokenizer.numba.intrinsics import load_u8, load_u32
+from napkin.machine_code.pointers import i64_at, load_u8, load_u32
 
 _LT, _GT, _SLASH, _BANG, _QUOTE, _EQUALS, _AMPERSAND, _HYPHEN = (ord(c) for c in '<>/!"=&-')
 NBSP = 0x7073626E

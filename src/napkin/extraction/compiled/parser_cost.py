@@ -11,8 +11,7 @@ from typing import Any
 from napkin.extraction.compiled.markup import find, is_space, skip_declaration
 from napkin.extraction.tags import FORMATTING, name_hash
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
-from napkin.machine_code.pointers import i64_at
-from napkin.tokenizer.numba.intrinsics import load_u8
+from napkin.machine_code.pointers import i64_at, load_u8
 
 _FORMATTING = tuple(name_hash(name.encode()) for name in FORMATTING)
 _SCRIPT, _STYLE = name_hash(b"script"), name_hash(b"style")

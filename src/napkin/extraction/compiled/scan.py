@@ -21,8 +21,7 @@ from napkin.extraction.compiled.markup import (
 )
 from napkin.extraction.tags import BLOCK, PHRASE, PLACE_BIT, RAW, SKIPPED, TAG
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
-from napkin.machine_code.pointers import i64_at
-from napkin.tokenizer.numba.intrinsics import load_u8, store_u8
+from napkin.machine_code.pointers import i64_at, load_u8, store_u8
 
 _A, _BR, _B, _STRONG, _CODE = (TAG[name] for name in ("a", "br", "b", "strong", "code"))
 _CODE_BIT = 1 << PLACE_BIT["code"]

@@ -11,9 +11,7 @@ overflows into the next. The hash is keyed; see hash_keys.py.
 import numpy as np
 
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
-from napkin.tokenizer.numba import fields
-from napkin.tokenizer.numba.fields import get
-from napkin.tokenizer.numba.intrinsics import (
+from napkin.machine_code.pointers import (
     find_in_bucket,
     leading_zeros,
     load_i64,
@@ -25,6 +23,8 @@ from napkin.tokenizer.numba.intrinsics import (
     store_u64,
     trailing_zeros,
 )
+from napkin.tokenizer.numba import fields
+from napkin.tokenizer.numba.fields import get
 
 NEVER = 0xFFFFFFFF
 # So that a set of positions is one 64-bit word.

@@ -6,8 +6,8 @@ byte counts as a character of one byte and of no class.
 """
 
 from napkin.machine_code.compiled_function import jitted
+from napkin.machine_code.pointers import load_u8
 from napkin.tokenizer.numba.character_classes import KIND, SPACE
-from napkin.tokenizer.numba.intrinsics import load_u8
 
 LINE_FEED, CARRIAGE_RETURN, BLANK, APOSTROPHE, SLASH = 10, 13, 32, 39, 47
 

@@ -7,9 +7,7 @@ than LONGEST are counted by the caller.
 import numpy as np
 
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
-from napkin.tokenizer.numba import fields
-from napkin.tokenizer.numba.fields import get, put
-from napkin.tokenizer.numba.intrinsics import (
+from napkin.machine_code.pointers import (
     load_i64,
     load_u8,
     load_u64,
@@ -18,6 +16,8 @@ from napkin.tokenizer.numba.intrinsics import (
     store_u32,
     store_u64,
 )
+from napkin.tokenizer.numba import fields
+from napkin.tokenizer.numba.fields import get, put
 from napkin.tokenizer.numba.pre_token_table import ENTRY_BYTES, INLINE_BYTES, fill_queue, find
 from napkin.tokenizer.numba.scanners import MARGIN
 

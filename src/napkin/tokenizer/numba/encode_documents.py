@@ -6,10 +6,7 @@ Plain twin: `merge_symbols` of each pre-token of `PreTokenizer.split`, document 
 import numpy as np
 
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
-from napkin.tokenizer.numba import fields
-from napkin.tokenizer.numba.apply_merges import SHORT, merge_long, merge_short, merge_two_short, short_ids
-from napkin.tokenizer.numba.fields import get, put
-from napkin.tokenizer.numba.intrinsics import (
+from napkin.machine_code.pointers import (
     load_i64,
     load_u8,
     load_u32,
@@ -19,6 +16,9 @@ from napkin.tokenizer.numba.intrinsics import (
     store_u32,
     store_u64,
 )
+from napkin.tokenizer.numba import fields
+from napkin.tokenizer.numba.apply_merges import SHORT, merge_long, merge_short, merge_two_short, short_ids
+from napkin.tokenizer.numba.fields import get, put
 from napkin.tokenizer.numba.pre_token_table import INLINE_BYTES, INLINE_IDS, fill_queue, find
 from napkin.tokenizer.numba.scanners import MARGIN
 

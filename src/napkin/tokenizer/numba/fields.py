@@ -6,7 +6,7 @@ returns which buffer it was.
 """
 
 from napkin.machine_code.compiled_function import jitted
-from napkin.tokenizer.numba.intrinsics import load_i64, store_i64
+from napkin.machine_code.pointers import load_i64, store_i64
 
 # The text and the position in it. TEXT is an address, LIMIT the number of bytes that may be read. DOCUMENT_ENDS is the
 # address of N_DOCUMENTS int64 offsets; document i begins where document i - 1 ends. The next byte to process is at

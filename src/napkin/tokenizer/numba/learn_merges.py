@@ -13,9 +13,9 @@ The fields of the state, the pairs and the heap are in pair_table.py.
 """
 
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
+from napkin.machine_code.pointers import load_i64, load_u32, store_i64, store_u32
 from napkin.tokenizer.numba import fields
 from napkin.tokenizer.numba.fields import get, put
-from napkin.tokenizer.numba.intrinsics import load_i64, load_u32, store_i64, store_u32
 from napkin.tokenizer.numba.pair_table import (
     AFTER,
     BEFORE,

@@ -6,8 +6,7 @@ The state here is a separate array with the fields below (see fields.py).
 import numpy as np
 
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
-from napkin.tokenizer.numba.fields import get, put
-from napkin.tokenizer.numba.intrinsics import (
+from napkin.machine_code.pointers import (
     folded_product,
     load_i64,
     load_u8,
@@ -17,6 +16,7 @@ from napkin.tokenizer.numba.intrinsics import (
     store_u8,
     store_u32,
 )
+from napkin.tokenizer.numba.fields import get, put
 
 # Words: their tokens (uint32); of each word its start, its number of tokens (uint32) and its count (int64).
 N_WORDS, TOKENS, STARTS, LENGTHS, COUNTS = range(5)

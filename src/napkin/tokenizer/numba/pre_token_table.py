@@ -12,9 +12,7 @@ ids, the upper half of the first word is their offset in LONG_IDS.
 import numpy as np
 
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
-from napkin.tokenizer.numba import fields
-from napkin.tokenizer.numba.fields import get
-from napkin.tokenizer.numba.intrinsics import (
+from napkin.machine_code.pointers import (
     call_scanner,
     folded_product,
     load_i64,
@@ -23,6 +21,8 @@ from napkin.tokenizer.numba.intrinsics import (
     prefetch,
     store_u64,
 )
+from napkin.tokenizer.numba import fields
+from napkin.tokenizer.numba.fields import get
 
 ENTRY_BYTES = 32
 INLINE_BYTES = 15

@@ -10,9 +10,9 @@ character is more than its last byte, and the end of the buffer are scanned char
 import numpy as np
 
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
+from napkin.machine_code.pointers import block_masks, load_i64, load_u8, set_bits, store_i64, trailing_zeros
 from napkin.tokenizer.numba.character_classes import KIND, LETTER, NUMBER, SPACE
 from napkin.tokenizer.numba.character_runs import class_and_width, contraction_end
-from napkin.tokenizer.numba.intrinsics import block_masks, load_i64, load_u8, set_bits, store_i64, trailing_zeros
 from napkin.tokenizer.numba.scanners import gpt2_end
 
 _NONE, _ONE, _ALL = np.uint64(0), np.uint64(1), np.uint64(2**64 - 1)

@@ -1,7 +1,7 @@
 """The pattern that does not split text."""
 
 from napkin.machine_code.compiled_function import CompiledFunction
-from napkin.tokenizer.numba.intrinsics import store_i64
+from napkin.machine_code.pointers import store_i64
 
 
 @CompiledFunction

@@ -10,6 +10,7 @@ The plain twin of each is `PreTokenizer(name).split`.
 """
 
 from napkin.machine_code.compiled_function import jitted
+from napkin.machine_code.pointers import load_u8, store_i64
 from napkin.tokenizer.numba.character_classes import KIND, LETTER, LOWER, MARK, NUMBER, OTHER, SPACE, UPPER
 from napkin.tokenizer.numba.character_runs import (
     APOSTROPHE,
@@ -23,7 +24,6 @@ from napkin.tokenizer.numba.character_runs import (
     run_end,
     white_space_end,
 )
-from napkin.tokenizer.numba.intrinsics import load_u8, store_i64
 
 # Entries of `ends` that may be written beyond `room`.
 MARGIN = 80
