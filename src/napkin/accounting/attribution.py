@@ -1,4 +1,4 @@
-"""Which module and which component a call belongs to, in the forward pass and in the backward pass.
+"""Attributes each call to a module and a component, in the forward pass and in the backward pass.
 
 The forward pass notes which module made which autograd node, and the backward pass looks it up. A node gets its
 sequence number just before its operator runs, and keeps it. An operator that makes no node sees the number of the last.
@@ -24,17 +24,17 @@ class Attribution:
         self.stack: list[str] = []
         """Paths of the modules that run, the innermost last."""
         self.after_head = False
-        """Whether the head has run in this forward pass."""
+        """True once the head has run in this forward pass."""
         self.path_of_node: dict[int, str] = {}
         self.component_of_node: dict[int, Component] = {}
         self.nodes_of_activations: set[int] = set()
 
     def enter(self, module: nn.Module) -> None:
-        """The forward pass of `module` begins."""
+        """Note that the forward pass of `module` begins."""
         self.stack.append(self.paths.get(id(module), type(module).__name__))
 
     def leave(self) -> None:
-        """It has ended."""
+        """Note that the innermost module has ended."""
         self.stack.pop()
 
     def module_path(self, phase: Phase) -> str:
@@ -66,12 +66,12 @@ class Attribution:
         return found
 
     def mark_node_of_activations(self) -> None:
-        """The node that is being made multiplies activations."""
+        """Note that the node that is being made multiplies activations."""
         self.nodes_of_activations.add(_get_sequence_nr() - 1)
 
     @property
     def is_node_of_activations(self) -> bool:
-        """Whether the node whose backward pass runs did."""
+        """True if the node whose backward pass runs was marked as one that multiplies activations."""
         return _current_node() in self.nodes_of_activations
 
 

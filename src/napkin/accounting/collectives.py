@@ -25,7 +25,7 @@ DISTRIBUTED = frozenset({"c10d", "_c10d_functional"})
 
 @no_type_check
 def needs_other_ranks(operator: Any) -> bool:
-    """Whether a call of an operator waits for other ranks: it cannot be timed alone."""
+    """True if a call of an operator waits for other ranks: it cannot be timed alone."""
     return operator.namespace in DISTRIBUTED or operator.overloadpacket.__name__.startswith("ring_attention")
 
 
@@ -105,7 +105,7 @@ class TimedCollective:
 
     call: CollectiveCall
     entered: float
-    """When this rank called it."""
+    """Time at which this rank called it."""
     exposed: float = 0.0
     """Seconds for which the rank computed nothing because of it."""
     done: float | None = None
@@ -113,7 +113,6 @@ class TimedCollective:
 
     @property
     def seconds(self) -> float:
-        """From the call to the end."""
         return self.exposed if self.done is None else max(self.exposed, self.done - self.entered)
 
 

@@ -54,7 +54,7 @@ class OperatorRow:
     phase: str
     """"forward", "backward", "recompute" or "optimizer"."""
     flops: int
-    """Of products of matrices and of attention: a multiply and an add for each triple of indices."""
+    """FLOPs of products of matrices and of attention: a multiply and an add for each triple of indices."""
     bytes_read: int
     bytes_written: int
 
@@ -83,7 +83,6 @@ class EducationalLedger:
         return sum(row.flops for row in self.rows if row.phase != "recompute")
 
     def flops_of(self, phase: str) -> int:
-        """FLOPs of one phase."""
         return sum(row.flops for row in self.rows if row.phase == phase)
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
@@ -179,18 +178,18 @@ def flops_of(operator: Any, args: tuple, result: Any) -> int:
 
 
 class Storages:
-    """Which storages are alive, and the events in which they were born and died."""
+    """The storages that are alive, and the events in which they were born and died."""
 
     def __init__(self) -> None:
         self.bytes: list[int] = []
         self.category: list[str] = []
         self.alive: dict[int, int] = {}
-        """By address, the number of each storage that is alive."""
+        """The number of each storage that is alive, by its address."""
         self.references: dict[int, weakref.ref] = {}
         self.begin()
 
     def begin(self) -> None:
-        """The step begins, with what is alive now."""
+        """Begin the step with what is alive now."""
         self.events: list[tuple[int, int]] = []
         """(number, +1 for a birth or -1 for a death)"""
         self.first_event = 0
@@ -318,7 +317,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _end_call(self) -> None:
-        """What dies between the end of one call and the beginning of the next belongs to the first."""
+        """Book what dies between the end of one call and the beginning of the next as part of the first."""
         if self.sums:
             self.storages.summed_in_place()
         self.sums = False

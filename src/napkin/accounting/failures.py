@@ -19,16 +19,16 @@ DEVICE_HOURS_PER_FAILURE = PUBLISHED_DEVICES * PUBLISHED_DAYS * 24 / PUBLISHED_F
 """Hours of one device, with its part of host, network and software: 50,677, which is 5.8 years."""
 
 RESTART_MINUTES = 10.0
-"""From a failure to the next step: it is noticed, the node replaced, processes start and load the checkpoint. An
-assumption; Llama 3's run was effective for more than 90% of its time (section 3.3.4), so that its 466 interruptions
+"""Minutes from a failure to the next step: it is noticed, the node replaced, processes start and load the checkpoint.
+An assumption; Llama 3's run was effective for more than 90% of its time (section 3.3.4), so that its 466 interruptions
 took less than 17 minutes each, with the work lost. A rank that hangs is noticed after `training.rank_timeout`."""
 
 STORAGE_BYTES_PER_SECOND = 1e9
-"""What a node writes to storage until it is durable. An assumption: about what one NVMe drive keeps up, and what the
-storage of Llama 3's cluster sustained for each node: 2 TB/s for 2,048 nodes (section 3.3.1)."""
+"""Rate at which a node writes to storage until it is durable. An assumption: about what one NVMe drive keeps up, and
+what the storage of Llama 3's cluster sustained for each node: 2 TB/s for 2,048 nodes (section 3.3.1)."""
 
 HOST_BYTES_PER_SECOND = 25e9
-"""From a device to its host where the catalogue has no bandwidth: what PCIe 4.0 x16 reaches of its 32 GB/s."""
+"""Rate from a device to its host where the catalogue has no bandwidth: what PCIe 4.0 x16 reaches of its 32 GB/s."""
 
 NEARLY_BEST = 0.01
 """Intervals that cost at most this much more time than the best one are as good in practice."""
@@ -87,7 +87,7 @@ class FailureModel:
     """R: from a failure until training continues."""
 
     def cycle_seconds(self, interval_seconds: float) -> float:
-        """From one checkpoint to the next; one is written at a time, so the next one waits for it."""
+        """Seconds from one checkpoint to the next; one is written at a time, so the next one waits for it."""
         return max(interval_seconds, self.write_seconds) + self.pause_seconds
 
     def expected_seconds(self, useful_seconds: float, interval_seconds: float) -> float:

@@ -24,18 +24,18 @@ class CollectiveCall:
     """One call of a collective, as one rank sees it."""
 
     operation: str
-    """As `Interconnect.seconds` names them; besides these "receive", "broadcast", "scatter", "gather" and "reduce"."""
+    """Name of the collective in `Interconnect.seconds`; besides these "receive", "broadcast", "scatter", "gather" and
+    "reduce"."""
     data_bytes: int
-    """Of the whole tensor: what each rank has after an all-gather, before a reduce-scatter, before and after an
+    """Bytes of the whole tensor: what each rank has after an all-gather, before a reduce-scatter, before and after an
     all-reduce; what it gives to an all-to-all, or sends."""
     ranks: tuple[int, ...]
-    """Those that take part; of a send, the sender and the receiver are among them."""
+    """Ranks that take part; of a send, the sender and the receiver are among them."""
     peer: int | None = None
-    """Of a send or receive, the other rank."""
+    """The other rank of a send or receive."""
 
     @property
     def group_size(self) -> int:
-        """Number of ranks that take part."""
         return len(self.ranks)
 
 
@@ -114,7 +114,7 @@ Phase = Literal["forward", "backward", "recompute", "optimizer"]
 Category = Literal[
     "parameters", "gradients", "optimizer state", "weight copies", "activations", "inputs", "temporaries"
 ]
-"""What a storage is for; weight copies are what autocast makes of the parameters in a narrower format."""
+"""The purpose of a storage; weight copies are what autocast makes of the parameters in a narrower format."""
 STATE: tuple[Category, ...] = ("parameters", "gradients", "optimizer state")
 
 
@@ -135,7 +135,7 @@ class Row:
     flops: int
     """FLOPs of the contraction; attention counted over all query-key pairs, recomputation left out."""
     causal_flops: int
-    """The same over the pairs that a causal mask leaves; equal to `flops` without a mask."""
+    """FLOPs over the pairs that a causal mask leaves; equal to `flops` without a mask."""
     recomputed_flops: int
     """FLOPs that recompute what an earlier operator computed (in flash attention's backward pass)."""
     contraction: tuple[int, int, int, int] | None
@@ -145,31 +145,31 @@ class Row:
     bytes_allocated: int
     """Bytes of the storages that the call created."""
     bytes_kept: int
-    """Those of them that the forward pass keeps for the backward pass."""
+    """Bytes of those storages that the forward pass keeps for the backward pass."""
     elementwise_flops: int = 0
     """One for each element of the largest operand or result of an operator that computes and is not a contraction."""
     component: Component = "other"
     """The part of the model that the call belongs to; a gradient belongs to the part that it is the gradient of."""
     of_activations: bool = False
-    """Whether a contraction multiplies activations, no parameter among its factors, as attention does; or is the
+    """True if a contraction multiplies activations, no parameter among its factors, as attention does; or is the
     gradient of one that does."""
     early: bool = False
-    """Whether the forward pass computes it although it is a gradient, as a fused loss does."""
+    """True if the forward pass computes it although it is a gradient, as a fused loss does."""
     hides_scratch: bool = False
-    """Whether the call takes scratch of unknown size."""
+    """True if the call takes scratch of unknown size."""
     collective: CollectiveCall | None = None
-    """What the call sends to other ranks or receives from them; None for what computes."""
+    """The collective that the call sends to other ranks or receives from them; None for what computes."""
     call: Hashable = field(default=None, repr=False)
     """The operator and its arguments, for `time_operators` to repeat; None if the call cannot be repeated."""
 
     @property
     def in_forward_pass(self) -> bool:
-        """Whether the call is made during the forward pass, what it computes of the backward pass included."""
+        """True if the call is made during the forward pass, what it computes of the backward pass included."""
         return self.phase == "forward" or self.early
 
     @property
     def is_fused_attention(self) -> bool:
-        """Whether one kernel computes scores, softmax and their products with values, and skips what a mask hides."""
+        """True if one kernel computes scores, softmax and their products with values, and skips what a mask hides."""
         return self.operator.startswith(("_scaled_dot_product_", "flash_attention", "compiled_attention"))
 
 
@@ -180,13 +180,13 @@ class Moment(NamedTuple):
     """Number of the row that ran."""
     bytes_alive: int
     state_bytes: int
-    """Those of them in parameters, gradients and optimizer state: what can be sharded."""
+    """Bytes of those in parameters, gradients and optimizer state: what can be sharded."""
     weight_copy_bytes: int
-    """Those of them in weight copies, which sharding makes anew for each layer while it runs."""
+    """Bytes of those in weight copies, which sharding makes anew for each layer while it runs."""
     gradient_bytes: int = 0
-    """Those of the state in gradients."""
+    """Bytes of the state that are gradients."""
     activation_bytes: int = 0
-    """Those of them that the forward pass keeps for the backward pass."""
+    """Bytes of those that the forward pass keeps for the backward pass."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -216,13 +216,13 @@ class Ledger(Summary):
     """Calls of operators whose scratch could not be measured, or depends on values that a trace does not have: it may
     be missing from the peak."""
     source: Literal["trace", "run"] = "trace"
-    """Whether the step was traced on fake tensors, or ran."""
+    """True if the step was traced on fake tensors, or ran."""
     assumption: str = ""
-    """What a trace took for given of values that it does not have."""
+    """The assumption of a trace about values that it does not have."""
     trained_bytes: int = 0
     """Bytes of the parameters that have gradients."""
     frozen_bytes: int = 0
-    """Bytes of the others."""
+    """Bytes of the parameters that have none."""
 
     # The training loop reads it in each step.
     @cached_property
@@ -247,7 +247,6 @@ class Ledger(Summary):
 
     @property
     def forward_flops(self) -> int:
-        """FLOPs of the forward pass."""
         return self.flops_by("phase").get("forward", 0)
 
     @property
@@ -266,7 +265,6 @@ class Ledger(Summary):
         return sum(row.bytes_kept for row in self.rows)
 
     def summary(self) -> Iterator[Line]:
-        """The ledger in a few lines."""
         contractions = sum(row.contraction is not None for row in self.rows)
         rows = f"{len(self.rows):,} operator calls, {contractions:,} of them contractions"
         how = " of a step that ran" if self.source == "run" else ""

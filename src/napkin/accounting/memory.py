@@ -43,7 +43,7 @@ class _Storage:
     """The row that allocated it; None if it is older than the step."""
     kept: bool = False
     of_parameters: bool = False
-    """Whether its numbers are parameters, or made of parameters alone."""
+    """True if its numbers are parameters, or made of parameters alone."""
 
 
 # Runs for every operator of a step: the type checks that are on during tests would take half of their time.
@@ -66,7 +66,7 @@ class Memory:
         self.recording = False
 
     def begin(self) -> None:
-        """The step begins, with what is alive now."""
+        """Begin the step with what is alive now."""
         self.earlier = self._unwatched()
         self._start_over()
 
@@ -75,7 +75,7 @@ class Memory:
         self.row = 0
         """The row of the ledger that is running or ran last."""
         self.sums_gradients = False
-        """Whether autograd would do the work of this row in place if nothing were recorded."""
+        """True if autograd would do the work of this row in place if nothing were recorded."""
         self.events: list[Event] = []
         self.reusing: list[tuple[int, int]] = []  # (first, last): if nothing were recorded, the last would come first
         self.allocated: Counter[int] = Counter()  # bytes by row
@@ -136,7 +136,7 @@ class Memory:
         self.alive[-1 - number] = number
 
     def holds(self, tensor: Tensor, category: Category) -> bool:
-        """Whether the storage of `tensor` is tracked under that category."""
+        """True if the storage of `tensor` is tracked under that category."""
         number = self.alive.get(tensor.untyped_storage()._cdata)
         return number is not None and self.storages[number].category == category
 
@@ -145,12 +145,12 @@ class Memory:
         return self.alive.get(tensor.untyped_storage()._cdata)
 
     def stems_from_parameters(self, tensor: Tensor) -> bool:
-        """Whether a tensor holds parameters or buffers, or what was made of them alone: casts, sums, quantised."""
+        """True if a tensor holds parameters or buffers, or what was made of them alone: casts, sums, quantised."""
         number = self.number_of(tensor)
         return number is not None and self.storages[number].of_parameters
 
     def trace_parameters(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """What is made of parameters, and of nothing but numbers besides, stems from parameters."""
+        """Mark what is made of parameters, and of nothing but numbers besides, as stemming from parameters."""
         made = [self.stems_from_parameters(tensor) for tensor in inputs]
         if any(made) and all(tensor.dim() == 0 or known for tensor, known in zip(inputs, made, strict=True)):
             for tensor in outputs:
@@ -166,7 +166,7 @@ class Memory:
                 self.storages[number].category = category
 
     def keep(self, rows: set[int]) -> None:
-        """What `rows` allocated and is still alive has been kept for the backward pass."""
+        """Mark what `rows` allocated and is still alive as kept for the backward pass."""
         for number in self.alive.values():
             storage = self.storages[number]
             if storage.row in rows and storage.category in ("temporaries", "weight copies"):
@@ -183,7 +183,6 @@ class Memory:
         return sums
 
     def sizes(self) -> list[int]:
-        """Bytes of each storage."""
         return [storage.bytes for storage in self.storages]
 
     def replayed(self) -> Replay:

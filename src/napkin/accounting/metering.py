@@ -32,7 +32,7 @@ METERED_STEP = 2
 
 @dataclass(frozen=True, repr=False)
 class StepMeasurement(Summary):
-    """What one real step did."""
+    """The operators, bytes and seconds of one real step."""
 
     ledger: Ledger
     """The operators that ran, on real tensors."""
@@ -42,7 +42,6 @@ class StepMeasurement(Summary):
     """On CUDA, the most that the caching allocator has held; None on a CPU."""
 
     def summary(self) -> Iterator[Line]:
-        """The measurement in a few lines."""
         yield "StepMeasurement", f"{len(self.ledger.rows):,} operator calls"
         yield "FLOPs", format_flops(self.ledger.flops)
         if self.ledger.elementwise_flops:
@@ -163,7 +162,7 @@ def meter(module: nn.Module) -> Iterator["MeteredLoop"]:
 
 
 class MeteredLoop(Summary):
-    """What `meter` has measured so far. A figure for which there were too few steps is None."""
+    """The figures that `meter` has measured so far. A figure for which there were too few steps is None."""
 
     def __init__(self, module: nn.Module) -> None:
         first = next(module.parameters(), None)
@@ -178,9 +177,9 @@ class MeteredLoop(Summary):
         self.tokens = 0
         """Tokens of those steps, as `step` was told."""
         self.step_seconds: list[float] = []
-        """Of each of those steps, the metered one left out."""
+        """Seconds of each of those steps, the metered one left out."""
         self.measurement: StepMeasurement | None = None
-        """Of the metered step."""
+        """Measurement of the metered step."""
         self._metered_seconds = 0.0
         self._in_step = False
         self._begin = time.perf_counter()
@@ -221,7 +220,7 @@ class MeteredLoop(Summary):
 
     @property
     def seconds(self) -> float:
-        """Of the loop so far, or until its end."""
+        """Seconds of the loop so far, or until its end."""
         return (time.perf_counter() if self._end is None else self._end) - self._begin
 
     @property
@@ -262,7 +261,6 @@ class MeteredLoop(Summary):
         return {**parts, "between steps": self.seconds - sum(parts.values())}
 
     def summary(self) -> Iterator[Line]:
-        """The measurement in a few lines."""
         parts = "; ".join(f"{name} {format_seconds(seconds)}" for name, seconds in self.parts.items())
         yield "MeteredLoop", f"{self.steps:,} steps of {self.parameters:,} parameters in {format_seconds(self.seconds)}"
         yield "seconds", parts
@@ -289,7 +287,7 @@ class MeteredLoop(Summary):
 
 
 class PlannedStep(Protocol):
-    """What `reconcile` asks of a plan: `napkin.Plan` has it."""
+    """The interface that `reconcile` asks of a plan: `napkin.Plan` has it."""
 
     def table(self) -> Sequence[QuantityRow]:
         """Rule and count of every quantity."""

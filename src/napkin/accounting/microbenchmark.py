@@ -203,9 +203,8 @@ class FakeCalls:
 
     def __init__(self, number_of: Callable[[Tensor], int | None]) -> None:
         self.number_of = number_of
-        """The number of a tensor's storage."""
         self.routes = False
-        """Whether an even distribution was assumed."""
+        """True once an even distribution was assumed."""
         self._choices: dict[int | None, int] = {}  # storage of indices -> how many values they are chosen from
         self._density: dict[int | None, float] = {}  # storage of a mask -> fraction of it that is not zero
         self._counts: dict[int | None, Fraction] = {}  # storage of counts of tokens -> what each of them is
@@ -389,7 +388,7 @@ def _workspace_size(operator: Any, args: tuple, steps: int) -> int:
 
 
 def runs_in(module_name: str) -> bool:
-    """Whether a function of that module is on the call stack."""
+    """True if a function of that module is on the call stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") != module_name:
         frame = frame.f_back

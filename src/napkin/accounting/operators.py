@@ -170,7 +170,7 @@ OWN_COMPUTING = frozenset(
 
 @cache
 def is_no_contraction(operator: torch._ops.OpOverload) -> bool:
-    """Whether the operator is known to compute elementwise, or to compute nothing."""
+    """True if the operator is known to compute elementwise, or to compute nothing."""
     # The names are aten's; in other namespaces they may mean anything.
     if operator.namespace != "aten":
         return operator.namespace in _MOVING_NAMESPACES or _is_elementwise(operator)
@@ -186,7 +186,7 @@ def is_no_contraction(operator: torch._ops.OpOverload) -> bool:
 
 @cache
 def _is_elementwise(operator: torch._ops.OpOverload) -> bool:
-    """Whether the operator computes and is not a contraction."""
+    """True if the operator computes and is not a contraction."""
     name = operator.overloadpacket.__name__.removesuffix("_")
     if operator.namespace != "aten" or name in _MOVING:
         return operator.namespace == "napkin" and name in OWN_COMPUTING
@@ -195,7 +195,7 @@ def _is_elementwise(operator: torch._ops.OpOverload) -> bool:
 
 @cache
 def is_pointwise(operator: torch._ops.OpOverload) -> bool:
-    """Whether an operator of aten computes each element by itself, by torch's tags; some of its overloads, and some
+    """True if an operator of aten computes each element by itself, by torch's tags; some of its overloads, and some
     of the variants that work in place, lack them.
     """
     packet = operator.overloadpacket
@@ -205,13 +205,13 @@ def is_pointwise(operator: torch._ops.OpOverload) -> bool:
 
 
 def is_view(operator: torch._ops.OpOverload) -> bool:
-    """Whether the operator returns its input's storage and writes nothing."""
+    """True if the operator returns its input's storage and writes nothing."""
     aliases = [returned.alias_info for returned in operator._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _is_question(operator: torch._ops.OpOverload) -> bool:
-    """Whether the operator returns and writes no tensor: it asks for a size or a flag, or asserts something."""
+    """True if the operator returns and writes no tensor: it asks for a size or a flag, or asserts something."""
     schema = operator._schema
     writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
     return not writes and not any("Tensor" in str(returned.type) for returned in schema.returns)
@@ -219,7 +219,7 @@ def _is_question(operator: torch._ops.OpOverload) -> bool:
 
 @cache
 def is_composite(operator: torch._ops.OpOverload) -> bool:
-    """Whether the operator has no kernel of its own and only calls others.
+    """True if the operator has no kernel of its own and only calls others.
 
     Autograd takes it apart before a recorder sees it; in inference mode, without autograd, it arrives whole.
     """

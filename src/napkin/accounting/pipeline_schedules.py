@@ -1,4 +1,4 @@
-"""In which order the ranks of a pipeline compute: schedules as tables of actions, one row per rank.
+"""The order in which the ranks of a pipeline compute: schedules as tables of actions, one row per rank.
 
 A stage is a part of the model's blocks, in their order; a rank holds one or more stages. A schedule says only the
 order of each rank's actions. When they run, and how long a rank is idle between them, is what
@@ -29,11 +29,11 @@ Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
 """`backward` is `backward_input` (gradient of the stage's input) and `backward_weight` (of its parameters) in one."""
 
 MOST_ACTIONS = 3_000_000
-"""Of one schedule; each takes about 100 bytes."""
+"""Actions that a schedule may have; each takes about 100 bytes."""
 
 
 class PipelineAction(NamedTuple):
-    """What a rank does at a time: one pass of one micro-batch through one of its stages."""
+    """One action of a rank: one pass of one micro-batch through one of its stages."""
 
     stage: int
     """Counted from 0, in the order of the forward pass."""
@@ -50,11 +50,10 @@ class PipelineSchedule:
     micro_batches: int
     rank_of_stage: tuple[int, ...]
     actions: tuple[tuple[PipelineAction, ...], ...]
-    """Of each rank."""
+    """The actions of each rank, in order."""
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
         return len(self.actions)
 
     @property
@@ -131,7 +130,8 @@ def v_placement(ranks: int, stages_per_rank: int) -> tuple[int, ...]:
 
 
 def micro_batches_per_round(name: str, ranks: int, micro_batches: int) -> int:
-    """How many micro-batches in a row a rank takes through one of its stages before it turns to its next stage.
+    """The number of micro-batches in a row that a rank takes through one of its stages before it turns to its next
+    stage.
 
     Narayanan et al. 2021 have as many as ranks. As in torch, any number is allowed that divides the micro-batches into
     `micro_batches // ranks` equal rounds, or into one round if there are fewer micro-batches than that.
@@ -231,7 +231,7 @@ def _passes(order: list[tuple[int, int]], backward: Kind) -> tuple[list[Pipeline
 
 
 def _mirrored(actions: list[PipelineAction], rank: int, ranks: int, stages_per_rank: int) -> list[PipelineAction]:
-    """The same with the rank's last stage in the place of its first: backwards go through the stages in reverse."""
+    """The actions with the rank's last stage in the place of its first: backwards go through the stages in reverse."""
     ends = 2 * rank + (stages_per_rank - 1) * ranks
     return [action._replace(stage=ends - action.stage) for action in actions]
 
@@ -255,7 +255,7 @@ def _woven(
 
 
 class ScheduleKind(NamedTuple):
-    """How the schedules of one name are made."""
+    """The function that makes the schedules of one name, and their number of stages per rank."""
 
     order: Callable[[int, int, int, int], list[PipelineAction]]
     """The actions of a rank, from its number, the ranks, the stages per rank and the micro-batches."""
@@ -271,7 +271,7 @@ SCHEDULES: dict[str, ScheduleKind] = {
     "zb-h1": ScheduleKind(_zero_bubble_h1),
     "zb-v": ScheduleKind(_zero_bubble_v, placement="v", stages_per_rank=2),
 }
-"""By name."""
+"""The kinds of schedules by name."""
 
 
 def _check_stages_per_rank(name: str, schedule: ScheduleKind, stages_per_rank: int) -> None:

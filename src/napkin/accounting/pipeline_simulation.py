@@ -24,14 +24,13 @@ class StageSeconds:
 
     forward: float = 0.0
     backward_input: float = 0.0
-    """For the gradient of the stage's input."""
+    """Seconds for the gradient of the stage's input."""
     backward_weight: float = 0.0
-    """For the gradients of its parameters."""
+    """Seconds for the gradients of its parameters."""
     recompute: float = 0.0
-    """For what activation checkpointing computes again, before the gradient of the input."""
+    """Seconds for what activation checkpointing computes again, before the gradient of the input."""
 
     def of(self, kind: Kind) -> float:
-        """Seconds of an action of that kind."""
         match kind:
             case "forward":
                 return self.forward
@@ -94,11 +93,12 @@ class InFlight(NamedTuple):
     """Micro-batches whose activations a stage keeps, from one moment until the next."""
 
     seconds: float
-    """Since the step began."""
+    """Seconds since the step began."""
     whole: int
-    """Those whose forward has begun, and whose gradient of the input has not ended: all of their activations."""
+    """Micro-batches whose forward has begun, and whose gradient of the input has not ended: all of their
+    activations."""
     for_weights: int
-    """Those that only their gradients of weights still need: the part that `backward_weight` reads."""
+    """Micro-batches that only their gradients of weights still need: the part that `backward_weight` reads."""
 
 
 @dataclass(frozen=True)
@@ -107,23 +107,23 @@ class PipelineTimeline:
 
     schedule: PipelineSchedule
     ranks: tuple[tuple[TimedAction, ...], ...]
-    """Of each rank, in order."""
+    """The actions of each rank, in order."""
     sending_seconds: tuple[float, ...]
-    """In which each rank waits for its own sends; 0 if sends overlap with computation."""
+    """Seconds in which each rank waits for its own sends; 0 if sends overlap with computation."""
 
     @property
     def seconds(self) -> float:
-        """Of the step: the makespan."""
+        """Seconds of the step: the makespan."""
         return max((timed[-1].end for timed in self.ranks if timed), default=0.0)
 
     @property
     def busy_seconds(self) -> tuple[float, ...]:
-        """In which each rank computes."""
+        """Seconds in which each rank computes."""
         return tuple(math.fsum(each.end - each.start for each in timed) for timed in self.ranks)
 
     @property
     def idle_seconds(self) -> tuple[float, ...]:
-        """In which each rank neither computes nor waits for its own sends: its bubbles."""
+        """Seconds in which each rank neither computes nor waits for its own sends: its bubbles."""
         each_rank = zip(self.busy_seconds, self.sending_seconds, strict=True)
         return tuple(max(0.0, self.seconds - busy - sending) for busy, sending in each_rank)
 

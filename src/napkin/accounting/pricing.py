@@ -29,7 +29,8 @@ Name = TypeVar("Name", bound=Hashable)
 FRESH_BYTES = 32 * 2**20
 
 ROOFLINE_FACTOR = 3.0
-"""How far off a step's seconds may be by rooflines alone, which know no exponentials and no non-contiguous strides."""
+"""Factor by which a step's seconds may be off by rooflines alone, which know no exponentials and no non-contiguous
+strides."""
 
 
 CallSite = tuple[str, str, str]
@@ -50,23 +51,24 @@ class Price(Summary):
 
     seconds: float
     byte_bound_seconds: float
-    """Those of them in operators that are bound by memory, not by arithmetic."""
+    """Seconds of those in operators that are bound by memory, not by arithmetic."""
     by_operator: dict[str, Spent]
-    """Largest first."""
+    """Seconds by operator, largest first."""
     by_module: dict[str, Spent]
     """Largest first; modules whose paths differ only by a number are summed: "blocks.*.attention"."""
     by_phase: dict[str, Spent]
-    """Largest first."""
+    """Seconds by phase, largest first."""
     factor: float
-    """In nine cases of ten a step is expected to take between seconds / factor and seconds · factor."""
+    """Factor of uncertainty: in nine cases of ten a step is expected to take between seconds / factor and seconds ·
+    factor."""
     by_call_site: dict[CallSite, Spent] = field(default_factory=dict)
-    """Largest first; the paths of modules have their numbers."""
+    """Seconds by call site, largest first; the paths of modules have their numbers."""
     conditions: Conditions | None = None
-    """What other processes did while operators were timed; None where none were, and on a GPU."""
+    """Use of the processor by other processes while operators were timed; None where none were, and on a GPU."""
 
     @property
     def disturbed(self) -> bool:
-        """Whether other processes disturbed the timing of operators: the seconds are an upper bound."""
+        """True if other processes disturbed the timing of operators: the seconds are an upper bound."""
         return self.conditions is not None and self.conditions.busy
 
     @property
@@ -75,7 +77,6 @@ class Price(Summary):
         return self.byte_bound_seconds / self.seconds
 
     def summary(self) -> Iterator[Line]:
-        """The price in a few lines."""
         bound = format_share(self.byte_bound_share) if self.seconds else "none"
         yield "Price", f"{format_seconds(self.seconds)} per step, within a factor of {self.factor:.2f}"
         yield "bound by bytes", f"{bound} of the time"
@@ -190,7 +191,7 @@ MAIN_MEMORY = float("inf")
 
 @dataclass(frozen=True)
 class Roofs:
-    """What a machine can do at most."""
+    """The most that a machine can do."""
 
     peaks: dict[str, float]
     """FLOP/s of matrix products, of each format that the step multiplies in."""
@@ -249,41 +250,40 @@ SAVED = {
 }
 """Seconds saved over the rooflines' seconds of the operators that fuse, by device and precision, as measured."""
 MOST_SAVED = 0.1
-"""Of a step's seconds by rooflines, on a CPU: more was never measured, and small operators' rooflines are mostly
-calls."""
+"""Share of a step's seconds by rooflines, on a CPU, that compiling saves at most: more was never measured, and small
+operators' rooflines are mostly calls."""
 SECONDS = 26.0
-"""Of compiling the forward and the backward pass of a block on a CPU, where the disk holds nothing of it yet, on two
-cores of the same machine, whatever the number of layers; 5 where it does."""
+"""Seconds of compiling the forward and the backward pass of a block on a CPU, where the disk holds nothing of it yet,
+on two cores of the same machine, whatever the number of layers; 5 where it does."""
 ASSUMED_SECONDS_ON_GPU = 60.0
-"""The same for a GPU: assumed, not measured."""
+"""Seconds of compiling on a GPU: assumed, not measured."""
 
 
 @dataclass(frozen=True)
 class CompileEstimate:
-    """What compiling costs and saves, and whether it was chosen."""
+    """Cost and gain of compiling, and whether it was chosen."""
 
     chosen: bool = False
     why_not: str | None = None
-    """What rules it out, whatever it would save."""
+    """The obstacle that rules it out, whatever it would save."""
     seconds: float = 0.0
-    """That compiling takes, once."""
+    """Seconds that compiling takes, once."""
     saved_per_step: float = 0.0
-    """Seconds."""
     assumed: bool = False
-    """Whether both figures are assumptions, for a device on which nothing was measured."""
+    """True if both figures are assumptions, for a device on which nothing was measured."""
 
     @property
     def seconds_once(self) -> float:
-        """Of a run: none where nothing is compiled."""
+        """Seconds of compiling in a run: none where nothing is compiled."""
         return self.seconds if self.chosen else 0.0
 
     @property
     def seconds_less(self) -> float:
-        """Of each step: none where nothing is compiled."""
+        """Seconds saved in each step: none where nothing is compiled."""
         return self.saved_per_step if self.chosen else 0.0
 
     def pays(self, steps: int) -> bool:
-        """Whether so many steps save more seconds than compiling takes."""
+        """True if so many steps save more seconds than compiling takes."""
         return steps * self.saved_per_step > self.seconds
 
 
@@ -291,7 +291,7 @@ NOT_COMPILED = CompileEstimate()
 
 
 def estimate_compile(ledger: Ledger, ceilings: Ceilings, *, device_type: str, precision: str) -> CompileEstimate:
-    """What compiling the blocks would take and save; `chosen` is left to the caller.
+    """Estimate what compiling the blocks would take and save; `chosen` is left to the caller.
 
     A precision that nothing was measured of saves nothing.
     """
@@ -314,12 +314,11 @@ def fusible_seconds(ledger: Ledger, ceilings: Ceilings) -> float:
 
 
 def dollars(seconds: float, usd_per_hour: float) -> float:
-    """What `seconds` cost."""
     return seconds / 3600 * usd_per_hour
 
 
 def kilowatt_hours(seconds: float, watts: float) -> float:
-    """What `seconds` at so many watts use."""
+    """Energy of `seconds` at so many watts."""
     return seconds / 3600 * watts / 1000
 
 
@@ -333,7 +332,7 @@ def mfu(ledger: Ledger, seconds: float, matmul_peak: float, *, steps: float = 1)
 
 
 def hfu(ledger: Ledger, seconds: float, matmul_peak: float, *, steps: float = 1) -> float:
-    """Hardware-FLOPs utilisation: the same with recomputation counted."""
+    """Hardware-FLOPs utilisation: `mfu` with recomputation counted."""
     return steps * ledger.hardware_flops / seconds / matmul_peak
 
 
@@ -357,31 +356,31 @@ ALONE = "seconds per step, alone"
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a run turned out to be."""
+    """The figures of a run that has ended."""
 
     parameters: int
     flops: int
-    """Of one real step, by the operators that ran."""
+    """FLOPs of one real step, by the operators that ran."""
     peak_bytes: int
-    """Of one real step, by the allocator."""
+    """Peak bytes of one real step, by the allocator."""
     seconds_per_step: float
     """Median over the steps, without the one that was watched."""
     seconds: float
-    """Of the whole training, evaluations and checkpoints included."""
+    """Seconds of the whole training, evaluations and checkpoints included."""
     steps: int
     mfu: float
-    """Of all steps together, without the one that was watched: FLOPs over summed seconds."""
+    """Utilisation in all steps together, without the one that was watched: FLOPs over summed seconds."""
     hfu: float
     seconds_by_part: dict[str, float]
     """data, forward, backward, optimizer, evaluation, checkpoints, compiling, other."""
     validation_loss: float | None = None
-    """After the last step of the run, in nats per token."""
+    """Loss after the last step of the run, in nats per token."""
     further: Mapping[str, float] = field(default_factory=dict)
-    """What only some kinds of training have, by the names of their rows."""
+    """Figures that only some kinds of training have, by the names of their rows."""
     seconds_alone: float | None = None
     """Seconds of a step without the other processes that disturbed the run; None where none did."""
     conditions: Conditions | None = None
-    """What other processes did while the run trained, where that is known."""
+    """Use of the processor by other processes while the run trained, where that is known."""
 
 
 def reconcile_run(

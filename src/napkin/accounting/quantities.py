@@ -35,11 +35,11 @@ class QuantityRow:
     quantity: str
     unit: Unit
     rule: int | float | None = None
-    """By a closed form."""
+    """The figure by a closed form."""
     count: int | float | None = None
-    """By tracing one real training step."""
+    """The figure by tracing one real training step."""
     meter: int | float | None = None
-    """By measuring the run; always None in a plan."""
+    """The figure by measuring the run; always None in a plan."""
     note: str = ""
     """The convention that the figures follow, and why they differ."""
 
@@ -56,7 +56,7 @@ class QuantityRow:
 
     @property
     def exact(self) -> bool:
-        """Whether meter and count are the same whole number."""
+        """True if meter and count are the same whole number."""
         return self.meter is not None and self.meter == self.count and self.meter == int(self.meter)
 
 
@@ -102,7 +102,7 @@ def format_ratio(row: QuantityRow) -> str:
 
 
 Line = tuple[str, str]
-"""(name, figures)."""
+"""A name and its figures."""
 
 
 class Summary:
@@ -118,7 +118,6 @@ class Summary:
         return "\n".join([f"{title}: {heading}", *(f"  {name:<{width}}  {figures}" for name, figures in lines)])
 
     def _repr_html_(self) -> str:
-        """The same for a notebook."""
         (title, heading), *lines = self.summary()
         return as_html(lines, caption=f"{title}: {heading}")
 
@@ -190,7 +189,6 @@ class QuantityTable(list[QuantityRow]):
         return "\n".join([*lines, *notes])
 
     def _repr_html_(self) -> str:
-        """The same for a notebook."""
         header, rows, notes = laid_out(self)
         return as_html(rows, header=header, notes=notes)
 

@@ -1,4 +1,4 @@
-"""Where the seconds of a step went on each rank, and which of them the others waited for.
+"""The seconds of a step on each rank, and which of them the others waited for.
 
 `Communication` is what devices send to each other in a step: its collectives, their bytes and seconds, and what
 computation hides.
@@ -34,7 +34,7 @@ class CollectiveSeconds:
     calls: int
     bytes: int
     seconds: float
-    """Exposed or hidden."""
+    """Seconds, exposed or hidden."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class RankSeconds:
     peak_bytes: int
     """Largest number of bytes in tensors, in the metered step."""
     seconds: float
-    """Of the step after it, in which collectives were timed."""
+    """Seconds of the step after it, in which collectives were timed."""
     compute_seconds: float
     """Not waiting for a collective, or for another stage."""
     exposed_seconds: float
     """Waiting for collectives, for the last rank to enter included."""
     hidden_seconds: float
-    """Of collectives, while the rank computed."""
+    """Seconds of collectives while the rank computed."""
     bubble_seconds: float
     """Waiting for another stage of the pipeline."""
     waiting_seconds: float
-    """Those of the exposed seconds before the last rank had entered the collective."""
+    """Part of the exposed seconds before the last rank had entered the collective."""
     collectives: tuple[CollectiveSeconds, ...] = ()
 
 
@@ -82,7 +82,7 @@ def rank_lines(
 
 
 def planned_bytes(rank: int, n_ranks: int, pipeline_peak_bytes: Sequence[int]) -> int | None:
-    """What was planned for a rank: ranks of a pipeline follow each other in groups of equal size.
+    """The bytes that were planned for a rank: ranks of a pipeline follow each other in groups of equal size.
 
     >>> planned_bytes(1, 4, [10, 20]), planned_bytes(2, 4, [10, 20])
     (10, 20)
@@ -109,7 +109,7 @@ def _waiting_of(rank: RankSeconds) -> float:
 
 
 def told(clock: "CollectiveClock", peak_bytes: int, offset: float = 0.0) -> dict[str, Any]:
-    """What a rank tells the others of its step, as JSON; `offset` is subtracted from its clock."""
+    """The report of a rank to the others on its step, as JSON; `offset` is subtracted from its clock."""
     calls = [
         [
             each.call.operation,
@@ -193,13 +193,13 @@ class Collective:
     phase: Pass
     """The pass whose computation it overlaps with; none in the optimizer's."""
     data_bytes: float
-    """Of the whole tensor of one, as `Interconnect.seconds` takes it."""
+    """Bytes of the whole tensor of one, as `Interconnect.seconds` takes it."""
     times: int = 1
     """How many of them a step has."""
     group_size: int = 1
     """Ranks that take part."""
     stride: int = 1
-    """By which their numbers differ."""
+    """Distance between their numbers."""
 
     @property
     def sent_bytes(self) -> float:
@@ -237,12 +237,11 @@ class Communication:
         return Communication(tuple(each for each in self.collectives if each.operation == operation))
 
     def without(self, operation: Operation) -> "Communication":
-        """All but those."""
+        """The collectives of all kinds but one."""
         return Communication(tuple(each for each in self.collectives if each.operation != operation))
 
     @property
     def times(self) -> int:
-        """How many collectives a step has."""
         return sum(collective.times for collective in self.collectives)
 
     @property
@@ -251,7 +250,7 @@ class Communication:
         return sum(collective.sent_bytes for collective in self.collectives)
 
     def bytes_in(self, phase: Pass) -> float:
-        """Those of them that one pass sends."""
+        """Bytes that each device sends in one pass."""
         return sum(collective.sent_bytes for collective in self._of(phase))
 
     def seconds(self, interconnect: Interconnect) -> float:

@@ -169,7 +169,7 @@ class _Recorder(TorchDispatchMode):
                 hook.remove()
 
     def begin(self, *, follow_all: bool = False) -> None:
-        """The step begins; what came before was warm-up."""
+        """Begin the step; what came before was warm-up."""
         if follow_all:
             # What nobody refers to any more may be freed at any moment of the step, and is no part of it.
             gc.collect()
@@ -290,7 +290,7 @@ class _Recorder(TorchDispatchMode):
         self.memory.take_and_give_back(*cuda_scratch_bytes(operator, args, inputs))
 
     def take_workspaces(self) -> None:
-        """Those of cuBLAS, as if both threads had called it."""
+        """Book the workspaces of cuBLAS, as if both threads had called it."""
         if self.cuda:
             for _ in {False, True} - self.multiplied:
                 self.memory.take(self.cuda.workspace_bytes)
@@ -339,7 +339,7 @@ class _Recorder(TorchDispatchMode):
         self.memory.reclaim((local(gradient) for gradient in gradients if gradient is not None), "gradients")
 
     def _multiplies_activations(self, operator: Any, inputs: list[Tensor], phase: Phase) -> bool:
-        """Whether a contraction is one of attention's: batched, and neither factor a parameter."""
+        """True if a contraction is one of attention's: batched, and neither factor a parameter."""
         if operator.overloadpacket in FUSED_ATTENTION:
             return True
         if operator.overloadpacket not in BATCHED_PRODUCTS or phase == "optimizer":
@@ -407,14 +407,14 @@ _IN_PLACE_UNWATCHED = frozenset({aten.add, aten.scatter, aten.scatter_add, aten.
 
 
 def _sums_gradients(operator: Any, inputs: list[Tensor], *, in_backward: bool) -> bool:
-    """Whether autograd would do this in place if nothing were recorded."""
+    """True if autograd would do this in place if nothing were recorded."""
     # A view is referred to by its base too, so it is never added to in place.
     return in_backward and operator.overloadpacket in _IN_PLACE_UNWATCHED and bool(inputs) and not inputs[0]._is_view()
 
 
 @no_type_check
 def _recomputes() -> bool:
-    """Whether activation checkpointing is recomputing a tensor that it has dropped."""
+    """True if activation checkpointing is recomputing a tensor that it has dropped."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "unpack_hook" and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
@@ -439,7 +439,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _is_view_call(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Whether all that the call returns are views of its inputs: nothing was read, nothing written."""
+    """True if all that the call returns are views of its inputs: nothing was read, nothing written."""
     shared = {tensor.untyped_storage()._cdata for tensor in inputs}
     return bool(outputs) and all(
         output.untyped_storage()._cdata in shared and not any(output is tensor for tensor in inputs)

@@ -233,9 +233,9 @@ class Sizes:
     n_kv_heads: int
     d_ff: int
     tied: bool
-    """Whether input embedding and output head are one matrix."""
+    """True if input embedding and output head are one matrix."""
     gated: bool = True
-    """Whether the feed-forward layer has a third matrix, a gate."""
+    """True if the feed-forward layer has a third matrix, a gate."""
     head_dim: int | None = None
     """Width of a head; None is d_model / n_heads."""
     by_layers: int | None = None
@@ -267,7 +267,7 @@ class RuleRow:
     count: float | None = None
     """None if a training step does not show the quantity."""
     note: str = ""
-    """What the figures refer to, where that is not obvious."""
+    """The meaning of the figures, where that is not obvious."""
 
     @property
     def error(self) -> float | None:

@@ -57,7 +57,7 @@ def scratch_bytes(operator: torch._ops.OpOverload, args: tuple, kwargs: dict, in
 
 
 def hides_products(operator: torch._ops.OpOverload, inputs: list[Tensor]) -> bool:
-    """Whether a call whose scratch has a formula also calls products of a library, which take some of their own."""
+    """True if a call whose scratch has a formula also calls products of a library, which take some of their own."""
     return operator.overloadpacket in _WITH_PRODUCTS and any(tensor.dtype in NARROW for tensor in inputs)
 
 
@@ -80,7 +80,7 @@ def _reduces(operator: torch._ops.OpOverload) -> bool:
 
 
 def _in_blas(inputs: list[Tensor]) -> bool:
-    """Whether a product is one of BLAS's: in a format that it knows, of matrices as it takes them."""
+    """True if a product is one of BLAS's: in a format that it knows, of matrices as it takes them."""
     if platform.machine() not in ("x86_64", "AMD64") or torch.get_float32_matmul_precision() != "highest":
         return False
     return all(tensor.dtype in (torch.float32, torch.float64) and _has_unit_stride(tensor) for tensor in inputs)
@@ -180,7 +180,7 @@ def _tile(query: Tensor, key: Tensor) -> tuple[int, int]:
 
 
 def _packs(query: Tensor, key: Tensor, *, is_causal: bool) -> bool:
-    """Whether attention packs keys and values for AMX: where it can, and multiplies with them often enough."""
+    """True if attention packs keys and values for AMX: where it can, and multiplies with them often enough."""
     if query.dtype not in NARROW or not torch.backends.mkldnn.enabled:
         return False
     if not has_amx("bf16" if query.dtype == torch.bfloat16 else "fp16"):
@@ -302,7 +302,7 @@ Measured = list[int]
 def measured_scratch(
     operator: Any, args: tuple, kwargs: dict, inputs: list[Tensor], outputs: list[Tensor], flops: int
 ) -> Measured | None:
-    """What one call on fake tensors takes; None where it cannot be measured."""
+    """The scratch and seconds of one call on fake tensors; None where it cannot be measured."""
     if not isinstance(inputs[0], FakeTensor) or torch._C._autograd._profiler_enabled():  # pyright: ignore
         return None
     call = call_of(operator, args, kwargs)
@@ -341,7 +341,7 @@ def keep_measured() -> None:
 
 @dataclass(frozen=True)
 class _Kept:
-    """The file."""
+    """The file that keeps measured calls."""
 
     calls: dict[str, Measured]
 
@@ -355,7 +355,7 @@ def _read(path: Path) -> dict[str, Measured]:
 class _Known:
     path: Path
     calls: dict[str, Measured | None]
-    """By call; None where it could not be measured."""
+    """The measurement of each call; None where it could not be measured."""
     grown: bool = False
 
 
@@ -456,7 +456,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _run(operator: Any, args: tuple, kwargs: dict) -> tuple[Measured | None, float]:
-    """What the allocator gives a call besides its results, and its seconds; None where the call fails alone."""
+    """Bytes that the allocator gives a call besides its results, and its seconds; None where the call fails alone."""
     call = call_of(operator, args, kwargs)
     assert call is not None
     generator = torch.Generator().manual_seed(0)

@@ -80,12 +80,12 @@ class Batches:
 
     @property
     def windows_of_files(self) -> list[tuple[int, float]]:
-        """For each file its number of windows, and how many of a batch are from it on average, where it is most."""
+        """The number of windows of each file, and how many of a batch are from it on average, where it is most."""
         most = [max(shares) for shares in zip(*self._interleaving.proportions, strict=True)]
         return [(windows.n, self.batch_size * p) for windows, p in zip(self._windows, most, strict=True)]
 
     def epochs_of_files(self, n_batches: int) -> list[float]:
-        """How often each document of each file is read in the first `n_batches` batches."""
+        """The number of times that each document of each file is read in the first `n_batches` batches."""
         read = [before for before, _ in self._interleaving(n_batches * self.batch_size, 0)]
         return [before / windows.n for before, windows in zip(read, self._windows, strict=True)]
 
@@ -141,7 +141,8 @@ class _Windows:
         return self.file.windows(np.concatenate(parts), self.context_length + 1)
 
     def _shift(self, epoch: int) -> int:
-        """Where the windows of an epoch begin: where those of the previous one ended, on the ring of all targets."""
+        """The place where the windows of an epoch begin: where those of the previous one ended, on the ring of all
+        targets."""
         return (self._first_shift - epoch * self._shift_back) % self.n_targets
 
 

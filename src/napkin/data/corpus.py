@@ -251,7 +251,7 @@ def split_into_sides(documents: Iterable[Document], fraction: float) -> Iterator
 
 
 def is_validation(document: Document, fraction: float) -> bool:
-    """Whether `document` belongs to the held-out `fraction` (0 to 1) of all documents, by a hash of its text.
+    """True if `document` belongs to the held-out `fraction` (0 to 1) of all documents, by a hash of its text.
 
     So the same text is never on both sides, whatever its name and however often it occurs; the order, the machine and
     the other documents do not matter; and a larger fraction holds out everything that a smaller one does.

@@ -91,7 +91,7 @@ class _Line(msgspec.Struct):
 
 
 def is_corpus(folder: Path) -> bool:
-    """Whether a folder is a finished corpus."""
+    """True if a folder is a finished corpus."""
     return is_marked(folder / "manifest.json", _MARK)
 
 

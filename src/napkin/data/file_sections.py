@@ -34,7 +34,7 @@ class Section(NamedTuple):
     offset: int
     data: bytes
     of_whole_file: bool
-    """As far as known when it is read."""
+    """True for a part that is the whole file, as far as known when it is read."""
     continues: bool
 
 
@@ -52,12 +52,12 @@ def read_sections(
 
 
 def has_text(data: bytes) -> bool:
-    """Whether UTF-8, perhaps cut within a character, has anything but white space."""
+    """True if UTF-8, perhaps cut within a character, has anything but white space."""
     return _PRINTABLE.search(data) is not None or bool(data.decode(errors="ignore").strip())
 
 
 def choose_split(data: bytes) -> int | None:
-    """Where to end the part that begins with `data`; None if all of it is white space."""
+    """The place at which the part that begins with `data` ends; None if all of it is white space."""
     window = max(len(data) - _SPLIT_WINDOW_BYTES, 1)
     for find in (find_split, find_any_split):
         split = find(data, window)

@@ -69,11 +69,10 @@ class TokenMixture:
 
     @property
     def n_tokens(self) -> int:
-        """The number of tokens in all files."""
         return sum(file.n_tokens for file in self.files)
 
     def epochs(self, n_tokens: int) -> float:
-        """How often the files are read when `n_tokens` are trained on; with weights, some more often than others."""
+        """Passes over the files when `n_tokens` are trained on; with weights, some are read more often than others."""
         return n_tokens / self.n_tokens
 
     @property
@@ -147,7 +146,7 @@ class _Node:
 
 
 def _divide(before: int, length: int, proportion: int) -> tuple[int, NDArray[np.bool_]]:
-    """How many of a node's first `before` elements went left, and which of the next `length` do."""
+    """The number of a node's first `before` elements that went left, and which of the next `length` do."""
     # The large part is in Python integers, which do not overflow; the array stays below _ONE · _MAX_BLOCK = 2^60.
     before_left, rest = divmod(before * proportion + _ONE // 2, _ONE)
     gone_left = (rest + np.arange(length + 1) * proportion) // _ONE

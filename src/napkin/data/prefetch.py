@@ -28,7 +28,7 @@ class BatchFetcher:
 
 
 class Prefetcher(BatchFetcher):
-    """The same, with the next two batches prepared by a thread, for a GPU in pinned memory.
+    """A `BatchFetcher` with the next two batches prepared by a thread, for a GPU in pinned memory.
 
     The copy to the GPU is asynchronous and ordered before the step; only the current batch is on the device. Batches
     are expected in order; any other index restarts prefetching from there. An error in the thread is raised by the

@@ -149,7 +149,7 @@ class _PartialFile:
             self._begin_at(0)
 
     def skips(self, document: Document) -> bool:
-        """Whether the document is in the file already. Raises _Changed if those before it are not."""
+        """True if the document is in the file already. Raises _Changed if those before it are not."""
         record = self.record
         if self.is_continuing or record is None:
             return False

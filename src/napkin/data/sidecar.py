@@ -20,7 +20,7 @@ from napkin.files import regular
 BLOCK_BYTES = 2**19
 """A block is what a single window costs to verify. Small ones make long sidecars; the kernel reads ahead 128 KiB."""
 DIGEST_BYTES = 8
-"""Of the SHA-256 of a block: one damaged block in 2^64 goes unnoticed."""
+"""Bytes that are kept of the SHA-256 of a block: one damaged block in 2^64 goes unnoticed."""
 NUMPY_DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 
 _OTHER_FIELDS_BYTES = 2**16
@@ -132,7 +132,6 @@ def cannot_be_read(path: Path, error: OSError) -> NapkinError:
 
 
 def sidecar_path(path: Path) -> Path:
-    """The path of the sidecar of a token file."""
     return path.with_name(path.name + ".json")
 
 
@@ -147,7 +146,6 @@ def n_blocks(size_bytes: int) -> int:
 
 
 def block_digest(block: bytes | memoryview) -> bytes:
-    """The digest of a whole block."""
     return sha256(block).digest()[:DIGEST_BYTES]
 
 

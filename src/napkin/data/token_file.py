@@ -81,7 +81,7 @@ class BlockVerifier:
             self._verify(blocks)
 
     def is_intact(self, block: int) -> bool:
-        """Whether a block has its checksum."""
+        """True if a block has its checksum."""
         expected = self._digests[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES]
         return block_digest(self._block(block).data) == expected
 
@@ -114,7 +114,7 @@ class BlockVerifier:
 
 
 def describe_block(block: int) -> str:
-    """Which block it is, and where in the file."""
+    """The block's number, and its place in the file, for a message."""
     return f"block {block:,} (from byte {block * BLOCK_BYTES:,})"
 
 
@@ -187,7 +187,7 @@ class TokenFile:
         return token_file
 
     def verify_on_read(self) -> bool:
-        """From now on verify each block of the file when `windows` or `stretch` first reads it.
+        """Verify each block of the file from now on when `windows` or `stretch` first reads it.
 
         False, without effect, if the sidecar is of version 1 and has no checksums of blocks.
         """

@@ -22,7 +22,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import per_device
 
 RENDEZVOUS_SECONDS = 600
-"""How long a node waits for the others, which may import Python more slowly from a shared disk; torch's default for
+"""Seconds that a node waits for the others, which may import Python more slowly from a shared disk; torch's default for
 the first connection is 60."""
 LONGEST_WARNING = 65_535
 """Seconds; Slurm takes no more."""
@@ -45,7 +45,7 @@ class ClusterJob:
     """False for a recipe with training.device = "cpu"."""
     cpus_per_node: int | None = None
     warning_seconds: int = 300
-    """How long before its end a job is warned: a step and a checkpoint must fit into it."""
+    """Warning before the end of a job: a step and a checkpoint must fit into it."""
     max_restarts: int = 3
     python: str = "python"
 
@@ -111,7 +111,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_./%@:,+=-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSettings:
-    """What the job asks of Slurm besides nodes. Raises NapkinError for what Slurm would not take."""
+    """Settings of a Slurm job besides nodes. Raises NapkinError for what Slurm would not take."""
 
     folder: str
     """The folder in which the job runs, on every node."""
@@ -136,7 +136,6 @@ class SlurmSettings:
 
     @property
     def seconds(self) -> int:
-        """The time limit."""
         return seconds_of_time_limit(self.time)
 
 
@@ -288,13 +287,13 @@ PORT = 29400
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesSettings:
-    """What the job asks of Kubernetes besides nodes. Raises NapkinError for what Kubernetes would not take."""
+    """Settings of a Kubernetes job besides nodes. Raises NapkinError for what Kubernetes would not take."""
 
     image: str
     volume_claim: str
     """A claim that all pods can write at once, with recipe, token files and runs."""
     mount: str = "/work"
-    """Where the pods have it; paths of the recipe and the run begin here."""
+    """Path at which the pods have it; paths of the recipe and the run begin here."""
     namespace: str | None = None
     gpu_resource: str = "nvidia.com/gpu"
 

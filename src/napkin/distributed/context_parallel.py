@@ -44,14 +44,14 @@ def split_sequences(model: Transformer, mesh: "DeviceMesh") -> None:
 
 
 class OwnColumns:
-    """Which columns of a sequence this rank has."""
+    """The columns of a sequence that this rank has."""
 
     def __init__(self, mesh: "DeviceMesh") -> None:
         self.group = mesh.get_group()
         self.place, self.parts = mesh.get_local_rank(), mesh.size()
 
     def chunks(self, length: int) -> tuple[slice, ...]:
-        """Of a sequence of which this rank has `length` tokens."""
+        """The columns of a sequence of which this rank has `length` tokens."""
         return chunks(self.place, self.parts, length * self.parts)
 
     def of_all(self, length: int, device: torch.device) -> Int[Tensor, " all_positions"]:
@@ -73,7 +73,7 @@ class OwnRotation:
         self.columns = columns
 
     def __call__(self, length: int, *, query_offset: int = 0) -> Rotation:
-        """Of this rank's `length` tokens."""
+        """The rotation of this rank's `length` tokens."""
         parts = [self.rotation(own.stop, query_offset=own.start) for own in self.columns.chunks(length)]
         return tuple(torch.cat(tables, dim=-2) for tables in zip(*parts, strict=True))  # pyright: ignore[reportReturnType]
 

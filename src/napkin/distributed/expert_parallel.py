@@ -62,9 +62,9 @@ class DividedExperts:
         self.modules = modules
         self.token_parts = token_parts
         self.mesh: DeviceMesh | None = None
-        """That over which FSDP2 shards the experts; with two dimensions, the first is that of its replicas."""
+        """The mesh over which FSDP2 shards the experts; with two dimensions, the first is that of its replicas."""
         self.parameters: list[nn.Parameter] = []
-        """Those that it does not shard."""
+        """Parameters that it does not shard."""
         if sharded:
             shards = flattened(mesh, "shards", "context")
             self.mesh = combined(mesh["replicas"], shards) if mesh["replicas"].size() > 1 else shards
@@ -100,7 +100,7 @@ class DroplessExchange:
     def __call__(
         self, rows: Float[Tensor, "assignment d_model"], counts: Int[Tensor, " n_experts"]
     ) -> Float[Tensor, "assignment d_model"]:
-        """What the experts make of the rows, in the same order; a collective."""
+        """The experts' output for the rows, in the same order; a collective."""
         size, group = self.group.size(), self.group
         # By rank and its experts: what this rank sends, then what it receives for its own ones.
         leaving = counts.view(size, -1)
@@ -122,7 +122,7 @@ class CapacityExchange:
         self.group = owners.get_group()
 
     def __call__(self, inputs: Float[Tensor, "n_experts room d_model"]) -> Float[Tensor, "n_experts room d_model"]:
-        """What the experts make of the rows; a collective."""
+        """The experts' output for the rows; a collective."""
         size, group, room = self.group.size(), self.group, inputs.shape[1]
         each = [len(inputs) // size] * size
         arrived = all_to_all(in_products_dtype(inputs), each, each, group).unflatten(0, (size, -1))

@@ -35,7 +35,6 @@ class FakeRanks(ProcessGroupRanks):
     """The ranks of a fake process group. Values are those of this rank, as if all others had the same."""
 
     def broadcast_from_zero(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns."""
         return make()
 
     def all_gather(self, value: Any) -> list[Any]:
@@ -43,11 +42,9 @@ class FakeRanks(ProcessGroupRanks):
         return [value] * self.world_size
 
     def all_reduce_max(self, number: int) -> int:
-        """The number itself."""
         return number
 
     def separate_group(self) -> "FakeRanks":
-        """The same ranks."""
         return self
 
 

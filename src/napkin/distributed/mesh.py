@@ -26,7 +26,7 @@ def flattened(mesh: "DeviceMesh", *dimensions: str) -> "DeviceMesh":
 
 
 def experts_are_sharded(layout: Layout) -> bool:
-    """Whether groups of ranks that split the experts are within those that shard parameters, which then shard the
+    """True if groups of ranks that split the experts are within those that shard parameters, which then shard the
     experts further."""
     return layout.shard % layout.expert == 0 and layout.shard * layout.context > layout.expert
 

@@ -1,4 +1,4 @@
-"""How ranks train one model together: each computes its tokens of every batch, and with fsdp holds a shard of the
+"""Training one model on several ranks: each computes its tokens of every batch, and with fsdp holds a shard of the
 model.
 
 The loss of a step is the mean over all target tokens of the global batch. A rank weights each of its micro-batches
@@ -42,9 +42,9 @@ class ParallelModel:
         self.ranks = ranks
         self.layout = layout
         self.stacked: Mapping[str, tuple[int, ...]] = {}
-        """Of parameters that are stacked matrices, each divided by itself: their heights, by name."""
+        """Heights of parameters that are stacked matrices, each divided by itself, by name."""
         self.experts: DividedExperts | None = None
-        """Those that ranks have in parts."""
+        """The experts that ranks have in parts."""
         self.same_parameters: ProcessGroup | None = None
         """The ranks that have the same parameters, or the same parts of them, and average their gradients."""
 
@@ -91,7 +91,7 @@ class ParallelModel:
         return total
 
     def token_scores(self, part: PackedRows, *, temperature: float | None = None) -> TokenScores:
-        """What the model makes of the tokens of a micro-batch that count."""
+        """The scores of the tokens of a micro-batch that count."""
         tensors = part.inputs, part.places, part.targets, part.documents, part.coefficients
         return self.model.token_scores(*tensors, temperature=temperature or part.temperature)
 
@@ -129,7 +129,7 @@ class ParallelModel:
     def own_columns(
         self, inputs: Tokens, targets: Tokens, documents: Tokens | None
     ) -> tuple[Tokens, Tokens, Tokens | None]:
-        """Of some sequences, the tokens that this rank computes."""
+        """The tokens of some sequences that this rank computes."""
         columns = self.layout.columns(self.ranks.info.rank, inputs.shape[1])
         if len(columns) == 1:
             return inputs, targets, documents
@@ -164,8 +164,8 @@ class ParallelModel:
 
     @functools.cached_property
     def sum_of_squares_weights(self) -> list[float] | None:
-        """By which the squares of each parameter's gradient are multiplied, so that summed over all ranks each counts
-        once; None where every rank has all gradients, whole.
+        """Weights of the squares of each parameter's gradient, so that summed over all ranks each counts once; None
+        where every rank has all gradients, whole.
 
         Computed once, at the first use: after a backward pass, when no parameter is gathered.
         """
@@ -221,7 +221,7 @@ class DDPModel(ParallelModel):
         return self.wrapped("loss", inputs, targets, documents)
 
     def token_scores(self, part: PackedRows, *, temperature: float | None = None) -> TokenScores:
-        """What the model makes of the tokens of a micro-batch; the backward pass of the last one all-reduces."""
+        """The scores of the tokens of a micro-batch; the backward pass of the last one all-reduces."""
         if not torch.is_grad_enabled():
             return super().token_scores(part, temperature=temperature)
         tensors = part.inputs, part.places, part.targets, part.documents, part.coefficients
@@ -285,7 +285,7 @@ class CopiesModel(FSDPModel):
         _register_methods(model)
 
     def rounding_seed(self, seed: int) -> int:
-        """The same on all ranks."""
+        """The seed itself, as all ranks must round alike."""
         return seed
 
     def begin_micro_batch(self, *, last: bool) -> None:

@@ -204,11 +204,10 @@ class PipelineModel(ParallelModel):
         return (seed + (places["pipeline"] * self.layout.token_parts + shard) * ODD) % 2**63
 
     def resident(self, optimizer: Optimizer) -> list[Tensor]:
-        """All persistent tensors."""
         return all_resident(self.model, optimizer)
 
     def sum_of_squares_weight(self, parameter: Tensor) -> float:
-        """As for other layouts; the matrix that the first and the last stage share counts half on each."""
+        """The weight as for other layouts; the matrix that the first and the last stage share counts half on each."""
         weight = super().sum_of_squares_weight(parameter)
         return weight / 2 if parameter is self.tied and self.ends is not None else weight
 
@@ -284,17 +283,14 @@ class _Stage(PipelineStage):
         return received
 
     def forward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
-        """Timed as "forward"."""
         with self._watched.passes.watch("forward"):
             return super().forward_one_chunk(*arguments, **options)
 
     def backward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
-        """Timed as "backward"."""
         with self._watched.passes.watch("backward"):
             return super().backward_one_chunk(*arguments, **options)
 
     def backward_weight_one_chunk(self, *arguments: Any, **options: Any) -> Any:
-        """Timed as "backward"."""
         with self._watched.passes.watch("backward"):
             return super().backward_weight_one_chunk(*arguments, **options)
 

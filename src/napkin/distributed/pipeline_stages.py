@@ -32,7 +32,7 @@ class MicroBatch:
     targets: Tokens
     documents: Tokens | None
     weight: float
-    """Of its mean loss in the loss of the step, as `ParallelModel.micro_batch_weights` has it."""
+    """Weight of its mean loss in the loss of the step, as `ParallelModel.micro_batch_weights` has it."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ class PackedRows:
     documents: Tokens | None
     """The number of each token's sequence within its row; None where every row has one sequence."""
     places: Int[Tensor, " token"]
-    """Of each token that counts, the index of the token before it among the inputs, row by row."""
+    """Index of the token before each token that counts, among the inputs, row by row."""
     targets: Int[Tensor, " token"]
     """The tokens that count."""
     temperature: float = 1.0
-    """By which logits are divided: that of the sampler whose tokens these are."""
+    """Temperature by which logits are divided: that of the sampler whose tokens these are."""
     coefficients: Float[Tensor, " token"] | None = None
     """The loss's gradient with respect to each log-probability, where it is known before the forward pass."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """What surrounds the forward and backward passes of a micro-batch."""
+    """The contexts around the forward and backward passes of a micro-batch."""
 
     autocast: Callable[[], AbstractContextManager] = nullcontext
     """The number formats of the forward pass."""
@@ -64,7 +64,7 @@ class Passes:
     """Called after each forward pass with the module that has run, the model or a stage of it, and the number of its
     first router among those of the model."""
     loss_factor: float | None = None
-    """By which a loss is multiplied before its backward pass: fp16's scale."""
+    """Factor of a loss before its backward pass: fp16's scale."""
 
     def scaled(self, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """A loss as its backward pass begins with it."""
@@ -78,7 +78,6 @@ class OnAnotherRank(nn.Module):
     """Stands for a part of the model that another rank of the pipeline holds."""
 
     def forward(self, *_: Any) -> Tensor:
-        """Never called."""
         raise AssertionError("another rank computes this part of the model")
 
 
@@ -130,7 +129,7 @@ class StageModule(nn.Module):
         self.outside = nn.ModuleList(self._outside(model))
         self._model = (model,)
         self.splits_backward = layout.splits_backward
-        """Whether the gradients of parameters are computed later than those of the input."""
+        """True if the gradients of parameters are computed later than those of the input."""
         self.passes = Passes()
         self.total: Tensor | None = None
         """The sum of the weighted losses of the micro-batches of a step, without gradient."""

@@ -36,7 +36,6 @@ class ProcessGroupRanks(Ranks):
         self._group = group
 
     def separate_group(self) -> "ProcessGroupRanks":
-        """The same ranks in a separate process group: the collectives of a thread cannot interleave with others."""
         group = dist.new_group(backend="gloo", timeout=self._limit)
         assert isinstance(group, dist.ProcessGroup)
         return ProcessGroupRanks(self.info, self._limit, group)
@@ -140,7 +139,7 @@ def _in_one_line(info: RankInfo, timeout: float) -> Iterator[None]:
 
 
 def is_lost_rank(error: RuntimeError) -> bool:
-    """Whether an error is that of a collective operation whose other ranks did not answer."""
+    """True if an error is that of a collective operation whose other ranks did not answer."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 

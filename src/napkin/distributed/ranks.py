@@ -25,7 +25,7 @@ class RankInfo:
     """Rank on this machine: the index of its GPU."""
     local_world_size: int = 1
     restart_count: int = 0
-    """How often torchrun has restarted the job after a process was lost."""
+    """Number of times that torchrun has restarted the job after a process was lost."""
 
 
 class Ranks:
@@ -39,12 +39,11 @@ class Ranks:
 
     @property
     def world_size(self) -> int:
-        """The number of processes."""
         return self.info.world_size
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this process writes the run's files and prints."""
+        """True if this process writes the run's files and prints."""
         return self.info.rank == 0
 
     def threads(self, chosen: int | None, cores: int) -> int:

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Divided:
-    """How the ranks of a mesh dimension divide a parameter: along `dim`, which `heights` divide into stacked matrices.
+    """The division of a parameter among the ranks of a mesh dimension: along `dim`, which `heights` divide into stacked
+    matrices.
 
     Each matrix is divided by itself, and a rank's part is its parts of all of them: along `dim` the DTensor is a
     permutation of the whole parameter.
@@ -166,7 +167,7 @@ class VocabularyShard(Vocabulary):
         return linear_cross_entropy(gathered, rows, targets, vocabulary=self, **settings)
 
     def softmax(self, logits: Tensor, targets: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """As the base class has it, over the logits of all ranks; the probabilities are those of this rank's ids."""
+        """`Vocabulary.softmax` over the logits of all ranks; the probabilities are those of this rank's ids."""
         places, elsewhere = self._places(targets)
         largest = all_reduce(logits.amax(dim=1, keepdim=True).to(wide), self.group, "max")
         target_logits = logits.gather(1, places).to(wide).masked_fill(elsewhere, 0)
@@ -222,7 +223,7 @@ def split_tensors(model: Transformer, mesh: "DeviceMesh") -> Stacked:
 
 
 class _Split:
-    """What is divided, module by module, and what each module computes then."""
+    """Divides a model module by module, and says what each module computes then."""
 
     def __init__(self, mesh: "DeviceMesh") -> None:
         self.mesh = mesh

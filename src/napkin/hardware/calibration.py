@@ -57,7 +57,7 @@ class ArrayMeasurement:
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """What is measured and for how long: matrix products (m, n, k), array sizes in bytes, total seconds.
+    """The extent of the measurement: matrix products (m, n, k), array sizes in bytes, total seconds.
 
     The defaults are the shapes of small models: squares, the products of a layer of width 256 on 4096 tokens (wide,
     narrow, and the weight gradient with its long sum), and the thin products of generating one or a few tokens.
@@ -118,12 +118,12 @@ class Calibration:
 
     @property
     def calls_overlap(self) -> bool:
-        """Whether operator calls overlap with the operators still running, as with a GPU's queue."""
+        """True if operator calls overlap with the operators still running, as with a GPU's queue."""
         return self.machine.device_type != "cpu"
 
     @property
     def fused_share(self) -> float:
-        """That of the catalogue's devices: it is not measured."""
+        """The share of the catalogue's devices: it is not measured."""
         return mean_efficiency().fused_share
 
     @property
@@ -138,7 +138,7 @@ class Calibration:
 
     @property
     def disturbed(self) -> bool:
-        """Whether other processes used the processor during the measurement, so that the rates may be too low."""
+        """True if other processes used the processor during the measurement, so that the rates may be too low."""
         return self.conditions is not None and self.conditions.busy
 
     def matmul_peak(self, format_name: str) -> float:
@@ -169,7 +169,7 @@ class Calibration:
     def attention_rate(
         self, format_name: str, queries: int, keys: int, head_dim: int, *, heads: int = 1, cudnn: bool = False
     ) -> float:
-        """As a matrix product of the same sides."""
+        """The rate of a matrix product of the same sides."""
         return self.matmul_rate(format_name, queries, keys, head_dim)
 
     def bandwidth(self, bytes_touched: float | int) -> float:
@@ -199,8 +199,8 @@ class Calibration:
 
 
 def better_of(first: Calibration, second: Calibration) -> Calibration:
-    """Of two calibrations, which must be `comparable`, the one that other processes did not disturb; of two alike the
-    faster measurement of each quantity."""
+    """Choose of two calibrations, which must be `comparable`, the one that other processes did not disturb; of two
+    alike the faster measurement of each quantity."""
     if first.disturbed != second.disturbed:
         return second if first.disturbed else first
     return replace(
@@ -223,7 +223,7 @@ def better_of(first: Calibration, second: Calibration) -> Calibration:
 
 
 def comparable(first: Calibration, second: Calibration) -> bool:
-    """Whether two calibrations measured the same quantities on the same machine."""
+    """True if two calibrations measured the same quantities on the same machine."""
 
     def quantities(calibration: Calibration) -> list[object]:
         matmuls = [(matmul.format, matmul.m, matmul.n, matmul.k) for matmul in calibration.matmuls]

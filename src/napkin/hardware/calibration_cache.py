@@ -75,5 +75,4 @@ def save_calibration(calibration: Calibration) -> Path:
 
 
 def calibration_path(machine: Machine) -> Path:
-    """The file of a machine's calibration."""
     return cache_path("calibration", machine)

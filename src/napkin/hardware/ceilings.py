@@ -36,30 +36,31 @@ class Efficiency:
     attention_share: _Share
     """Fraction of the dense peak that fused attention reaches at large head dimensions, over the pairs it computes."""
     attention_width: _NotNegative
-    """At a head dimension of d it reaches 1 / (1 + width / d) of that: the softmax takes the rest."""
+    """Loss by narrow heads: at a head dimension of d it reaches 1 / (1 + width / d) of that: the softmax takes the
+    rest."""
     attention_rows: _NotNegative
-    """With r rows of queries, of all heads and sequences, it reaches 1 / (1 + rows / r) of that: the last tile of rows
-    has all keys before it, and too few tiles leave processors idle."""
+    """Loss by few queries: with r rows of queries, of all heads and sequences, it reaches 1 / (1 + rows / r) of that:
+    the last tile of rows has all keys before it, and too few tiles leave processors idle."""
     memory_share: _Share
     """Fraction of the memory bandwidth that elementwise kernels reach."""
     fused_share: _Share
     """Fraction of the seconds of elementwise kernels that remains where a compiler, or hand-written kernels, fuse
     them."""
     kernel_seconds: _NotNegative
-    """Of each kernel, in addition to its FLOPs or bytes: launch, first load and last store."""
+    """Seconds of each kernel, in addition to its FLOPs or bytes: launch, first load and last store."""
     link_share: _Share
     """Fraction of the link's bandwidth that collectives reach."""
     network_share: _Share
-    """The same between nodes."""
+    """Fraction of the network's bandwidth that collectives reach."""
     hop_factor: _NotNegative
     """Latency of a hop, over that of `napkin.hardware.cluster`."""
     slowdown: _NotNegative
     """Seconds by which one second of overlapped communication lengthens the computation: its kernels and its memory
     traffic share the device."""
     factor: Annotated[float, msgspec.Meta(ge=1)]
-    """In nine cases of ten a step is expected within this factor."""
+    """Factor of uncertainty: in nine cases of ten a step is expected within it."""
     cudnn_attention_share: _Share | None = None
-    """The same as `attention_share`, of cuDNN's attention, which torch prefers from Hopper on; None is that."""
+    """`attention_share` of cuDNN's attention, which torch prefers from Hopper on; None is the same share."""
     fp8_share: _Share | None = None
     """Fraction of the dense fp8 peak that large products reach; None is `matmul_share`."""
     rows: int = 0
@@ -113,7 +114,7 @@ class Ceilings(Protocol):
 
     @property
     def calls_overlap(self) -> bool:
-        """Whether operator calls overlap with the operators still running."""
+        """True if operator calls overlap with the operators still running."""
         ...
 
     @property
@@ -149,7 +150,7 @@ class CatalogueCeilings:
 
     device: Device
     efficiency_used: Efficiency | None = None
-    """None is that of the device's generation."""
+    """Fractions in place of those of the device's generation, where not None."""
     seconds_per_fresh_byte: float = 0.0
     calls_overlap: bool = True
 
@@ -165,11 +166,10 @@ class CatalogueCeilings:
 
     @property
     def fused_share(self) -> float:
-        """As published runs with and without fused kernels have it."""
+        """The share of published runs with and without fused kernels."""
         return self.efficiency.fused_share
 
     def matmul_peak(self, format_name: str) -> float:
-        """The datasheet's dense FLOP/s."""
         return self.device.peak(format_name)
 
     def matmul_rate(self, format_name: str, m: int, n: int, k: int) -> float:

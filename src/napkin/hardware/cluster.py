@@ -32,14 +32,14 @@ class Node:
 
     name: str
     device: str
-    """Its devices' name in the catalogue."""
+    """Name of its devices in the catalogue."""
     devices: Annotated[int, msgspec.Meta(gt=0)]
     network: str | None = None
-    """What connects nodes; None where the fast link is all there is."""
+    """Network that connects nodes; None where the fast link is all there is."""
     network_bandwidth: Positive | None = None
     """Bytes per second between nodes, per device and one way."""
     source: Source | None = None
-    """Where the figures stand; None for a node that was assumed."""
+    """Source of the figures; None for a node that was assumed."""
 
 
 @functools.cache
@@ -87,7 +87,6 @@ class Cluster:
 
     @property
     def n_nodes(self) -> int:
-        """Number of nodes that hold the devices."""
         return -(-self.n_devices // self.node.devices)
 
 
@@ -138,7 +137,8 @@ Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", 
 START_SECONDS = 8.4e-6
 LINK_HOP_SECONDS = 3.4e-6
 NETWORK_HOP_SECONDS = 14e-6
-"""Of a collective's start, of a hop over NVLink, of one over a network: NCCL 2.2x, its protocol for large messages."""
+"""Seconds of a collective's start, of a hop over NVLink, of one over a network: NCCL 2.2x, its protocol for large
+messages."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,6 @@ class Group:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return self.per_node * self.nodes
 
 
@@ -220,7 +219,7 @@ class Interconnect:
 
 
 def interconnect_of(device: Device, node: Node, efficiency: Efficiency) -> Interconnect | None:
-    """What collectives reach among devices in such nodes; None where the datasheet has no bandwidth."""
+    """The rates that collectives reach among devices in such nodes; None where the datasheet has no bandwidth."""
     # Bridges connect pairs of cards: beyond a pair, all go through the host.
     bridged = device.link is None or "bridge" in device.link
     link = device.host_bandwidth if bridged else device.link_bandwidth

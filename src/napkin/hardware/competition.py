@@ -37,7 +37,6 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """Since then."""
         return time.perf_counter() - self._begin.at
 
     def conditions(
@@ -63,7 +62,7 @@ class Watch:
 
 
 def is_busy_now() -> bool:
-    """Whether other processes use the processor: since this was asked before, or the program began, if that was a
+    """True if other processes use the processor: since this was asked before, or the program began, if that was a
     moment ago; otherwise it looks for a moment."""
     global _last_watch
     watch = _last_watch
@@ -77,7 +76,7 @@ def is_busy_now() -> bool:
 
 
 def is_quiet_start(what: str) -> bool:
-    """Whether this process asks for the first time, for `what`, and no other process uses the processor."""
+    """True if this process asks for the first time, for `what`, and no other process uses the processor."""
     if what in _asked:
         return False
     _asked.add(what)
@@ -93,7 +92,7 @@ class _Reading:
     stolen: float
     own: float
     children: float
-    """Of those that have ended."""
+    """Processor time of child processes that have ended."""
     waited: float | None
 
     @classmethod
@@ -125,7 +124,7 @@ class Sample:
     clock: float
     processor: float
     window: int
-    """Which window of the sampler it was taken in."""
+    """Number of the window of the sampler in which it was taken."""
 
 
 class Sampler:
@@ -168,11 +167,11 @@ class Sampler:
 
     @property
     def busy(self) -> bool:
-        """Whether other processes disturbed the samples of the window before."""
+        """True if other processes disturbed the samples of the window before."""
         return self._team is not None
 
     def conditions(self) -> Conditions | None:
-        """From the beginning to now; None for a device that other processes do not share."""
+        """The use of the processor from the beginning to now; None for a device that other processes do not share."""
         if self._device_type != "cpu":
             return None
         clock, processor = self._lost[0] + self._clock, self._lost[1] + self._processor
@@ -191,7 +190,7 @@ class Sampler:
         return fastest_tenth([sample.processor for sample in samples])
 
     def fastest(self, samples: Sequence[Sample]) -> float:
-        """The same, but of undisturbed samples the fastest."""
+        """The fastest of the samples, of undisturbed ones if there are any."""
         quiet = [sample.clock for sample in samples if not self._was_busy(sample)]
         return min(quiet) if quiet else fastest_tenth([sample.processor for sample in samples])
 
@@ -222,7 +221,7 @@ def fastest_tenth(seconds: Sequence[float]) -> float:
 
 
 def agree(seconds: Sequence[float]) -> bool:
-    """Whether the fastest tenth of the samples, and at least two, are equal but for a twentieth."""
+    """True if the fastest tenth of the samples, and at least two, are equal but for a twentieth."""
     ordered = sorted(seconds)
     return len(ordered) > 2 and ordered[max(1, len(ordered) // 10 - 1)] <= AGREED * ordered[0]
 
@@ -247,6 +246,6 @@ class _SleepingTeam:
         started.wait()
 
     def end(self) -> None:
-        """Its threads end."""
+        """End its threads."""
         self._ended.set()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""What other processes did while something was measured: kept with the measurement, so that it is known for what it is.
+"""Use of the processor by other processes while something was measured, kept with the measurement.
 
 competition.py finds it out.
 """
@@ -20,16 +20,16 @@ MOST_LOST = 0.2
 
 @dataclass(frozen=True)
 class Conditions:
-    """What other processes did while something was timed."""
+    """The use of the processor by other processes while something was timed."""
 
     cores: Annotated[int, msgspec.Meta(gt=0)]
-    """That this process may use."""
+    """Cores that this process may use."""
     threads: Annotated[int, msgspec.Meta(gt=0)]
-    """That it computes with."""
+    """Threads that it computes with."""
     others: NotNegative
-    """Of those cores, how many other processes used on the average, and neighbours of a virtual machine took away."""
+    """Cores, of those, that other processes used on the average, or neighbours of a virtual machine took away."""
     stolen: NotNegative = 0.0
-    """Of these, those that neighbours of a virtual machine took away."""
+    """Cores, of these, that neighbours of a virtual machine took away."""
     waited: NotNegative | None = None
     """Fraction of the time that a thread was ready and had no core; None where the system does not tell."""
     lost: NotNegative | None = None
@@ -42,7 +42,7 @@ class Conditions:
 
     @property
     def busy(self) -> bool:
-        """Whether other processes slowed down what was timed."""
+        """True if other processes slowed down what was timed."""
         if self.crowded > MOST_CROWDED:
             return True
         # More threads than cores wait for each other.

@@ -29,7 +29,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Source:
-    """Where figures stand: a title, the year (and month) of its publication, and an address."""
+    """A publication with figures: a title, the year (and month) of its publication, and an address."""
 
     title: Annotated[str, msgspec.Meta(min_length=1)]
     date: Annotated[str, msgspec.Meta(pattern=r"^\d{4}(-\d{2})?$")]
@@ -52,7 +52,7 @@ class Device:
     name: str
     vendor: str
     source: Source | None
-    """None only for a device that a file describes without one."""
+    """Publication with the figures; None only for a device that a file describes without one."""
     peaks: dict[PeakFormat, Positive] = field(hash=False)
     memory_bytes: Annotated[int, msgspec.Meta(gt=0)]
     advertised_bytes: Annotated[int, msgspec.Meta(gt=0)]
@@ -65,8 +65,8 @@ class Device:
     host_link: str | None = None
     host_bandwidth: Positive | None = None
     devices_per_node: Annotated[int, msgspec.Meta(gt=0)] | None = None
-    """How many the link connects; with the network between such nodes only in a file that describes a device: those of
-    the catalogue are in nodes.toml."""
+    """Devices that the link connects; with the network between such nodes only in a file that describes a device: those
+    of the catalogue are in nodes.toml."""
     network: str | None = None
     network_bandwidth: Positive | None = None
     watts: Positive | None = None
@@ -75,7 +75,7 @@ class Device:
     """Coefficients of `napkin.hardware.ceilings` that were measured on it, in place of its generation's; only in a
     file that describes a device."""
     torch_device: Literal["cpu", "cuda"] = "cuda"
-    """What PyTorch calls its kind of device; accelerators are counted as "cuda"."""
+    """PyTorch's name of its kind of device; accelerators are counted as "cuda"."""
 
     @property
     def usable_bytes(self) -> int:

@@ -35,7 +35,7 @@ _LARGEST_FIGURE = 1e24
 
 
 def is_device_file(name: StrPath) -> bool:
-    """Whether a name of a device is that of a file which describes one."""
+    """True if a name of a device is that of a file which describes one."""
     return isinstance(name, os.PathLike) or name.lower().endswith(".toml")
 
 
@@ -87,7 +87,7 @@ def _refuse_unknown(path: Path, values: dict[str, Any], known: list[str], prefix
 
 
 def _refuse_absurd(path: Path, device: Device) -> None:
-    """What the types allow, and no device has."""
+    """Refuse figures that the types allow, and no device has."""
     if not device.name.strip():
         raise NapkinError(f"'{path}': name: expected a name, got {device.name!r}")
     if not device.peaks:

@@ -25,7 +25,7 @@ from napkin.units import format_bytes, format_gibibytes, format_seconds
 State = Literal["fine", "lacking", "broken"]
 
 LIMIT_SECONDS: float = 60
-"""Of a program that a check starts."""
+"""The most seconds of a program that a check starts."""
 LITTLE_DISK = 10**9
 INSTRUCTIONS = {
     "avx2": "AVX2",
@@ -78,13 +78,13 @@ PROGRAM = "#include <Python.h>\n#include <vector>\nint main() { return std::vect
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's."""
+    """One line of the doctor's report."""
 
     what: str
     found: str
     state: State = "fine"
     remedy: str = ""
-    """What to do, where something is lacking or broken."""
+    """The way out, where something is lacking or broken."""
 
 
 class _Done(NamedTuple):
@@ -163,7 +163,7 @@ def _libraries() -> Iterator[Finding]:
 
 
 def _run_libraries() -> tuple[dict, str]:
-    """What a process of its own says of the libraries, or why it ended: one that crashes takes nothing with it."""
+    """The report of a process of its own on the libraries, or why it ended: one that crashes takes nothing with it."""
     paths = json.dumps([os.path.abspath(path) for path in sys.path if path])
     done = _run([sys.executable, "-P", "-c", LIBRARIES, paths])
     if isinstance(done, str):
@@ -192,7 +192,6 @@ def _gpus(found: dict) -> Iterator[Finding]:
 
 
 def _driver() -> str | None:
-    """The version of NVIDIA's driver; None without one."""
     if shutil.which("nvidia-smi") is None:
         return None
     done = _run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
@@ -261,7 +260,7 @@ def _caches() -> Iterator[Finding]:
 
 
 def _obstacle(path: Path) -> str | None:
-    """Why a folder is no place for machine code."""
+    """The reason why a folder cannot keep machine code, if there is one."""
     if not hasattr(os, "geteuid"):
         return None
     status = path.lstat()

@@ -173,7 +173,7 @@ def seconds_waited() -> float | None:
 
 
 def has_native_bf16(cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether the processor has bf16 matrix or dot-product instructions: AVX512-BF16, AMX, or ARM's."""
+    """True if the processor has bf16 matrix or dot-product instructions: AVX512-BF16, AMX, or ARM's."""
     fields = _first_processor(cpuinfo)
     flags = set(f"{fields.get('flags', '')} {fields.get('Features', '')}".split())
     if flags:
@@ -182,13 +182,13 @@ def has_native_bf16(cpuinfo: Path = _CPUINFO) -> bool:
 
 
 def has_native_int8(cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether the processor sums products of 8-bit integers in 32 bits, in one instruction: VNNI or AMX."""
+    """True if the processor sums products of 8-bit integers in 32 bits, in one instruction: VNNI or AMX."""
     return bool(set(_first_processor(cpuinfo).get("flags", "").split()) & {"avx512_vnni", "avx_vnni", "amx_int8"})
 
 
 @cache
 def has_amx(number_format: Literal["bf16", "fp16"]) -> bool:
-    """Whether the processor has AMX, Intel's matrix tiles, for that format; fewer have it for fp16."""
+    """True if the processor has AMX, Intel's matrix tiles, for that format; fewer have it for fp16."""
     import torch
 
     # Private to torch: where a helper is gone, nothing is claimed.

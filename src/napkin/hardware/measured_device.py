@@ -58,7 +58,7 @@ def measured_efficiency(calibration: Calibration, device: Device) -> dict[str, f
 
 
 def _share_and_width(matmuls: Sequence[MatmulMeasurement], peak: float) -> tuple[float, float]:
-    """By least squares of relative errors of the seconds, (1 + width · (1/m + 1/n + 1/k)) / (share · peak) per FLOP."""
+    """Fit (1 + width · (1/m + 1/n + 1/k)) / (share · peak) seconds per FLOP by least squares of relative errors."""
     thick = [each for each in matmuls if min(each.m, each.n, each.k) >= _THINNEST_SIDE] or list(matmuls)
     sides = np.array([1 / each.m + 1 / each.n + 1 / each.k for each in thick])
     rates = np.array([each.flops_per_second for each in thick])

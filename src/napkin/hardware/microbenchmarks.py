@@ -27,7 +27,7 @@ from napkin.hardware.host import cpu_name, has_native_bf16, usable_cores
 from napkin.number_formats import FORMATS
 
 _LONGER = 2
-"""How many times as long may be measured until the fastest samples agree."""
+"""The factor of the time that measuring may take until the fastest samples agree."""
 
 
 def measure(device_type: str, settings: CalibrationSettings, progress: Callable[[float], None]) -> Calibration:

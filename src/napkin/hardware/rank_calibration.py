@@ -1,4 +1,5 @@
-"""How fast the ranks of one machine communicate through gloo, and how much they slow each other down: measured once.
+"""Speed of communication through gloo among the ranks of one machine, and how much they slow each other down, measured
+once.
 
 Ranks on one machine share its caches, its memory bandwidth and often its cores: each computes more slowly than it would
 alone. Their messages pass through the kernel, whose speed no datasheet tells. Both are measured by as many child
@@ -48,20 +49,21 @@ class CollectiveMeasurement:
 
 @dataclass(frozen=True)
 class RankCalibration:
-    """What so many ranks of this machine, with the threads that `machine` has, take together."""
+    """The seconds of collectives and the slowdown of so many ranks of this machine, with the threads that `machine`
+    has."""
 
     machine: Machine
     ranks: Size
     contention: Annotated[float, msgspec.Meta(ge=1)]
-    """By which factor a rank computes more slowly while all others compute too."""
+    """Factor by which a rank computes more slowly while all others compute too."""
     collectives: Annotated[tuple[CollectiveMeasurement, ...], msgspec.Meta(min_length=1)]
     conditions: Conditions | None = None
-    """What other processes did meanwhile."""
+    """Use of the processor by other processes meanwhile."""
     version: Literal[2] = 2
 
     @property
     def disturbed(self) -> bool:
-        """Whether other processes used the processor meanwhile, so that collectives may take less."""
+        """True if other processes used the processor meanwhile, so that collectives may take less."""
         return self.conditions is not None and self.conditions.busy
 
     @property
@@ -81,8 +83,8 @@ class MeasuredInterconnect(Interconnect):
     measured: tuple[CollectiveMeasurement, ...] = ()
 
     def seconds(self, operation: Operation, data_bytes: float, group: Group) -> float:
-        """As `Interconnect.seconds`. Groups of fewer ranks than were measured take less, in proportion to the bytes
-        that each rank sends."""
+        """Seconds as in `Interconnect.seconds`. Groups of fewer ranks than were measured take less, in proportion to
+        the bytes that each rank sends."""
         if group.size == 1 or not data_bytes:
             return 0.0
         points = sorted((each.data_bytes, each.seconds) for each in self.measured if each.operation == operation)
@@ -97,7 +99,7 @@ class MeasuredInterconnect(Interconnect):
 
 
 def _sent_fraction(ranks: int) -> float:
-    """Of the bytes of an all-gather or reduce-scatter, the fraction that each of its ranks sends."""
+    """The fraction of the bytes of an all-gather or reduce-scatter that each of its ranks sends."""
     return (ranks - 1) / ranks
 
 
@@ -144,8 +146,7 @@ def measure_ranks(machine: Machine, ranks: int) -> RankCalibration:
 
 
 def run_ranks(request: Mapping[str, Any], ranks: int, threads: int) -> dict[str, Any]:
-    """What `ranks` child processes on this machine measure together: the request is a `Request` of rank_benchmark.py,
-    the answer a `Measured`.
+    """Measure in `ranks` child processes on this machine: the request is a `Request`, the answer a `Measured`.
 
     Raises NapkinError where a process fails, OSError where it cannot be started; no process is left behind.
     """
@@ -176,14 +177,14 @@ MOST_SAMPLES = 200
 
 
 class Request(msgspec.Struct):
-    """What a process measures."""
+    """The measurement that a process is asked for."""
 
     operations: tuple[str, ...]
     sizes: tuple[int, ...] = SIZES
     seconds: float = SECONDS_PER_POINT
-    """Of each operation and size."""
+    """Seconds for each operation and size."""
     contention: bool = False
-    """Whether to measure also how much longer the same work takes while all ranks do it."""
+    """True to measure also how much longer the same work takes while all ranks do it."""
 
 
 class Samples(msgspec.Struct):
@@ -195,13 +196,14 @@ class Samples(msgspec.Struct):
 
 
 class Measured(msgspec.Struct):
-    """What rank 0 writes."""
+    """The answer that rank 0 writes."""
 
     collectives: list[Samples]
     contention: float = 1.0
-    """By the clock."""
+    """Slowdown by the clock."""
     processor_contention: float = 1.0
-    """By processor time, which does not go on while other processes run, those of the other ranks among them."""
+    """Slowdown by processor time, which does not go on while other processes run, those of the other ranks among
+    them."""
 
 
 def main() -> None:
@@ -245,8 +247,8 @@ def collective_samples(
 
 
 def _contention(rank: int) -> tuple[float, float]:
-    """How much longer the same work takes while all ranks do it, by the clock and by processor time; the same numbers
-    on all ranks."""
+    """The slowdown of the same work while all ranks do it, by the clock and by processor time; the same numbers on all
+    ranks."""
     work = _work()
     alone = torch.zeros(2, dtype=torch.float64)
     if rank == 0:
@@ -290,7 +292,7 @@ def _samples(call: Callable[[], None], seconds: float, clock: Callable[[Callable
 
 
 def _slowest(seconds: list[float], device_type: str) -> list[float]:
-    """Of each call, the largest of all ranks' seconds."""
+    """The largest of all ranks' seconds for each call."""
     largest = torch.tensor(seconds, dtype=torch.float64, device=device_type)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     return largest.tolist()

@@ -1,4 +1,4 @@
-"""How much of a datasheet's figures the steps of an inference server reach, by server.
+"""The share of a datasheet's figures that the steps of an inference server reach, by server.
 
 The constants stand in service_efficiency.toml, which `benchmarks/published_serving.py --fit` writes from published
 measurements of servers under a constant number of concurrent requests.
@@ -24,7 +24,7 @@ _Factor = Annotated[float, msgspec.Meta(ge=1)]
 HOST_SPREAD = 0.3
 """Standard deviation of the logarithm of what a server's own code takes on another host. Assumed."""
 REQUEST_SPREAD = 0.5
-"""The same of what is around a request: HTTP, tokenizing, the client. Assumed."""
+"""Standard deviation of the logarithm of what is around a request: HTTP, tokenizing, the client. Assumed."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ServiceEfficiency:
     weight_share: _Share
     """Fraction of the memory bandwidth at which weights are read."""
     kv_share: _Share
-    """The same of keys and values."""
+    """Fraction of the memory bandwidth at which keys and values are read."""
     product_share: _Share
     """Fraction of the dense peak that the products of a prompt reach."""
     attention_share: _Share
@@ -43,20 +43,20 @@ class ServiceEfficiency:
     activation_share: _NotNegative
     """Fraction of the counted bytes of elementwise operators that remains where they are fused."""
     layer_seconds: _NotNegative
-    """Of each layer in each step: launches, and first loads and last stores of kernels."""
+    """Seconds of each layer in each step: launches, and first loads and last stores of kernels."""
     step_seconds: _NotNegative
-    """Of each step: scheduling, sampling, and what is between two steps."""
+    """Seconds of each step: scheduling, sampling, and what is between two steps."""
     sequence_seconds: _NotNegative
-    """Of each sequence in each step."""
+    """Seconds of each sequence in each step."""
     request_seconds: _NotNegative
-    """Of a request until its first token arrives, apart from the steps that it waits for: HTTP, tokenizing."""
+    """Seconds of a request until its first token arrives, apart from the steps that it waits for: HTTP, tokenizing."""
     collective_seconds: _NotNegative
-    """Of an all-reduce of few bytes."""
+    """Seconds of an all-reduce of few bytes."""
     direct_share: _Share
     """Fraction of what collectives reach in training (`Efficiency.link_share`) that an all-reduce reaches in which
     each rank sends all its bytes to each other rank."""
     ring_share: _Share
-    """The same of an all-reduce of many bytes, in two parts: reduce-scatter and all-gather."""
+    """The same fraction of an all-reduce of many bytes, in two parts: reduce-scatter and all-gather."""
     burst: _NotNegative
     """Factor of the wait for the prompts of requests that come at the same time."""
     max_batched_tokens: Annotated[int, msgspec.Meta(gt=0)]
@@ -64,9 +64,9 @@ class ServiceEfficiency:
     memory_share: _Share
     """Fraction of the memory that is used."""
     memory_share_is_of_rest: bool
-    """Whether that is a fraction of what the weights leave, not of all memory."""
+    """True if that is a fraction of what the weights leave, not of all memory."""
     reserves_output: bool
-    """Whether a request is admitted only when all its output tokens have room, so that none is preempted."""
+    """True if a request is admitted only when all its output tokens have room, so that none is preempted."""
     tpot_factor: _Factor
     """Nine in ten published times per output token are within this factor."""
     ttft_factor: _Factor
@@ -106,8 +106,7 @@ FITTED = tuple(each.name for each in dataclasses.fields(ServiceEfficiency))[:13]
 
 @functools.cache
 def generation_spread() -> dict[str, float]:
-    """By how much each constant is expected to differ on a generation that was not measured: the standard deviation of
-    its logarithm.
+    """The spread of each constant on a generation that was not measured: the standard deviation of its logarithm.
 
     Those of kernels and links are what the generations of hardware/efficiency.toml differ by, found in training runs;
     those of a host are assumed.

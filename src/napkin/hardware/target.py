@@ -13,7 +13,7 @@ class CudaTarget:
     capability: tuple[int, int] = (9, 0)
     """Compute capability: (8, 0) for A100, (9, 0) for H100 and H200, (10, 0) for B200, (12, 0) for RTX 5090."""
     cudnn_attention: bool = True
-    """Whether torch has cuDNN 9.15.1 or newer, whose attention it then prefers on capabilities 9.x and 10.x."""
+    """True if torch has cuDNN 9.15.1 or newer, whose attention it then prefers on capabilities 9.x and 10.x."""
 
     @property
     def workspace_bytes(self) -> int:

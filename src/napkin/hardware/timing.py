@@ -30,7 +30,8 @@ def processor_seconds(call: Callable[[], object], calls: int = 1) -> tuple[float
 
 
 def event_seconds(call: Callable[[], object], calls: int = 1) -> float:
-    """The same on a GPU, without the time that the host waits for it: from an event before the calls to one after.
+    """`wall_seconds` on a GPU, without the time that the host waits for it: from an event before the calls to one
+    after.
 
     Work that was queued before is not waited for: while the GPU does it, the host queues the calls.
     """

@@ -1,5 +1,5 @@
-"""What the operators have in common: their registration with torch, the format in which they multiply under autocast,
-and the mark of a gradient that is computed in the forward pass."""
+"""Common parts of all operators: their registration with torch, the format in which they multiply under autocast, and
+the mark of a gradient that is computed in the forward pass."""
 
 import struct
 import threading
@@ -54,7 +54,7 @@ def cpu_operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..
 
 
 def is_computed(*tensors: Tensor) -> bool:
-    """Whether compiled kernels take those tensors: on a CPU, contiguous, in a format that they read, and not while
+    """True if compiled kernels take those tensors: on a CPU, contiguous, in a format that they read, and not while
     torch.compile traces, which fuses the plain forms by itself."""
     if torch.compiler.is_compiling():
         return False
@@ -80,7 +80,7 @@ class _OfOneTensor(torch.autograd.Function):
 
 
 def may_be_compiled() -> bool:
-    """Whether loops may take the place of torch's operators: in inference mode, for tensors that have data."""
+    """True if loops may take the place of torch's operators: in inference mode, for tensors that have data."""
     faked = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     return torch.is_inference_mode_enabled() and not faked
 
@@ -117,7 +117,7 @@ def early_gradient() -> AbstractContextManager[None]:
 
 
 def computes_early_gradient() -> bool:
-    """Whether this thread is in an `early_gradient` context."""
+    """True if this thread is in an `early_gradient` context."""
     return getattr(_marked, "depth", 0) > 0
 
 

@@ -25,7 +25,7 @@ _SMALLEST_SHARE = 2**15
 """Numbers of a thread's share from which it is worth having: a team begins within some 5 microseconds, as long as
 computing some 25,000 numbers."""
 _SMALLEST_SHARE_OF_PYTHON = 2**18
-"""The same for Python's threads, which take some 40 microseconds to wake."""
+"""The smallest share that is worth a Python thread, which takes some 40 microseconds to wake."""
 _LINE = 16
 """float32 of a line of the processor's cache, which two threads should not both write."""
 

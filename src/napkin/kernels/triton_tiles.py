@@ -36,7 +36,7 @@ AttentionKernel = Literal["forward", "backward_keys", "backward_queries"]
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """What one program holds, and how it runs."""
+    """The tile that one program of an attention kernel holds, and how it runs."""
 
     queries: int
     keys: int
@@ -143,7 +143,7 @@ HALF_BOUNDED: _Tiles = {
         256: AttentionTile(32, 32, 4, 1),
     },
 }
-"""The same with documents, a window or a soft cap, which take registers."""
+"""Tiles of half-precision attention with documents, a window or a soft cap, which take registers."""
 
 
 FULL: _Tiles = {
@@ -179,11 +179,11 @@ Microseconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 @dataclass(frozen=True)
 class Device:
-    """What a choice of tiles holds for."""
+    """The device that a choice of tiles holds for."""
 
     name: Name
     capability: Name
-    """As in 9.0; for ROCm the architecture, as in gfx942."""
+    """Such as 9.0; for ROCm the architecture, such as gfx942."""
     triton: Name
     kernels: Name
     """The first digits of a SHA-256 of the kernels' source."""
@@ -205,26 +205,25 @@ class Choice:
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """The key by which a launch looks it up."""
         return self.kernel, self.dtype, self.width, self.variant
 
 
 @dataclass(frozen=True)
 class TunedTiles:
-    """A file of choices."""
+    """A file of choices of tiles for one device."""
 
     device: Device
     choices: Annotated[list[Choice], msgspec.Meta(max_length=MOST_CHOICES)]
 
     @property
     def is_valid(self) -> bool:
-        """Whether each tile has the fields of its kernel's, with powers of two."""
+        """True if each tile has the fields of its kernel's, with powers of two."""
         return all(_fits(choice) for choice in self.choices)
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """What a launch asked for."""
+    """The key that a launch asked for, and what it got."""
 
     kernel: str
     default: Tile
@@ -282,7 +281,7 @@ def cross_entropy_tile(vocab_size: int) -> BlockTile:
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """How products of fp32 matrices are computed: as torch's own, in tf32 only where it was allowed."""
+    """The precision of products of fp32 matrices: as torch's own, in tf32 only where it was allowed."""
     return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
@@ -319,13 +318,13 @@ def keep_choices(device: Device, choices: list[Choice]) -> Path:
 
 
 def load_choices(device: Device) -> TunedTiles | None:
-    """What is kept for a device; None if there is nothing, or nothing valid."""
+    """The choices that are kept for a device; None if there is nothing, or nothing valid."""
     found = _read(cache_path(KIND, device))
     return found if found is not None and found.device == device else None
 
 
 def all_choices() -> list[TunedTiles]:
-    """What is kept for any device."""
+    """The choices that are kept for any device."""
     return [found for path in cached_files(KIND) if (found := _read(path)) is not None]
 
 
@@ -339,7 +338,6 @@ def this_device(index: int | None = None) -> Device:
 
 
 def triton_version() -> str:
-    """The version of Triton that is installed."""
     for package in ("triton", "pytorch-triton-rocm", "triton-rocm"):
         try:
             return version(package)
@@ -358,7 +356,6 @@ def kernels_version() -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype, as in bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 

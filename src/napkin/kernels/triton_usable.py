@@ -1,4 +1,5 @@
-"""Whether Triton kernels can compute on a tensor: on CUDA and ROCm devices, or anywhere in Triton's interpreter."""
+"""Tells whether Triton kernels can compute on a tensor: on CUDA and ROCm devices, or anywhere in Triton's
+interpreter."""
 
 import functools
 import os
@@ -16,17 +17,17 @@ LEAST_CAPABILITY = (8, 0)
 
 @functools.cache
 def triton_is_installed() -> bool:
-    """Whether `import triton` would find something."""
+    """True if `import triton` would find something."""
     return find_spec("triton") is not None
 
 
 def is_interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on tensors in the host's memory: for tests."""
+    """True if kernels run in Triton's interpreter, on tensors in the host's memory: for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def runs_triton(tensor: Tensor) -> bool:
-    """Whether the Triton form of an operator computes on this tensor's device and dtype.
+    """True if the Triton form of an operator computes on this tensor's device and dtype.
 
     Raises NapkinError for bf16 in the interpreter, whose products of bf16 matrices are wrong without a word.
     """

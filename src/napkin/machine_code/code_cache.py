@@ -1,4 +1,4 @@
-"""Where machine code is kept between processes: a folder per package, a file per module, in napkin's own format.
+"""The cache that keeps machine code between processes: a folder per package, a file per module, in napkin's own format.
 
     64 hexadecimal digits: the SHA-256 of what follows the line feed
     JSON: {"FUNCTION": number of bytes, ...}
@@ -24,7 +24,8 @@ from napkin.files import atomic_write_bytes, cache_folder, try_lock
 from napkin.private_folder import private_folder, read_private_file
 
 MOST_SECONDS = 20.0
-"""That a process waits for another that makes the same code: a few seconds, or forever if that one is suspended."""
+"""The longest that a process waits for another that makes the same code: it takes a few seconds, or forever if that one
+is suspended."""
 
 
 class CodeCache:
@@ -39,7 +40,7 @@ class CodeCache:
         self._pattern = pattern
 
     def has(self, module: str) -> bool:
-        """Whether there is a file with the machine code of a module; it may be damaged."""
+        """True if there is a file with the machine code of a module; it may be damaged."""
         return self.folder is not None and self._file(self.folder, module).exists()
 
     def read(self, module: str) -> dict[str, bytes] | None:
@@ -83,7 +84,8 @@ class CodeCache:
 
     @cached_property
     def folder(self) -> Path | None:
-        """For these sources, this Python, this numba and this type of processor; None if there can be none."""
+        """The folder for these sources, this Python, this numba and this type of processor; None if there can be
+        none."""
         from importlib.metadata import version
 
         key = hashlib.sha256()

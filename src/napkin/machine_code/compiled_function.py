@@ -1,4 +1,4 @@
-"""How functions are compiled with numba, unchecked, and how their machine code is loaded and called.
+"""Functions compiled with numba, unchecked, and the loading and calling of their machine code.
 
 numba's own cache is not used, because it is made of pickles. A function that Python calls takes int64 and returns int64
 or nothing, so its object code needs no wrapper, and is loaded by LLVM alone; see code_cache.py for the file. numba's

@@ -40,11 +40,10 @@ class MachineCode:
                     self._load(name, self._compiled(name))
 
     def is_loaded(self, modules: tuple[str, ...]) -> bool:
-        """Whether this process has loaded all of the modules."""
         return self._loaded.issuperset(modules)
 
     def not_cached(self, modules: tuple[str, ...]) -> list[str]:
-        """Those of the modules whose machine code is neither loaded nor on disk."""
+        """The modules among these whose machine code is neither loaded nor on disk."""
         return [name for name in modules if name not in self._loaded and not self._cache.has(name)]
 
     def build(self, module: str) -> None:

@@ -1,4 +1,4 @@
-"""What can have an adapter, by the name that a recipe gives it. Does not import torch."""
+"""Matrices that can have an adapter, by the name that a recipe gives them. Does not import torch."""
 
 from collections.abc import Sequence
 

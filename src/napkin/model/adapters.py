@@ -34,18 +34,17 @@ class Rows:
     """The rows of a linear layer that are one matrix."""
 
     name: str
-    """As a recipe names it, such as attention.query."""
+    """The name that a recipe gives it, such as attention.query."""
     start: int
     stop: int
 
     @property
     def slice(self) -> slice:
-        """Those of the layer's rows."""
+        """The rows of the layer."""
         return slice(self.start, self.stop)
 
     @property
     def height(self) -> int:
-        """Their number."""
         return self.stop - self.start
 
 
@@ -74,7 +73,7 @@ class Adapter(LinearAdapter):
         self.scale = alpha / rank
         self.out_features, width = weight.shape
         self.active = True
-        """Whether the layer computes with it."""
+        """True while the layer computes with it."""
         made = {"dtype": weight.dtype, "device": weight.device}
         n_rows = sum(each.height for each in matrices)
         draws = torch.empty(len(matrices) * rank, width)
@@ -95,7 +94,7 @@ class Adapter(LinearAdapter):
         bias: Float[Tensor, " out_features"] | None,
         multiply: Multiply,
     ) -> Float[Tensor, "*batch out_features"]:
-        """What the layer computes with its adapters; `multiply` takes its product."""
+        """The layer's product with its adapters; `multiply` takes the product with the matrix alone."""
         if not self.active:
             return multiply(x, weight, bias)
         low = F.linear(x, self.a)
@@ -118,7 +117,7 @@ class Adapter(LinearAdapter):
         return whole if self.magnitude is None else (whole * self._factors(weight)[:, None]).to(whole.dtype)
 
     def products(self) -> Iterator[tuple[Rows, Float[Tensor, "rank in_features"], Float[Tensor, "height rank"]]]:
-        """Of each matrix that has an adapter: its rows, A and B."""
+        """The rows, A and B of each matrix that has an adapter."""
         heights = [each.height for each in self.matrices]
         return zip(self.matrices, self.a.split(self.rank), self.b.split(heights), strict=True)
 

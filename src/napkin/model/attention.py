@@ -22,12 +22,12 @@ from napkin.model.positions import PAIRINGS, NoPositions, RotaryEmbedding, Rotat
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """What all layers share in one forward pass."""
+    """State that all layers share in one forward pass."""
 
     rotation: Rotation = ()
     """The cosines and sines by which queries and keys are rotated."""
     mask: Any = None
-    """What the attention implementation prepared: which tokens see each other."""
+    """The mask that the attention implementation prepared: which tokens see each other."""
     cache: CachedPass | None = None
     """Keys and values of earlier positions; None in training."""
     layer: int = 0

@@ -34,7 +34,7 @@ Documents = Int[Tensor, "batch position"] | None
 
 
 class MaskedAttention:
-    """What implementations that are prepared by making a mask have in common."""
+    """Common part of implementations that are prepared by making a mask."""
 
     def __init__(self, n_heads: int, *, scale: float, sees: CausalMask) -> None:
         self.n_heads = n_heads
@@ -47,7 +47,7 @@ class MaskedAttention:
         return self.sees.size if isinstance(self.sees, SlidingWindowMask) else None
 
     def needs_mask(self, documents: Documents) -> bool:
-        """Whether pairs are hidden that the kernel does not hide by itself."""
+        """True if pairs are hidden that the kernel does not hide by itself."""
         return True
 
     def prepare(
@@ -65,7 +65,7 @@ class MaskedAttention:
         return additive_mask(self.sees, positions, self.n_heads, length, documents, device, query_offset=query_offset)
 
     def prepare_cached(self, positions: NoPositions, cache: CachedPass, layer: int) -> Tensor | Slots | None:
-        """What a call needs to know of new tokens and a layer's keys: which slots they see, or the mask, if any."""
+        """The slots that new tokens see in a layer's cache, or their mask, if they need any."""
         biased = type(positions).bias is not NoPositions.bias
         if not biased and (slots := cache.slots(layer)) is not None:
             return slots
@@ -88,7 +88,6 @@ class PlainAttention(MaskedAttention):
         self.softcap = softcap
 
     def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
-        """Mix the values by their weights."""
         if isinstance(prepared, Slots):
             return attend_to_slots(queries, keys, values, prepared, self.scale, self.softcap)
         if self.softcap is None:
@@ -104,26 +103,25 @@ class FusedAttention(MaskedAttention):
         return documents is not None
 
     def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
-        """Mix the values by their weights."""
         if isinstance(prepared, Slots):
             return attend_to_slots(queries, keys, values, prepared, self.scale)
         return fused_attention(queries, keys, values, prepared, self.scale)
 
 
 class MaskedFusedAttention(FusedAttention):
-    """The same for windows and biased scores, with a mask; it computes hidden pairs too."""
+    """`FusedAttention` for windows and biased scores, with a mask; it computes hidden pairs too."""
 
     def needs_mask(self, documents: Documents) -> bool:
-        """Always."""
         return True
 
 
 @dataclass(frozen=True)
 class FlashBlocks:
-    """What a pass of flash attention shares among its layers."""
+    """State that the layers share in a pass of flash attention."""
 
     bounds: Int32[Tensor, "2 batch position"] | None
-    """Of each token's document, as `napkin.kernels.attention.flash.document_bounds` makes them; None is one."""
+    """The bounds of each token's document, as `napkin.kernels.attention.flash.document_bounds` makes them; None is one
+    document."""
     query_offset: int
 
 
@@ -142,11 +140,10 @@ class FlashAttention(PlainAttention):
         *,
         query_offset: int = 0,
     ) -> FlashBlocks:
-        """Where documents begin and end, instead of a mask."""
+        """The bounds of documents, instead of a mask."""
         return FlashBlocks(None if documents is None else document_bounds(documents), query_offset)
 
     def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
-        """Mix the values by their weights."""
         if not isinstance(prepared, FlashBlocks):
             return super().__call__(queries, keys, values, prepared)
         return flash_attention(
@@ -162,7 +159,7 @@ class FlashAttention(PlainAttention):
 
 
 class FirstKeys(NamedTuple):
-    """What a pass of compiled attention shares among its layers."""
+    """State that the layers share in a pass of compiled attention."""
 
     of_queries: Int[Tensor, "batch_or_1 query"]
 
@@ -186,7 +183,6 @@ class CompiledAttention(PlainAttention):
         return FirstKeys(first_keys_of(documents, self.window, length, query_offset, device))
 
     def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
-        """Mix the values by their weights."""
         if not isinstance(prepared, FirstKeys):
             return super().__call__(queries, keys, values, prepared)
         (first_keys,) = prepared

@@ -17,7 +17,7 @@ Residual = Float[Tensor, "batch position d_model"]
 
 @dataclass(frozen=True)
 class BlockParts:
-    """What a block is made of; it makes as many norms as it needs."""
+    """The parts of which a block is made; it makes as many norms as it needs."""
 
     attention: CausalSelfAttention
     feed_forward: nn.Module
@@ -32,7 +32,7 @@ class Block(nn.Module):
     """
 
     output_is_normalized: ClassVar[bool] = False
-    """Whether the block's output is normalized, so that the head needs no norm before it."""
+    """True if the block's output is normalized, so that the head needs no norm before it."""
 
     def __init__(self, parts: BlockParts, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -56,7 +56,6 @@ class PostNormBlock(Block):
     output_is_normalized = True
 
     def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
-        """Normalize each sum."""
         _, x = sum_and_norm(self.attention_norm, x, self.dropout(self.attention(x, context)))
         return sum_and_norm(self.feed_forward_norm, x, self.dropout(self.feed_forward(x)))[1]
 
@@ -65,7 +64,6 @@ class ReorderedBlock(Block):
     """x + norm(attention(x)), then x + norm(feed_forward(x)) (OLMo 2, after Liu et al. 2021)."""
 
     def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
-        """Normalize what is written."""
         x = x + self.dropout(self.attention_norm(self.attention(x, context)))
         return x + self.dropout(self.feed_forward_norm(self.feed_forward(x)))
 
@@ -80,7 +78,6 @@ class SandwichBlock(Block):
         moved(self, device, dtype)
 
     def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
-        """Normalize what is read and what is written."""
         written = self.dropout(self.attention_output_norm(self.attention(self.attention_norm(x), context)))
         x, read = sum_and_norm(self.feed_forward_norm, x, written)
         return x + self.dropout(self.feed_forward_output_norm(self.feed_forward(read)))
@@ -100,7 +97,6 @@ class ParallelBlock(nn.Module):
         moved(self, device, dtype)
 
     def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
-        """Read once, write once."""
         read = self.norm(x)
         return x + self.dropout(self.attention(read, context) + self.feed_forward(read))
 

@@ -80,7 +80,7 @@ class ModelBuilder:
         return schemes[config.positions]()
 
     def attention_implementations(self) -> list[PlainAttention | FusedAttention]:
-        """What computes attention in each layer; layers that see the same tokens share it."""
+        """The implementation of attention in each layer; layers that see the same tokens share it."""
         windows = self.config.attention_windows
         made = {each: self._attention_implementation(each) for each in dict.fromkeys(windows)}
         return [made[each] for each in windows]
@@ -186,7 +186,6 @@ class DeepLinear(nn.Module):
         self.head = Linear(d_model, 1, generator=generator)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
-        """One number per vector."""
         for layer in self.layers:
             x = layer(x)
         return self.head(x).squeeze(-1)

@@ -222,7 +222,7 @@ class ModelConfig:
 
     @property
     def gated(self) -> bool:
-        """Whether the feed-forward layer has a gate, and so two matrices that read the input."""
+        """True if the feed-forward layer has a gate, and so two matrices that read the input."""
         return self.feed_forward.removesuffix("_tanh").endswith("glu")
 
     @property

@@ -12,7 +12,7 @@ from torch import nn
 Module = TypeVar("Module", bound=nn.Module)
 
 Device = torch.device | str | None
-"""Where a layer's parameters are made; None is torch's current default device."""
+"""Place of a layer's parameters; None is torch's current default device."""
 
 _CUT = 3.0
 

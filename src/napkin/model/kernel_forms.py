@@ -43,11 +43,11 @@ COMPILED_FROM = 2**38
 for each machine, built: some 1.6 TFLOP, seconds of a CPU's time."""
 
 _ATTRIBUTES = ("normalize", "rotate", "activate", "multiply_groups", "next_token_loss", "linear_log_probabilities")
-"""Where modules keep their forms."""
+"""Attributes in which modules keep their forms."""
 
 
 def is_worth_compiling(config: ModelConfig, tokens: int, *, trained: bool) -> bool:
-    """Whether a model is computed for so many tokens that its compiled kernels save more time than they cost."""
+    """True if a model is computed for so many tokens that its compiled kernels save more time than they cost."""
     weights = config.d_model * (12 * config.n_layers * config.d_model + config.vocab_size)
     return weights * tokens * (1 if trained else 1 / 3) >= COMPILED_FROM
 
@@ -107,7 +107,7 @@ def _norms_before_linears(block: nn.Module) -> list[nn.Module]:
 
 
 def _reads_by_linear(layer: nn.Module) -> bool:
-    """Whether a layer's input goes to a plain linear layer alone: not to a router, not through µP's scale."""
+    """True if a layer's input goes to a plain linear layer alone: not to a router, not through µP's scale."""
     first = getattr(layer, "query_key_value", None) or getattr(layer, "up", None) or getattr(layer, "gate_up", None)
     return type(first) is Linear
 

@@ -39,29 +39,30 @@ class CachedPass(Protocol):
 
     @property
     def positions(self) -> Int[Tensor, "batch_or_1 new"]:
-        """Where the new tokens stand; padding stands at any position of the model's."""
+        """The positions of the new tokens; padding stands at any position of the model's."""
         ...
 
     @property
     def document_positions(self) -> Int[Tensor, "batch_or_1 new"]:
-        """Where they stand in their documents: the same, if sequences are not packed."""
+        """The positions of the new tokens in their documents: the same, if sequences are not packed."""
         ...
 
     @property
     def all_seen(self) -> bool:
-        """Whether each query sees every key that `update` returns, as one new token of equally long sequences does."""
+        """True if each query sees every key that `update` returns, as one new token of equally long sequences does."""
         ...
 
     def key_positions(self, layer: int) -> Int[Tensor, "batch_or_1 key"]:
-        """Where the keys stand that `update` returns; NOWHERE for those that no query sees."""
+        """The positions of the keys that `update` returns; NOWHERE for those that no query sees."""
         ...
 
     def together(self, layer: int) -> Bool[Tensor, "batch_or_1 1 new key"] | None:
-        """Which pairs may see each other, if positions do not decide it alone: those of one document or one branch."""
+        """True for pairs that may see each other, if positions do not decide it alone: those of one document or one
+        branch."""
         ...
 
     def slots(self, layer: int) -> Slots | None:
-        """Where the keys are that one new token of each sequence sees, if they can be read where they are kept.
+        """The slots of the keys that one new token of each sequence sees, if they can be read where they are kept.
 
         `update` then returns the blocks that hold them: [block, kv_heads, slot, head_dim].
         """
@@ -203,7 +204,8 @@ class ExtendingPass:
         self.document_positions = self.positions if self.documents is None else self.documents.positions
 
     def key_positions(self, layer: int) -> Int[Tensor, "batch_or_1 key"]:
-        """Of what is held in the order of its slots, and where new ones are not among them, of those."""
+        """Positions of the keys that are held, in the order of their slots, and where new ones are not among them, of
+        those."""
         return self._places[self.cache.n_slots[layer]].key_positions()
 
     def slots(self, layer: int) -> Slots | None:
@@ -219,7 +221,7 @@ class ExtendingPass:
         return Slots(torch.tensor(n_seen), torch.arange(len(n_seen))[:, None], max(n_seen))
 
     def together(self, layer: int) -> Bool[Tensor, "batch_or_1 1 new key"] | None:
-        """Pairs of one document."""
+        """True for pairs of one document."""
         return None if self.documents is None else self.documents.together(self.key_positions(layer))
 
     def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
@@ -230,7 +232,7 @@ class ExtendingPass:
 
 
 class _Places:
-    """Where a pass finds and puts keys, in layers with as many slots."""
+    """The places where a pass finds and puts keys, in layers with as many slots."""
 
     def __init__(self, made: ExtendingPass, n_slots: int) -> None:
         self.made, self.n_slots = made, n_slots
@@ -252,7 +254,7 @@ class _Places:
 
     @property
     def real(self) -> Bool[Tensor, "batch_or_1 new"]:
-        """Which of the new tokens are no padding."""
+        """True for tokens that are not padding."""
         counts = torch.tensor(self.made.counts, device=self.positions.device)[:, None]
         return (torch.arange(self.made.n_new, device=self.positions.device) < counts)[: len(self.positions)]
 
@@ -271,7 +273,7 @@ class _Places:
         return held[:, :, : min(self.longest, self.n_slots)]
 
     def _put(self, held: Tensor, new: Tensor) -> None:
-        """Of each sequence what stays when all have been put; padding goes to the slot beyond."""
+        """Keep what stays of each sequence when all have been put; padding goes to the slot beyond."""
         if self._indices is None:
             device = self.positions.device
             after = torch.tensor(self.made.cache.lengths, device=device)[:, None]
@@ -302,12 +304,12 @@ class BranchingPass:
         self.positions = self.document_positions = positions[None]
 
     def key_positions(self, layer: int) -> Int[Tensor, "1 key"]:
-        """Of what is held, then of the new tokens."""
+        """Positions of the keys that are held, then of the new ones."""
         held = _held_positions(self.cache.lengths, self.cache.n_slots[layer], self.positions.device)
         return torch.cat((held[:, : self._n_held(layer)], self.positions), dim=1)
 
     def slots(self, layer: int) -> None:
-        """No: several tokens are new."""
+        """None: several tokens are new."""
 
     def together(self, layer: int) -> Bool[Tensor, "1 1 new key"]:
         """All of what is held, and the new tokens of the same branch."""
@@ -315,7 +317,7 @@ class BranchingPass:
         return torch.cat((held, self.sees), dim=1)[None, None]
 
     def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
-        """What is held, and the new ones, which are not kept."""
+        """The keys and values that are held, and the new ones, which are not kept."""
         held = slice(self._n_held(layer))
         old_keys, old_values = self.cache.keys[layer][:, :, held], self.cache.values[layer][:, :, held]
         return (
@@ -364,6 +366,6 @@ class NewDocuments:
         self.documents, self.positions, self.by_position = documents, positions, by_position
 
     def together(self, key_positions: Int[Tensor, "batch_or_1 key"]) -> Bool[Tensor, "batch 1 new key"]:
-        """Which queries and keys are of one document."""
+        """True for queries and keys of one document."""
         places = key_positions.clamp(max=self.by_position.shape[1] - 1).expand(len(self.documents), -1)
         return self.documents[:, None, :, None] == self.by_position.gather(1, places)[:, None, None, :]

@@ -15,17 +15,13 @@ Documents = Int[Tensor, "batch position"] | None
 
 @runtime_checkable
 class LanguageModelConfig(Protocol):
-    """What is read of a model's config, which is a dataclass, so that checkpoints can store and compare it."""
+    """The fields that are read of a model's config, a dataclass, so that checkpoints can store and compare it."""
 
     @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
-        ...
+    def vocab_size(self) -> int: ...
 
     @property
-    def context_length(self) -> int:
-        """Most tokens of a sequence."""
-        ...
+    def context_length(self) -> int: ...
 
     @property
     def dropout(self) -> float:
@@ -60,9 +56,7 @@ class LanguageModel(Protocol, metaclass=_HasAttributes):
     """Calls a block with its arguments and returns its output."""
 
     @property
-    def config(self) -> LanguageModelConfig:
-        """The model's sizes."""
-        ...
+    def config(self) -> LanguageModelConfig: ...
 
     @property
     def blocks(self) -> Any:
@@ -83,55 +77,37 @@ class LanguageModel(Protocol, metaclass=_HasAttributes):
         ...
 
     def routings(self) -> list[Routing]:
-        """What each router did in the last forward pass, first layer first; empty without experts."""
+        """The choices of each router in the last forward pass, first layer first; empty without experts."""
         ...
 
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """As nn.Module has it, like all that follows."""
-        ...
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """See nn.Module."""
-        ...
+    ) -> Iterator[tuple[str, nn.Parameter]]: ...
 
-    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
-        """See nn.Module."""
-        ...
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]: ...
 
-    def modules(self) -> Iterator[nn.Module]:
-        """See nn.Module."""
-        ...
+    def modules(self) -> Iterator[nn.Module]: ...
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]:
-        """See nn.Module."""
-        ...
+    ) -> Iterator[tuple[str, nn.Module]]: ...
 
-    def train(self, mode: bool = True) -> Any:
-        """See nn.Module."""
-        ...
+    def train(self, mode: bool = True) -> Any: ...
 
-    def eval(self) -> Any:
-        """See nn.Module."""
-        ...
+    def eval(self) -> Any: ...
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """See nn.Module."""
-        ...
+    def to(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 @runtime_checkable
 class HasModes(Protocol):
-    """What is computed with in training mode or in evaluation mode, such as any `nn.Module`."""
+    """A thing with a training mode and an evaluation mode, such as any `nn.Module`."""
 
     training: bool
 
-    def train(self, mode: bool = True) -> Any:
-        """See nn.Module."""
-        ...
+    def train(self, mode: bool = True) -> Any: ...
 
 
 @contextmanager

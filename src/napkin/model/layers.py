@@ -53,10 +53,9 @@ class Linear(nn.Module):
         self.multiply: Multiply = linear
         """The product, which may be taken in another format."""
         self.adapter: LinearAdapter | None = None
-        """What is trained in place of the matrix, see napkin.model.adapters."""
+        """An adapter that is trained in place of the matrix, see napkin.model.adapters."""
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
-        """Multiply each vector by the matrix, add the bias."""
         if self.adapter is not None:
             return self.adapter(x, self.weight, self.bias, self.multiply)
         return self.multiply(x, self.weight, self.bias)
@@ -68,7 +67,7 @@ class Linear(nn.Module):
 
 
 class LinearAdapter(nn.Module):
-    """What a linear layer asks of an adapter."""
+    """The interface of an adapter for a linear layer."""
 
     def forward(
         self,
@@ -77,7 +76,7 @@ class LinearAdapter(nn.Module):
         bias: Tensor | None,
         multiply: Multiply,
     ) -> Tensor:
-        """What the layer computes with it; `multiply` takes its product."""
+        """The layer's product with the adapter; `multiply` takes the product with the matrix alone."""
         raise NotImplementedError
 
     def merged(self, weight: Tensor) -> Tensor:
@@ -166,7 +165,6 @@ class Scale(nn.Module):
         self.factor = factor
 
     def forward(self, x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """Multiply."""
         return x * self.factor
 
 
@@ -211,7 +209,6 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """Drop, if in training."""
         if not self.training:
             return x
         kept = torch.empty_like(x).bernoulli_(1 - self.p)

@@ -47,7 +47,8 @@ def additive_mask(
     *,
     query_offset: int = 0,
 ) -> Float[Tensor, "*batch_and_heads query key"]:
-    """What is added to the scores [batch, head, query, key]: the positions' bias where a key is seen, else -infinity.
+    """The mask that is added to the scores [batch, head, query, key]: the positions' bias where a key is seen, else
+    -infinity.
 
     Four dimensions, or two if it is the same for all sequences and heads. The keys are those of `length` positions, the
     queries those from `query_offset` on.
@@ -65,7 +66,7 @@ def additive_mask_of(
     key: Int[Tensor, " key"],
     together: Bool[Tensor, "batch 1 query key"] | None,
 ) -> Float[Tensor, "*batch_and_heads query key"]:
-    """The same for queries and keys at any positions; where `together` is False, a key is not seen."""
+    """`additive_mask` for queries and keys at any positions; where `together` is False, a key is not seen."""
     seen = sees(query[:, None], key)
     if together is not None:
         seen = seen & together
@@ -81,7 +82,7 @@ def additive_mask_at(
     key: Int[Tensor, "#batch key"],
     together: Bool[Tensor, "batch 1 query key"] | None,
 ) -> Float[Tensor, "batch_or_1 heads_or_1 query key"]:
-    """The same where each sequence has positions of its own; what is hidden gets HIDDEN instead of -infinity.
+    """`additive_mask` where each sequence has positions of its own; what is hidden gets HIDDEN instead of -infinity.
 
     Padding may see no key at all: a softmax over -infinity alone would make NaN of it, and of what is computed of it.
     """
@@ -94,7 +95,7 @@ def additive_mask_at(
 
 
 def same_document(documents: Int[Tensor, "batch position"]) -> Bool[Tensor, "batch 1 position position"]:
-    """Which pairs of a sequence's tokens are of one document."""
+    """True for pairs of tokens of one document."""
     return documents[:, None, :, None] == documents[:, None, None, :]
 
 

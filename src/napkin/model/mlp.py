@@ -42,12 +42,11 @@ class FeedForward(nn.Module):
         self.down = linears.residual_output(d_ff, d_model, bias=bias)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Apply to each vector."""
         return self.down(self.activate(self.up(x)))
 
     @classmethod
     def activate(cls, up: Float[Tensor, "*batch d_ff"]) -> Float[Tensor, "*batch d_ff"]:
-        """What is computed between the matrices."""
+        """The numbers between the matrices."""
         return cls.activation(up)
 
 
@@ -73,12 +72,11 @@ class GatedFeedForward(nn.Module):
         self.down = linears.residual_output(d_ff, d_model, bias=bias)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Apply to each vector."""
         return self.down(self.activate(self.gate_up(x)))
 
     @classmethod
     def activate(cls, gate_up: Float[Tensor, "*batch two_d_ff"]) -> Float[Tensor, "*batch d_ff"]:
-        """What is computed between the matrices; the gate comes first."""
+        """The numbers between the matrices; the gate comes first."""
         gate, up = gate_up.chunk(2, dim=-1)
         return cls.activation(gate) * up
 
@@ -123,13 +121,13 @@ class GLU(GatedFeedForward):
 
 
 class ReGLU(GatedFeedForward):
-    """ReLU for a gate."""
+    """A gated layer with ReLU for its gate."""
 
     activation = staticmethod(F.relu)
 
 
 class GEGLU(GatedFeedForward):
-    """GELU for a gate."""
+    """A gated layer with GELU for its gate."""
 
     activation = staticmethod(F.gelu)
 

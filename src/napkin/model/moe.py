@@ -23,7 +23,7 @@ Kind = type[FeedForward] | type[GatedFeedForward]
 
 @dataclass(frozen=True)
 class Routing:
-    """What a router did with the tokens of one forward pass."""
+    """The choices of a router for the tokens of one forward pass."""
 
     balance_loss: Float[Tensor, ""]
     """n_experts · Σ fraction of assignments · mean probability, over experts: 1 if both are even (Fedus et al. 2021,
@@ -36,7 +36,7 @@ class Routing:
     """Assignments dropped because their expert was full."""
 
     def detach(self) -> "Routing":
-        """The same figures without their autograd graph."""
+        """A copy without the autograd graph."""
         return Routing(self.balance_loss.detach(), self.z_loss.detach(), self.tokens_per_expert, self.dropped)
 
     def __deepcopy__(self, memo: dict) -> "Routing":
@@ -79,7 +79,7 @@ class MixtureOfExperts(nn.Module):
         return mixed
 
     def mix(self, x: Float[Tensor, "*batch d_model"]) -> tuple[Float[Tensor, "*batch d_model"], Routing]:
-        """What the experts make of each token, and how it was routed; tensor parallelism wraps this."""
+        """The experts' output for each token, and how it was routed; tensor parallelism wraps this."""
         tokens = x.reshape(-1, x.shape[-1])
         with torch.autocast(x.device.type, enabled=False):
             logits = self.router(tokens.to(self.router.weight.dtype)).float()
@@ -97,7 +97,8 @@ class MixtureOfExperts(nn.Module):
         return mixed.to(x.dtype).view(x.shape), routing
 
     def take_routing(self) -> Routing:
-        """What the last forward pass did; the first call after it has the autograd graph, later ones only the figures.
+        """The routing of the last forward pass; the first call after it has the autograd graph, later ones only the
+        figures.
 
         Raises NapkinError if there was no forward pass.
         """
@@ -151,7 +152,7 @@ class Experts(nn.Module):
         self.down = linears.expert_stack(n, d_expert, d_model, into_residual=True)
 
     def matrices(self) -> tuple[Float[Tensor, "n n_up_d_expert d_model"], Float[Tensor, "n d_model d_expert"]]:
-        """Those of the experts that are computed here: of all, unless ranks divide them."""
+        """The matrices of the experts that are computed here: of all, unless ranks divide them."""
         return self.up, self.down
 
 
@@ -172,7 +173,7 @@ class DroplessExperts(Experts):
     def compute(
         self, rows: Float[Tensor, "assignment d_model"], counts: Int[Tensor, " n_experts"]
     ) -> Float[Tensor, "assignment d_model"]:
-        """What the experts make of rows sorted by expert, of which each has as many as `counts` says."""
+        """The experts' output for rows sorted by expert, of which each has as many as `counts` says."""
         starts, (up, down) = counts.cumsum(0) - counts, self.matrices()
         return self.multiply_groups(self.activate(self.multiply_groups(rows, up, starts)), down, starts)
 
@@ -204,7 +205,7 @@ class CapacityExperts(Experts):
         return F.pad(made, (0, 0, 0, 1)).index_select(0, by_token), (~fits).sum()
 
     def compute(self, inputs: Float[Tensor, "n_experts room d_model"]) -> Float[Tensor, "n_experts room d_model"]:
-        """What each expert makes of its rows."""
+        """The experts' output for their rows."""
         up, down = self.matrices()
         return torch.bmm(self.activate(torch.bmm(inputs, up.transpose(1, 2))), down.transpose(1, 2))
 

@@ -28,7 +28,7 @@ class RMSNorm(nn.Module):
         self.normalize: Callable[..., Any] = rms_norm
         """The form of the operator."""
         self.adds = False
-        """Whether that form adds a residual in the same pass; then a call with one returns the sum and its norm."""
+        """True if that form adds a residual in the same pass; then a call with one returns the sum and its norm."""
 
     def forward(self, x: Vectors, residual: Vectors | None = None) -> Vectors | tuple[Vectors, Vectors]:
         """Scale each vector to a root mean square of 1, then each of its numbers by its gain."""
@@ -60,7 +60,7 @@ class LayerNorm(nn.Module):
         self.normalize: Callable[..., Any] = layer_norm
         """The form of the operator."""
         self.adds = False
-        """As in RMSNorm."""
+        """True if that form adds a residual, as in RMSNorm."""
 
     def forward(self, x: Vectors, residual: Vectors | None = None) -> Vectors | tuple[Vectors, Vectors]:
         """Subtract each vector's mean, scale it to a variance of 1, then each of its numbers by its gain."""
@@ -84,7 +84,6 @@ class NoNorm(nn.Module):
         super().__init__()
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Return it."""
         return x
 
 
@@ -95,7 +94,6 @@ class NoQKNorm(nn.Module):
     """Queries and keys as they are."""
 
     def forward(self, queries_and_keys: QueriesAndKeys) -> QueriesAndKeys:
-        """Return them unchanged."""
         return queries_and_keys
 
 
@@ -146,4 +144,4 @@ QK_NORMS: dict[str, Callable[[int, int, int, Callable[[int], nn.Module]], nn.Mod
     "head": _head_qk_norm,
     "all_heads": _all_heads_qk_norm,
 }
-"""By name: a function of n_heads, n_kv_heads, head_dim and what makes a norm of a width."""
+"""Factories of QK norms by config name."""

@@ -100,11 +100,11 @@ PAIRINGS: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor, Tensor], Tens
     "halves": (rotate_halves, _in_halves),
     "interleaved": (rotate_interleaved, _as_neighbours),
 }
-"""By pairing: the rotation, and how its tables are laid out."""
+"""The rotation of each pairing, and how its tables are laid out."""
 
 
 def unscaled(frequencies: Frequencies, theta: float, factor: float, original_context: float) -> Scaled:
-    """As they are."""
+    """The frequencies as they are."""
     return frequencies, 1.0
 
 
@@ -158,7 +158,7 @@ def unrotated(x: Float[Tensor, "batch position heads head_dim"]) -> Float[Tensor
 
 
 class NoPositions(nn.Module):
-    """No positions ("NoPE")."""
+    """No positions ("NoPE"), and the base of all schemes."""
 
     rotate: ClassVar[Callable[..., Tensor]] = staticmethod(unrotated)
 
@@ -176,12 +176,12 @@ class NoPositions(nn.Module):
         return ()
 
     def rotation_at(self, positions: Int[Tensor, "#batch position"]) -> Rotation:
-        """The same for any positions, of each sequence its own; they are not checked."""
+        """`rotation` for any positions, of each sequence its own; they are not checked."""
         return ()
 
     @no_type_check  # a kernel's compiler reads it, see napkin.model.masks
     def bias(self, head: Int[Tensor, "*heads"], distance: Int[Tensor, "*pairs"]) -> Shaped[Tensor, "..."]:
-        """What is added to the score of a query and a key `distance` before it; both arguments broadcast."""
+        """The number that is added to the score of a query and a key `distance` before it; both arguments broadcast."""
         return torch.zeros_like(distance, dtype=torch.float32)
 
 
@@ -202,7 +202,6 @@ class LearnedPositions(NoPositions):
         documents: Int[Tensor, "batch position"] | None,
         positions: Int[Tensor, "#batch position"] | None = None,
     ) -> Float[Tensor, "batch position d_model"]:
-        """Add each position's vector."""
         positions = position_ids(x.shape[1], documents, x.device) if positions is None else positions
         return x + F.embedding(positions, self.weight)
 
@@ -225,7 +224,6 @@ class SinusoidalPositions(NoPositions):
         documents: Int[Tensor, "batch position"] | None,
         positions: Int[Tensor, "#batch position"] | None = None,
     ) -> Float[Tensor, "batch position d_model"]:
-        """Add each position's row of the table."""
         positions = position_ids(x.shape[1], documents, x.device) if positions is None else positions
         return x + F.embedding(positions, self.table)
 

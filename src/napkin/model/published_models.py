@@ -17,7 +17,7 @@ class Preset:
     name: str
     model: ModelConfig
     parameters: int
-    """As published, each tensor counted once."""
+    """Number of parameters as published, each tensor counted once."""
     source: str
     """Where the figures come from."""
 
@@ -39,7 +39,6 @@ def preset(name: str, **changes: Any) -> ModelConfig:
 
 @functools.cache
 def presets() -> dict[str, Preset]:
-    """All presets by name."""
     tables = packaged_toml("napkin.model", "presets.toml", dict[str, Any])
     shapes = tables.pop("shapes")
     return {name: _preset(name, table, shapes) for name, table in tables.items()}

@@ -27,7 +27,8 @@ _FEW = {"int8": 8, "int4": 8}
 """Vectors up to which the packed operators are faster than products in bf16, on a core with AVX-512."""
 _PACKED_GROUPS = (32, 64, 128, 256)
 _MULTIPLE = 64
-"""Of both sides of a matrix. With others the operators read beyond its end, or give wrong numbers (torch 2.13)."""
+"""Both sides of a matrix are multiples of this. With others the operators read beyond its end, or give wrong numbers
+(torch 2.13)."""
 
 
 class QuantizedLinear(nn.Module):
@@ -61,11 +62,10 @@ class QuantizedLinear(nn.Module):
         raise NotImplementedError
 
     def can_be_packed(self) -> bool:
-        """Whether there is an operator for this matrix."""
+        """True if there is an operator for this matrix."""
         return self.values.device.type == "cpu"
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
-        """Multiply each vector by the matrix, add the bias."""
         vectors = x.reshape(-1, self.in_features).to(torch.bfloat16)
         if len(vectors) <= _FEW[self.format] and self.can_be_packed():
             result = self.multiply_packed(self._columns_added(vectors))[:, : self.out_features]
@@ -85,7 +85,7 @@ class QuantizedLinear(nn.Module):
         raise NotImplementedError
 
     def packed(self) -> tuple[Tensor, Tensor]:
-        """What `pack` gives, made at first use."""
+        """The result of `pack`, made at first use."""
         if self._packed is None:
             self._packed = self.pack()
         return self._packed
@@ -97,7 +97,7 @@ class QuantizedLinear(nn.Module):
 
 
 class Int8Linear(QuantizedLinear):
-    """Rows of 8-bit integers."""
+    """A matrix whose rows are 8-bit integers with a scale each."""
 
     format = "int8"
 
@@ -111,7 +111,6 @@ class Int8Linear(QuantizedLinear):
 
     @property
     def weight(self) -> Float[Tensor, "out_features in_features"]:
-        """See `QuantizedLinear`."""
         return (self.values.float() * self.scales.float()[:, None]).to(torch.bfloat16)
 
     def pack(self) -> tuple[Tensor, Tensor]:
@@ -125,7 +124,6 @@ class Int8Linear(QuantizedLinear):
         return -(-self.in_features // _MULTIPLE) * _MULTIPLE
 
     def multiply_packed(self, x: Float[Tensor, "vector in_features"]) -> Float[Tensor, "vector padded"]:
-        """See `QuantizedLinear`."""
         return torch.ops.aten._weight_int8pack_mm(x, *self.packed())
 
 
@@ -161,7 +159,6 @@ class Int4Linear(QuantizedLinear):
 
     @property
     def weight(self) -> Float[Tensor, "out_features in_features"]:
-        """See `QuantizedLinear`."""
         groups = self._integers().float().unflatten(1, (-1, self.group_size))
         made = (groups - 8) * self.scales.float()[..., None] + self.middles.float()[..., None]
         return made.flatten(1)[:, : self.in_features].to(torch.bfloat16)
@@ -171,13 +168,12 @@ class Int4Linear(QuantizedLinear):
         return super().can_be_packed() and self.group_size in _PACKED_GROUPS
 
     def pack(self) -> tuple[Tensor, Tensor]:
-        """In the order of the processor's instructions; the integers are then held twice."""
+        """The integers in the order of the processor's instructions; they are then held twice."""
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(_rows_added(self._integers().int()), 1)
         scales = torch.stack((self.scales, self.middles), dim=2).to(torch.bfloat16)
         return packed, _rows_added(scales).transpose(0, 1).contiguous()
 
     def multiply_packed(self, x: Float[Tensor, "vector in_features"]) -> Float[Tensor, "vector padded"]:
-        """See `QuantizedLinear`."""
         packed, scales = self.packed()
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, self.group_size, scales)
 

@@ -102,14 +102,14 @@ _FIRST_LOGITS_STD = 0.3
 
 
 class TokenScores(NamedTuple):
-    """What a model makes of some tokens, each given all before it."""
+    """The scores of some tokens, each given all before it."""
 
     log_probabilities: Float[Tensor, " token"]
-    """In nats."""
+    """Log-probability of each token, in nats."""
     entropies: Float[Tensor, " token"]
-    """Of the distribution that the token is drawn from, in nats."""
+    """Entropy of the distribution that each token is drawn from, in nats."""
     scalars: Float[Tensor, " token"] | None
-    """Of the scalar head, at the position before the token; None without one."""
+    """Output of the scalar head at the position before each token; None without one."""
     weighted_sum: Float[Tensor, ""] | None = None
     """coefficients · log_probabilities, where there were coefficients; then it alone has a gradient."""
 
@@ -234,7 +234,7 @@ class Transformer(nn.Module):
         *,
         temperature: float = 1.0,
     ) -> TokenScores:
-        """What the model makes of some targets; the loss is up to others.
+        """The scores of some targets; the loss is up to others.
 
         targets[i] follows the token at places[i], an index into the tokens row by row. Logits are divided by
         `temperature`. As in `loss`, they never all exist at once. A loss of which the gradient with respect to the
@@ -313,12 +313,12 @@ class Transformer(nn.Module):
         return self.output_scale(self.norm(x))
 
     def routings(self) -> list[Routing]:
-        """What each router did in the last forward pass, first layer first; empty without experts."""
+        """The choices of each router in the last forward pass, first layer first; empty without experts."""
         return [mixture.take_routing().detach() for mixture in mixtures(self)]
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are."""
+        """The device of its parameters."""
         return self.embedding.weight.device
 
     @property
@@ -337,9 +337,7 @@ class QuantizedHead(Protocol):
         """The matrix, made anew."""
         ...
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiply."""
-        ...
+    def __call__(self, x: Tensor) -> Tensor: ...
 
 
 def mixtures(module: nn.Module) -> list[MixtureOfExperts]:

@@ -39,7 +39,7 @@ def adam_update(parameter: Tensor, gradient: Tensor, average: Tensor, square: Te
 def adam_update_foreach(
     parameters: list[Tensor], gradients: list[Tensor], averages: list[Tensor], squares: list[Tensor], group: Group
 ) -> None:
-    """The same for lists."""
+    """`adam_update` for lists."""
     beta1, beta2 = group["betas"]
     step_size, eps = _bias_corrected(group)
     torch._foreach_lerp_(averages, gradients, 1 - beta1)
@@ -58,7 +58,7 @@ def adam_update_fused(
     squares: list[Tensor],
     group: Group,
 ) -> None:
-    """The same by a kernel of torch, decay included."""
+    """`adam_update_foreach` by a kernel of torch, decay included."""
     beta1, beta2 = group["betas"]
     kernel(
         parameters,

@@ -1,4 +1,4 @@
-"""What all optimizers share: fp32 state, a step counter, buckets, and the implementations of one update rule.
+"""Parts that all optimizers share: fp32 state, a step counter, buckets, and the implementations of one update rule.
 
 Optimizer state in the host's memory, copied to the GPU and back bucket by bucket.
 
@@ -188,9 +188,9 @@ class Optimizer(torch.optim.Optimizer):
             _check_settings(group)
         self.implementation = "fused" if fused else "foreach" if foreach else "reference"
         self.rounding: StochasticRounding | None = None
-        """How the updates of parameters narrower than fp32 are rounded; None is to the nearest."""
+        """Rounding of the updates of parameters narrower than fp32; None is to the nearest."""
         self.state_on_host = False
-        """Whether state allocated from now on is held in the host's memory, page-locked, and copied to the GPU to be
+        """True if state allocated from now on is held in the host's memory, page-locked, and copied to the GPU to be
         updated."""
         self.narrow_copies: NarrowCopies | None = None
         """Copies of parameters that the update writes, if its rule has a kernel for that."""
@@ -382,7 +382,7 @@ def decayed(gradient: Tensor, parameter: Tensor, group: Group) -> Tensor:
 
 
 def decayed_foreach(gradients: list[Tensor], parameters: list[Tensor], group: Group) -> list[Tensor]:
-    """The same for lists."""
+    """`decayed` for lists."""
     if not group["weight_decay"]:
         return gradients
     return list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))

@@ -71,7 +71,7 @@ class LossScale:
         """Updates that were not skipped."""
 
     def of_rank(self, ranks: int) -> float:
-        """What each of several ranks multiplies its loss by.
+        """The factor of the loss on each of several ranks.
 
         The loss of a rank is already weighted by the number of ranks, over whose gradients the mean is taken. Divided
         by it, a rank's numbers in fp16 are as large as those of a single process.

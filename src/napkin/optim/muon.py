@@ -50,7 +50,7 @@ def newton_schulz(matrix: Float[Tensor, "... m n"]) -> Float[Tensor, "... m n"]:
 
 
 def newton_schulz_stacked(matrices: Float[Tensor, "k m n"]) -> Float[Tensor, "k m n"]:
-    """The same with sums fused into the products; overwrites its input."""
+    """The iteration of `newton_schulz` for a stack, with sums fused into the products; overwrites its input."""
     if matrices.shape[-2] > matrices.shape[-1]:
         return newton_schulz_stacked(matrices.mT).mT
     x = matrices.div_(torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True).clamp_(min=_TINY))
@@ -74,7 +74,7 @@ def _update_foreach(
     group: Group,
     sharded: list[Tensor] | None = None,
 ) -> None:
-    """For matrices of one shape: the iteration runs on a stack of them.
+    """Update matrices of one shape: the iteration runs on a stack of them.
 
     If the lists hold the local parts of `sharded` matrices, each rank orthogonalises whole matrices and takes its part.
     """
@@ -178,7 +178,7 @@ class _ShardedMuon(UpdateRule):
     """Local parts of sharded matrices, which have only one implementation."""
 
     def implementation(self, name: str) -> Callable[..., None]:
-        """Always foreach."""
+        """The foreach form, whatever the name."""
         return self.foreach
 
 

@@ -30,7 +30,6 @@ class NarrowCopies:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All copies."""
         return list(self._copies.values())
 
     def of(self, matrix: Tensor) -> Tensor | None:
@@ -56,7 +55,7 @@ class NarrowCopies:
         return self._copies[matrix]
 
     def overwritten(self, matrix: Tensor) -> None:
-        """The update has written both."""
+        """Note that the update has written both."""
         self._versions[matrix] = matrix._version
 
 

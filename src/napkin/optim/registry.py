@@ -31,7 +31,7 @@ class OptimizerEntry:
     """The recipe's options that it takes, with its defaults; all take learning_rate and weight_decay."""
 
     fused: bool = True
-    """Whether torch has a fused kernel for it."""
+    """True if torch has a fused kernel for it."""
 
 
 _ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}

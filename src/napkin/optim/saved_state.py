@@ -1,4 +1,5 @@
-"""What `load_state_dict` takes: the state of the same optimizer of napkin, or of torch's optimizer of the same rule.
+"""The state dicts that `load_state_dict` takes: of the same optimizer of napkin, or of torch's optimizer of the same
+rule.
 
 torch counts steps per parameter, in a tensor of its state, and has other names for some settings. A `TorchTwin` says
 which of its settings are ours under which name, and which have to have one value, as the rules differ with another.
@@ -34,13 +35,13 @@ class TorchTwin:
     """torch's optimizer of the same rule."""
 
     name: str
-    """Its class, in torch.optim."""
+    """Name of its class in torch.optim."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Its settings that have another name here."""
+    """Settings that have another name here."""
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Its settings that are none here: the values with which the rules are the same."""
+    """Settings that do not exist here: the values with which the rules are the same."""
     optional: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """The same for those that older versions of torch do not store."""
+    """Settings as in `fixed` that older versions of torch do not store."""
     unpacked: Callable[[Group], Group] = _as_it_is
     """Splits a setting that is several here."""
 
@@ -156,7 +157,7 @@ def shards_of(tensor: Tensor) -> int:
 
 
 def is_divided(tensor: Tensor, *dimensions: int) -> bool:
-    """Whether ranks have different indices of one of these dimensions, which may be counted from the last."""
+    """True if ranks have different indices of one of these dimensions, which may be counted from the last."""
     divided = {dimension for dimension, _, _, _ in _divisions(tensor)}
     return any(dimension % tensor.ndim in divided for dimension in dimensions)
 
@@ -180,7 +181,7 @@ def indices_of(tensor: Tensor) -> tuple[Ranges, ...]:
 
 
 def part_like(tensor: Tensor, whole: Tensor) -> Tensor:
-    """Of a whole tensor, the part that this rank has of `tensor`, which has the same shape."""
+    """The part that this rank has of `tensor`, taken of a whole tensor of the same shape."""
     if not is_sharded(tensor):
         return whole
     for dimension, ranges in enumerate(indices_of(tensor)):
@@ -232,8 +233,8 @@ def joined(ranges: Iterable[range]) -> Ranges:
 
 
 def _divisions(tensor: Tensor) -> list[tuple[int, int, int, int]]:
-    """How a tensor is divided, one division after the other: the dimension, the number of ranks, this rank's place
-    among them, and into how many pieces the dimension is cut before each of these is divided."""
+    """The divisions of a tensor, one after the other: the dimension, the number of ranks, this rank's place among them,
+    and into how many pieces the dimension is cut before each of these is divided."""
     if not is_sharded(tensor):
         return []
     sharded = cast(Any, tensor)

@@ -12,7 +12,7 @@ from napkin.errors import NapkinError
 
 @dataclass(frozen=True)
 class Schedule:
-    """What all schedules have in common: the warm-up, and the checks.
+    """Common part of all schedules: the warm-up, and the checks.
 
     `schedule(step)` is the fraction of the peak, `schedule(step, peak)` the learning rate. Beyond the last step the
     learning rate stays at its last value, except for the inverse square root, which has no end. Raises NapkinError for
@@ -42,7 +42,7 @@ class Schedule:
         raise NotImplementedError
 
     def progress(self, step: int) -> float:
-        """How far a step is from the first step at the peak (0) to the last step (1); 0 if they are the same."""
+        """The way from the first step at the peak (0) to the last step (1); 0 if they are the same."""
         steps = self.total_steps - 1 - self.warmup_steps
         return min(1.0, (step - self.warmup_steps) / steps) if steps else 0.0
 
@@ -52,7 +52,6 @@ class Constant(Schedule):
     """The peak until the end."""
 
     def after_warmup(self, step: int) -> float:
-        """1."""
         return 1.0
 
 
@@ -66,7 +65,7 @@ class _Decaying(Schedule):
             raise NapkinError(f"final_fraction is {self.final_fraction}: use a fraction of the peak, 0 to 1")
 
     def interpolated(self, height: float) -> float:
-        """From final_fraction, at height 0, to 1, at height 1."""
+        """A fraction between final_fraction, at height 0, and 1, at height 1."""
         return self.final_fraction + (1 - self.final_fraction) * height
 
 

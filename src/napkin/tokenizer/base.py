@@ -50,7 +50,7 @@ class Tokenizer(ABC):
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids, including those of special tokens."""
+        """Number of ids, including those of special tokens."""
         return len(self.vocabulary)
 
     def encode(

@@ -105,7 +105,7 @@ def _check_not_empty(counts: object) -> None:
 
 
 def _is_long(texts: Iterable[str], pattern: str) -> tuple[bool, Iterable[str]]:
-    """Whether the texts are long enough for the compiled core, and the same texts, if need be as a new iterator."""
+    """True if the texts are long enough for the compiled core, and the same texts, if need be as a new iterator."""
     if isinstance(texts, Collection):
         return should_train_compiled(sum(map(len, texts)), pattern), texts
     rest, taken, n_characters = iter(texts), [], 0

@@ -32,7 +32,7 @@ MAX_ALTERNATIVES = 2**10
 MAX_DEPTH = 100
 
 SECONDS = 10.0
-"""How long a search may take, in processor time, besides a second for each CHARACTERS_PER_SECOND."""
+"""The longest that a search may take, in processor time, besides a second for each CHARACTERS_PER_SECOND."""
 CHARACTERS_PER_SECOND = 100_000
 
 # An escape, a class, a comment, the opening of a group, a repeat, and any other character.
@@ -59,7 +59,7 @@ def shown(pattern: str) -> str:
 
 
 def piece_ends(expression: "regex.Pattern[str]", text: str) -> "array[int]":
-    """Where the matches of an expression in `text`, and the pieces between them, end.
+    """The places where the matches of an expression in `text`, and the pieces between them, end.
 
     Raises NapkinError if that takes too long.
     """
@@ -85,7 +85,8 @@ def piece_ends(expression: "regex.Pattern[str]", text: str) -> "array[int]":
 
 
 def _obstacle(pattern: str) -> str | None:
-    """What is wrong with an expression; None if nothing is, or if it is none: the compiler says that better."""
+    """The reason why an expression cannot be used; None if there is none, or if it is no expression: the compiler says
+    that better."""
     if len(pattern) > MAX_LENGTH:
         return f"has {len(pattern)} characters, more than {MAX_LENGTH}"
     if pattern.count("|") > MAX_ALTERNATIVES:
@@ -243,7 +244,7 @@ def count_pre_tokens(
     progress: Progress,
     unicode_version: str = DEFAULT_VERSION,
 ) -> Counter[str]:
-    """How often each pre-token occurs between the special tokens of all texts."""
+    """The number of times that each pre-token occurs between the special tokens of all texts."""
     pre_tokenizer = PreTokenizer(pattern, unicode_version)
     counts: Counter[str] = Counter()
     total = len(texts) if isinstance(texts, Sized) else 0

@@ -111,7 +111,7 @@ class RemappedBPETokenizer(Tokenizer):
         self._pre_tokenizer = PreTokenizer(pattern, self.unicode_version)
 
     def merge_ids(self) -> list[tuple[int, int, int]]:
-        """For each merge, in order, the ids of the two tokens that it joins and of the token that it makes."""
+        """The ids of the two tokens that each merge joins, and of the token that it makes, in order."""
         ids = self._ids
         return [(ids[first], ids[second], ids[256 + i]) for i, (first, second) in enumerate(self.merges)]
 

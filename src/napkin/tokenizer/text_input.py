@@ -56,7 +56,6 @@ class Piece:
 
     @property
     def stop(self) -> int:
-        """Where the piece ends."""
         return int(self.document_ends[-1])
 
     @property

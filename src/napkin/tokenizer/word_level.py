@@ -23,7 +23,7 @@ UNK = "<|unk|>"
 
 @dataclass(frozen=True)
 class UnknownRate:
-    """How much of a text is encoded as UNK."""
+    """The part of a text that is encoded as UNK."""
 
     tokens: float
     """The fraction of the tokens that are UNK."""
@@ -97,7 +97,7 @@ class WordTokenizer(Tokenizer):
         return cls(ordered[:room], special_tokens, pattern)
 
     def unknown_rate(self, text: str) -> UnknownRate:
-        """How much of `text` is encoded as UNK. Raises NapkinError for the empty text.
+        """The part of `text` that is encoded as UNK. Raises NapkinError for the empty text.
 
         >>> WordTokenizer([" cat", "the"]).unknown_rate("the cat sat")
         UnknownRate(tokens=0.3333333333333333, bytes=0.36363636363636365)
@@ -121,7 +121,7 @@ class WordTokenizer(Tokenizer):
 
 
 def unknown_rate(tokenizer: Tokenizer, counts: Mapping[int, int], text_bytes: int) -> UnknownRate:
-    """How much of a text is encoded as UNK: a text of `text_bytes` in which id i occurs `counts[i]` times.
+    """The part of a text that is encoded as UNK: a text of `text_bytes` in which id i occurs `counts[i]` times.
 
     `counts` leaves out special tokens except UNK. The rates are 0 for a tokenizer without an `unknown_id`.
     """

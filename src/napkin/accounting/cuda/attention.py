@@ -1,4 +1,4 @@
-"""Which backend of scaled_dot_product_attention torch chooses on a CUDA device, and the same call on that backend.
+"""The backend of scaled_dot_product_attention that torch chooses on a CUDA device, and the same call on that backend.
 
 The choice follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2.13: the first backend in the order of
 preference that is enabled and supports the inputs. `torch.nn.attention.sdpa_kernel` enables, disables and orders
@@ -39,7 +39,7 @@ class AttentionCall:
 
     @property
     def trains(self) -> bool:
-        """Whether a backward pass may follow."""
+        """True if a backward pass may follow."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in (self.query, self.key, self.value))
 
 
@@ -141,7 +141,7 @@ def _efficient_supports(call: AttentionCall, target: CudaTarget) -> bool:
 
 
 def _gemm_alignment(dtype: torch.dtype, target: CudaTarget) -> int:
-    """What the last dimension must be a multiple of."""
+    """The number of which the last dimension must be a multiple."""
     if target.capability < (7, 0):
         return 1
     if target.capability < (8, 0):

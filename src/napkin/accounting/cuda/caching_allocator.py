@@ -31,7 +31,7 @@ class Block:
     address: int
     size: int
     small: bool
-    """Whether it belongs to the small pool."""
+    """True if it belongs to the small pool."""
     in_use: bool = True
     before: "Block | None" = field(default=None, repr=False)
     """Neighbour in the segment at the lower address."""
@@ -40,7 +40,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How a sequence of requests was served."""
+    """The blocks and segments that served a sequence of requests."""
 
     block_bytes: list[int]
     """Size of each request's block, by the request's number."""

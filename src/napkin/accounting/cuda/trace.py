@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 @contextmanager
 def as_on_cuda(target: CudaTarget) -> Iterator[None]:
-    """In this context, operators on fake CPU tensors do what they do on `target`; real tensors are not affected.
+    """Let operators on fake CPU tensors do what they do on `target` in this context; real tensors are not affected.
 
     `torch.autocast("cuda")` acts on fake CPU tensors too, even without a GPU. Not changed, and so as on a CPU: in
     autocast, products of a matrix and a vector and the widening of mixed formats (index_put, scatter_add); recurrent

@@ -243,11 +243,10 @@ class _Block:
     rows: slice
     seen_keys: slice
     first_keys: Tensor
-    """Of each query, counted from the first of the seen keys."""
+    """The first key that each query sees, counted from the first of the seen keys."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Heads and queries."""
         return self.heads.of_queries.stop - self.heads.of_queries.start, self.rows.stop - self.rows.start
 
     def queries(self, x: Tensor) -> Tensor:
@@ -329,7 +328,7 @@ def _rooms(query: Tensor, key: Tensor, value: Tensor, *, backward: bool) -> dict
 
 
 def _room_sizes(query: Tensor, key: Tensor, value: Tensor, *, backward: bool) -> dict[str, tuple[int, torch.dtype]]:
-    """How many numbers of which format a pass holds at a time beside its results."""
+    """The numbers that a pass holds at a time beside its results, and their format."""
     block, n_kv_heads = _division(query, key)
     n_rows, n_keys = block * n_kv_heads * query.shape[1] // key.shape[1], n_kv_heads * key.shape[2]
     width, value_width = query.shape[-1], value.shape[-1]
@@ -350,7 +349,7 @@ def _room_sizes(query: Tensor, key: Tensor, value: Tensor, *, backward: bool) ->
 
 
 def scratch_bytes(query: Tensor, key: Tensor, value: Tensor, *, backward: bool) -> int:
-    """What a pass takes from torch's allocator and gives back before it returns."""
+    """Bytes that a pass takes from torch's allocator and gives back before it returns."""
     sizes = _room_sizes(query, key, value, backward=backward).values()
     # The first keys of a block and of the next one, and one number.
     return sum(size * dtype.itemsize for size, dtype in sizes) + 8 * (2 * _division(query, key)[0] + 1)

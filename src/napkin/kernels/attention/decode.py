@@ -25,7 +25,7 @@ Blocks = Float[Tensor, "block kv_heads slot head_dim"] | Int8[Tensor, "block kv_
 
 @dataclass(frozen=True)
 class Slots:
-    """Where the keys are that the one new token of each sequence sees.
+    """The slots of the keys that the one new token of each sequence sees.
 
     Sequence b sees the first counts[b] slots of its blocks, which are numbers table[b] of keys and values
     [block, kv_heads, slot, head_dim]; counts are at least 1.
@@ -36,7 +36,7 @@ class Slots:
     longest: int
     """The largest of the counts."""
     scales: tuple[Scales, Scales] | None = None
-    """By which keys and values are multiplied that are held in int8."""
+    """Factors of keys and values that are held in int8."""
 
 
 def attend_to_slots_reference(
@@ -47,7 +47,7 @@ def attend_to_slots_reference(
     scale: float,
     softcap: float | None = None,
 ) -> Float[Tensor, "batch heads 1 head_dim"]:
-    """The formula, one sequence after another, in fp32."""
+    """Attend in fp32, one sequence after another: the formula."""
     if slots.scales is not None:
         keys, values = (
             each.float() * scales.float() for each, scales in zip((keys, values), slots.scales, strict=True)
@@ -76,7 +76,7 @@ def attend_to_slots(
     scale: float,
     softcap: float | None = None,
 ) -> Float[Tensor, "batch heads 1 head_dim"]:
-    """The same, compiled, for a CPU.
+    """The compiled form of `attend_to_slots_reference`, for a CPU.
 
     Keys and values are bf16 or fp32 with the same strides, the last two contiguous; or int8 without gaps, and so their
     scales.
@@ -87,7 +87,7 @@ def attend_to_slots(
 
 
 def reads_slots(dtype: torch.dtype, device: torch.device, width: int) -> bool:
-    """Whether `attend_to_slots` is faster than torch for keys of that kind, `width` numbers per token."""
+    """True if `attend_to_slots` is faster than torch for keys of that kind, `width` numbers per token."""
     return (
         dtype in (torch.bfloat16, torch.float32, torch.int8)
         and device.type == "cpu"

@@ -22,11 +22,10 @@ Queries = Float[Tensor, "batch heads query head_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
 Logsumexp = Float[Tensor, "batch heads query"]
 Bounds = Int32[Tensor, "2 batch key"]
-"""Of each key's document the position of its first key, and the position after its last."""
+"""The positions of the first key of each key's document, and after its last."""
 
 MOST_HEAD_DIM = 256
 BLOCK = 128
-"""Queries, and keys, of a block of the reference."""
 
 
 def flash_attention(
@@ -60,7 +59,7 @@ def flash_attention(
 
 
 def document_bounds(documents: Int[Tensor, "batch key"]) -> Bounds:
-    """Where each token's document, a run of equal ids, begins and where it ends.
+    """The positions where each token's document, a run of equal ids, begins and where it ends.
 
     >>> document_bounds(torch.tensor([[0, 0, 2, 2, 2]])).tolist()
     [[[0, 0, 2, 2, 2]], [[2, 2, 5, 5, 5]]]
@@ -157,7 +156,7 @@ def backward_reference(
 
 
 class _Seen:
-    """Which pairs of a block of queries and a block of keys count."""
+    """Decides which pairs of a block of queries and a block of keys count."""
 
     def __init__(
         self, query: Tensor, key: Tensor, bounds: Tensor | None, window: int, is_causal: bool, offset: int
@@ -200,7 +199,7 @@ def _scores(
 
 
 def _rows_together(tensor: Tensor) -> Tensor:
-    """With the numbers of a row one after another, as the kernels read them."""
+    """The tensor with the numbers of a row one after another, as the kernels read them."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 

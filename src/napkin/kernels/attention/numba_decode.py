@@ -15,7 +15,7 @@ from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
 from napkin.machine_code.pointers import f32_at, i8_at, i64_at
 
 LEAST = np.float32(-3e38)
-"""Below every score."""
+"""A number below every score."""
 
 
 def _attention(

@@ -95,7 +95,7 @@ def score_gradients(
     cap: Any,
     buffer: Any,
 ) -> None:
-    """Of the same rows, scores become weights again, and the gradients of the weights those of q · k: the softmax's
+    """Turn scores into weights again, and the gradients of weights into those of q · k for the same rows: the softmax's
     p · (g - Σ p · g), times the slope of the cap, times the scale.
 
     The buffer holds 3 · n_keys float32.

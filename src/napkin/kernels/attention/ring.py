@@ -80,7 +80,7 @@ def ring_attention(
 
 @runtime_checkable
 class Ring(Protocol):
-    """Ranks in a circle."""
+    """Ranks in a circle, each of which sends to the next and receives from the one before."""
 
     rank: int
     size: int
@@ -193,12 +193,12 @@ def backward_around(
 
 
 def _sources(ring: Ring) -> list[int]:
-    """Whose keys are here, one after the other."""
+    """The ranks whose keys are here, one after the other."""
     return [(ring.rank - step) % ring.size for step in range(ring.size)]
 
 
 def _needed(ring: Ring, source: int, length: int) -> tuple[slice, slice]:
-    """Which of this rank's queries see which keys of rank `source`."""
+    """The range of this rank's queries that see keys of rank `source`, and the range of these keys."""
     everything, half = slice(0, length), length // 2
     if source == ring.rank:
         return everything, everything
@@ -206,7 +206,7 @@ def _needed(ring: Ring, source: int, length: int) -> tuple[slice, slice]:
 
 
 def _part(ring: Ring, mask: Tensor | None, source: int) -> Tensor | None:
-    """What is added to the scores of the needed pairs with keys of rank `source`."""
+    """The mask that is added to the scores of the needed pairs with keys of rank `source`."""
     if mask is None:
         return None
     length = mask.shape[-2]
@@ -349,7 +349,7 @@ def _forward(
 
 
 def _by_position(heads: Tensor) -> Tensor:
-    """In the order in which the next layer reads it, as the fused operators return it."""
+    """The heads in the order in which the next layer reads them, as the fused operators return them."""
     return heads.transpose(1, 2).contiguous().transpose(1, 2)
 
 

@@ -35,7 +35,6 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 _ROWS = 64
-"""Rows of D per program."""
 
 
 # pyright: reportMissingImports=false
@@ -442,7 +441,8 @@ def _weights_and_slope(
 @triton.jit
 @no_type_check
 def is_seen(positions, columns, first, n_keys, CAUSAL: tl.constexpr, BOUNDED: tl.constexpr):
-    """Which pairs count: queries at `positions`, whose first keys are `first`, and the keys in `columns`; broadcast."""
+    """Masks of the pairs that count: queries at `positions`, whose first keys are `first`, and the keys in `columns`;
+    broadcast."""
     seen = columns < n_keys
     if CAUSAL:
         seen = seen & (columns <= positions)
@@ -466,7 +466,7 @@ def first_keys(starts, positions, n_keys, window, WINDOWED: tl.constexpr, PACKED
 @triton.jit
 @no_type_check
 def tanh(x):
-    """Of both signs from the exponential of -2|x|, which cannot overflow."""
+    """Computed from the exponential of -2|x|, which cannot overflow."""
     decay = tl.exp(-2.0 * tl.abs(x))
     size = (1.0 - decay) / (1.0 + decay)
     return tl.where(x < 0, -size, size)

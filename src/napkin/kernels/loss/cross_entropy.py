@@ -100,7 +100,7 @@ def linear_cross_entropy(
 
 
 class Vocabulary:
-    """What the loss needs of the ids that a matrix has rows for: here all ids."""
+    """The loss's view of the ids that a matrix has rows for: here all ids."""
 
     def softmax(self, logits: Tensor, targets: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """The targets' logits, logsumexp and probabilities of a chunk; overwrites logits that are already in `wide`.
@@ -255,7 +255,8 @@ def _fake_loss_rows(
 def loss_rows_(
     logits: Tensor, targets: Tensor, softcap: float, z_weight: float, with_gradient: bool, with_entropies: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of rows of logits [n, vocab_size], the targets' logits, logsumexp and, if wanted, entropies, one column each.
+    """Compute the targets' logits, logsumexp and, if wanted, entropies of rows of logits [n, vocab_size], one column
+    each.
 
     Targets have one column. Logits are bounded by a softcap unless it is 0. with_gradient, they become the gradient of
     logsumexp - target's logit + z_weight · logsumexp², in place.

@@ -24,7 +24,7 @@ from napkin.kernels.operators import dtype_of_product, early_gradient, is_comput
 
 
 class LinearScores(NamedTuple):
-    """What a head makes of given tokens, in nats, in fp32 or wider."""
+    """Log-probabilities of given tokens under a head, in nats, in fp32 or wider."""
 
     log_probabilities: Float[Tensor, " n"]
     entropies: Float[Tensor, " n"]
@@ -124,13 +124,13 @@ class _Slopes(NamedTuple):
 
 @dataclass(frozen=True)
 class _Chunks:
-    """How the rows are computed, a chunk at a time.
+    """Computes rows a chunk at a time.
 
     Logits are divided by the temperature by dividing hidden states, which are smaller; a softcap's bound with them.
     """
 
     dtype: torch.dtype
-    """That of products."""
+    """The dtype of products."""
     temperature: float
     size: int
     softcap: float | None
@@ -246,13 +246,13 @@ class _Chunks:
         return gradient if slopes is None else gradient.mul_(slopes)
 
     def _log_softmax(self, logits: Tensor) -> Tensor:
-        """In place for logits that are wide."""
+        """In place for logits in fp32 or wider."""
         return torch.log_softmax(logits, 1, dtype=self.wide, out=logits if logits.dtype == self.wide else None)
 
 
 @dataclass
 class _Gradients:
-    """Sums over chunks."""
+    """Sums of gradients over chunks."""
 
     inputs: Tensor
     matrix: Tensor

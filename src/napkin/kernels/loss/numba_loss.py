@@ -37,8 +37,9 @@ def loss_rows(
     with_entropies: Any,
     buffer: Any,
 ) -> None:
-    """Of the rows start to stop of logits [rows, n]: the target's logit and logsumexp; with_entropies, the entropy of
-    its softmax; with_gradient, each row becomes the gradient of logsumexp - logits[target] + z_weight · logsumexp².
+    """Compute the target's logit and logsumexp of the rows start to stop of logits [rows, n]; with_entropies, the
+    entropy of their softmax; with_gradient, each row becomes the gradient of logsumexp - logits[target] + z_weight ·
+    logsumexp².
 
     Logits are bounded by a softcap unless it is 0. The buffer holds 3 · n float32.
     """

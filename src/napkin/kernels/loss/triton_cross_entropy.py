@@ -36,7 +36,7 @@ def cross_entropy_kernel(
     logits, targets, losses, row_stride, vocab_size, ignore_index, z_weight, softcap,
     CAPPED: tl.constexpr, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row."""
+    """Each program computes one row."""
     row = tl.cast(tl.program_id(0), tl.int64)
     logits += row * row_stride
     target = tl.load(targets + row)

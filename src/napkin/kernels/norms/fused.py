@@ -64,7 +64,7 @@ def norm_reference(
     centred: bool,
     dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of x [rows, width]: the norm, the sum, and the rows' means and inverse deviations, [2, rows] in fp32.
+    """The norm of x [rows, width], the sum, and the rows' means and inverse deviations, [2, rows] in fp32.
 
     The sum is empty without a residual, else it is rounded to its dtype before it is normalized. Means are not written
     where they are not subtracted.

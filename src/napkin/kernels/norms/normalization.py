@@ -28,7 +28,7 @@ def rms_norm_reference(x: Vectors, gain: Gain, eps: float) -> Vectors:
 
 
 def rms_norm(x: Vectors, gain: Gain, eps: float) -> Vectors:
-    """The same; the backward pass keeps x and one number per vector."""
+    """`rms_norm_reference` with a backward pass that keeps x and one number per vector."""
     return _RMSNorm.apply(x, gain, eps)  # pyright: ignore[reportReturnType]
 
 
@@ -55,7 +55,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def compiled_rms_norm(x: Vectors, gain: Gain, eps: float, *, narrow: bool = False) -> Vectors:
-    """The same in a compiled loop on a CPU, `narrow` under autocast in autocast's format, as what reads it takes it.
+    """`rms_norm` in a compiled loop on a CPU, `narrow` under autocast in autocast's format, as what reads it takes it.
 
     `rms_norm` where there is no such loop.
     """
@@ -76,7 +76,8 @@ def layer_norm(x: Vectors, gain: Gain, bias: Gain | None, eps: float) -> Vectors
 
 
 def compiled_layer_norm(x: Vectors, gain: Gain, bias: Gain | None, eps: float, *, narrow: bool = False) -> Vectors:
-    """The same in a compiled loop on a CPU, `narrow` under autocast in autocast's format, as what reads it takes it.
+    """`layer_norm` in a compiled loop on a CPU, `narrow` under autocast in autocast's format, as what reads it takes
+    it.
 
     `layer_norm` where there is no such loop. Models take `layer_norm`, which is faster between the products of a step.
     """

@@ -71,7 +71,7 @@ def norm_kernel(
     x, residual, gain, bias, result, summed, statistics, rows, width, eps,
     CENTRED: tl.constexpr, ADDED: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row."""
+    """Each program computes one row."""
     row, columns = tl.cast(tl.program_id(0), tl.int64), tl.arange(0, BLOCK)
     inside, at = columns < width, row * width + columns
     s = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
@@ -99,7 +99,7 @@ def norm_backward_kernel(
     gradient, grad_summed, summed, gain, statistics, grad_sum, grad_narrow, partial, rows, width,
     CENTRED: tl.constexpr, ADDED: tl.constexpr, BIASED: tl.constexpr, NARROWED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Every n-th row, for n programs."""
+    """Each of n programs computes every n-th row."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < width

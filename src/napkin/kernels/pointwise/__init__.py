@@ -1,1 +1,1 @@
-"""What reads each number once: activations, rotary positions, AdamW's update."""
+"""Operators that read each number once: activations, rotary positions, AdamW's update."""

@@ -30,12 +30,12 @@ Gated = Float[Tensor, "*batch d_ff"]
 
 
 def gelu_tanh(z: Numbers) -> Numbers:
-    """torch's operator."""
+    """GELU by its tanh approximation, as torch's operator computes it."""
     return F.gelu(z, approximate="tanh")
 
 
 def compiled_gelu_tanh(z: Numbers) -> Numbers:
-    """The same, in a compiled pass over memory on a CPU; `gelu_tanh` where there is none."""
+    """`gelu_tanh` in a compiled pass over memory on a CPU; `gelu_tanh` where there is none."""
     z = z.contiguous()
     return differentiable(z, _gelu_forward, _gelu_backward) if is_computed(z) else gelu_tanh(z)
 
@@ -105,7 +105,7 @@ def swiglu_reference(gate_up: GateUp) -> Gated:
 
 
 def swiglu(gate_up: GateUp) -> Gated:
-    """The same; the backward pass computes silu(gate) again instead of keeping it."""
+    """`swiglu_reference` with a backward pass that computes silu(gate) again instead of keeping it."""
     if torch.compiler.is_compiling():
         # A compiler decides for itself what to compute again.
         return swiglu_reference(gate_up)
@@ -131,7 +131,7 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def compiled_swiglu(gate_up: GateUp) -> Gated:
-    """The same, in one compiled pass over memory on a CPU; `swiglu` where there is none."""
+    """`swiglu` in one compiled pass over memory on a CPU; `swiglu` where there is none."""
     gate_up = gate_up.contiguous()
     return differentiable(gate_up, _swiglu_forward, _swiglu_backward) if is_computed(gate_up) else swiglu(gate_up)
 

@@ -42,7 +42,6 @@ def adamw_reference(
     weight_decay: float,
     step: int,
 ) -> None:
-    """The formula."""
     wide = gradient.to(average.dtype)
     average.mul_(beta1).add_(wide, alpha=1 - beta1)
     square.mul_(beta2).addcmul_(wide, wide, value=1 - beta2)

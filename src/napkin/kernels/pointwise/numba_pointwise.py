@@ -12,7 +12,6 @@ from napkin.machine_code.compiled_function import CompiledFunction
 from napkin.machine_code.pointers import f32_at
 
 PIECE = 1024
-"""Numbers at a time."""
 
 
 _TWICE_SQRT_2_OVER_PI = np.float32(1.5957691216057308)

@@ -31,7 +31,7 @@ def rotate_halves(x: Heads, cosines: Table, signed_sines: Table) -> Heads:
 
 
 def rotate_interleaved(x: Heads, cosines: Table, signed_sines: Table) -> Heads:
-    """The same with neighbours paired."""
+    """`rotate_halves` with neighbours paired."""
     wide = x.float()
     swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     return torch.addcmul(wide * cosines.unsqueeze(-2), swapped, signed_sines.unsqueeze(-2)).to(x.dtype)
@@ -45,7 +45,7 @@ def compiled_rotate_halves(x: Heads, cosines: Table, signed_sines: Table) -> Hea
 
 
 def compiled_rotate_interleaved(x: Heads, cosines: Table, signed_sines: Table) -> Heads:
-    """The same with neighbours paired."""
+    """`compiled_rotate_halves` with neighbours paired."""
     if not _suits(x, cosines, signed_sines):
         return rotate_interleaved(x, cosines, signed_sines)
     return _Rotation.apply(x, cosines, signed_sines, True)  # pyright: ignore[reportReturnType]

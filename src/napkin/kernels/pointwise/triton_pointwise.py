@@ -51,7 +51,6 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def gelu_tanh_backward(gradient: Tensor, x: Tensor) -> Tensor:
-    """Its gradient."""
     result = torch.empty_like(x)
     if x.numel():
         tile = tuned("gelu backward", ELEMENTWISE, x, 1)
@@ -102,7 +101,7 @@ def adamw(
 @triton.jit
 @no_type_check
 def swiglu_kernel(gate_up, gradient, result, width, BACKWARD: tl.constexpr, BLOCK: tl.constexpr):
-    """Part of one row."""
+    """Each program computes a part of one row."""
     row, columns = tl.cast(tl.program_id(0), tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, at = columns < width, 2 * row * width + columns
     gate = tl.load(gate_up + at, mask=inside, other=0.0).to(tl.float32)
@@ -120,7 +119,7 @@ def swiglu_kernel(gate_up, gradient, result, width, BACKWARD: tl.constexpr, BLOC
 @triton.jit
 @no_type_check
 def gelu_kernel(x, gradient, result, numel, BACKWARD: tl.constexpr, BLOCK: tl.constexpr):
-    """BLOCK numbers."""
+    """Each program computes BLOCK numbers."""
     at = tl.cast(tl.program_id(0), tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < numel
     z = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)

@@ -31,7 +31,7 @@ def grouped_matmul(
     weight: Float[Tensor, "groups out_features in_features"],
     starts: Int[Tensor, " groups"],
 ) -> Float[Tensor, "rows out_features"]:
-    """The same as an operator; under autocast in autocast's dtype."""
+    """`grouped_matmul_reference` as an operator; under autocast in autocast's dtype."""
     x, weight = in_autocast_dtype(x, weight)
     return _matmul(x, weight, starts)
 

@@ -56,7 +56,7 @@ _SMALLEST_ROW = 1e-30
 
 
 _FEWEST_ROWS = 17
-"""A GPU's product takes no fewer."""
+"""Rows that a product on a GPU must have at least."""
 
 
 _ROWS_AT_ONCE = 512
@@ -296,10 +296,10 @@ def narrow_linear(format_name: Literal["fp8", "int8"], form: Literal["emulated",
 
 
 def is_narrow(multiply: Multiply) -> bool:
-    """Whether that is one of these forms."""
+    """True if that is one of the forms above."""
     return multiply in _ALL
 
 
 def takes_narrow(weight: Float[Tensor, "out_features in_features"]) -> bool:
-    """Whether hardware multiplies a weight of this shape in 8 bits."""
+    """True if hardware multiplies a weight of this shape in 8 bits."""
     return all(size % MULTIPLE == 0 for size in weight.shape)

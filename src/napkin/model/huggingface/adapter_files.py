@@ -75,7 +75,7 @@ class _Layer:
     name: str
     tensors: dict[str, Tensor]
     n: int
-    """How many adapters here it stands for."""
+    """Number of adapters here that it stands for."""
     transposed: bool
 
 
@@ -104,7 +104,7 @@ def _layers_of(
 
 
 def _config(layers: list[_Layer], all_names: set[str], adapter: Adapter) -> dict[str, Any]:
-    """adapter_config.json."""
+    """The contents of adapter_config.json."""
     adapted = {each.name for each in layers}
 
     def short(name: str) -> str:

@@ -274,7 +274,7 @@ class _Weights:
         return tuple(self.file_of[known].get_slice(known).get_shape())
 
     def read(self, name: str) -> Tensor:
-        """A tensor in fp32."""
+        """Read a tensor, and widen it to fp32."""
         known = self._known(name)
         return self.file_of[known].get_tensor(known).float()
 

@@ -1,4 +1,4 @@
-"""What a family of Hugging Face models is: the names of its weights, and the translation of its config."""
+"""A family of Hugging Face models: the names of its weights, and the translation of its config."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ class WeightMapping:
     """Rows of each tensor there; empty if there is one."""
     transposed: bool = False
     less: float = 0.0
-    """What the numbers there lack: 1 for the gains of norms that multiply by 1 + gain."""
+    """The number that is missing there: 1 for the gains of norms that multiply by 1 + gain."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A `model_type` of config.json."""
+    """The names, the config and its translation for one `model_type` of config.json."""
 
     prefix: str
     """Prefix of all names except the head's."""
@@ -33,7 +33,8 @@ class Family:
     read: Callable[[Any], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
     factors: Callable[[Any], dict[str, float]] = lambda settings: {}
-    """By an expression for parameters' names: a factor of their layers there, multiplied into the weights here."""
+    """Factors by expressions for parameters' names: their layers have a factor there, which is multiplied into the
+    weights here."""
 
     def full_name(self, name: str) -> str:
         """A tensor's name in the folder of a model with its head."""

@@ -75,7 +75,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 SEPARATOR = "<|endoftext|>"
-"""What training puts between documents."""
+"""The token that training puts between documents."""
 
 
 _NAMES = ("bos_token", "eos_token", "pad_token")
@@ -83,14 +83,14 @@ _NAMES = ("bos_token", "eos_token", "pad_token")
 
 @dataclass(frozen=True)
 class TextForm:
-    """What stands around texts, as special tokens, and how conversations are written."""
+    """The special tokens around texts, and how conversations are written."""
 
     first: Sequence[str] = (SEPARATOR,)
-    """Before every text."""
+    """Tokens before every text."""
     stops: Sequence[str] = (SEPARATOR,)
-    """At which a text ends."""
+    """Tokens at which a text ends."""
     chat_template: str | None = None
-    """In jinja's language."""
+    """A template in jinja's language."""
     template_tokens: Mapping[str, str] = field(default_factory=dict)
     """Texts that the template may name: bos_token, eos_token and so on."""
 

@@ -11,7 +11,7 @@ from napkin.model.huggingface.family import WeightMapping, looked_up
 
 
 class Gpt2Settings(msgspec.Struct):
-    """What is read of its config.json."""
+    """The settings that are read of GPT-2's config.json."""
 
     vocab_size: int
     n_positions: int
@@ -53,7 +53,6 @@ def gpt2_mappings(config: ModelConfig) -> Iterator[WeightMapping]:
 
 
 def read_gpt2(settings: Gpt2Settings) -> ModelConfig:
-    """Its config here."""
     kinds = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
     if settings.scale_attn_by_inverse_layer_idx or not settings.tie_word_embeddings:
         raise NapkinError("scores scaled by layer and untied heads are not supported: use GPT-2 as published")
@@ -77,7 +76,6 @@ def read_gpt2(settings: Gpt2Settings) -> ModelConfig:
 
 
 def write_gpt2(config: ModelConfig) -> dict[str, Any]:
-    """Its config.json, of what it can say of a config."""
     kinds = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}
     return {
         "architectures": ["GPT2LMHeadModel"],

@@ -52,7 +52,7 @@ class RopeSettings(msgspec.Struct):
 
 
 class LlamaSettings(msgspec.Struct):
-    """What is read of its config.json."""
+    """The settings that are read of Llama's config.json."""
 
     vocab_size: int
     max_position_embeddings: int
@@ -73,7 +73,6 @@ class LlamaSettings(msgspec.Struct):
 
 
 def llama_mappings(config: ModelConfig) -> Iterator[WeightMapping]:
-    """The names of its weights."""
     yield WeightMapping("embedding.weight", ("embed_tokens.weight",))
     for layer in range(config.n_layers):
         for ours, theirs in _NORMS[config.block].items():
@@ -118,7 +117,7 @@ def _expert_mappings(config: ModelConfig, ours: str, theirs: str) -> Iterator[We
 
 
 def read_llama(settings: LlamaSettings, **more: Any) -> ModelConfig:
-    """Its config here; `more` are what a relative has in addition."""
+    """The config of a Llama; `more` are the fields that a relative has in addition."""
     refuse(settings, "attention_bias", "mlp_bias")
     fields: dict[str, Any] = {
         "vocab_size": settings.vocab_size,
@@ -163,7 +162,7 @@ def _read_rope(settings: LlamaSettings) -> dict[str, Any]:
 
 
 def write_llama(config: ModelConfig) -> dict[str, Any]:
-    """Its config.json, of what it can say of a config."""
+    """The config.json of a Llama, as far as it can say what a config says."""
     activations = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     rope: dict[str, Any] = {
         "rope_type": config.rope_scaling if config.rope_scaling in _SCALINGS else "default",
@@ -211,7 +210,7 @@ class GraniteSettings(LlamaSettings):
 
 
 def read_granite(settings: GraniteSettings) -> ModelConfig:
-    """Its config here. Two of its scales are of weights, see `granite_factors`."""
+    """The config of a Granite. Two of its scales are of weights, see `granite_factors`."""
     if not settings.logits_scaling > 0:
         raise NapkinError(f"logits_scaling is {settings.logits_scaling}: logits are divided by it, use more than 0")
     config = read_llama(settings, embedding_scale=settings.embedding_multiplier)
@@ -225,7 +224,6 @@ def granite_factors(settings: GraniteSettings) -> dict[str, float]:
 
 
 def write_granite(config: ModelConfig) -> dict[str, Any]:
-    """Its config.json."""
     return write_llama(config) | {
         "architectures": ["GraniteForCausalLM"],
         "model_type": "granite",
@@ -244,12 +242,10 @@ class MistralSettings(LlamaSettings):
 
 
 def read_mistral(settings: MistralSettings) -> ModelConfig:
-    """Its config here."""
     return read_llama(settings, attention_window=settings.sliding_window)
 
 
 def write_mistral(config: ModelConfig) -> dict[str, Any]:
-    """Its config.json."""
     return write_llama(config) | {
         "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",
@@ -269,7 +265,6 @@ class MixtralSettings(MistralSettings):
 
 
 def read_mixtral(settings: MixtralSettings) -> ModelConfig:
-    """Its config here."""
     return read_llama(
         settings,
         attention_window=settings.sliding_window,
@@ -280,7 +275,6 @@ def read_mixtral(settings: MixtralSettings) -> ModelConfig:
 
 
 def write_mixtral(config: ModelConfig) -> dict[str, Any]:
-    """Its config.json."""
     return write_mistral(config) | {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
@@ -313,22 +307,18 @@ class Qwen3Settings(Qwen2Settings):
 
 
 def read_qwen2(settings: Qwen2Settings) -> ModelConfig:
-    """Its config here."""
     return read_llama(settings, biases="qkv", **_qwen_windows(settings))
 
 
 def read_qwen3(settings: Qwen3Settings) -> ModelConfig:
-    """Its config here."""
     return read_llama(settings, qk_norm="head", **_qwen_windows(settings))
 
 
 def write_qwen2(config: ModelConfig) -> dict[str, Any]:
-    """Its config.json."""
     return _write_qwen(config) | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 
 
 def write_qwen3(config: ModelConfig) -> dict[str, Any]:
-    """Its config.json."""
     return _write_qwen(config) | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 
 
@@ -355,12 +345,10 @@ class Olmo2Settings(LlamaSettings):
 
 
 def read_olmo2(settings: Olmo2Settings) -> ModelConfig:
-    """Its config here."""
     return read_llama(settings, block="reordered", qk_norm="all_heads")
 
 
 def write_olmo2(config: ModelConfig) -> dict[str, Any]:
-    """Its config.json."""
     return write_llama(config) | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
 
 
@@ -384,7 +372,6 @@ def gemma2_mappings(config: ModelConfig) -> Iterator[WeightMapping]:
 
 
 def read_gemma2(settings: Gemma2Settings) -> ModelConfig:
-    """Its config here."""
     refuse(settings, "use_bidirectional_attention")
     if not settings.query_pre_attn_scalar > 0:
         raise NapkinError(f"query_pre_attn_scalar is {settings.query_pre_attn_scalar}: use a number above 0")
@@ -403,7 +390,6 @@ def read_gemma2(settings: Gemma2Settings) -> ModelConfig:
 
 
 def write_gemma2(config: ModelConfig) -> dict[str, Any]:
-    """Its config.json."""
     written = write_llama(config)
     return written | {
         "architectures": ["Gemma2ForCausalLM"],

@@ -45,9 +45,9 @@ class Vocabulary:
     pattern: str
     rank: Rank
     whole: bool
-    """Whether a pre-token that is a token is encoded as that token even if no merge makes it."""
+    """True if a pre-token that is a token is encoded as that token even if no merge makes it."""
     normalize: bool = False
-    """Whether text is brought into normal form C first."""
+    """True if text is brought into normal form C first."""
     text_tokens: Collection[str] = ()
     """Special tokens that mark no boundary."""
 

@@ -183,7 +183,8 @@ def _is_byte_level(step: Step | None) -> TypeGuard[Step]:
 
 
 def _begins_documents(processor: Step) -> bool:
-    """Whether it puts what napkin's token files, runs and exported folders have before each document, and no more."""
+    """True if it puts before each document what napkin's token files, runs and exported folders have there, and no
+    more."""
     before = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
     match processor.single:
         case [first, {"Sequence": {"id": "A"}}]:

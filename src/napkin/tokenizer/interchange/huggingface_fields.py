@@ -81,7 +81,7 @@ class Head(msgspec.Struct):
 
 
 class File(msgspec.Struct):
-    """The whole file."""
+    """The fields of a whole tokenizer.json."""
 
     model: Model
     added_tokens: list[AddedToken] | None = None

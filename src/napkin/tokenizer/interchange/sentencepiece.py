@@ -136,7 +136,7 @@ def _described(step: Step) -> tuple[str, ...]:
 
 
 def _splits_at_spaces(step: Step) -> bool:
-    """Where spaces have been replaced already, this splits nothing."""
+    """True if a step splits text at spaces; where they have been replaced already, it splits nothing."""
     return step.type == "Split" and step.pattern == {"String": " "} and step.behavior == "MergedWithPrevious"
 
 

@@ -53,7 +53,7 @@ def merge_short(state, text, n_bytes):
 
 @jitted
 def merge_two_short(state, text, n_bytes, other, other_bytes):
-    """The same for two pre-tokens, into both halves of SHORT_IDS; returns the number of ids of each.
+    """`merge_short` for two pre-tokens, into both halves of SHORT_IDS; returns the number of ids of each.
 
     Merging mostly waits for memory; the cache misses of two pre-tokens overlap.
     """
@@ -286,7 +286,7 @@ def _rank(state, first, second):
 
 @jitted
 def _rank_of_made(state, first, second):
-    """The same for a pair that is not two bytes."""
+    """The rank of a pair that is not two bytes."""
     pairs, mask = get(state, fields.PAIRS), get(state, fields.N_BUCKETS) - 1
     key = first << 20 | second
     bucket = _bucket_of(key, get(state, fields.HASH_MULTIPLIER), get(state, fields.PAIRS_SHIFT))

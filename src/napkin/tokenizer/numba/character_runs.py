@@ -71,7 +71,6 @@ def _width_of_kind(text, i, stop, classes, kind):
 
 @jitted
 def is_line_end(byte):
-    """Whether a byte is a line feed or a carriage return."""
     return byte in (LINE_FEED, CARRIAGE_RETURN)
 
 

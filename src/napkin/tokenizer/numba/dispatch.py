@@ -24,12 +24,12 @@ _bytes_encoded_plainly = 0
 
 
 def can_encode(vocab_size: int, pattern: str) -> bool:
-    """Whether the core has a scanner for the pattern and its tables have room for so many ids."""
+    """True if the core has a scanner for the pattern and its tables have room for so many ids."""
     return pattern in COMPILED_PATTERNS and vocab_size <= MAX_VOCAB_SIZE
 
 
 def should_encode_compiled(n_bytes: int, pattern: str) -> bool:
-    """Whether the core should encode a text of about `n_bytes`.
+    """True if the core should encode a text of about `n_bytes`.
 
     Texts that it did not encode add up, so a program that keeps encoding short ones switches to the core as well.
     """
@@ -44,7 +44,7 @@ def should_encode_compiled(n_bytes: int, pattern: str) -> bool:
 
 
 def should_train_compiled(n_bytes: int, pattern: str) -> bool:
-    """Whether the core should train on a text of at least `n_bytes`."""
+    """True if the core should train on a text of at least `n_bytes`."""
     if pattern not in COMPILED_PATTERNS:
         return False
     return n_bytes >= (MIN_BYTES_NOT_CACHED if CORE.not_cached(modules_for_training(pattern)) else MIN_BYTES_CACHED)

@@ -42,11 +42,9 @@ QUEUE = 512
 
 @jitted
 def get(state, field):
-    """The value of a field."""
     return load_i64(state + 8 * field)
 
 
 @jitted
 def put(state, field, value):
-    """Set a field."""
     store_i64(state + 8 * field, value)

@@ -1,4 +1,4 @@
-"""What keys the hash tables of the compiled core: two random numbers of this process.
+"""The keys of the hash tables of the compiled core: two random numbers of this process.
 
 With a hash that is known beforehand, a text or a vocabulary can be made whose keys all begin their search at one slot,
 so that time grows with the square of their number. No result depends on these numbers.

@@ -230,7 +230,7 @@ def _lower_replaced_pairs(state, base, first, second, new):
 
 @jitted
 def _keep_frequent_new_pairs(state, base):
-    """Of the pairs from `base` on, give the frequent ones a list and a heap entry, and drop the others."""
+    """Give the frequent ones of the pairs from `base` on a list and a heap entry, and drop the others."""
     n_pairs, used, threshold = base, get(state, LISTS_USED), get(state, THRESHOLD)
     for pair in range(base, get(state, N_PAIRS)):
         new_number = NONE

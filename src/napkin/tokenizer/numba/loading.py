@@ -27,6 +27,5 @@ def modules_for_training(pattern: str) -> tuple[str, ...]:
 
 
 def scanner_of(pattern: str) -> Any:
-    """The scanner of a pattern whose modules are loaded."""
     name = f"scan_{pattern}"
     return getattr(importlib.import_module(f"{__package__}.{name}"), name)

@@ -47,19 +47,16 @@ NONE = 0xFFFFFFFF
 
 @jitted
 def pair_field(state, pair, field):
-    """The value of a pair's field."""
     return load_i64(get(state, PAIRS) + PAIR_BYTES * pair + 8 * field)
 
 
 @jitted
 def set_pair_field(state, pair, field, value):
-    """Set a pair's field."""
     store_i64(get(state, PAIRS) + PAIR_BYTES * pair + 8 * field, value)
 
 
 @jitted
 def change_pair_field(state, pair, field, difference):
-    """Add to a pair's field."""
     set_pair_field(state, pair, field, pair_field(state, pair, field) + difference)
 
 
@@ -127,7 +124,6 @@ def find_or_add_pair(state, first, second):
 
 @jitted
 def enter_pair(state, pair):
-    """Enter a pair into the hash table."""
     store_u32(_slot(state, pair_field(state, pair, FIRST), pair_field(state, pair, SECOND)), pair)
 
 
@@ -155,7 +151,6 @@ def keep_frequent_pairs(state):
 
 @CompiledFunction
 def enter_pairs(state):
-    """Fill a new hash table with the existing pairs."""
     for slot in range(get(state, N_PAIR_SLOTS)):
         store_u32(get(state, PAIR_SLOTS) + 4 * slot, NONE)
     for pair in range(get(state, N_PAIRS)):
@@ -183,7 +178,6 @@ def most_frequent(state):
 
 @jitted
 def pop(state):
-    """Remove the top of the heap."""
     n_heap = get(state, N_HEAP) - 1
     put(state, N_HEAP, n_heap)
     last = get(state, HEAP) + 16 * n_heap
@@ -213,7 +207,6 @@ def _sift_down(state, pair, count):
 
 @jitted
 def push(state, pair):
-    """Add a pair to the heap."""
     heap, i = get(state, HEAP), get(state, N_HEAP)
     count = pair_field(state, pair, COUNT)
     put(state, N_HEAP, i + 1)
@@ -271,13 +264,11 @@ def _compare(state, token, other):
 
 @jitted
 def token_start(state, token):
-    """The offset of the bytes of a token."""
     return load_i64(get(state, TOKEN_STARTS) + 8 * token)
 
 
 @jitted
 def token_length(state, token):
-    """The number of bytes of a token."""
     return token_start(state, token + 1) - token_start(state, token)
 
 

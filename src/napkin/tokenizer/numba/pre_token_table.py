@@ -124,7 +124,7 @@ _LONGEST_INLINE = np.uint64(INLINE_BYTES)
 
 @jitted
 def same_bytes(first, second, length):
-    """Whether the `length` bytes, at least 8, at two addresses are equal."""
+    """True if the `length` bytes, at least 8, at two addresses are equal."""
     for i in range(0, length - 8, 8):
         if load_u64(first + i) != load_u64(second + i):
             return False

@@ -61,7 +61,7 @@ def scan_gpt2(text, start, stop, limit, classes, ends, room):
 
 @jitted
 def _block_starts(text, block, stop, classes, carry, cleared, added):
-    """Which of the 64 bytes at `block` start a pre-token.
+    """Find the bytes among the 64 at `block` that start a pre-token.
 
     `carry` holds a bit for the kind of the byte before the block; `cleared` and `added` are starts that a contraction
     at the end of the previous block removes and adds. Returns whether the masks suffice, the starts, and these three

@@ -1,4 +1,4 @@
-"""GPT-4o's pattern."""
+"""GPT-4o's pattern, compiled."""
 
 from napkin.machine_code.compiled_function import CompiledFunction
 from napkin.tokenizer.numba.scanners import scan_o200k as scan

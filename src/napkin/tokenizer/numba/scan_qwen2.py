@@ -1,4 +1,4 @@
-"""Qwen 2's pattern."""
+"""Qwen 2's pattern, compiled."""
 
 from napkin.machine_code.compiled_function import CompiledFunction
 from napkin.tokenizer.numba.scanners import scan_gpt4 as scan

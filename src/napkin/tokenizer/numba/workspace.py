@@ -46,7 +46,6 @@ class Workspace:
         self.state[fields.LONG_BYTES_USED] = _FIRST_PLACE
 
     def array(self, field: int) -> NDArray:
-        """The array that a field points to."""
         return self._arrays[field]
 
     def point(self, field: int, array: NDArray) -> None:
@@ -64,7 +63,6 @@ class Workspace:
         self.state[fields.POSITION] = start
 
     def release_text(self) -> None:
-        """Release the text."""
         self._arrays.pop(fields.TEXT, None)
 
     def make_room(self, *, may_clear: bool) -> None:

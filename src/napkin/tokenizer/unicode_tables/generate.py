@@ -67,7 +67,7 @@ def ranges_of(categories: list[str]) -> list[str]:
 
 
 def by_tiktoken(pattern: str, text: str) -> str:
-    """What tiktoken matches: it leaves out the text between matches."""
+    """The characters that tiktoken matches: it leaves out the text between matches."""
     tiktoken = import_module("tiktoken")
     bytes_ = {bytes([i]): i for i in range(256)}
     encoding = tiktoken.Encoding("bytes", pat_str=pattern, mergeable_ranks=bytes_, special_tokens={})
@@ -75,14 +75,12 @@ def by_tiktoken(pattern: str, text: str) -> str:
 
 
 def by_tokenizers(pattern: str, text: str) -> str:
-    """What Hugging Face's tokenizers match."""
     tokenizers = import_module("tokenizers")
     split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "removed", invert=True)
     return "".join(piece for piece, _ in split.pre_tokenize_str(text))
 
 
 def by_regex(pattern: str, text: str) -> str:
-    """What the installed `regex` matches."""
     return "".join(regex.findall(pattern, text))
 
 

@@ -17,9 +17,10 @@ import regex
 from napkin.errors import NapkinError
 
 DEFAULT_VERSION = "16.0"
-"""Of new tokenizers: that of tiktoken and of Hugging Face's tokenizers, so that theirs have the same ids."""
+"""The version of new tokenizers: that of tiktoken and of Hugging Face's tokenizers, so that theirs have the same
+ids."""
 UNNAMED_VERSION = "18.0"
-"""Of tokenizer files that do not name theirs: that of the `regex` library with which they were made."""
+"""The version of tokenizer files that do not name theirs: that of the `regex` library with which they were made."""
 VERSIONS = ("16.0", "18.0")
 # White_Space has been the same since Unicode 6.3.
 WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
@@ -43,7 +44,7 @@ def ranges(version: str) -> tuple[tuple[int, int, str], ...]:
 
 @cache
 def stand_ins(version: str) -> "StandIns | None":
-    """What represents the characters of which the installed `regex` has another category; None if there are none."""
+    """Replacements of the characters of which the installed `regex` has another category; None if there are none."""
     everything = array("I", range(0x110000)).tobytes().decode(f"utf-32-{sys.byteorder[0]}e", "surrogatepass")
     by_category: defaultdict[str, list[str]] = defaultdict(list)
     following = 0
