@@ -15,6 +15,7 @@ from napkin.benchmarking.collective_bench import COLLECTIVES
 from napkin.benchmarking.module_target import MODULES
 from napkin.benchmarking.operators import OPERATORS, OperatorTarget
 from napkin.benchmarking.subject import Subject
+from napkin.cli.measure.bench import bench
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
 
@@ -26,6 +27,7 @@ def test_without_a_name_everything_that_can_be_timed_is_listed(napkin) -> None:
     assert done.status == 0
     names = [line.split()[0] for line in done.out.splitlines()[1:]]
     assert names == [*OPERATORS, *MODULES, *COLLECTIVES]
+    assert [form.chosen_by for form in bench.others.values()] == [tuple(MODULES), tuple(COLLECTIVES)]
 
 
 def test_programs_get_every_sample_and_what_else_was_so(napkin) -> None:
@@ -89,9 +91,12 @@ def test_a_sweep_names_the_rows_that_do_not_fit_and_ends_well(napkin) -> None:
         (("swiglu", "--pass", "step"), "--pass step is not a pass of it: use forward, backward, both"),
         (("swiglu", "--seconds", "inf"), "--seconds is inf"),
         (("swiglu", "--threads", "0"), "--threads is 0"),
-        (("swiglu", "--preset", "gpt2"), "--preset is for models"),
+        (("swiglu", "--preset", "gpt2"), "'--preset' is an option of `napkin bench module`"),
         (("block", "--preset", "gpt2", "--recipe", "none.toml"), "use one of them"),
-        (("all-reduce", "--precision", "bf16"), "--precision is for operators and models"),
+        (
+            ("all-reduce", "--precision", "bf16"),
+            "'--precision' does not go with all-reduce, which is `napkin bench",
+        ),
         (("all-reduce", "--shapes", "ranks=1"), "a collective has 2 to"),
         (("all-reduce", "--device", "cuda"), "start them with torchrun"),
     ],

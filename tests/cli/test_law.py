@@ -81,7 +81,10 @@ def test_a_run_is_an_observation(napkin, place: Path, refusal) -> None:
         ("fit runs.csv --delta 0", "delta is 0"),
         ("fit runs.csv --flops many", "'many' is not a count"),
         ("fit runs.csv --approach 2", "approach 2 needs 3 budgets"),
-        ("fit runs.csv --approach 1 --out law.json", "leave out --out and --page"),
+        (
+            "fit runs.csv --approach 1 --out law.json",
+            "'--out' does not go with --approach=1, which is `napkin law fit",
+        ),
         ("fit runs.csv --out runs.csv", "exists and is not overwritten"),
         ("fit runs.csv --page runs.csv", "runs.csv"),
         ("fit runs.csv --loss-column none", "has no column 'none'"),

@@ -19,7 +19,7 @@ from typing import Any
 IMPORTED = (
     "encodings.unicode_escape",
     "napkin.cli.plan.count",
-    "napkin.cli.evaluate.run",
+    "napkin.cli.evaluate.text",
     "napkin.cli.plan.fit",
     "napkin.cli.models.generate",
     "napkin.cli.plan.training",

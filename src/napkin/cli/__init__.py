@@ -44,7 +44,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "generate": Command("let a trained model continue a text", "models.generate"),
         "chat": Command("talk with a model in the terminal", "models.chat"),
         "serve": Command("serve a model over HTTP, with OpenAI's interface and a page", "models.serve"),
-        "evaluate": Command("bits per byte beside gzip and xz; tasks; two models compared", "evaluate.run"),
+        "evaluate": Command("bits per byte beside gzip and xz; tasks; two models compared", "evaluate:evaluate"),
         "quantize": Command("write a run's model with weights of 8 or 4 bits", "models.quantize"),
         "export": Command("write a model and its tokenizer as a Hugging Face folder", "models.export"),
     },
@@ -56,7 +56,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "measure": {
         "profile": Command("where the seconds of a step go, operator by operator", "measure.profile"),
-        "bench": Command("time operators, modules, collectives, beside their limits", "measure.bench"),
+        "bench": Command("time operators, modules, collectives, beside their limits", "measure.bench:bench"),
         "bench-serve": Command("send a load to a server: what its requests see", "measure.bench_serve"),
         "autotune": Command("choose the tiles of a recipe's GPU kernels by timing them", "measure.autotune"),
     },

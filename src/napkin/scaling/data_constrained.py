@@ -9,7 +9,8 @@ repeating can give has been had. The law without repetitions is fitted first, R_
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -70,6 +71,17 @@ class DataConstrainedLaw:
             for each in (star.low, star.estimate, star.high)
         )
         return Interval(middle, low, high)
+
+    def as_values(self, epochs: Sequence[float] = (2, 4, 8, 16, 40)) -> dict[str, Any]:
+        """The law for programs, with what a token is worth over some numbers of epochs."""
+        base = self.base.coefficients[self.base.groups[0]]
+        return {
+            "law": "data-constrained",
+            "repeated_tokens": asdict(self.repeated_tokens),
+            "repeated_parameters": asdict(self.repeated_parameters),
+            "without_repetitions": {name: asdict(each) for name, each in base.items()},
+            "worth": {f"{each:g}": asdict(self.worth(each)) for each in epochs},
+        }
 
 
 def fit_data_constrained(

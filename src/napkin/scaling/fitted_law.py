@@ -1,6 +1,6 @@
 """A fitted law: coefficients and predictions with intervals, kept as a JSON file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -171,6 +171,12 @@ class FittedLaw:
                 self._log_losses(best, self.theta[None], group)[0], self._log_losses(best, self.draws, group)
             ),
         )
+
+    def optima(self, budgets: Sequence[float], *, group: str | None = None) -> list[Optimum]:
+        """The best use of each budget in FLOPs; none by a law that does not depend on both parameters and tokens."""
+        if {*self.form.variables} != {"parameters", "tokens"}:
+            return []
+        return [self.optimum(flops, group=group) for flops in budgets]
 
     def extrapolation(self, flops: float) -> float:
         """The FLOPs as a multiple of those of the largest run."""

@@ -8,7 +8,8 @@ minimum moves with how far the sizes reach to either side. `approach_2_bias` mea
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +52,20 @@ class SizeLaw:
     def optimum(self, flops: float) -> tuple[Interval, Interval]:
         """Parameters and tokens for a budget, with 90% intervals of the power laws. They know nothing of a bias."""
         return self.parameters.predict(flops=flops), self.tokens.predict(flops=flops)
+
+    def as_values(self, budgets: Sequence[float] = ()) -> dict[str, Any]:
+        """The law for programs, with the optima of some budgets in FLOPs."""
+        laws = {"parameters": self.parameters, "tokens": self.tokens}
+        return {
+            "approach": self.approach,
+            "best": [asdict(each) for each in self.best],
+            "exponents": {name: asdict(law.exponents["flops"]) for name, law in laws.items()},
+            "notes": list(self.notes),
+            "optima": [
+                {"flops": flops, **{name: asdict(law.predict(flops=flops)) for name, law in laws.items()}}
+                for flops in budgets
+            ],
+        }
 
 
 def approach_1(runs: Sequence[Observation]) -> SizeLaw:
@@ -98,6 +113,10 @@ class Bias:
     def relative(self) -> float:
         """The relative error of the size found."""
         return self.found_parameters / self.true_parameters - 1
+
+    def as_values(self) -> dict[str, float]:
+        """The bias for programs."""
+        return {**asdict(self), "relative": self.relative}
 
 
 def approach_2_bias(runs: Sequence[Observation], law: FittedLaw, flops: float, *, group: str | None = None) -> Bias:

@@ -6,7 +6,8 @@ rates, batches.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,50 @@ class LawFit:
     def rms(self) -> float:
         """Root mean square of the residuals."""
         return float(np.sqrt(np.mean(self.residuals**2)))
+
+    @property
+    def scatter(self) -> float:
+        """The robust standard deviation of the residuals."""
+        return scatter(self.residuals)
+
+    @property
+    def outliers(self) -> list[Observation]:
+        """The runs beyond `OUTLIER` robust standard deviations."""
+        return [run for run, beyond in zip(self.runs, outliers(self.residuals), strict=True) if beyond]
+
+    @property
+    def below_floor(self) -> list[Observation]:
+        """The runs whose loss is below the fitted floor E, so that the law cannot hold for them."""
+        floors = {group: found["E"].estimate for group, found in self.law.coefficients.items() if "E" in found}
+        return [run for run in self.runs if run.loss <= floors.get(run.group, 0.0)]
+
+    def as_values(self, budgets: Sequence[float] = ()) -> dict[str, Any]:
+        """The fit for programs, with the optima of some budgets in FLOPs."""
+        law = self.law
+        return {
+            "law": law.form.name,
+            "formula": law.form.formula,
+            "runs": len(self.runs),
+            "delta": self.delta,
+            "coefficients": {
+                group: {name: asdict(interval) for name, interval in found.items()}
+                for group, found in law.coefficients.items()
+            },
+            "residuals": {
+                "rms": self.rms,
+                "scatter": self.scatter,
+                "of_runs": self.residuals.tolist(),
+                "outliers": [run.source for run in self.outliers],
+            },
+            "ranges": {name: list(limits) for name, limits in law.ranges.items()},
+            "optima": {
+                group: [
+                    {**asdict(each), "extrapolation": law.extrapolation(each.flops)}
+                    for each in law.optima(budgets, group=group)
+                ]
+                for group in law.groups
+            },
+        }
 
 
 def fit_law(

@@ -1,7 +1,8 @@
-"""A command that does one of several things: named by its first argument, or chosen by an option that only it has."""
+"""A command that does one of several things: named by its first argument, or chosen by an argument that only it has."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from napkin.cli.commands import Command, Main
 from napkin.cli.common.options import UnknownArgument, option_choices, options_of
@@ -14,7 +15,8 @@ class Form:
 
     command: Command
     chosen_by: tuple[str, ...] = ()
-    """Options that choose it where its name is not given."""
+    """Arguments that choose it where its name is not given: an option, "--option=VALUE" for an option with this value,
+    or a word, whatever its case and hyphens."""
     is_name: bool = False
     """Whether that option only stands for the name of the form, and is no option of it."""
 
@@ -33,11 +35,11 @@ class Forms:
         first, *rest = arguments or [""]
         if first in self.others:
             return self._run(first, self.others[first].command, rest, None)
-        for option in _names(arguments):
+        for choice in _choices(arguments):
             for name, form in self.others.items():
-                if option in form.chosen_by and self.chooses(option, arguments):
-                    kept = _without(option, arguments) if form.is_name else list(arguments)
-                    return self._run(name, form.command, kept, option)
+                if choice in form.chosen_by and self.chooses(choice, arguments):
+                    kept = _without(choice, arguments) if form.is_name else list(arguments)
+                    return self._run(name, form.command, kept, choice)
         return self._run("", self.usual, list(arguments), None)
 
     def chooses(self, option: str, arguments: Sequence[str]) -> bool:
@@ -78,8 +80,19 @@ class Forms:
         return found
 
 
-def _names(arguments: Sequence[str]) -> list[str]:
-    return [each.partition("=")[0].replace("_", "-") for each in arguments if each.startswith("--")]
+def _choices(arguments: Sequence[str]) -> Iterator[str]:
+    """What may choose a form, in the order of the arguments.
+
+    >>> list(_choices(["All_Reduce", "--law", "gadre", "--out=law.json"]))
+    ['all-reduce', '--law', '--law=gadre', 'gadre', '--out', '--out=law.json']
+    """
+    for argument, following in pairwise([*arguments, ""]):
+        if not argument.startswith("--"):
+            yield argument.lower().replace("_", "-")
+            continue
+        name, equals, value = argument.partition("=")
+        name = name.replace("_", "-")
+        yield from (name, f"{name}={value if equals else following}")
 
 
 def _without(option: str, arguments: Sequence[str]) -> list[str]:

@@ -1,10 +1,13 @@
-"""`napkin evaluate --compare A.json B.json`: two models on the same items."""
+"""`napkin evaluate compare A.json B.json`: two models on the same items."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import tyro
+
+from napkin.cli.common.options import JsonOption, command
 from napkin.cli.common.terminal import print_json, say
 from napkin.errors import NapkinError
 
@@ -14,21 +17,33 @@ if TYPE_CHECKING:
     from napkin.evaluation.uncertainty import PairedDifference
 
 
-def compare(paths: Sequence[str], score: str | None, *, json: bool) -> None:
-    """Print how the first result differs from the second."""
+@dataclass(frozen=True)
+class CompareOptions(JsonOption):
+    """Say how two models differ on the same items or windows, by the results that evaluations of them have written: the
+    paired difference, its 95% interval, and whether so many items can tell them apart."""
+
+    results: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="A.json B.json")] = ()
+    """Two results of tasks, or two of bits per byte."""
+    score: str | None = None
+    """The score of a task that is compared; None is the one that leads the first result."""
+
+
+@command("evaluate compare", CompareOptions)
+def main(options: CompareOptions) -> None:
+    paths = options.results
     if len(paths) != 2:
-        raise NapkinError(f"--compare has {len(paths)} results: name two")
+        raise NapkinError(f"{len(paths)} result{'s' * (len(paths) != 1)} to compare: name two")
     from napkin.evaluation.bits_per_byte import read_bits_result
     from napkin.evaluation.tasks.results import compare_results, read_result
 
     of_bits = [read_bits_result(Path(path)) for path in paths]
     if any(of_bits):
-        _compare_bits(paths, of_bits, json=json)
+        _compare_bits(paths, of_bits, json=options.json)
         return
     first, second = (read_result(Path(path)) for path in paths)
-    score = score or str(first.task.get("score"))
+    score = options.score or str(first.task.get("score"))
     found = compare_results(first, second, score)
-    if json:
+    if options.json:
         print_json({"score": score, **asdict(found)})
         return
     for letter, path, result in (("A", paths[0], first), ("B", paths[1], second)):

@@ -1,14 +1,16 @@
-"""`napkin evaluate RUN --task FILE`: questions put to a model, with their plan, and what they can tell apart."""
+"""`napkin evaluate task RUN --task FILE`: questions put to a model, with their plan, and what they can tell apart."""
 
 import hashlib
 import json as json_text
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
 
 from napkin.cli.common.files import folder_for, refuse_existing
-from napkin.cli.common.options import Switch
+from napkin.cli.common.options import JsonOption, Switch, command
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
@@ -28,8 +30,32 @@ DISAGREEMENTS = (0.2, 0.5)
 
 
 @dataclass(frozen=True)
-class TaskOptions:
-    """Questions put to the model: --task FILE."""
+class ModelOptions(JsonOption):
+    """For evaluations of any model, which have a plan and a result that is kept."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of a run, or a Hugging Face folder."""
+    seed: int | None = None
+    """Draws the examples, the items of --limit, and windows of a text; None takes the first examples of the dev
+    file."""
+    weights: Literal["auto", "fp32", "bf16"] = "fp32"
+    """Number format of the weights; auto is bf16 where the device multiplies it natively."""
+    plan: Switch = False
+    """Say what the evaluation takes, timed on a part of it, and what its items can tell apart, and stop there."""
+    usd_per_hour: float | None = None
+    """Price of this machine, for the plan."""
+    out: str | None = None
+    """JSON file of the result; None is in the run's folder."""
+
+    def __post_init__(self) -> None:
+        if self.usd_per_hour is not None and not 0 < self.usd_per_hour < 1e9:
+            raise NapkinError(f"--usd-per-hour is {self.usd_per_hour}: use a number above 0")
+
+
+@dataclass(frozen=True)
+class TaskOptions(ModelOptions):
+    """Put the questions of a task to the model of a run or a Hugging Face folder: scores with their standard errors,
+    and what so many items can tell apart. Items that are done are kept beside the result, and are not done again."""
 
     task: tuple[str, ...] = ()
     """Task files (JSONL, CSV or TOML), or folders of them: multiple choice, minimal pairs, or answers that the model
@@ -38,9 +64,6 @@ class TaskOptions:
     """Files of items that examples are taken from."""
     shots: int = 0
     """Examples before each question."""
-    seed: int | None = None
-    """Draws the examples, the items of --limit, and windows of a text; None takes the first examples of the dev
-    file."""
     limit: int | None = None
     """Items of a random sample; None is all."""
     chat: Switch = False
@@ -53,47 +76,35 @@ class TaskOptions:
     """The score that leads: acc, acc_norm (per character), acc_bytes, acc_tokens, acc_uncond, exact_match."""
     skip_bad: Switch = False
     """Leave out items that cannot be scored, and say which."""
-    weights: Literal["auto", "fp32", "bf16"] = "fp32"
-    """Number format of the weights; auto is bf16 where the device multiplies it natively."""
-    plan: Switch = False
-    """Say what the evaluation takes, timed on a part of it, and what its items can tell apart, and stop there."""
-    usd_per_hour: float | None = None
-    """Price of this machine, for the plan."""
-    out: str | None = None
-    """JSON file of the result, beside which the items that are done are kept; None is in the run's folder."""
-    compare: tuple[str, ...] = ()
-    """Two results, to be compared: of a task item by item; no RUN is opened."""
-
-    def __post_init__(self) -> None:
-        if self.usd_per_hour is not None and not 0 < self.usd_per_hour < 1e9:
-            raise NapkinError(f"--usd-per-hour is {self.usd_per_hour}: use a number above 0")
 
 
-def evaluate_task(folder: str, options: TaskOptions, *, json: bool) -> None:
-    """Plan the task, run it, and print and write its result."""
+@command("evaluate task", TaskOptions)
+def evaluate_task(options: TaskOptions) -> None:
+    if not options.task:
+        raise NapkinError("--task names no file: give a task file, or a folder of them")
     task, prompting = _task(options)
     with progress_line("opening the model") as line:
         from napkin.evaluation.tasks.results import settings_of
         from napkin.evaluation.tasks.running import fitting_items, plan_task
         from napkin.inference.loaded_model import load
 
-        model = load(folder, weights=options.weights, on_message=notify)
+        model = load(options.run, weights=options.weights, on_message=notify)
         task = fitting_items(task, model, prompting, skip_bad=options.skip_bad)
         settings = settings_of(task, model.about(), prompting)
-        path = _path(folder, options.out, task.name, settings)
+        path = _path(options.run, options.out, task.name, settings)
         if path is not None and path.exists() and not _log_of(path).exists():
             refuse_existing(path)
         line.retitle("counting the tokens")
         plan = plan_task(task, model, prompting, timed_items=TIMED_ITEMS if options.plan else 0, progress=line)
     told = _plan_figures(plan, options.usd_per_hour)
-    if options.plan and json:
+    if options.plan and options.json:
         print_json(told)
-    if not json:
+    if not options.json:
         _say_plan(task, prompting, plan, told)
     if options.plan:
         return
     result = _run(path, settings, task, model, prompting)
-    if json:
+    if options.json:
         print_json(result)
     else:
         _say_result(result, path)

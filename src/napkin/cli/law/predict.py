@@ -1,23 +1,23 @@
-"""`napkin law predict`."""
+"""`napkin law predict` says what a law expects, `napkin law compare` which law holds."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from napkin.cli.common.options import JsonOption, command
+from napkin.cli.common.options import command
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import print_json, print_table, say
-from napkin.cli.law.runs import LawName, Sources, read_runs
-from napkin.cli.law.tables import as_json, print_optima
+from napkin.cli.law.tables import LawName, RunsOptions, Sources, print_optima, read_runs
 from napkin.errors import NapkinError
-from napkin.units import format_count, parse_count
+from napkin.units import format_count, format_share, parse_count
 
 if TYPE_CHECKING:
     from napkin.scaling.fitted_law import FittedLaw
+    from napkin.scaling.law_comparison import LawComparison
 
 
 @dataclass(frozen=True)
-class PredictOptions(JsonOption):
+class PredictOptions(RunsOptions):
     """Predict the loss of a model with --params and --tokens, or the best size and tokens for --flops; with 90%
     intervals."""
 
@@ -35,14 +35,10 @@ class PredictOptions(JsonOption):
     """Which one, where the runs have several; None is all."""
     law: LawName = "chinchilla"
     """Law to fit, where runs are given."""
-    drop_highest: int = 0
-    """Leave out so many runs of highest loss."""
-    loss_column: str | None = None
-    """Column of the loss in the CSV file."""
 
 
 @command("law predict", PredictOptions)
-def main(options: PredictOptions) -> None:
+def predict(options: PredictOptions) -> None:
     params, tokens, flops = (
         None if each is None else float(_positive(each, name))
         for each, name in ((options.params, "params"), (options.tokens, "tokens"), (options.flops, "flops"))
@@ -80,7 +76,7 @@ def _law(options: PredictOptions) -> "FittedLaw":
         return read_law(options.runs[0])
     from napkin.scaling.law_fit import fit_law
 
-    chosen = read_runs(options.runs, loss_column=options.loss_column, drop_highest=options.drop_highest)
+    chosen = read_runs(options)
     with progress_line("fitting"):
         return fit_law(chosen.runs, options.law).law
 
@@ -94,7 +90,7 @@ def _print_optimum(law: "FittedLaw", groups: tuple[str, ...], flops: float, *, a
                 "flops": flops,
                 "extrapolation": law.extrapolation(flops),
                 "optima": {
-                    group: {name: as_json(getattr(each, name)) for name in ("parameters", "tokens", "loss")}
+                    group: {name: asdict(getattr(each, name)) for name in ("parameters", "tokens", "loss")}
                     for group, each in found.items()
                 },
             }
@@ -119,7 +115,7 @@ def _print_loss(law: "FittedLaw", groups: tuple[str, ...], params: float, tokens
                 "tokens": tokens,
                 "flops": flops,
                 "extrapolation": law.extrapolation(flops),
-                "losses": {group: as_json(each) for group, each in found.items()},
+                "losses": {group: asdict(each) for group, each in found.items()},
             }
         )
         return
@@ -138,3 +134,57 @@ def _print_loss(law: "FittedLaw", groups: tuple[str, ...], params: float, tokens
         f"{format_count(params)} parameters, {format_count(tokens)} tokens, {flops:.3g} FLOPs: "
         f"{law.extrapolation(flops):.3g} × the largest run"
     )
+
+
+@dataclass(frozen=True)
+class CompareOptions(RunsOptions):
+    """Fit each law to the runs of least compute, and predict the others: which law holds, and whether its intervals
+    do."""
+
+    share: float = 0.7
+    """The share of the runs, those of least compute, that laws are fitted to."""
+
+
+@command("law compare", CompareOptions)
+def compare(options: CompareOptions) -> None:
+    chosen = read_runs(options)
+    from napkin.scaling.law_comparison import compare_laws
+
+    with progress_line("fitting"):
+        found = compare_laws(chosen.runs, share=options.share)
+    if options.json:
+        print_json(
+            {**asdict(found), "scores": [{**asdict(each), "errors": each.errors.tolist()} for each in found.scores]}
+        )
+        return
+    _print_comparison(found)
+
+
+def _print_comparison(found: "LawComparison") -> None:
+    say(
+        f"fitted to the {found.fitted} runs of least compute, predicting the {found.predicted} others, up to "
+        f"{found.extrapolation:.3g} × the compute:"
+    )
+    print_table(
+        ["law", "median error", "worst", "bias", "in 90% interval", "half width", "median of fitted", "loss ="],
+        [
+            [
+                each.law,
+                format_share(each.median_error),
+                format_share(each.worst_error),
+                f"{100 * each.bias:+.2f}%",
+                format_share(each.coverage),
+                format_share(each.half_width),
+                format_share(each.in_sample),
+                each.formula,
+            ]
+            for each in found.scores
+        ],
+        align="lrrrrrrl",
+    )
+    best = found.scores[0]
+    say(f"{best.law} holds best: {format_share(best.median_error)} median error on runs that it has not seen")
+    if found.tied:
+        say(f"these runs cannot tell it apart from {', '.join(found.tied)}")
+    for name, reason in found.failed.items():
+        say(f"{name}: {reason}")

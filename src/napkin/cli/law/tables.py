@@ -1,48 +1,79 @@
-"""What the commands on laws print of coefficients, optima and single runs."""
+"""What the commands on laws share: the runs that a law is fitted to, and a table of optima."""
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from napkin.cli.common.terminal import print_table, say
-from napkin.units import format_count, format_share
+import tyro
+
+from napkin.cli.common.options import JsonOption
+from napkin.cli.common.terminal import notify, print_table
+from napkin.errors import NapkinError
+from napkin.units import format_count
 
 if TYPE_CHECKING:
-    from napkin.scaling.fitted_law import FittedLaw, Interval, Optimum
-    from napkin.scaling.isoflop import SizeLaw
-    from napkin.scaling.law_fit import LawFit, LeftOut
+    from napkin.scaling.fitted_law import Interval, Optimum
+    from napkin.scaling.observations import Observation
+
+LawName = Literal["chinchilla", "gadre", "kaplan", "kaplan-n", "kaplan-d", "kaplan-c"]
+
+Sources = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CSV|RUN ...")]
 
 
-def five_digits(value: float) -> str:
-    """A coefficient: five significant digits."""
-    return f"{value:#.5g}".rstrip(".") if 1e-4 <= abs(value) < 1e5 or value == 0 else f"{value:.4e}"
+@dataclass(frozen=True)
+class RunsOptions(JsonOption):
+    """For commands that read finished runs."""
+
+    runs: Sources = ()
+    """A CSV file with columns for parameters, tokens (or FLOPs) and loss, folders of runs, or `example`: Chinchilla's
+    runs. Runs whose loss is not a finite number are left out."""
+    drop_highest: int = 0
+    """Leave out so many runs of highest loss."""
+    loss_column: str | None = None
+    """Column of the loss in the CSV file; None is the one called loss, or the only one with it in its name."""
 
 
-def as_json(interval: "Interval") -> dict[str, float]:
-    """An interval for programs."""
-    return {"estimate": interval.estimate, "low": interval.low, "high": interval.high}
+@dataclass(frozen=True)
+class ChosenRuns:
+    """The runs that a law is fitted to, and those that were left out on request."""
+
+    runs: "list[Observation]"
+    dropped: "list[Observation]"
+    diverged: tuple[str, ...]
+    notes: tuple[str, ...]
+    name: str
 
 
-def print_coefficients(fitted: "LawFit", beside: "LawFit | None" = None) -> None:
-    """A row per coefficient; `beside` is the same law with the dropped runs."""
-    law = fitted.law
-    head = ["", "estimate", "90% from", "to"] + (["with the dropped runs"] if beside else [])
-    rows = []
-    for group in law.groups:
-        for name, interval in law.coefficients[group].items():
-            shared = name in law.form.exponents or name == law.form.outer_exponent
-            if shared and group != law.groups[0]:
-                continue
-            label = name if shared or not group else f"{name}, {group}"
-            row = [label, five_digits(interval.estimate), five_digits(interval.low), five_digits(interval.high)]
-            rows.append(row + ([five_digits(beside.law.coefficients[group][name].estimate)] if beside else []))
-    print_table(head, rows)
+def read_runs(options: RunsOptions) -> ChosenRuns:
+    """Read a CSV file, run folders or, as "example", Chinchilla's runs; what is left out is told."""
+    from napkin.scaling.observations import EXAMPLE, read_observations, read_run_observations
+    from napkin.scaling.observations import drop_highest as without_highest
 
-
-def optimum_rows(law: "FittedLaw", group: str, budgets: Iterable[float]) -> "list[Optimum]":
-    """The optima for budgets; none for laws of one variable."""
-    if {*law.form.variables} != {"parameters", "tokens"}:
-        return []
-    return [law.optimum(flops, group=group) for flops in budgets]
+    sources, drop_highest = options.runs, options.drop_highest
+    if not sources:
+        raise NapkinError("no runs are given: name a CSV file, folders of runs, or `example` for Chinchilla's runs")
+    if drop_highest < 0:
+        raise NapkinError(f"--drop-highest is {drop_highest}: use 0 or more")
+    example = list(sources) == ["example"] and not Path("example").exists()
+    if example or (len(sources) == 1 and not Path(sources[0]).is_dir()):
+        found = read_observations(EXAMPLE if example else sources[0], loss=options.loss_column)
+    else:
+        files = [each for each in sources if not Path(each).is_dir()]
+        if files:
+            raise NapkinError(f"'{files[0]}' is not a folder: name one CSV file alone, or folders of runs")
+        if options.loss_column is not None:
+            raise NapkinError("--loss-column is for CSV files: leave it out for runs")
+        found = read_run_observations(sources)
+    if drop_highest >= len(found.runs):
+        raise NapkinError(f"--drop-highest is {drop_highest}, there are {len(found.runs)} runs: leave some")
+    kept, dropped = without_highest(found.runs, drop_highest)
+    for note in found.notes:
+        notify(f"note: {note}")
+    if found.diverged:
+        shown = ", ".join(found.diverged[:5]) + (" ..." if len(found.diverged) > 5 else "")
+        notify(f"note: {len(found.diverged)} left out, as the loss is not a finite number: {shown}")
+    return ChosenRuns(kept, dropped, found.diverged, found.notes, "example" if example else ", ".join(sources))
 
 
 def print_optima(optima: "Sequence[Optimum]", largest: float) -> None:
@@ -66,84 +97,6 @@ def print_optima(optima: "Sequence[Optimum]", largest: float) -> None:
     )
 
 
-def print_influence(found: "Sequence[LeftOut]") -> None:
-    """The runs whose leaving out moves the coefficients most."""
-    rows = []
-    for each in found:
-        coefficients = ", ".join(f"{name} {five_digits(value)}" for name, value in each.coefficients.items())
-        rows.append(
-            [each.run.name, f"{each.run.loss:.4f}", f"{100 * each.error:+.2f}%", f"{each.shift:.2f}", coefficients]
-        )
-    print_table(["left out", "loss", "off the others' law", "moves by", "the law is then"], rows, align="lrrrl")
-    say("“moves by” is the largest change of a coefficient, in half widths of its interval.")
-
-
-def print_size_law(found: "SizeLaw", budgets: Sequence[float]) -> None:
-    """Best sizes by budget, exponents, and optima."""
-    what = "runs that none of as few FLOPs beats" if found.approach == 1 else "minima of parabolas, loss over log size"
-    say(f"approach {found.approach}: {what}")
-    print_table(
-        ["FLOPs", "runs", "parameters", "tokens", "loss", "tokens/parameter"],
-        [
-            [
-                f"{each.flops:.3g}",
-                str(each.runs),
-                format_count(each.parameters) + (" (edge)" if each.at_edge else ""),
-                format_count(each.tokens),
-                f"{each.loss:.4f}",
-                f"{each.tokens / each.parameters:.3g}",
-            ]
-            for each in found.best
-        ],
-        align="rrrrrr",
-    )
-    say()
-    rows = []
-    for name, law in (("parameters", found.parameters), ("tokens", found.tokens)):
-        exponent = law.exponents["flops"]
-        rows.append(
-            [f"{name} ∝ C^a", five_digits(exponent.estimate), five_digits(exponent.low), five_digits(exponent.high)]
-        )
-    print_table(["", "a", "90% from", "to"], rows)
-    say()
-    print_table(
-        ["FLOPs", "parameters", "90%", "tokens", "90%"],
-        [
-            [
-                f"{flops:.3g}",
-                format_count(parameters.estimate),
-                span(parameters),
-                format_count(tokens.estimate),
-                span(tokens),
-            ]
-            for flops, (parameters, tokens) in ((flops, found.optimum(flops)) for flops in budgets)
-        ],
-        align="rrlrl",
-    )
-
-
 def span(interval: "Interval") -> str:
     """An interval of counts."""
     return f"{format_count(interval.low)} to {format_count(interval.high)}"
-
-
-def residual_summary(fitted: "LawFit") -> dict[str, Any]:
-    """How the runs lie about the law."""
-    from napkin.scaling.law_fit import outliers, scatter
-
-    far = [run for run, beyond in zip(fitted.runs, outliers(fitted.residuals), strict=True) if beyond]
-    return {"rms": fitted.rms, "scatter": scatter(fitted.residuals), "outliers": far}
-
-
-def print_residuals(fitted: "LawFit") -> None:
-    """A line on the scatter, and one on outliers."""
-    summary = residual_summary(fitted)
-    scatter, rms = (format_share(summary[name]) for name in ("scatter", "rms"))
-    say(f"{len(fitted.runs)} runs scatter about it by {scatter} (robust), rms {rms}")
-    far = summary["outliers"]
-    if far:
-        shown = ", ".join(run.name for run in far[:8]) + (" ..." if len(far) > 8 else "")
-        say(
-            f"{len(far)} of them by more than 5 times that: {shown}; such runs have little weight, and do not count in "
-            "the scatter that is expected of a new run"
-        )

@@ -1,40 +1,89 @@
-"""`napkin bench`."""
+"""`napkin bench` in its forms: operators, parts of a model, and collectives, timed beside the limits of the machine.
 
-import dataclasses
+What all rows share is printed in a line, and what differs in a table.
+"""
+
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from napkin.cli.commands import Command
+from napkin.cli.common.forms import Form, Forms
 from napkin.cli.common.options import JsonOption, Switch, command
-from napkin.cli.common.progress import progress_line
-from napkin.cli.common.terminal import notify, print_table
+from napkin.cli.common.progress import ProgressLine, progress_line
+from napkin.cli.common.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError, plain, suggestion
 from napkin.recipe.precision import PrecisionName
+from napkin.units import format_bytes, format_rate, format_seconds, format_share, format_three_digits
 
 if TYPE_CHECKING:
     from napkin.benchmarking.case import Case, Target
-    from napkin.benchmarking.measuring import Measuring
+    from napkin.benchmarking.collective_bench import AlphaBeta, CollectiveRow
+    from napkin.benchmarking.conditions import Conditions
+    from napkin.benchmarking.intervals import Interval
+    from napkin.benchmarking.measuring import Row
+    from napkin.hardware.cluster import Operation
     from napkin.planning.step.machine import ThisMachine
-    from napkin.recipe.recipe import Recipe
 
 PassName = Literal["forward", "backward", "both", "step"]
 MOST_SECONDS = 3600.0
 
+bench = Forms(
+    "bench",
+    "napkin.cli.measure",
+    Command("time an operator in its forms", "bench:bench_operator"),
+    {
+        # Their names stand here too, as importing what they name takes torch.
+        "module": Form(
+            Command("time a part of a model", "bench:bench_module"), ("transformer", "block", "self-attention", "mlp")
+        ),
+        "collective": Form(
+            Command("time a collective among ranks", "bench:bench_collective"),
+            ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"),
+        ),
+    },
+)
+
 
 @dataclass(frozen=True)
-class BenchOptions(JsonOption):
-    """Time an operator, a part of a model, or a collective: the median with its 95% interval, FLOP/s, bytes/s and the
-    share of the machine's roof. Without a name, print what can be timed."""
+class TimingOptions(JsonOption):
+    """For all that can be timed."""
 
     name: Annotated[str, tyro.conf.Positional] = ""
-    """An operator such as attention; transformer, block, self-attention or mlp of a recipe; a collective such as
-    all-reduce."""
+    """What is timed; without a name, what can be timed is printed."""
     shapes: tuple[str, ...] = ()
     """One or several, as in context_length=256,head_dim=64; dimensions that are not named keep their size. For parts of
     a model size=small, medium, large, xl or 2.7B stands for several."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What computes; auto is the GPU if there is one."""
+    threads: int | None = None
+    """CPU threads; None is one per core."""
+    sweep: Switch = False
+    """A table over sizes: for models five sizes, four context lengths, fp32 and bf16, compiled and not, forward,
+    backward and step. What does not fit says so in its row. For collectives 1 MB to 1 GB among 2, 4 and 6 ranks."""
+    seconds: float = 0.5
+    """For which each row is timed, after its warm-up."""
+
+    def __post_init__(self) -> None:
+        _refuse_seconds("seconds", self.seconds)
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise NapkinError(f"--threads is {self.threads}: use 1 to 1024")
+
+
+def _refuse_seconds(name: str, value: float) -> None:
+    if not 0 < value <= MOST_SECONDS:
+        raise NapkinError(f"--{name} is {value}: use more than 0 and at most {MOST_SECONDS:.0f}")
+
+
+@dataclass(frozen=True)
+class OperatorOptions(TimingOptions):
+    """Time an operator, such as attention, or with options of their own a part of a model (napkin bench module mlp) or
+    a collective (napkin bench collective all-reduce): the median with its 95% interval, FLOP/s, bytes/s and the share
+    of the machine's roof. Without a name, print what can be timed."""
+
     form: tuple[str, ...] = ()
     """Forms of an operator; attention implementations of a model; activations of mlp. None is all of an operator, of a
     model the one that training takes."""
@@ -50,35 +99,20 @@ class BenchOptions(JsonOption):
     """Whether the caches are emptied before each sample."""
     compiled: Literal["off", "on", "both"] | None = None
     """Whether torch.compile has compiled it; None is off, in a sweep both."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What computes; auto is the GPU if there is one."""
-    threads: int | None = None
-    """CPU threads; None is one per core."""
-    recipe: str | None = None
-    """TOML file of the model whose parts are timed; None is the default model."""
-    preset: str | None = None
-    """A published model instead, as for `napkin count`."""
-    sweep: Switch = False
-    """A table over sizes: for models five sizes, four context lengths, fp32 and bf16, compiled and not, forward,
-    backward and step. What does not fit says so in its row. For collectives 1 MB to 1 GB among 2, 4 and 6 ranks."""
-    seconds: float = 0.5
-    """For which each row is timed, after its warm-up."""
     most_seconds: float = 60.0
     """A row whose warm-up and fewest samples would take longer by plan is not run."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _refuse_seconds("most-seconds", self.most_seconds)
 
-@command("bench", BenchOptions)
-def main(options: BenchOptions) -> int:
-    for name, value in (("seconds", options.seconds), ("most-seconds", options.most_seconds)):
-        if not 0 < value <= MOST_SECONDS:
-            raise NapkinError(f"--{name} is {value}: use more than 0 and at most {MOST_SECONDS:.0f}")
-    if options.threads is not None and not 1 <= options.threads <= 1024:
-        raise NapkinError(f"--threads is {options.threads}: use 1 to 1024")
+
+@command("bench", OperatorOptions)
+def bench_operator(options: OperatorOptions) -> int:
     with progress_line("loading"):
         from napkin.benchmarking.collective_bench import COLLECTIVES
-        from napkin.benchmarking.conditions import Conditions
         from napkin.benchmarking.module_target import MODULES
-        from napkin.benchmarking.operators import OPERATORS
+        from napkin.benchmarking.operators import OPERATORS, OperatorTarget
 
     if not options.name:
         rows = [(name, "operator", ", ".join(each.forms), each.about) for name, each in OPERATORS.items()]
@@ -88,109 +122,80 @@ def main(options: BenchOptions) -> int:
         ]
         print_table(("name", "kind", "forms", "what"), rows, align="llll")
         return 0
-    name = _known(options.name, [*OPERATORS, *MODULES, *COLLECTIVES])
-    if name in COLLECTIVES:
-        return _collective(options, name)
+    name = _known(options.name, OPERATORS, [*OPERATORS, *MODULES, *COLLECTIVES])
+    return _time_cases(options, name, lambda machine: OperatorTarget(name, machine.device_type))
+
+
+@dataclass(frozen=True)
+class ModuleOptions(OperatorOptions):
+    """Time a part of a model: transformer, block, self-attention or mlp."""
+
+    recipe: str | None = None
+    """TOML file of the model whose parts are timed; None is the default model."""
+    preset: str | None = None
+    """A published model instead, as for `napkin count`."""
+
+
+@command("bench module", ModuleOptions)
+def bench_module(options: ModuleOptions) -> int:
+    if options.recipe is not None and options.preset is not None:
+        raise NapkinError("--recipe and --preset both name a model: use one of them")
+    with progress_line("loading"):
+        from napkin.benchmarking.module_target import MODULES, ModuleTarget
+        from napkin.cli.common.recipe_options import RecipeSource, base_recipe
+
+    name = _known(options.name, MODULES)
+    recipe = base_recipe(RecipeSource(options.recipe, ()), options.preset)
+    return _time_cases(options, name, lambda machine: ModuleTarget(name, recipe, machine.device_type))
+
+
+def _known(name: str, known: Iterable[str], shown: Sequence[str] = ()) -> str:
+    found = next((each for each in known if plain(each) == plain(name)), None)
+    if found is None:
+        raise NapkinError(f"'{name}' cannot be timed: {suggestion(name, shown or list(known))}")
+    return found
+
+
+def _time_cases(options: OperatorOptions, name: str, target_on: "Callable[[ThisMachine], Target]") -> int:
+    """Time the cases of an operator or a module, and print the rows; after an interruption those that are done."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise NapkinError(f"torchrun has started several ranks, but one process times {name}: leave torchrun out")
     with progress_line("preparing") as line:
-        machine = _machine(options)
-        target = _target(options, name, machine)
+        import torch
+
+        from napkin.benchmarking.conditions import Conditions
+        from napkin.benchmarking.measuring import Limits, Measuring
+        from napkin.hardware.host import keep_freed_memory
+        from napkin.planning.step.machine import ThisMachine
+
+        machine = ThisMachine(device=options.device)
+        torch.set_num_threads(options.threads or machine.host.cores)
+        keep_freed_memory()
+        target = target_on(machine)
         cases, against = _cases(options, target, machine), _against(options, target)
-        measuring = _measuring(options, target, machine)
+        measuring = Measuring(
+            target,
+            machine.device_type,
+            machine.ceilings(machine.precision("auto")),
+            Limits(machine.memory_bytes, options.most_seconds),
+            seconds=options.seconds,
+        )
         conditions = Conditions(machine.device_type)
         rows, interrupted = [], False
         try:
-            for row in measuring.rows(cases, against, progress=line):
-                rows.append(row)
+            # What came before an interruption stays in the list.
+            rows.extend(measuring.rows(cases, against, progress=line))
         except KeyboardInterrupt:
             interrupted = True
-    from napkin.cli.measure.bench_output import print_rows
-
     if rows or not interrupted:
-        print_rows(name, rows, conditions, as_json=options.json)
+        _print_rows(name, rows, conditions, as_json=options.json)
     if interrupted:
         notify(f"bench: interrupted after {len(rows)} of {len(cases)} rows")
         return 130
     return 0
 
 
-def _collective(options: BenchOptions, name: str) -> int:
-    from napkin.cli.measure.bench_collectives import bench_collective
-
-    taken = {"name", "shapes", "device", "threads", "seconds", "sweep", "json"}
-    for each in dataclasses.fields(options):
-        if each.name not in taken and getattr(options, each.name) != each.default:
-            option = {"passes": "pass"}.get(each.name, each.name.replace("_", "-"))
-            raise NapkinError(f"--{option} is for operators and models, and {name} is a collective: leave it out")
-    bench_collective(
-        name,
-        options.shapes,
-        device=options.device,
-        threads=options.threads,
-        seconds=options.seconds,
-        sweep=options.sweep,
-        as_json=options.json,
-    )
-    return 0
-
-
-def _known(name: str, known: list[str]) -> str:
-    found = next((each for each in known if plain(each) == plain(name)), None)
-    if found is None:
-        raise NapkinError(f"'{name}' cannot be timed: {suggestion(name, known)}")
-    return found
-
-
-def _machine(options: BenchOptions) -> "ThisMachine":
-    import torch
-
-    from napkin.hardware.host import keep_freed_memory
-    from napkin.planning.step.machine import ThisMachine
-
-    machine = ThisMachine(device=options.device)
-    torch.set_num_threads(options.threads or machine.host.cores)
-    keep_freed_memory()
-    return machine
-
-
-def _target(options: BenchOptions, name: str, machine: "ThisMachine") -> "Target":
-    from napkin.benchmarking.module_target import MODULES, ModuleTarget
-    from napkin.benchmarking.operators import OperatorTarget
-
-    if name in MODULES:
-        return ModuleTarget(name, _recipe(options), machine.device_type)
-    for option in ("recipe", "preset"):
-        if getattr(options, option) is not None:
-            raise NapkinError(f"--{option} is for models, and {name} is an operator: give its --shapes")
-    return OperatorTarget(name, machine.device_type)
-
-
-def _recipe(options: BenchOptions) -> "Recipe":
-    from napkin.model.published_models import preset
-    from napkin.recipe.recipe import Recipe
-    from napkin.recipe.toml_file import read_recipe
-
-    if options.recipe is not None and options.preset is not None:
-        raise NapkinError("--recipe and --preset both name a model: use one of them")
-    if options.preset is not None:
-        return dataclasses.replace(Recipe(), model=preset(options.preset))
-    return Recipe() if options.recipe is None else read_recipe(options.recipe)
-
-
-def _measuring(options: BenchOptions, target: "Target", machine: "ThisMachine") -> "Measuring":
-    from napkin.benchmarking.measuring import Limits, Measuring
-
-    return Measuring(
-        target,
-        machine.device_type,
-        machine.ceilings(machine.precision("auto")),
-        Limits(machine.memory_bytes, options.most_seconds),
-        seconds=options.seconds,
-    )
-
-
-def _cases(options: BenchOptions, target: "Target", machine: "ThisMachine") -> "list[Case]":
+def _cases(options: OperatorOptions, target: "Target", machine: "ThisMachine") -> "list[Case]":
     from napkin.benchmarking.case import Case
     from napkin.benchmarking.shapes import read_shapes
 
@@ -219,7 +224,7 @@ def _cases(options: BenchOptions, target: "Target", machine: "ThisMachine") -> "
     ]
 
 
-def _compiled(options: BenchOptions, machine: "ThisMachine") -> tuple[bool, ...]:
+def _compiled(options: OperatorOptions, machine: "ThisMachine") -> tuple[bool, ...]:
     from napkin.train_step.compile import missing_compiler
 
     wanted = options.compiled or ("both" if options.sweep else "off")
@@ -233,11 +238,11 @@ def _compiled(options: BenchOptions, machine: "ThisMachine") -> tuple[bool, ...]
     return {"off": (False,), "on": (True,), "both": (False, True)}[wanted]
 
 
-def _is_compiled(options: BenchOptions) -> bool:
+def _is_compiled(options: OperatorOptions) -> bool:
     return options.against is not None and options.against.endswith("+compiled")
 
 
-def _against(options: BenchOptions, target: "Target") -> tuple[str, bool] | None:
+def _against(options: OperatorOptions, target: "Target") -> tuple[str, bool] | None:
     if options.against is None:
         return None
     return _form(options.against.removesuffix("+compiled"), target), _is_compiled(options)
@@ -247,3 +252,206 @@ def _form(name: str, target: "Target") -> str:
     if name not in target.forms:
         raise NapkinError(f"there is no form '{name}' of it here: {suggestion(name, target.forms)}")
     return name
+
+
+def _print_rows(name: str, rows: "Sequence[Row]", conditions: "Conditions", *, as_json: bool) -> None:
+    """Print the rows, and what else was so while they were measured."""
+    if as_json:
+        from napkin.benchmarking.measuring import row_values
+
+        print_json({"name": name, "conditions": conditions.values(), "rows": [row_values(row) for row in rows]})
+        return
+    described = [_described(row) for row in rows]
+    names = list(dict.fromkeys(key for each in described for key in each))
+    differ = [key for key in names if len({each.get(key) for each in described}) > 1]
+    shared = ", ".join(f"{key} {described[0][key]}" for key in names if key not in differ)
+    say(f"{name}: {shared}")
+    headings = [*(key.replace("_", " ") for key in differ), "median", "±", "FLOP/s", "bytes/s", "of roof", "bound"]
+    compared = sorted({row.against for row in rows if row.against})
+    headings += [f"over {other}" for other in compared]
+    noted = any(map(_note, rows))
+    cells = [
+        [*(each.get(key, "") for key in differ), *_measured(row), *_ratios(row, compared), *[_note(row)] * noted]
+        for row, each in zip(rows, described, strict=True)
+    ]
+    align = "l" * len(differ) + "rrrrrl" + "r" * len(compared) + "l" * noted
+    print_table([*headings, *["note"] * noted], cells, align=align)
+    _print_conditions(conditions)
+
+
+def _described(row: "Row") -> dict[str, str]:
+    case = row.case
+    return {
+        "form": case.name,
+        **{name: str(size) for name, size in case.shape.items()},
+        "precision": case.precision.name,
+        "pass": case.timed,
+        "cache": "cold" if case.cold else "warm",
+    }
+
+
+def _measured(row: "Row") -> list[str]:
+    seconds, work = row.seconds, row.work
+    if seconds is None or row.roof_share is None:
+        return ["", "", "", "", "", ""]
+    return [
+        format_seconds(seconds.median),
+        format_share(seconds.relative_width),
+        format_rate(work.flops / seconds.median) if work.flops else "",
+        format_bytes(work.bytes / seconds.median) + "/s",
+        format_share(row.roof_share),
+        work.bound,
+    ]
+
+
+def _note(row: "Row") -> str:
+    from napkin.hardware.conditions import MOST_WAITING
+
+    share = row.waiting_share or 0.0
+    waited = f"disturbed: waited {format_share(share)} of the time for a core" if share > MOST_WAITING else ""
+    return f"not run: {row.refused}" if row.refused else waited
+
+
+def _ratios(row: "Row", compared: Sequence[str]) -> list[str]:
+    return [_ratio(row.ratio) if row.against == other and row.ratio else "" for other in compared]
+
+
+def _ratio(ratio: "Interval") -> str:
+    return f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+
+
+def _print_conditions(conditions: "Conditions") -> None:
+    """Print what was so beside the measurement."""
+    found: dict[str, Any] = conditions.values()
+    before, after = found["before"], found["after"]
+    parts = [found["device"], f"{found['threads']} threads", f"torch {found['torch']}"]
+    if before["megahertz"]:
+        parts.append(f"{before['megahertz']:.0f} to {after['megahertz']:.0f} MHz")
+    if before["gpu"]:
+        parts.append(f"{before['gpu'].get('clocks.sm', '')} to {(after['gpu'] or {}).get('clocks.sm', '')}")
+    if before["load"] is not None:
+        parts.append(f"load {before['load']:.2f} before")
+    say()
+    say("; ".join(parts) + "; ± is half of a 95% interval, the longer one")
+
+
+@dataclass(frozen=True)
+class CollectiveOptions(TimingOptions):
+    """Time a collective by sizes and ranks: all-reduce, all-gather, reduce-scatter or all-to-all, with bandwidths and a
+    fit. By itself it starts processes on this machine, which use gloo; under torchrun all ranks time it, through NCCL
+    where they have GPUs."""
+
+
+@command("bench collective", CollectiveOptions)
+def bench_collective(options: CollectiveOptions) -> None:
+    from napkin.benchmarking.collective_bench import COLLECTIVES, DIMENSIONS, SWEEP, collective_shapes, fitted
+    from napkin.benchmarking.conditions import Conditions
+    from napkin.benchmarking.shapes import read_shapes
+    from napkin.distributed.ranks import rank_info_of
+    from napkin.recipe.precision import choose_device
+
+    name = _known(options.name, COLLECTIVES)
+    info = rank_info_of(os.environ)
+    together = info.world_size > 1
+    chosen = read_shapes(options.shapes, DIMENSIONS)
+    if options.sweep and not chosen:
+        # torchrun has decided on the number of ranks.
+        chosen = [{"bytes": each["bytes"]} for each in SWEEP] if together else SWEEP
+    sizes = collective_shapes(chosen, info.world_size if together else None)
+    if not together and options.device == "cuda":
+        raise NapkinError("--device cuda needs one process per GPU: start them with torchrun, or use --device cpu")
+    device_type = choose_device(options.device) if together else "cpu"
+    with progress_line(f"timing {name}", shown=info.rank == 0) as line:
+        conditions = Conditions(device_type)
+        if together:
+            rows = _of_torchrun(COLLECTIVES[name], sizes, device_type, options, line)
+        else:
+            rows = _of_processes(COLLECTIVES[name], sizes, options, line)
+    rows, fits = fitted(rows)
+    if info.rank == 0:
+        _print_collective(name, rows, fits, conditions, as_json=options.json)
+
+
+def _of_processes(
+    operation: "Operation",
+    sizes: Mapping[int, Sequence[int]],
+    options: CollectiveOptions,
+    line: ProgressLine,
+) -> "list[CollectiveRow]":
+    from napkin.benchmarking.collective_bench import time_in_processes
+    from napkin.hardware.host import detect_host
+
+    host = detect_host()
+    most = max(sizes)
+    return time_in_processes(
+        operation,
+        sizes,
+        # As the ranks of a run on this machine have them.
+        threads=options.threads or max(1, host.cores // most),
+        seconds=options.seconds,
+        free_bytes=host.available_bytes,
+        progress=line,
+    )
+
+
+def _of_torchrun(
+    operation: "Operation",
+    sizes: Mapping[int, Sequence[int]],
+    device_type: Literal["cpu", "cuda"],
+    options: CollectiveOptions,
+    line: ProgressLine,
+) -> "list[CollectiveRow]":
+    import torch
+
+    from napkin.benchmarking.collective_bench import time_on_this_rank
+    from napkin.distributed.joining import join_ranks
+    from napkin.hardware.host import usable_cores
+    from napkin.recipe.training_config import TrainingConfig
+
+    with join_ranks(TrainingConfig(device=device_type)) as ranks:
+        torch.set_num_threads(ranks.threads(options.threads, usable_cores()))
+        return time_on_this_rank(
+            operation, sizes, ranks.info.rank, seconds=options.seconds, device_type=device_type, progress=line
+        )
+
+
+def _print_collective(
+    name: str,
+    rows: "Sequence[CollectiveRow]",
+    fits: "dict[int, AlphaBeta]",
+    conditions: "Conditions",
+    *,
+    as_json: bool,
+) -> None:
+    if as_json:
+        from napkin.benchmarking.collective_bench import collective_values
+
+        found = {str(ranks): vars(fit) for ranks, fit in fits.items()}
+        values = [collective_values(row) for row in rows]
+        print_json({"name": name, "conditions": conditions.values(), "rows": values, "fits": found})
+        return
+    notes = any(row.refused for row in rows)
+    headings = ["ranks", "bytes", "median", "±", "algorithm", "bus", "fit/median", *["not run"] * notes]
+    cells = [[*_collective_cells(row), *[row.refused] * notes] for row in rows]
+    print_table(headings, cells, align="r" * 7 + "l" * notes)
+    for ranks, fit in fits.items():
+        say(
+            f"{ranks} ranks: {format_seconds(fit.start_seconds)} + bytes that each sends / "
+            f"{format_bytes(fit.bandwidth)}/s"
+        )
+    _print_conditions(conditions)
+
+
+def _collective_cells(row: "CollectiveRow") -> list[str]:
+    cells = [str(row.ranks), format_bytes(row.data_bytes)]
+    if row.seconds is None or row.fitted_seconds is None:
+        return [*cells, "", "", "", "", ""]
+    median = row.seconds.median
+    return [
+        *cells,
+        format_seconds(median),
+        format_share(row.seconds.relative_width),
+        format_bytes(row.data_bytes / median) + "/s",
+        format_bytes(row.sent_bytes / median) + "/s",
+        format_three_digits(row.fitted_seconds / median),
+    ]

@@ -1,4 +1,7 @@
-"""`napkin evaluate RUN --text FILE --error 0.01`: bits per byte, from as large a sample as the error needs."""
+"""`napkin evaluate RUN` predicts its validation tokens, `napkin evaluate text` estimates from a sample of any text.
+
+Bits per byte stand beside those of gzip and xz on the same bytes.
+"""
 
 import functools
 import hashlib
@@ -8,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from napkin.cli.common.files import folder_for, refuse_existing
+from napkin.cli.common.files import folder_for, refuse_existing, renew_report
+from napkin.cli.common.options import RunOptions, command
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import notify, print_json, print_table, say
-from napkin.cli.evaluate.tasks import TaskOptions
+from napkin.cli.evaluate.tasks import ModelOptions
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.units import format_bytes, format_count, format_seconds
@@ -20,14 +24,72 @@ if TYPE_CHECKING:
     from napkin.evaluation.bits_per_byte import BitsResult
     from napkin.evaluation.text_windows import Documents, SampledBits
     from napkin.inference.loaded_model import LoadedModel
+    from napkin.runs.accounting_files import Evaluation
 
 
 @dataclass(frozen=True)
-class BitsOptions:
-    """Bits per byte of a sample of a text."""
+class EvaluateOptions(RunOptions):
+    """Predict all validation tokens of a run: loss, perplexity, bits per byte, beside gzip and xz on the same bytes.
+    Other evaluations, with options of their own: a sample of any text, napkin evaluate text RUN --text FILE; the
+    questions of a task, napkin evaluate task RUN --task FILE; two results, napkin evaluate compare A.json B.json."""
+
+    tokens: str | None = None
+    """Token file to predict; None is the run's validation file, whose result is kept in the run folder and report."""
+
+
+@command("evaluate", EvaluateOptions)
+def evaluate_tokens(options: EvaluateOptions) -> None:
+    with progress_line("opening the run") as line:
+        from napkin.inference.loaded_model import load
+
+        trained = load(options.run, on_message=notify)
+        path = trained.run.validation_tokens if options.tokens is None else options.tokens
+        if path is None:
+            raise NapkinError(f"'{options.run}' has no validation tokens: name a token file with --tokens")
+        if not Path(path).is_file():
+            raise NapkinError(f"there is no token file '{path}': name one with --tokens")
+        line.retitle("evaluating")
+        evaluation = trained.evaluate(
+            path, progress=lambda done, total: line(done, total, f"{done:,} of {total:,} tokens")
+        )
+        if options.tokens is None:
+            trained.run.write_json("evaluation.json", evaluation)
+    if options.json:
+        print_json(evaluation)
+    else:
+        _describe(path, evaluation)
+    if options.tokens is None:
+        renew_report(trained.run.path)
+
+
+def _describe(path: str, evaluation: "Evaluation") -> None:
+    say(
+        f"{path}: {evaluation.tokens:,} tokens, {format_bytes(evaluation.bytes)}; step {evaluation.step:,}: "
+        f"loss {evaluation.loss:.4f} nats per token, perplexity {_perplexity(evaluation.perplexity)}"
+    )
+    rows = [
+        ("gzip -9", f"{evaluation.gzip_bits_per_byte:.4f}"),
+        ("this model", f"{evaluation.bits_per_byte:.4f}"),
+        ("xz -9", f"{evaluation.xz_bits_per_byte:.4f}"),
+    ]
+    print_table(("", "bits per byte"), rows)
+
+
+def _perplexity(value: float) -> str:
+    # That of a run that diverged may have hundreds of digits.
+    return f"{value:.2f}" if value < 1e6 else f"{value:.3g}"
+
+
+@dataclass(frozen=True)
+class TextOptions(ModelOptions):
+    """Score windows of a text, all or as many drawn at random as the error needs: bits per byte with a 95% interval,
+    beside gzip and xz. RUN may be a Hugging Face folder. Without --text and --tokens, the text is the run's validation
+    tokens."""
 
     text: tuple[str, ...] = ()
     """Text files or folders, instead of a token file: any tokenizer, bytes of the text itself."""
+    tokens: str | None = None
+    """Token file instead of a text."""
     stride: int | None = None
     """Tokens from one window to the next, in which as many are scored; None is half the context."""
     error: float | None = None
@@ -35,17 +97,12 @@ class BitsOptions:
     max_tokens: int | None = None
     """Score about so many tokens at most, drawn at random."""
 
-    @property
-    def wanted(self) -> bool:
-        """Whether any of them is given."""
-        return bool(self.text) or any(each is not None for each in (self.stride, self.error, self.max_tokens))
 
-
-def evaluate_bits(folder: str, options: BitsOptions, tokens: str | None, tasks: TaskOptions, *, json: bool) -> None:
-    """Measure, print and write the result; of `tasks` what both kinds of evaluation have."""
-    if options.text and tokens is not None:
+@command("evaluate text", TextOptions)
+def evaluate_text(options: TextOptions) -> None:
+    if options.text and options.tokens is not None:
         raise NapkinError("--text and --tokens are two texts: name one of them")
-    path = None if tasks.out is None else Path(tasks.out)
+    path = None if options.out is None else Path(options.out)
     if path is not None:
         refuse_existing(path)
     with progress_line("opening the model") as line:
@@ -54,9 +111,9 @@ def evaluate_bits(folder: str, options: BitsOptions, tokens: str | None, tasks: 
         from napkin.evaluation.text_windows import sampled_bits
         from napkin.inference.loaded_model import load
 
-        model = load(folder, weights=tasks.weights, on_message=notify)
+        model = load(options.run, weights=options.weights, on_message=notify)
         line.retitle("reading the text")
-        name, documents = _documents(folder, options, tokens, model)
+        name, documents = _documents(options, model)
         line.retitle("scoring windows")
         measure = functools.partial(
             sampled_bits,
@@ -67,12 +124,12 @@ def evaluate_bits(folder: str, options: BitsOptions, tokens: str | None, tasks: 
             stride=options.stride,
             error=options.error,
             max_tokens=options.max_tokens,
-            seed=tasks.seed or 0,
+            seed=options.seed or 0,
             device=model.model.head_weight.device,
         )
-        if tasks.plan:
-            told = _plan(measure, options, tasks.usd_per_hour)
-            print_json(told) if json else _say_plan(name, told)
+        if options.plan:
+            told = _plan(measure, options)
+            print_json(told) if options.json else _say_plan(name, told)
             return
         found = measure(
             progress=lambda done, total, error: line(
@@ -80,14 +137,14 @@ def evaluate_bits(folder: str, options: BitsOptions, tokens: str | None, tasks: 
             ),
         )
     result = bits_result(found, {"name": name, "sha256": documents.sha256}, model.about(), versions())
-    path = _write(folder, path, result)
-    if json:
+    path = _write(options.run, path, result)
+    if options.json:
         print_json(result)
     else:
         _say(name, found, path)
 
 
-def _plan(measure: Any, options: BitsOptions, usd_per_hour: float | None) -> dict[str, Any]:
+def _plan(measure: Any, options: TextOptions) -> dict[str, Any]:
     """Time a pilot, and tell from its spread how many windows the error takes."""
     from napkin.evaluation.text_windows import LEAST_WINDOWS, windows_for
 
@@ -102,7 +159,7 @@ def _plan(measure: Any, options: BitsOptions, usd_per_hour: float | None) -> dic
         "tokens": round(windows * pilot.tokens / pilot.windows),
         "all_tokens": pilot.all_tokens,
         "seconds": seconds,
-        "usd": None if usd_per_hour is None else seconds / 3600 * usd_per_hour,
+        "usd": None if options.usd_per_hour is None else seconds / 3600 * options.usd_per_hour,
         "timed_windows": pilot.windows,
     }
 
@@ -115,21 +172,21 @@ def _say_plan(name: str, told: dict[str, Any]) -> None:
     )
 
 
-def _documents(folder: str, options: BitsOptions, tokens: str | None, model: "LoadedModel") -> "tuple[str, Documents]":
+def _documents(options: TextOptions, model: "LoadedModel") -> "tuple[str, Documents]":
     from napkin.data.corpus import read_documents
     from napkin.data.token_file import TokenFile
     from napkin.evaluation.text_windows import documents_of_texts, documents_of_tokens
     from napkin.runs.run_folder import RunFolder, is_run
 
-    tokenizer = model.tokenizer
+    tokenizer, tokens = model.tokenizer, options.tokens
     if options.text:
         texts = [document.text for document in read_documents(options.text)]
         return " ".join(options.text), documents_of_texts(texts, tokenizer)
-    if tokens is None and is_run(Path(folder)):
-        tokens = RunFolder.open(folder).validation_tokens
+    if tokens is None and is_run(Path(options.run)):
+        tokens = RunFolder.open(options.run).validation_tokens
     if tokens is None:
         raise NapkinError(
-            f"'{folder}' has no validation tokens: name a text with --text, or a token file with --tokens"
+            f"'{options.run}' has no validation tokens: name a text with --text, or a token file with --tokens"
         )
     if not Path(tokens).is_file():
         raise NapkinError(f"there is no token file '{tokens}': name one with --tokens")
