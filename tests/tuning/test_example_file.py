@@ -104,7 +104,7 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
     assert left_out.describe().startswith(
         "3 without an answer of the assistant's (line 1), 1 that the assistant begins (line 2)"
     )
-    with pytest.raises(NapkinError, match=r"conversations.*learn.*3.*\(line 1\)"):
+    with pytest.raises(NapkinError, match=r"conversations.*train.*3.*\(line 1\)"):
         write_example_file(tmp_path / "b.tokens", "conversations", file, encoder, max_length=3)
     assert {each.name for each in tmp_path.iterdir()} == {"chats.jsonl", "a.tokens", "a.tokens.mask", "a.tokens.json"}
 

@@ -134,7 +134,7 @@ def test_judged_answers_meet_another_prompts_answer(tmp_path: Path, encoder: Cha
     ]
     assert [float(answer.values[DESIRABLE][0]) for answer, _ in examples] == [1, 0, 1, 0]
     good = written(tmp_path / "good.jsonl", *[{"prompt": "a", "completion": "b", "label": True}] * 2)
-    with pytest.raises(NapkinError, match=r"2 answers.*good"):
+    with pytest.raises(NapkinError, match=r"2 completions.*good"):
         opened(good, "judged answers", encoder)
 
 

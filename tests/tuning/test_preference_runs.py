@@ -127,7 +127,7 @@ def test_what_cannot_be_learned_from_leaves_nothing_behind(folder: Path, tmp_pat
     empty.write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "b"}) + "\n")
     recipe = recipe_of(folder, "dpo")
     changed = recipe.__class__(**{**vars(recipe), "data": recipe.data.__class__(str(empty), None, "")})
-    with pytest.raises(NapkinError, match=r"pairs.*learn.*1"):
+    with pytest.raises(NapkinError, match=r"pairs.*train.*1"):
         tune(changed, tmp_path / "run")
     unread = tuning_recipe(folder, "preference", tuning={"normalisation": "sequence"})
     with pytest.raises(NapkinError, match=r"tuning\.normalisation.*'sequence'.*objectives"):

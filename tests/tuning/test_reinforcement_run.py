@@ -129,7 +129,7 @@ def test_a_run_that_could_not_learn_says_so_and_a_changed_reward_is_another_run(
     rl = {"environment": str(tmp_path / "prompts.jsonl"), "reward": f"{own}:same", "evaluation_prompts": 0}
     messages: list[str] = []
     tune(rl_recipe(folder, rl, steps=4, checkpoint_every=2), tmp_path / "run", on_message=messages.append)
-    assert any(message.startswith("in 4 of 4 steps all answers to each prompt had") for message in messages)
+    assert any(message.startswith("in 4 of 4 steps all completions of each prompt had") for message in messages)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004")
     own.write_text("def same(answer, reference):\n    return 1.0\n")
     with pytest.raises(NapkinError):

@@ -29,7 +29,7 @@ def open_base(folder: StrPath) -> LoadedModel:
 
 
 def reference_model(base: LoadedModel, precision: Precision) -> Transformer:
-    """The start's model, frozen, on the precision's device: what a tuned model is compared with."""
+    """The base model, frozen, on the precision's device, to compare a tuned model with."""
     model = Transformer(base.config)
     base.load_into(model)
     model.requires_grad_(False).eval()
@@ -37,8 +37,8 @@ def reference_model(base: LoadedModel, precision: Precision) -> Transformer:
 
 
 def initial_weights(run: Path, recipe: TuningRecipe) -> Callable[[Transformer], None]:
-    """What copies the weights that a run starts from into a model: frozen ones are in its own folder, once that is
-    there; others are those of the start. Raises NapkinError where there is none."""
+    """Return a function that copies a run's initial weights into a model: frozen ones from the run's folder, once that
+    exists, others from the base model. Raises NapkinError where there is none."""
     if adapter_of(recipe) is not None and is_run(run):
         return partial(load_frozen, RunFolder(run).checkpoints)
     return open_base(recipe.tuning.start).load_into

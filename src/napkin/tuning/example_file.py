@@ -1,15 +1,18 @@
-"""Units as tokens on disk, memory-mapped instead of read: conversations, pairs of answers, judged answers.
+"""Examples as tokens on disk, memory-mapped instead of read: conversations, pairs, unpaired preferences.
 
 | file | contents |
 |---|---|
 | `NAME.tokens` | ids of one sequence after the other, little-endian uint16 if the vocabulary allows it, else uint32 |
-| `NAME.tokens.mask` | a bit per token, 1 if it counts, the first in the highest bit, padded to 8 bytes; the index |
+| `NAME.tokens.mask` | the loss mask: a bit per token, 1 if it is trained on, the first in the highest bit, padded to 8
+bytes; the index |
 | `NAME.tokens.json` | kind, counts, what is left out, checksums; it gets its name last: without it nothing is opened |
 
-The index is a row of little-endian int64 per sequence: its end in tokens; of judged answers also the number of its run,
-which is that of the answers before it while their prompts are the same, and 1 for a good answer, 0 for a bad one.
+The index is a row of little-endian int64 per sequence: its end in tokens; for unpaired preferences (kind
+"judged answers") also the number of its run, which stays the same while prompts are, and 1 for a good completion, 0
+for a bad one.
 
-Files of JSON lines (`pair_file.py` has those of pairs and judged answers) are encoded once, and the result is kept.
+Files of JSON lines (`pair_file.py` has those of pairs and unpaired preferences) are encoded once, and the result is
+kept.
 """
 
 import mmap
@@ -40,18 +43,18 @@ from napkin.tuning.preferences import DESIRABLE
 
 ExampleKind = Literal["conversations", "pairs", "judged answers"]
 SEQUENCES: dict[ExampleKind, int] = {"conversations": 1, "pairs": 2, "judged answers": 1}
-"""Of a unit in a file: a conversation; a chosen and a rejected answer; an answer."""
+"""Sequences per example of a file: a conversation; a chosen and a rejected completion; a completion."""
 COLUMNS: dict[ExampleKind, int] = {"conversations": 1, "pairs": 1, "judged answers": 3}
-"""Of the index."""
+"""Columns of the index."""
 VERSION = 2
 _AT_A_TIME = 2**20
-"""Bytes that are verified at a time: read, not mapped, so that they do not stay in memory."""
+"""Bytes that are verified at a time: read instead of mapped, so that they do not stay in memory."""
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class ExampleSidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The description of a file of units."""
+    """The contents of NAME.tokens.json."""
 
     format: Literal["napkin-chat-tokens"]
     version: Literal[2]
@@ -65,39 +68,38 @@ class ExampleSidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**32)]
     tokenizer: _Sha256
     encoder: _Sha256
-    """Of tokenizer, chat template and what is learned."""
+    """Fingerprint of tokenizer, chat template and what is trained on."""
     max_length: _Count
-    """Tokens that a sequence may have."""
+    """The most tokens that a sequence was allowed."""
     left_out: dict[str, tuple[_Count, _Count]]
-    """What is not in it, by reason: how many, and the line of the first."""
+    """How many lines were left out, and the number of the first, by reason."""
     sha256: _Sha256
-    """Of the tokens."""
+    """The checksum of NAME.tokens."""
     mask_sha256: _Sha256
 
     @property
     def size_bytes(self) -> int:
-        """The size of the tokens on disk."""
         return self.tokens * np.dtype(NUMPY_DTYPES[self.dtype]).itemsize
 
     @property
     def mask_bytes(self) -> int:
-        """Those of the bits, padded to whole numbers."""
+        """Bytes of the loss mask, padded to 8."""
         return -(-self.tokens // 64) * 8
 
     @property
     def index_bytes(self) -> int:
-        """Those behind the bits."""
+        """Bytes of the index behind the mask."""
         return 8 * COLUMNS[self.kind] * self.sequences
 
 
 class _Versioned(msgspec.Struct):
-    """What every version says of itself."""
+    """The field that every version has."""
 
     version: int
 
 
 class ExampleFile(LazyExamples):
-    """A file of units opened for reading."""
+    """A memory-mapped file of examples."""
 
     def __init__(
         self,
@@ -129,17 +131,16 @@ class ExampleFile(LazyExamples):
 
     @property
     def checksum(self) -> str:
-        """SHA-256, in hexadecimal, of all that is learned from: tokens, which of them count, and labels."""
+        """SHA-256, in hexadecimal, of everything that is trained on: tokens, loss mask and labels."""
         return sha256(f"{self.about.kind} {self.about.sha256} {self.about.mask_sha256}".encode()).hexdigest()
 
     @property
     def left_out(self) -> LeftOut:
-        """What of the text is not in it."""
         return LeftOut(self.about.left_out)
 
     @property
     def runs(self) -> NDArray[np.int64]:
-        """Of judged answers: the number of each one's run of equal prompts."""
+        """For unpaired preferences, the number of each completion's run of equal prompts."""
         return self._index[:, 1]
 
     def refuse_other_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -153,7 +154,7 @@ class ExampleFile(LazyExamples):
         return len(self._index) // self._size
 
     def example(self, number: int) -> Example:
-        """Read from the file. Raises CorruptFile where its index has other ends than sequences."""
+        """Read an example. Raises CorruptFile where the index has other ends than sequences."""
         first = number * self._size
         return tuple(self._sequence(each) for each in range(first, first + self._size))
 
@@ -175,12 +176,11 @@ class ExampleFile(LazyExamples):
 
 
 def is_example_file(path: StrPath) -> bool:
-    """Whether a path looks like a file of units."""
+    """True if a file of tokens has a loss mask beside it."""
     return mask_path(Path(path)).is_file()
 
 
 def mask_path(path: Path) -> Path:
-    """The path of the mask of a file of tokens."""
     return Path(f"{path}.mask")
 
 
@@ -221,11 +221,11 @@ Answered = TypeVar("Answered", Pair, UnpairedPreference)
 def encoded_pairs(
     path: StrPath, encoder: ChatEncoder, left_out: LeftOut, max_length: int
 ) -> Iterator[tuple[int, Example]]:
-    """The units (chosen, rejected) of a file, each with its line.
+    """Encode a file of pairs into examples (chosen, rejected), each with its line.
 
-    Besides what `read_pairs` leaves out, those that the template refuses, that have the same tokens twice, or of which
-    prompt and an answer are longer than `max_length` tokens are left out and counted. Raises NapkinError, naming the
-    line, for what `read_pairs` raises and for a template that writes a prompt otherwise when an answer follows.
+    Besides what `read_pairs` leaves out, pairs that the template refuses, that have the same tokens twice, or of which
+    prompt and a completion are longer than `max_length` tokens are left out and counted. Raises NapkinError, naming the
+    line, for what `read_pairs` raises and for a template that writes a prompt otherwise when a completion follows.
     """
     for pair, example in _encoded(path, read_pairs(path, left_out), encoder, left_out, max_length):
         chosen, rejected = example
@@ -238,18 +238,22 @@ def encoded_pairs(
 def encoded_unpaired_preferences(
     path: StrPath, encoder: ChatEncoder, left_out: LeftOut, max_length: int
 ) -> Iterator[tuple[int, Example]]:
-    """The units (answer) of a file, each with its line; `DESIRABLE` is whether it is a good one.
+    """Encode a file of unpaired preferences into examples of one completion, each with its line; `DESIRABLE` is its
+    label.
 
     What is left out, and raised, is as in `encoded_pairs`.
     """
-    for each, (answer,) in _encoded(path, read_unpaired_preferences(path, left_out), encoder, left_out, max_length):
-        yield each.line, (answer.with_values(**{DESIRABLE: np.full(answer.n_trained, each.is_good, np.float32)}),)
+    for each, (completion,) in _encoded(path, read_unpaired_preferences(path, left_out), encoder, left_out, max_length):
+        yield (
+            each.line,
+            (completion.with_values(**{DESIRABLE: np.full(completion.n_trained, each.is_good, np.float32)}),),
+        )
 
 
 def _encoded(
     path: StrPath, items: Iterable[Answered], encoder: ChatEncoder, left_out: LeftOut, max_length: int
 ) -> Iterator[tuple[Answered, tuple[TokenSequence, ...]]]:
-    """The answers of each item that fit behind its prompt."""
+    """Encode the completions of each item that fit behind its prompt."""
     for batch in in_batches(items, _characters):
         found = encoder.answers([(each.prompt, _texts(each)) for each in batch])
         for each, tokens in zip(batch, found, strict=True):
@@ -264,20 +268,20 @@ def _encoded(
 
 
 def _texts(item: Pair | UnpairedPreference) -> Sequence[str]:
-    return (item.chosen, item.rejected) if isinstance(item, Pair) else (item.answer,)
+    return (item.chosen, item.rejected) if isinstance(item, Pair) else (item.completion,)
 
 
 def _characters(item: Pair | UnpairedPreference) -> int:
-    """Of what is rendered, about."""
+    """About how many characters are rendered for an item."""
     texts = _texts(item)
     prompt = sum(len(message.content) for message in item.prompt)
     return prompt * (len(item.prompt) + 1) * len(texts) + sum(map(len, texts))
 
 
 OnProgress = Callable[[int], None]
-"""Called with the number of units so far."""
+"""Called with the number of examples so far."""
 Encode = Callable[[StrPath, ChatEncoder, LeftOut, int], Iterator[tuple[int, Example]]]
-"""The units of a file of JSON lines, each with its line, of sequences of at most so many tokens."""
+"""Encodes a file of JSON lines into examples, each with its line, of sequences of at most so many tokens."""
 ENCODE: dict[ExampleKind, Encode] = {
     "conversations": encoded_chats,
     "pairs": encoded_pairs,
@@ -295,10 +299,10 @@ def write_example_file(
     overwrite: bool = False,
     progress: OnProgress = lambda n: None,
 ) -> ExampleFile:
-    """Encode a file of JSON lines into a new file at `path`, in memory of some units, and open it.
+    """Encode a file of JSON lines into a new file at `path`, in the memory of some examples, and open it.
 
     The same input gives the same bytes. Raises NapkinError if one of the three files exists, where nothing is left to
-    learn from, or of judged answers only good ones or only bad ones, and for what the function of `ENCODE` raises.
+    train on, or unpaired preferences are all good or all bad, and for what the function of `ENCODE` raises.
     """
     path, left_out = Path(path), LeftOut()
     # The inner files get their names first, so a sidecar never exists beside incomplete tokens.
@@ -317,8 +321,8 @@ def write_example_file(
             raise nothing_to_train_on(source, kind, left_out)
         if kind == "judged answers" and writer.n_good in (0, writer.n_sequences):
             raise NapkinError(
-                f"all {writer.n_sequences:,} answers of '{source}' are {'good' if writer.n_good else 'bad'}: kto "
-                "learns from both, add some of the other kind"
+                f"all {writer.n_sequences:,} completions of '{source}' are {'good' if writer.n_good else 'bad'}: kto "
+                "needs both, add some of the other kind"
             )
         sidecar_file.write(format_json(writer.finish(left_out, max_length)).encode())
     return ExampleFile.open(path)
@@ -327,7 +331,7 @@ def write_example_file(
 def nothing_to_train_on(source: StrPath, kind: ExampleKind, left_out: LeftOut) -> NapkinError:
     """The error for a file of which nothing is left."""
     why = f": {left_out.describe()}" if left_out.n else ""
-    return NapkinError(f"'{source}' has no {kind} to learn from{why}: name a file that has some")
+    return NapkinError(f"'{source}' has no {kind} to train on{why}: name a file that has some")
 
 
 def example_file_of(
@@ -338,9 +342,9 @@ def example_file_of(
     max_length: int,
     progress: OnProgress = lambda n: None,
 ) -> ExampleFile:
-    """The units of a file of JSON lines, which are encoded once and kept in the cache; or of a file of units.
+    """Open a file of examples, or encode a file of JSON lines once and keep the result in the cache.
 
-    Raises NapkinError for units of another kind, tokenizer, template or choice of what is learned, and for what
+    Raises NapkinError for examples of another kind, tokenizer, template or `train_on`, and for what
     `write_example_file` raises.
     """
     if is_example_file(path):
@@ -393,7 +397,6 @@ class _Writer:
         self.n_sequences = self.n_tokens = self.n_learned = self.n_good = self.longest = 0
 
     def add(self, sequence: TokenSequence) -> None:
-        """Write a sequence."""
         data = sequence.tokens.astype(NUMPY_DTYPES[self._dtype]).tobytes()
         self._file.write(data)
         self._checksum.update(data)
@@ -406,7 +409,7 @@ class _Writer:
         self._index_file.write(np.array(row, "<i8").tobytes())
 
     def _judged(self, sequence: TokenSequence) -> tuple[int, int]:
-        """The number of the run of equal prompts that an answer belongs to, and whether it is good."""
+        """The number of the run of equal prompts that a completion belongs to, and 1 for a good one."""
         prompt = prompt_of(sequence)
         self._run += not np.array_equal(prompt, self._prompt)
         self._prompt = prompt
@@ -415,7 +418,7 @@ class _Writer:
         return self._run, is_good
 
     def finish(self, left_out: LeftOut, max_length: int) -> ExampleSidecar:
-        """Write the rest of the mask, and the index; the sidecar."""
+        """Write the rest of the mask, and the index; return the sidecar."""
         self._add_bits(np.zeros(-self.n_tokens % 64, bool))
         self._index_file.seek(0)
         while chunk := self._index_file.read(2**20):

@@ -1,7 +1,4 @@
-"""Methods that learn from a fixed set of units: supervised tuning, preferences, reward models.
-
-The loss and figures of an objective on units, without gradients.
-"""
+"""Methods that train on a fixed set of examples: supervised tuning, preferences, reward models."""
 
 import dataclasses
 import math
@@ -38,7 +35,7 @@ from napkin.tuning.sequence_step import SequenceStep, examples_of_rank, train_on
 
 @dataclass(frozen=True)
 class ObjectiveValue:
-    """What an objective makes of units."""
+    """The loss and metrics of an objective on some examples."""
 
     loss: float
     metrics: dict[str, float]
@@ -52,7 +49,7 @@ def evaluate_examples(
     max_tokens: int,
     packing: Packing = "packed",
 ) -> ObjectiveValue:
-    """The loss and the figures of all units, some of them at a time; the ranks divide them. A collective."""
+    """Evaluate an objective on all examples, a chunk at a time, divided among ranks; a collective."""
     model = train_state.parallel_model
     settings = {"max_tokens": max_tokens, "row_length": model.model.config.context_length, "packing": packing}
     totals = BatchTotals.of_examples(examples)
@@ -77,18 +74,18 @@ def evaluate_examples(
 
 
 MICRO_BATCH_TOKENS = 4096
-"""Of a forward and backward pass, where a recipe does not say."""
+"""Tokens of a forward and backward pass, where a recipe names no number."""
 
 
 class ExampleMethod(TuningMethod):
-    """Learns from units by an objective; each epoch is a different permutation of them all.
+    """Trains on a fixed set of examples by an objective; each epoch is a different permutation of all of them.
 
     Args:
         context: the recipe, and what it is read with.
-        units: those to learn from; read when a batch needs them.
-        held_out: those to evaluate on; none are evaluated on if it is empty.
-        checksum: of the units.
-        objective: what is minimised.
+        examples: the training set, read when a batch needs it.
+        held_out: the examples to evaluate on; may be empty.
+        checksum: of the training set.
+        objective: the loss to minimise.
     """
 
     def __init__(
@@ -102,7 +99,7 @@ class ExampleMethod(TuningMethod):
         super().__init__(context)
         recipe = context.recipe
         if not len(examples):
-            raise NapkinError(f"'{recipe.data.train}' holds nothing to learn from: name a file that does")
+            raise NapkinError(f"'{recipe.data.train}' holds nothing to train on: name a file that does")
         self.examples, self.held_out, self.objective = examples, held_out, objective
         self.max_tokens = recipe.tuning.micro_batch_tokens or MICRO_BATCH_TOKENS
         """The size of a micro-batch, padding included."""
@@ -111,11 +108,10 @@ class ExampleMethod(TuningMethod):
 
     @property
     def data_checksum(self) -> str:
-        """The checksum of the units."""
         return self._checksum
 
     def batch(self, number: int) -> list[Example]:
-        """The units of a step: all of an epoch's before one comes again."""
+        """The examples of a step: every example of an epoch comes once before any comes again."""
         size, n = self.recipe.training.batch_size, len(self.examples)
         places = np.arange(number * size, (number + 1) * size)
         found: list[Example] = []
@@ -126,37 +122,33 @@ class ExampleMethod(TuningMethod):
         return found
 
     def prepared(self, train_state: TrainState, examples: Sequence[Example]) -> Sequence[Example]:
-        """The units of a batch as the objective reads them, with what the model says of them before the step; a
-        collective."""
+        """Add to a batch what the objective reads and the model must compute before the step; a collective."""
         return examples
 
     def scored(self, examples: Sequence[Example]) -> Sequence[Example]:
-        """What `prepared` computes without gradients, of a batch."""
+        """The examples that `prepared` scores without gradients, for the plan."""
         return ()
 
     def planned(self, examples: Sequence[Example]) -> Sequence[Example]:
-        """The units of a batch as a plan counts them: with stand-ins for what a run computes first."""
+        """The batch with stand-ins for what a run computes first, as a plan counts it."""
         return examples
 
     @property
     def reference_tokens(self) -> int:
-        """Those of which a reference's log-probabilities are computed before the first step."""
+        """Tokens whose reference log-probabilities are computed before the first step."""
         return 0
 
     def metered(self, loop: TrainingLoop) -> dict[str, float]:
-        """What was measured besides the steps, by the names of the plan's rows."""
+        """Measurements besides the steps, by the names of the plan's rows."""
         return {}
 
     def step(self) -> MeteredStep:
-        """Trains on the units of a batch."""
         return ExampleStep(self)
 
     def evaluation(self) -> Callback:
-        """On the held-out units, all of them."""
         return ExampleEvaluation(self)
 
     def make_plan(self, setting: Setting) -> Plan:
-        """The plan of a step like the one that will be metered."""
         batch = self.batch(min(METERED_STEP, self.recipe.training.steps - 1))
         return plan_examples(
             self.resolved,
@@ -172,7 +164,7 @@ class ExampleMethod(TuningMethod):
 
 
 class ExampleStep(MeteredStep):
-    """Trains on the units of the loop's next step."""
+    """The step of an `ExampleMethod`."""
 
     def __init__(self, method: ExampleMethod) -> None:
         super().__init__()
@@ -180,11 +172,9 @@ class ExampleStep(MeteredStep):
         self.last: SequenceStep | None = None
 
     def batch(self, loop: TrainingLoop, number: int) -> list[Example]:
-        """Those of all ranks."""
         return self.method.batch(number)
 
     def train(self, loop: TrainingLoop, number: int, batch: list[Example], watch: Watch, is_fit: IsFit) -> Tensor:
-        """See `train_on_examples`."""
         method = self.method
         self.last = train_on_examples(
             loop.train_state,
@@ -199,41 +189,36 @@ class ExampleStep(MeteredStep):
         return torch.tensor(self.last.loss)
 
     def micro_batches(self, loop: TrainingLoop, batch: list[Example]) -> int:
-        """By the tokens, padding left out."""
         tokens = sum(len(sequence.tokens) for example in batch for sequence in example)
         return math.ceil(tokens / self.method.max_tokens)
 
     def tensors(self, batch: list[Example]) -> dict[str, Tensor]:
-        """The tokens of each sequence."""
         sequences = [sequence for example in batch for sequence in example]
         return {f"sequence {number}": torch.from_numpy(each.tokens) for number, each in enumerate(sequences)}
 
     def tokens(self, loop: TrainingLoop) -> tuple[int, int, float | None]:
-        """Those that count in the loss."""
         assert self.last is not None
         loop.history.tokens += self.last.totals.tokens
         epochs = loop.step * loop.recipe.training.batch_size / len(self.method.examples)
         return loop.history.tokens, self.last.totals.tokens, epochs
 
     def measurement(self, loop: TrainingLoop) -> Measurement | None:
-        """With what the method has measured."""
         found = super().measurement(loop)
         return found and dataclasses.replace(found, further=self.method.metered(loop))
 
     def further_metrics(self) -> dict[str, float | None]:
-        """The objective's."""
         assert self.last is not None
         return dict(self.last.metrics)
 
 
 class ExampleEvaluation(Callback):
-    """Evaluates on held-out units when due, with averaged weights if there are any."""
+    """Evaluates on held-out examples when due, with averaged weights if there are any."""
 
     def __init__(self, method: ExampleMethod) -> None:
         self.method = method
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
-        """Add the loss on the held-out units and its figures. Raises NapkinError where it is not finite."""
+        """Add the held-out loss and metrics. Raises NapkinError where the loss is not finite."""
         method = self.method
         if not loop.evaluation_is_due or not len(method.held_out):
             return metrics
@@ -257,15 +242,15 @@ class ExampleEvaluation(Callback):
 def open_examples(
     context: TuningContext, kind: ExampleKind, *, max_length: int
 ) -> tuple[ExampleFile, ExampleFile | None]:
-    """Those of data.train, and of data.validation if it names a file; sequences have at most `max_length` tokens.
+    """Open data.train, and data.validation if it names a file; sequences have at most `max_length` tokens.
 
-    Raises NapkinError where they cannot be read or hold nothing to learn from.
+    Raises NapkinError where one cannot be read or holds nothing to train on.
     """
     data = context.recipe.data
     if not isinstance(data.train, str):
         raise NapkinError("data.train names several files, and tuning reads one: join them")
     if not data.train:
-        raise NapkinError(f"no {kind} to learn from are named: use --data.train with a file of JSON lines")
+        raise NapkinError(f"no {kind} to train on are named: use --data.train with a file of JSON lines")
     train = _opened(context, data.train, kind, max_length)
     return train, _opened(context, data.validation, kind, max_length) if data.validation else None
 

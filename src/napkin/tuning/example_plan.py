@@ -1,4 +1,5 @@
-"""The plan of a step on units: counted on fake tensors in the shapes that a real batch has, priced like any other."""
+"""The plan of a step on examples: counted on fake tensors in the shapes that a real batch has, priced like any
+other."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -32,25 +33,25 @@ from napkin.tuning.sequence_step import (
 )
 
 REFERENCE_TOKENS, REFERENCE_FLOPS, REFERENCE_SECONDS = (f"reference: {what}" for what in ("tokens", "FLOPs", "seconds"))
-"""Rows of the plan of a run that computes a reference's log-probabilities before its first step."""
+"""Rows in the plan of a run that scores all examples by a reference before its first step."""
 
 
 @dataclass(frozen=True, repr=False)
 class ExamplePlan(Plan):
-    """The plan of a run whose steps are on units."""
+    """The plan of a run that trains on examples."""
 
     tokens: int = 0
     """Tokens that a device trains on in a step, padding included."""
     scored_tokens: int = 0
-    """Tokens that it computes without gradients before, padding included."""
+    """Tokens that a device scores without gradients before that, padding included."""
     sequence_tokens: int = 0
-    """Of both, padding left out."""
+    """The sum of both, without padding."""
     reference_tokens: int = 0
-    """Tokens of the reference's pass over all units before the first step, of all devices, padding left out."""
+    """Tokens of the reference's pass over all examples before the first step, on all devices, without padding."""
 
     @property
     def tokens_per_step(self) -> int:
-        """Of the batch that was counted, of all devices: each has about as many."""
+        """Tokens of the counted batch on all devices, each of which has about as many."""
         return (self.tokens + self.scored_tokens) * self.resolved.layout.batch_parts
 
     @property
@@ -60,12 +61,11 @@ class ExamplePlan(Plan):
 
     @property
     def rule_seconds(self) -> float:
-        """With the reference's."""
         return super().rule_seconds + seconds_rule(self._rule_reference_flops, self.site.matmul_peak, mfu=RULE_MFU)
 
     @property
     def seconds(self) -> float:
-        """With the reference's."""
+        """Seconds of all steps and of the reference's pass."""
         return super().seconds + self.reference_seconds
 
     @property
@@ -74,22 +74,22 @@ class ExamplePlan(Plan):
 
     @property
     def reference_flops(self) -> float:
-        """Of one device."""
+        """FLOPs of the reference's pass on one device."""
         return self._of_reference * self.ledger.forward_flops
 
     @property
     def reference_seconds(self) -> float:
-        """Before the first step; 0 without a reference."""
+        """Seconds of the reference's pass; 0 without one."""
         forward = self.price.by_phase.get("forward")
         return 0.0 if forward is None else self._of_reference * forward.seconds
 
     @property
     def _of_reference(self) -> float:
-        """A device's tokens of the reference's pass over those that it computes in a step."""
+        """The ratio of a device's tokens in the reference's pass to those in a step."""
         return self.reference_tokens / self.resolved.layout.batch_parts / max(self.sequence_tokens, 1)
 
     def table(self) -> QuantityTable:
-        """The table of any plan, with the pass of a reference where there is one."""
+        """The table of any plan, with rows for the reference's pass where there is one."""
         rows = list(super().table())
         if self.scored_tokens:
             rows = [_noted(row, "FLOPs per step", _SCORED_NOTE) for row in rows]
@@ -109,7 +109,7 @@ class ExamplePlan(Plan):
         )
 
 
-_SCORED_NOTE = "the rule has 2·N·T for the mismatched answers, which are computed without gradients"
+_SCORED_NOTE = "the rule has 2·N·T for the mismatched completions, which are computed without gradients"
 
 
 def _noted(row: QuantityRow, quantity: str, note: str) -> QuantityRow:
@@ -128,10 +128,10 @@ def plan_examples(
     scored: Sequence[Example] = (),
     reference_tokens: int = 0,
 ) -> ExamplePlan:
-    """The plan of steps on batches like this one; several ranks are planned as rank 0, which has as much as any.
+    """Plan steps on batches like this one; several ranks are planned as rank 0, which has as much as any.
 
-    `scored` are the units that a step computes without gradients before it trains on `units`; `reference_tokens` those
-    of all units, where a reference's log-probabilities are computed before the first step.
+    `scored` are examples that a step scores without gradients before it trains on `examples`; `reference_tokens` is the
+    size of the reference's pass before the first step.
     """
     machine.prepare(resolved.recipe.training)
     progress("counting the step")
@@ -170,8 +170,8 @@ def count_examples(
     objective: Objective,
     scored: Sequence[SequenceMicroBatch] = (),
 ) -> Ledger:
-    """The ledger of a step on micro-batches, in their shapes, in a single process; `scored` are computed before it,
-    without gradients."""
+    """Count a step on micro-batches, in their shapes, in a single process; `scored` come before it, without
+    gradients."""
 
     def step(train_state: TrainState, everything: Sequence[SequenceMicroBatch]) -> None:
         before, parts = everything[: len(scored)], everything[len(scored) :]
@@ -188,8 +188,8 @@ def count_parts(
     *,
     updates: bool = True,
 ) -> Ledger:
-    """The ledger of anything that is computed on micro-batches, in their shapes, in a single process; `updates` is
-    whether the model's weights are updated."""
+    """Count any computation on micro-batches, in their shapes, in a single process; `updates` is whether it updates the
+    model's weights."""
     alone = dataclasses.replace(resolved, precision=resolved.precision.on("cpu"), world_size=1)
     batch = [_tensors_of(part) for part in parts]
     with FakeTensorMode():

@@ -54,29 +54,27 @@ def tune(
 
 @dataclass(frozen=True)
 class TuningContext:
-    """What a method of tuning is made of, whether its run begins or is resumed."""
+    """Everything that a tuning method is built from, whether its run starts or resumes."""
 
     resolved: ResolvedRecipe
-    """[model] is that of the base model."""
+    """The recipe, with the base model's [model]."""
     tokenizer: Tokenizer
     encoder: ChatEncoder
-    """How conversations become tokens."""
     folder: Path
     """The run's folder. A new run makes it after the method, which may look for files of its own there later."""
     setting: Setting
     base: LoadedModel | None = None
-    """The model that a new run starts from. A resumed run has weights of its own."""
+    """The base model of a new run; None when a run is resumed, which has weights of its own."""
 
     @property
     def recipe(self) -> TuningRecipe:
-        """The resolved recipe."""
         recipe = self.resolved.recipe
         assert isinstance(recipe, TuningRecipe)
         return recipe
 
 
 class TuningMethod(Method):
-    """A method of tuning; each says what it learns from, and how."""
+    """What supervised tuning, preferences, reward models and reinforcement learning share."""
 
     def __init__(self, context: TuningContext) -> None:
         super().__init__(context.resolved, context.tokenizer, ranks=context.setting.ranks)
@@ -89,7 +87,6 @@ class TuningMethod(Method):
 
     @classmethod
     def begin(cls, recipe: Recipe, folder: Path, setting: Setting) -> "TuningMethod":
-        """Open the base model and what the recipe names."""
         assert isinstance(recipe, TuningRecipe)
         recipe.tracking.refuse_missing()
         base = open_base(recipe.tuning.start)
@@ -99,14 +96,13 @@ class TuningMethod(Method):
 
     @classmethod
     def reopen(cls, run: RunFolder, recipe: Recipe, setting: Setting) -> "TuningMethod":
-        """Open what the recipe of a run names."""
         assert isinstance(recipe, TuningRecipe)
         resolved = resolve(recipe, setting.machine(recipe))
         encoder = encoder_of_run(run.path, run.tokenizer, recipe.tuning.learned)
         return cls.open(TuningContext(resolved, run.tokenizer, encoder, run.path, setting))
 
     def initialize(self, model: Transformer) -> None:
-        """Copy the weights that the run starts from into the model: frozen ones that it keeps, or the base model's."""
+        """Copy the initial weights into the model: frozen ones that the run keeps, or the base model's."""
         context = self.context
         if context.base is not None and adapter_of(context.recipe) is None:
             context.base.load_into(model)
@@ -114,12 +110,11 @@ class TuningMethod(Method):
             initial_weights(context.folder, context.recipe)(model)
 
     def run_files(self) -> dict[str, bytes]:
-        """conversation.json."""
         assert self.context.base is not None
         return conversation_files_of(self.context.encoder, self.context.base)
 
     def write_weights(self, checkpoints: Path) -> None:
-        """Write the weights of the base model, where only adapters are trained."""
+        """Keep the base model's weights in the run, where only adapters are trained."""
         if adapter_of(self.context.recipe) is not None:
             assert self.context.base is not None
             self.context.setting.progress("keeping the frozen weights")
@@ -142,7 +137,7 @@ def _resolved(recipe: TuningRecipe, base: LoadedModel, setting: Setting) -> Reso
 
 
 def encoder_of_base(base: LoadedModel, chat_template: StrPath = "", train_on: TrainOn = "assistant") -> ChatEncoder:
-    """The encoder of a model that is to be tuned.
+    """The encoder for tuning a base model.
 
     The template is that of the file `chat_template`, or the model's own, or the built-in one. Raises NapkinError where
     it cannot be read, or the tokenizer lacks what the built-in one needs.
@@ -156,7 +151,7 @@ def encoder_of_base(base: LoadedModel, chat_template: StrPath = "", train_on: Tr
 def encoder_of_tokenizer(
     tokenizer: Tokenizer, chat_template: StrPath = "", train_on: TrainOn = "assistant"
 ) -> ChatEncoder:
-    """The encoder of models that are trained from scratch with a tokenizer: their texts stand between separators."""
+    """The encoder for models that are trained from scratch with a tokenizer: their texts stand between separators."""
     separators = [tokenizer.special_tokens[SEPARATOR]] if SEPARATOR in tokenizer.special_tokens else []
     template = ChatTemplate(read_template_file(chat_template), _separators(tokenizer)) if chat_template else None
     return ChatEncoder(tokenizer, template, separators, stop_ids=separators, train_on=train_on)
@@ -169,7 +164,7 @@ def encoder_of_run(run: Path, tokenizer: Tokenizer, train_on: TrainOn = "assista
 
 
 def conversation_files_of(encoder: ChatEncoder, base: LoadedModel) -> dict[str, bytes]:
-    """What a run that is tuned with an encoder keeps, by the names of files, so that it is asked as it was trained."""
+    """The files, by name, that let a tuned run be asked as it was trained."""
     kept = base.conversation_file(encoder.template)
     return conversation_files(msgspec.structs.replace(kept, stop_ids=encoder.stop_ids))
 

@@ -18,32 +18,31 @@ from napkin.model.transformer import TokenScores
 from napkin.tuning.packing import SequenceMicroBatch
 
 Normalisation = Literal["token", "sequence", "constant"]
-"""What a token's term is divided by: the number of tokens that count in the batch; the number of tokens that count in
-its sequence times the number of sequences (every sequence weighs the same); or a constant times the number of
-sequences, as in Dr. GRPO (Liu et al. 2025)."""
+"""What a token's term is divided by: the trained tokens of the batch; the trained tokens of its sequence times the
+number of sequences, so that every sequence weighs the same; or a constant times the number of sequences, as in Dr. GRPO
+(Liu et al. 2025)."""
 
 Metrics = dict[str, Tensor]
-"""Numbers of a micro-batch that add up to those of the batch, by name; of those called ..._max the largest is that of
-the batch."""
+"""A micro-batch's part of each metric, by name. Parts add up to the batch's value; of a name that ends in _max the
+largest part is the batch's."""
 
 Number = TypeVar("Number", float, Tensor)
 
 REFERENCE = "reference_log_probabilities"
-"""The value of a sequence that holds a reference model's log-probabilities of its tokens that count."""
+"""The name in `TokenSequence.values` of a reference model's log-probabilities."""
 
 
 @dataclass(frozen=True)
 class BatchTotals:
-    """Counts of the whole batch, over all ranks."""
+    """What losses divide by: counts of the whole batch, over all ranks."""
 
     tokens: int
-    """Tokens that count."""
+    """Tokens that are trained on."""
     sequences: int
     examples: int
 
     @staticmethod
     def of_examples(examples: Sequence[Example]) -> "BatchTotals":
-        """Those of some units."""
         tokens = sequences = 0
         for example in examples:
             tokens += sum(each.n_trained for each in example)
@@ -53,14 +52,14 @@ class BatchTotals:
 
 @runtime_checkable
 class Objective(Protocol):
-    """What is minimised."""
+    """The protocol of a loss over micro-batches."""
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """A micro-batch's part of the loss of the batch, and of its figures.
+        """Return a micro-batch's part of the batch's loss, and of its metrics.
 
-        `scores` are those of `part`'s tokens that count, sequence by sequence.
+        `scores` are of the tokens of `part` that are trained on, sequence by sequence.
         """
         ...
 
@@ -71,7 +70,7 @@ class WeightedLogProbabilities(Protocol):
     it may take `scores.weighted_sum`, which saves products."""
 
     def coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"] | None:
-        """The weights of a micro-batch's tokens that count; None where the model has to tell."""
+        """Return the weights of a micro-batch's trained tokens; None where they depend on the model's output."""
         ...
 
 
@@ -82,9 +81,9 @@ def normalised_sum(
     normalisation: Normalisation,
     constant: float | None = None,
 ) -> Float[Tensor, ""]:
-    """A micro-batch's part of the mean of all tokens' terms, see `Normalisation`; `constant` is that of "constant".
+    """Sum a micro-batch's part of the mean of all tokens' terms, see `Normalisation`; `constant` is that of "constant".
 
-    Sequences without a token that counts add nothing.
+    Sequences without a trained token add nothing.
     """
     return (terms * normalised_weights(part, totals, normalisation, constant, dtype=terms.dtype)).sum()
 
@@ -97,7 +96,7 @@ def normalised_weights(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, " token"]:
-    """By which `normalised_sum` multiplies each token's term."""
+    """The factors by which `normalised_sum` multiplies each token's term."""
     ones = torch.ones_like(part.sequence, dtype=dtype)
     if normalisation == "token":
         return ones / max(totals.tokens, 1)
@@ -109,24 +108,21 @@ def normalised_weights(
 
 
 def values_of(part: SequenceMicroBatch, name: str) -> Float[Tensor, " token"]:
-    """The sequences' values of that name. Raises NapkinError where they have none."""
+    """Return the values that the sequences carry under `name`. Raises NapkinError where they have none."""
     if name not in part.values:
         raise NapkinError(f"the sequences have no '{name}', which the objective reads: add them with with_values")
     return part.values[name]
 
 
 def sums_of_sequences(terms: Float[Tensor, " token"], part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:
-    """The sum of the terms of each sequence's tokens."""
     return torch.zeros(part.n_sequences, dtype=terms.dtype, device=terms.device).index_add(0, part.sequence, terms)
 
 
 def trained_tokens_of_sequences(part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:
-    """How many tokens of each sequence count."""
     return sums_of_sequences(torch.ones_like(part.sequence, dtype=torch.float32), part)
 
 
 def totals_of(parts: Sequence[SequenceMicroBatch]) -> BatchTotals:
-    """The counts of some micro-batches."""
     return BatchTotals(
         tokens=sum(len(part.rows.targets) for part in parts),
         sequences=sum(part.n_sequences for part in parts),
@@ -135,7 +131,7 @@ def totals_of(parts: Sequence[SequenceMicroBatch]) -> BatchTotals:
 
 
 def add_metrics(total: dict[str, Number], part: Mapping[str, Number]) -> None:
-    """Add figures of a part of the batch to those of others, see `Figures`."""
+    """Add metrics of a part of the batch to those of earlier parts, see `Metrics`."""
     for name, value in part.items():
         if name not in total:
             total[name] = value

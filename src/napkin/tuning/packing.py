@@ -1,6 +1,6 @@
 """Sequences in rows, rows in micro-batches: padded to one length, or packed one after the other.
 
-What is learned does not depend on it: a packed sequence sees itself alone, padding is never a target, and each
+Training does not depend on it: a packed sequence sees itself alone, padding is never a target, and each
 micro-batch's loss is a part of one sum.
 """
 
@@ -18,43 +18,40 @@ from napkin.distributed.pipeline_stages import PackedRows
 from napkin.errors import NapkinError
 
 Packing = Literal["packed", "padded", "padded left"]
-"""Several sequences a row, masked from each other; or one a row, with padding after it, or before it."""
+"""Several sequences per row, masked from each other; or one per row, with padding after or before it."""
 
 PADDING = 0
-"""The id that fills rows: any will do, since nothing sees it."""
+"""The id that fills rows. Any would do, since nothing sees it."""
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceMicroBatch:
-    """Units of a batch in rows, and where each of their tokens that count belongs."""
+    """Examples of a batch in rows, and the place of each token that is trained on."""
 
     rows: PackedRows
     examples: tuple[Example, ...]
     example_numbers: tuple[int, ...]
-    """Of each unit, its number in the batch."""
+    """The number of each example in the batch."""
     sequence: Int[Tensor, " token"]
-    """The number of each counted token's sequence, among the sequences of the units in their order."""
+    """The number of each trained token's sequence, among the sequences of all examples in order."""
     example: Int[Tensor, " sequence"]
-    """The number of each sequence's unit in this micro-batch."""
+    """The number of each sequence's example in this micro-batch."""
     values: Mapping[str, Float[Tensor, " token"]]
-    """The sequences' values of that name, one after the other."""
+    """`TokenSequence.values` of all sequences, concatenated."""
 
     @property
     def sequences(self) -> list[TokenSequence]:
-        """Those of the units, in their order."""
         return [sequence for example in self.examples for sequence in example]
 
     @property
     def n_sequences(self) -> int:
-        """How many sequences there are."""
         return len(self.example)
 
     def with_coefficients(self, coefficients: Float[Tensor, " token"]) -> "SequenceMicroBatch":
-        """The same with the loss's gradient with respect to each log-probability."""
+        """Add the loss's gradient with respect to each log-probability."""
         return replace(self, rows=replace(self.rows, coefficients=coefficients))
 
     def to(self, device: str | torch.device) -> "SequenceMicroBatch":
-        """The same on another device."""
         rows = replace(
             self.rows,
             inputs=self.rows.inputs.to(device),
@@ -69,11 +66,11 @@ class SequenceMicroBatch:
 
 
 def resolved_packing(chosen: Literal["auto", "packed", "padded"]) -> Packing:
-    """What "auto" is: packed, in rows of the longest sequence of a micro-batch.
+    """Resolve "auto" to packed, in rows of the longest sequence of a micro-batch.
 
     Where sequences are of one length, each has its row and no mask, as if they were padded. Where they are not, masks
-    in rows that short cost less than padding: with half of the tokens padding, steps of a small model took 0.6 times
-    as long on a CPU, with torch's attention, plain and compiled (benchmarks/alignment_arrangements.py).
+    in rows that short cost less than padding: with half of the tokens padding, steps of a small model took 0.6 times as
+    long on a CPU, with torch's attention, plain and compiled (benchmarks/alignment_arrangements.py).
     """
     return "packed" if chosen == "auto" else chosen
 
@@ -87,7 +84,8 @@ def micro_batches_of(
     temperature: float = 1.0,
     at_least: int = 0,
 ) -> list[SequenceMicroBatch]:
-    """Arrange units in micro-batches of at most `max_tokens` tokens, padding included; a larger unit is alone in its.
+    """Pack examples into micro-batches of at most `max_tokens` tokens, padding included; a larger example is alone in
+    its.
 
     `row_length` is the most tokens of a row, the model's context length; rows are as long as the longest sequence of
     their micro-batch. There are `at_least` that many micro-batches, if need be empty ones: with fsdp all ranks compute
@@ -99,7 +97,7 @@ def micro_batches_of(
 
 
 def tokens_in_rows(examples: Sequence[Example], *, max_tokens: int, row_length: int, packing: Packing) -> int:
-    """The tokens of all micro-batches that `micro_batches_of` makes of units, padding included."""
+    """Count the tokens of all micro-batches that `micro_batches_of` makes, padding included."""
     groups = _groups_of(examples, max_tokens, row_length, packing)
     return sum(len(group.rows) * group.width for group in groups)
 
@@ -112,11 +110,11 @@ def _groups_of(examples: Sequence[Example], max_tokens: int, row_length: int, pa
                 f"sequence {number} has {longest + 1:,} tokens, a row has {row_length + 1:,}: shorten it, or use a "
                 "model with a longer context"
             )
-    # Neighbours of one length need little padding. The sort is stable: the order is a function of the units alone.
+    # Neighbours of one length need little padding. The sort is stable: the order is a function of the examples alone.
     order = sorted(range(len(examples)), key=lambda number: -_longest(examples[number]))
     groups: list[_Group] = []
     for number in order:
-        # Short units fill what the rows of longer ones have left.
+        # Short examples fill what the rows of longer ones have left.
         if not any(group.add(number, examples[number], max_tokens) for group in groups[-_OPEN_GROUPS:]):
             groups.append(_Group(_longest(examples[number]), packing))
             groups[-1].add(number, examples[number], max_tokens)
@@ -124,7 +122,7 @@ def _groups_of(examples: Sequence[Example], max_tokens: int, row_length: int, pa
 
 
 _OPEN_GROUPS = 16
-"""Micro-batches into which a unit may go, so that arranging many takes time in proportion to their number."""
+"""Micro-batches that may still take an example: a bound that keeps packing linear in the number of examples."""
 
 
 def _n_inputs(sequence: TokenSequence) -> int:
@@ -137,20 +135,20 @@ def _longest(example: Example) -> int:
 
 
 class _Group:
-    """Units of a micro-batch, and the rows of their sequences."""
+    """The examples of a micro-batch, and the rows of their sequences."""
 
     def __init__(self, width: int, packing: Packing) -> None:
         self.width = width
         self.packing = packing
         self.numbers: list[int] = []
         self.rows: list[list[tuple[int, int]]] = []
-        """Each row's sequences, as their number in this micro-batch and how many of their tokens are inputs."""
+        """For each row, its sequences: their number in this micro-batch, and how many of their tokens are inputs."""
         self.room: list[int] = []
-        """Of each row, how many tokens are left."""
+        """Tokens left in each row."""
         self.n_sequences = 0
 
     def add(self, number: int, example: Example, max_tokens: int) -> bool:
-        """Take a unit, each of its sequences in the first row that has room, unless there are too many rows then."""
+        """Take an example, each of its sequences in the first row that has room, unless that makes too many rows."""
         room, rows = [*self.room], []
         for sequence in example:
             length = _n_inputs(sequence)
@@ -172,7 +170,6 @@ class _Group:
         return True
 
     def arranged(self, examples: Sequence[Example], temperature: float) -> SequenceMicroBatch:
-        """The micro-batch of the units that were taken."""
         sequences = [sequence for example in examples for sequence in example]
         inputs = np.full((max(len(self.rows), 1), self.width), PADDING, dtype=np.int64)
         documents = np.zeros_like(inputs)

@@ -1,10 +1,10 @@
-"""Preferences from files of JSON lines; `napkin.tuning.example_file` makes units of them.
+"""Preferences from files of JSON lines; `napkin.tuning.example_file` makes examples of them.
 
 | form | a line |
 |---|---|
 | pairs | `{"prompt": "...", "chosen": "...", "rejected": "..."}`: texts, or lists of messages |
 | whole conversations | `{"chosen": [...], "rejected": [...]}`: lists of messages that differ in the last one |
-| judged answers | `{"prompt": "...", "completion": "...", "label": true}`, for KTO; it reads pairs too |
+| unpaired preferences | `{"prompt": "...", "completion": "...", "label": true}`, for KTO; it reads pairs too |
 
 Other fields are not read.
 """
@@ -25,7 +25,7 @@ UNPAIRED_FIELDS = ("prompt", "completion", "label")
 
 @dataclass(frozen=True)
 class Pair:
-    """Two answers to a prompt, and the line that they are in."""
+    """Two completions of a prompt, and the line that they are in."""
 
     line: int
     prompt: tuple[Message, ...]
@@ -35,25 +35,26 @@ class Pair:
 
 @dataclass(frozen=True)
 class UnpairedPreference:
-    """An answer to a prompt that is good or bad, and the line that it is in."""
+    """A completion of a prompt that is good or bad, and the line that it is in."""
 
     line: int
     prompt: tuple[Message, ...]
-    answer: str
+    completion: str
     is_good: bool
 
 
 def read_pairs(path: StrPath, left_out: LeftOut) -> Iterator[Pair]:
-    """The pairs of a file, one at a time.
+    """Read the pairs of a file, one at a time.
 
-    Those that teach nothing are counted in `left_out`: equal or empty answers, contents that are not text, and answers
-    that are more than one message. Raises NapkinError, naming the line, for a line without the fields of a pair.
+    Pairs with nothing to train on are counted in `left_out`: equal or empty completions, contents that are not text,
+    and completions that are more than one message. Raises NapkinError, naming the line, for a line without the fields
+    of a pair.
     """
     return _read(path, left_out, lambda line, fields: [_pair(line, fields)])
 
 
 def read_unpaired_preferences(path: StrPath, left_out: LeftOut) -> Iterator[UnpairedPreference]:
-    """The answers of a file with their labels, one at a time; a pair is a good one and a bad one.
+    """Read labelled completions, one at a time; a pair is a good one and a bad one.
 
     What is left out, and raised, is as in `read_pairs`.
     """
@@ -82,11 +83,11 @@ def _pair(line: int, fields: Mapping[str, Any]) -> Pair:
         prompt = chosen[: min(_shared(chosen, rejected), len(chosen) - 1, len(rejected) - 1)]
         if not prompt:
             raise NotText("without a shared beginning of chosen and rejected")
-    # Without a field of its own the prompt stands in both answers, and in some files with one as well.
+    # Without a field of its own the prompt stands in both completions, and in some files with one as well.
     n = len(prompt)
     if chosen[:n] == prompt and rejected[:n] == prompt:
         chosen, rejected = chosen[n:], rejected[n:]
-    pair = Pair(line, tuple(prompt), _answer(chosen), _answer(rejected))
+    pair = Pair(line, tuple(prompt), _completion(chosen), _completion(rejected))
     if pair.chosen == pair.rejected:
         raise NotText("without a difference between the answers")
     return pair
@@ -101,10 +102,10 @@ def _judged(line: int, fields: Mapping[str, Any]) -> list[UnpairedPreference]:
     _refuse_missing(fields, UNPAIRED_FIELDS, UNPAIRED_FIELDS)
     label = fields["label"]
     if not isinstance(label, bool) and label not in (0, 1):
-        raise WrongForm(f"has the label {str(label)[:40]!r}: use true for a good answer, false for a bad one")
+        raise WrongForm(f"has the label {str(label)[:40]!r}: use true for a good completion, false for a bad one")
     prompt = _messages(fields["prompt"], "user", "prompt")
-    answer = _answer(_messages(fields["completion"], "assistant", "completion"))
-    return [UnpairedPreference(line, tuple(prompt), answer, bool(label))]
+    completion = _completion(_messages(fields["completion"], "assistant", "completion"))
+    return [UnpairedPreference(line, tuple(prompt), completion, bool(label))]
 
 
 def _refuse_missing(fields: Mapping[str, Any], needed: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -123,13 +124,13 @@ def _messages(value: Any, role: str, name: str) -> list[Message]:
 
 
 def _shared(chosen: list[Message], rejected: list[Message]) -> int:
-    """How many messages two lists begin with alike."""
+    """Count the messages that two lists begin with alike."""
     differ = (number for number, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other)
     return next(differ, min(len(chosen), len(rejected)))
 
 
-def _answer(messages: list[Message]) -> str:
-    """The one thing that the assistant says."""
+def _completion(messages: list[Message]) -> str:
+    """The assistant's one message."""
     if [each.role for each in messages] != ["assistant"]:
         raise NotText("with an answer that is not one message of the assistant's")
     if not messages[0].content.strip():

@@ -19,13 +19,13 @@ from napkin.tuning.reinforcement_step import PHASES, Phases, Result
 
 @dataclass(frozen=True)
 class PhaseMetrics:
-    """What a phase takes, per step; None is not known."""
+    """What a phase takes, per step; None is unknown."""
 
     tokens: float | None = None
-    """That go through the model, padding included."""
+    """Tokens through the model, padding included."""
     flops: float | None = None
     peak_bytes: float | None = None
-    """Of all that is allocated while it runs, what lasts included."""
+    """The most bytes allocated while the phase runs, weights and optimizer state included."""
     seconds: float | None = None
 
 
@@ -38,18 +38,17 @@ TOKENS = "tokens per step"
 
 
 def sum_of(metrics: Iterable[float | None]) -> float | None:
-    """Of those that are known; None without any."""
+    """Add up the known values; None without any."""
     known = [each for each in metrics if each is not None]
     return sum(known) if known else None
 
 
 def tokens_of(by_phase: ByPhase) -> float | None:
-    """Of all phases."""
     return sum_of(each.tokens for each in by_phase.values())
 
 
 def joined(ledgers: Sequence[Ledger]) -> Ledger:
-    """One ledger of what runs one after the other; its bytes are those of the last."""
+    """One ledger of computations that follow each other; its bytes are those of the last."""
     *before, last = ledgers
     n_before = sum(len(each.rows) for each in before)
     unknown = [Counter(each.unknown_operators) for each in ledgers]
@@ -77,7 +76,7 @@ def phase_rows(rule: ByPhase, count: ByPhase, usd_per_hour: float | None) -> lis
 
 
 def metered_rows(metered: ByPhase, usd_per_hour: float | None) -> dict[str, float]:
-    """The meter's figures by the names of the plan's rows."""
+    """The metered values by the names of the plan's rows."""
     found: dict[str, float] = {TOKENS: tokens_of(metered) or 0}
     for phase, metrics in metered.items():
         for what in _UNITS:
@@ -90,20 +89,19 @@ def metered_rows(metered: ByPhase, usd_per_hour: float | None) -> dict[str, floa
 
 
 def row_name(phase: str, what: str) -> str:
-    """Such as "rollout: peak bytes"."""
+    """A row's name, such as "rollout: peak bytes"."""
     return f"{phase}: {'FLOPs' if what == 'flops' else what.replace('_', ' ')}"
 
 
 @dataclass
 class PhaseTimes(Phases):
-    """Times the phases of steps; what is graded within the rollout is a phase of its own."""
+    """Times the phases of steps; grading within the rollout is a phase of its own."""
 
     steps: dict[str, list[float]] = field(default_factory=dict)
     """Seconds of each step, by phase."""
     _now: dict[str, float] = field(default_factory=dict)
 
     def run(self, phase: str, function: Callable[[], Result]) -> Result:
-        """Run a phase, and add its seconds to those of the step."""
         begin, graded = time.perf_counter(), self._now.get("reward", 0.0)
         result = function()
         # Grading within the phase was timed by `watching`.
@@ -112,7 +110,7 @@ class PhaseTimes(Phases):
         return result
 
     def watching(self, watch: Watch) -> Watch:
-        """The watch, with the seconds of "reward" kept too."""
+        """Wrap a watch so that the seconds of "reward" are kept here too."""
 
         @contextmanager
         def watched(part: str) -> Iterator[None]:
@@ -125,14 +123,12 @@ class PhaseTimes(Phases):
         return watched
 
     def end_step(self) -> None:
-        """Keep the seconds of the step."""
         for phase, seconds in self._now.items():
             self.steps.setdefault(phase, []).append(seconds)
         self._now = {}
 
     @property
     def medians(self) -> dict[str, float]:
-        """Of all steps, by phase."""
         return {phase: statistics.median(seconds) for phase, seconds in self.steps.items()}
 
 
@@ -143,11 +139,10 @@ class PhaseMeters(Phases):
     model: nn.Module
     device_type: str
     resident: Callable[[], Iterable[Tensor]]
-    """What lasts: weights and the optimizer's state."""
+    """The tensors that last: weights and the optimizer's state."""
     found: dict[str, StepMeasurement] = field(default_factory=dict)
 
     def run(self, phase: str, function: Callable[[], Result]) -> Result:
-        """Run a phase, and keep its FLOPs and its peak."""
         results: list[Result] = []
         self.found[phase] = meter_step(
             self.model,

@@ -1,9 +1,9 @@
-"""Policy gradients on one page: a model learns from rewards of its own answers.
+"""Policy gradients on one page: a model is trained on rewards of its own completions.
 
-Of an answer with reward r, each token with advantage A and probability π adds a term to the loss:
+Each token of a completion with reward r, advantage A and probability π adds a term to the loss:
 
     A     = r - what was to be expected, of the group, the batch or a value head      advantage
-    ρ     = π / π_old, of the token or the geometric mean over the answer             ratio
+    ρ     = π / π_old, of the token or the geometric mean over the completion         ratio
     term  = -min(ρ A, clip(ρ, 1 - low, 1 + high) A)                                   clip
     loss  = Σ term / N, N of tokens, sequences or a constant                          normalisation
           + kl_weight · KL(π ‖ reference) - entropy_weight · entropy                  divergence
@@ -25,9 +25,9 @@ from napkin.tuning.objective import Normalisation
 
 Tokens = Float[Tensor, " token"]
 Limited = Bool[Tensor, " token"]
-"""The tokens at which a limit acts."""
-Rewards = Float[Tensor, "group answer"]
-"""Rewards of the answers to some prompts, a group for each prompt."""
+"""True at tokens where a limit acts."""
+Rewards = Float[Tensor, "group completion"]
+"""Rewards of completions, a group for each prompt."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,14 @@ class PolicyParts:
     drop_equal_groups: bool = False
     overlong: Literal["keep", "mask", "penalty"] = "keep"
     only_rewarded: bool = False
-    """Whether only answers with a reward above 0 are learned, all alike."""
+    """True to train only on completions with a reward above 0, with one weight for all."""
 
 
 PRESETS: dict[PolicyAlgorithm, PolicyParts] = {
     # Anthony et al. 2017; for language models Zelikman et al. 2022 (STaR): fine-tuning on the right answers.
     "expert-iteration": PolicyParts("none", "none", "none", "token", only_rewarded=True),
-    # Williams 1992. A sum over tokens and a mean over answers is the expected reward's gradient, so a constant divides.
+    # Williams 1992. A sum over tokens and a mean over completions is the expected reward's gradient, so a constant
+    # divides.
     "reinforce": PolicyParts("batch", "none", "none", "constant"),
     # Kool et al. 2019; Ahmadian et al. 2024.
     "rloo": PolicyParts("leave one out", "none", "none", "constant"),
@@ -68,8 +69,8 @@ PRESETS: dict[PolicyAlgorithm, PolicyParts] = {
 }
 
 
-# Advantages: how much better an answer's reward is than what was to be expected. A baseline that does not depend on the
-# answer leaves the expected gradient as it is and lowers its variance (Williams 1992).
+# Advantages: how much better a completion's reward is than what was to be expected. A baseline that does not depend on
+# the completion leaves the expected gradient as it is and lowers its variance (Williams 1992).
 
 EPSILON = 1e-4
 """Added to a group's standard deviation, so that rewards which are nearly equal are not blown up: where they differ by
@@ -79,7 +80,7 @@ EPSILON = 1e-4
 def group_normalised(rewards: Rewards, *, epsilon: float = EPSILON) -> Rewards:
     """(r - mean) / (std + epsilon) of each group, as in GRPO (Shao et al. 2024, section 4.1.2).
 
-    The standard deviation is the sample's, with n - 1. Groups of equal rewards, and so of one answer, get 0.
+    The standard deviation is the sample's, with n - 1. Groups of equal rewards, and so of one completion, get 0.
     """
     if rewards.shape[1] == 1:
         return torch.zeros_like(rewards)
@@ -97,33 +98,33 @@ def less_group_mean(rewards: Rewards) -> Rewards:
 
 
 def less_mean_of_others(rewards: Rewards) -> Rewards:
-    """r - mean of the other answers of the group: RLOO (Kool et al. 2019; Ahmadian et al. 2024).
+    """r - mean of the other completions of the group: RLOO (Kool et al. 2019; Ahmadian et al. 2024).
 
     Unbiased. Raises NapkinError for groups of one, which have no others.
     """
     n = rewards.shape[1]
     if n == 1:
-        raise NapkinError("a group of 1 answer has no others to compare it with: use groups of 2 or more")
+        raise NapkinError("a group of 1 completion has no others to compare it with: use groups of 2 or more")
     return less_group_mean(rewards) * (n / (n - 1))
 
 
 def less_batch_mean(rewards: Rewards) -> Rewards:
-    """r - mean of all answers of the batch, REINFORCE's baseline (Williams 1992)."""
+    """r - mean of all completions of the batch, REINFORCE's baseline (Williams 1992)."""
     return rewards - rewards.mean()
 
 
 def has_equal_rewards(rewards: Rewards) -> Bool[Tensor, " group"]:
-    """Whether all answers of a group have the same reward: such a group teaches nothing beside its own mean."""
+    """True for groups whose rewards are all the same: such a group teaches nothing beside its own mean."""
     return (rewards == rewards[:, :1]).all(dim=1)
 
 
 def generalised_advantages(
     rewards: Float[Tensor, " token"], values: Float[Tensor, " token"], *, decay: float, discount: float = 1.0
 ) -> Float[Tensor, " token"]:
-    """Advantages of one answer's tokens (Schulman et al. 2016, equation 16), in float64.
+    """Advantages of one completion's tokens (Schulman et al. 2016, equation 16), in float64.
 
     A_t = sum_k (discount · decay)^k · (r_{t+k} + discount · V_{t+k+1} - V_{t+k}), where V is 0 after the last token.
-    values[t] is what was expected before token t; A + V are the returns that it learns.
+    values[t] is what was expected before token t; A + V are the returns that it is trained on.
     """
     advantages, advantage, value_after = [], 0.0, 0.0
     for reward, value in zip(reversed(rewards.tolist()), reversed(values.tolist()), strict=True):
@@ -134,9 +135,9 @@ def generalised_advantages(
 
 
 def overlong_penalty(
-    lengths: Int[Tensor, "group answer"], *, max_length: int, window: int
-) -> Float[Tensor, "group answer"]:
-    """What an answer's reward is changed by for its length: DAPO's soft punishment (Yu et al. 2025, equation 13).
+    lengths: Int[Tensor, "group completion"], *, max_length: int, window: int
+) -> Float[Tensor, "group completion"]:
+    """DAPO's soft punishment, added to a reward (Yu et al. 2025, equation 13).
 
     0 up to max_length - window tokens, then evenly down to -1 at max_length.
     """
@@ -151,8 +152,8 @@ def token_ratios(log_probabilities: Tokens, old_log_probabilities: Tokens) -> To
 def sequence_ratios(
     log_probabilities: Tokens, old_log_probabilities: Tokens, sequence: Int[Tensor, " token"], n_sequences: int
 ) -> Tokens:
-    """(pi(answer) / pi_old(answer))^(1/length), the geometric mean of the tokens' ratios, for each token of the answer:
-    GSPO (Zheng et al. 2025, equation 7).
+    """(pi(completion) / pi_old(completion))^(1/length), the geometric mean of the tokens' ratios, for each token of the
+    completion: GSPO (Zheng et al. 2025, equation 7).
 
     `sequence` is the number of each token's sequence. The gradient reaches all tokens of the sequence.
     """
@@ -202,7 +203,7 @@ def weighted_terms(
     return -weights * advantages * log_probabilities, weights != ratios
 
 
-# Estimates of the divergence KL(pi ‖ reference) from tokens that pi has drawn (Schulman 2020, "Approximating KL").
+# Estimates of the divergence KL(pi ‖ reference) from tokens sampled from pi (Schulman 2020, "Approximating KL").
 #
 # With d = log pi(token) - log reference(token):
 #

@@ -48,8 +48,8 @@ from napkin.tuning.policy_gradient import (
 )
 
 OLD, SAMPLER, OLD_VALUES = "old_log_probabilities", "sampler_log_probabilities", "old_values"
-"""Values of a sequence's tokens before the first update: the trainer's log-probabilities, those that they were drawn
-with, and what the value head expected."""
+"""Names in `TokenSequence.values`, each from before the first update: the trainer's log-probabilities, those that
+tokens were sampled with, and the value head's predictions."""
 
 
 @dataclass(frozen=True)
@@ -67,20 +67,19 @@ class PolicyObjective:
 
     parts: PolicyParts
     constant: float
-    """By which normalisation "constant" divides an answer's sum."""
+    """The divisor of a completion's sum under normalisation "constant"."""
     kl_weight: float = 0.0
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     entropy_weight: float = 0.0
     value_weight: float = 0.5
     value_clip: float = 0.2
-    """By how much a value may differ from its old one before it is held back; 0 is no limit."""
+    """The largest change of a value from its old one that is rewarded; 0 is no limit."""
     sampler_ratio_limit: float = 0.0
-    """Of the weight old / sampler; 0 is no correction."""
+    """The limit of the weight old / sampler; 0 is no correction."""
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """See `Objective`."""
         terms, means = self._policy_terms(part, scores)
         policy_loss = self._normalised(terms.detach(), part, totals)
         if self.kl_weight:
@@ -105,19 +104,19 @@ class PolicyObjective:
 
     def fresh_coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"] | None:
         """The gradient of the loss with respect to the log-probabilities, where these are the old ones: ratios are 1,
-        and no limit acts. None where more than the policy's terms has a part in it."""
+        and no limit acts. None where other terms than the policy's contribute."""
         if self.kl_weight or self.entropy_weight or self.sampler_ratio_limit or self.parts.advantage == "gae":
             return None
         weights = normalised_weights(part, totals, self.parts.normalisation, self.constant)
         slopes = -values_of(part, "advantages") * weights
         if self.parts.ratio != "sequence":
             return slopes
-        # The ratio of all tokens of an answer is the mean of their logarithms.
+        # The ratio of all tokens of a completion is the mean of their logarithms.
         means = sums_of_sequences(slopes, part) / trained_tokens_of_sequences(part).clamp(min=1)
         return means[part.sequence]
 
     def _policy_terms(self, part: SequenceMicroBatch, scores: TokenScores) -> tuple[Float[Tensor, " token"], Metrics]:
-        """Each token's term, and figures that are means of tokens."""
+        """Each token's term, and metrics that are means over tokens."""
         parts, logprobs, advantages = self.parts, scores.log_probabilities, values_of(part, "advantages")
         means: Metrics = {}
         if parts.ratio == "none":
@@ -164,21 +163,20 @@ class PolicyObjective:
 
 @dataclass(frozen=True)
 class FreshObjective:
-    """An objective of answers that the same weights have just drawn: old log-probabilities are those of this pass.
+    """An objective on completions that the same weights have just sampled: old log-probabilities are those of this
+    pass.
 
-    Adds the figures of the gap between the log-probabilities that tokens were drawn with and these.
+    Adds the metrics of the gap between the log-probabilities that tokens were sampled with and these.
     """
 
     objective: PolicyObjective
 
     def coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"] | None:
-        """See `WeightedLogProbabilities`."""
         return self.objective.fresh_coefficients(part, totals)
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """See `Objective`."""
         old = scores.log_probabilities.detach()
         loss, metrics = self.objective.loss(replace(part, values={**part.values, OLD: old}), scores, totals)
         if scores.weighted_sum is not None:
@@ -191,7 +189,7 @@ class FreshObjective:
 
 
 def sampler_gap(sampler: Float[Tensor, " token"], trainer: Float[Tensor, " token"]) -> dict[str, Tensor]:
-    """Of each token, |log p(sampler) - log p(trainer)|, and its part of KL(sampler ‖ trainer) by k3 (Schulman 2020)."""
+    """|log p(sampler) - log p(trainer)| of each token, and its part of KL(sampler ‖ trainer) by k3 (Schulman 2020)."""
     ahead = trainer - sampler
     return {"sampler_gap": ahead.abs(), "sampler_kl": ahead.expm1() - ahead}
 
@@ -240,13 +238,13 @@ def _check(config: ReinforcementConfig, parts: PolicyParts) -> None:
         )
     if parts.only_rewarded and parts.advantage != "none":
         raise NapkinError(
-            f"rl.advantage is '{parts.advantage}', and expert-iteration learns all answers with rewards alike: leave "
-            "it at auto, or use rl.algorithm reinforce"
+            f"rl.advantage is '{parts.advantage}', and expert-iteration gives all rewarded completions one weight: "
+            "leave it at auto, or use rl.algorithm reinforce"
         )
     if config.group_size == 1 and parts.advantage in ("group", "group mean", "leave one out"):
         raise NapkinError(
-            f"rl.group_size is 1, and rl.advantage '{parts.advantage}' compares the answers of a group: use 2 or more, "
-            "or rl.advantage batch"
+            f"rl.group_size is 1, and rl.advantage '{parts.advantage}' compares the completions of a group: use 2 "
+            "or more, or rl.advantage batch"
         )
     if parts.clip_low >= 1 and parts.clip == "ppo":
         raise NapkinError(f"rl.clip_low is {parts.clip_low}, and no ratio is below 0: use a number below 1")
@@ -254,16 +252,16 @@ def _check(config: ReinforcementConfig, parts: PolicyParts) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Credit:
-    """What is learned from each answer of a batch."""
+    """The advantages of the completions of a batch, and which completions are trained on."""
 
-    advantages: Float[Tensor, "group answer"]
-    """Of an answer's tokens, all alike; with gae the reward that its last token gets."""
-    trained_on: Bool[Tensor, "group answer"]
-    """Whether an answer is learned from; the others are left out of all counts."""
-    rewards: Float[Tensor, "group answer"]
-    """With the penalty for length, if there is one."""
+    advantages: Float[Tensor, "group completion"]
+    """The advantage of all tokens of a completion; with gae the reward that its last token gets."""
+    trained_on: Bool[Tensor, "group completion"]
+    """Completions that are trained on; the others are left out of all counts."""
+    rewards: Float[Tensor, "group completion"]
+    """Rewards with the penalty for length, if there is one."""
     equal_groups: int
-    """Groups whose answers all had the same reward, before a penalty."""
+    """Groups whose completions all had the same reward, before a penalty."""
 
 
 def advantages_of(
@@ -274,11 +272,11 @@ def advantages_of(
     *,
     prompts: Sequence[str] = (),
 ) -> Credit:
-    """What is learned from answers with these rewards.
+    """Turn the rewards of completions into advantages.
 
-    All are of shape [group, answer], in float64: rewards; lengths in tokens; and whether an answer was cut at the
-    longest length, by default if it is that long. `prompts` name the groups in errors. Raises NapkinError for a reward
-    that is not a finite number.
+    All arrays are of shape [group, completion]: rewards, in float64; lengths in tokens; and whether a completion was
+    truncated, by default if it is as long as it may be. `prompts` name the groups in errors. Raises NapkinError for a
+    reward that is not a finite number.
     """
     parts = parts_of(config)
     given = torch.as_tensor(np.asarray(rewards, dtype=np.float64))
@@ -290,7 +288,7 @@ def advantages_of(
     equal = has_equal_rewards(given)
     shaped = given
     if parts.overlong == "penalty":
-        # A cut answer would have been longer still.
+        # A truncated completion would have been longer still.
         reached = torch.where(is_truncated, config.max_answer, sizes)
         shaped = given + overlong_penalty(reached, max_length=config.max_answer, window=overlong_window(config))
     trained_on = torch.ones_like(given, dtype=torch.bool)
@@ -304,46 +302,49 @@ def advantages_of(
 
 
 def overlong_window(config: ReinforcementConfig) -> int:
-    """Over how many tokens before the longest answer DAPO's penalty rises; by default a fifth, as in its section 4."""
+    """The tokens before the longest completion over which DAPO's penalty rises; by default a fifth, as in its section
+    4."""
     return min(config.overlong_window or max(config.max_answer // 5, 1), config.max_answer)
 
 
 def trained_examples(
     config: ReinforcementConfig, groups: Sequence[Sequence[TokenSequence]], credit: Credit
 ) -> list[list[Example]]:
-    """Each group's answers that are learned from, with "advantages" of their tokens; with gae, "returns" too.
+    """The completions of each group that are trained on, with "advantages" of their tokens; with gae, "returns" too.
 
-    `groups[g][a]` is answer a to prompt g, of which the tokens of the answer count; with gae it has "old_values".
-    Groups may be left empty.
+    `groups[g][c]` is completion c of prompt g, with a loss mask of its own tokens; with gae it has "old_values". Groups
+    may be left empty.
     """
     parts = parts_of(config)
     return [
         [
-            (_with_credit(parts, config, answer, float(credit.advantages[g, a])),)
-            for a, answer in enumerate(group)
-            if credit.trained_on[g, a]
+            (_with_credit(parts, config, completion, float(credit.advantages[g, c])),)
+            for c, completion in enumerate(group)
+            if credit.trained_on[g, c]
         ]
         for g, group in enumerate(groups)
     ]
 
 
 def _with_credit(
-    parts: PolicyParts, config: ReinforcementConfig, answer: TokenSequence, advantage: float
+    parts: PolicyParts, config: ReinforcementConfig, completion: TokenSequence, advantage: float
 ) -> TokenSequence:
     if parts.advantage != "gae":
-        return answer.with_values(advantages=np.full(answer.n_trained, advantage, np.float32))
-    if OLD_VALUES not in answer.values:
-        raise NapkinError("an answer has no 'old_values', which rl.advantage gae reads: give those of the value head")
-    values = torch.as_tensor(answer.values[OLD_VALUES], dtype=torch.float64)
+        return completion.with_values(advantages=np.full(completion.n_trained, advantage, np.float32))
+    if OLD_VALUES not in completion.values:
+        raise NapkinError(
+            "a completion has no 'old_values', which rl.advantage gae reads: give those of the value head"
+        )
+    values = torch.as_tensor(completion.values[OLD_VALUES], dtype=torch.float64)
     rewards = torch.zeros_like(values)
     rewards[-1:] = advantage
     advantages = generalised_advantages(rewards, values, decay=config.gae_lambda)
-    return answer.with_values(
+    return completion.with_values(
         advantages=advantages.numpy().astype(np.float32), returns=(advantages + values).numpy().astype(np.float32)
     )
 
 
-def _advantages(parts: PolicyParts, rewards: Float[Tensor, "group answer"]) -> Float[Tensor, "group answer"]:
+def _advantages(parts: PolicyParts, rewards: Float[Tensor, "group completion"]) -> Float[Tensor, "group completion"]:
     if parts.only_rewarded:
         return torch.ones_like(rewards)
     match parts.advantage:
@@ -359,10 +360,10 @@ def _advantages(parts: PolicyParts, rewards: Float[Tensor, "group answer"]) -> F
             return rewards
 
 
-def _check_finite(rewards: Float[Tensor, "group answer"], prompts: Sequence[str]) -> None:
-    for group, answer in (~rewards.isfinite()).nonzero().tolist():
+def _check_finite(rewards: Float[Tensor, "group completion"], prompts: Sequence[str]) -> None:
+    for group, completion in (~rewards.isfinite()).nonzero().tolist():
         name = f" '{prompts[group][:60]}'" if prompts else ""
         raise NapkinError(
-            f"the reward of answer {answer + 1} to prompt {group + 1}{name} is {float(rewards[group, answer])}: "
-            "let the reward be a finite number"
+            f"the reward of completion {completion + 1} to prompt {group + 1}{name} is "
+            f"{float(rewards[group, completion])}: let the reward be a finite number"
         )

@@ -1,8 +1,6 @@
-"""Tuning on preferences: pairs or judged answers from files, an objective, and a reference's log-probabilities.
+"""Tuning on preferences: pairs or unpaired preferences from files, an objective, and a reference's log-probabilities.
 
-Judged answers as KTO reads them: each with a mismatched one, an answer to another prompt behind its own.
-
-The objective that a recipe's [preference] names.
+KTO reads each unpaired completion with a mismatched one: a completion of another prompt behind its own.
 """
 
 from collections.abc import Sequence
@@ -36,32 +34,30 @@ from napkin.tuning.sequence_step import score_examples
 
 
 class UnpairedExamples(LazyExamples):
-    """Units (answer, mismatched) of a file of judged answers, see `napkin.tuning.preferences`.
+    """Examples (completion, mismatched) of a file of unpaired preferences, see `napkin.tuning.preferences`.
 
-    A mismatched answer is composed when it is asked for: the answer to the next other prompt, cut where the two would
-    be longer than the sequences of the file may be.
+    The mismatched sequence is made when it is asked for: the completion of the next other prompt, truncated where
+    prompt and completion would be longer than the sequences of the file may be.
     """
 
     def __init__(self, file: ExampleFile) -> None:
         self.file = file
         first, last = (prompt_of(file[number][0]) for number in (0, -1))
         self._is_closed = np.array_equal(first, last)
-        """Whether the last run of equal prompts goes on with the first."""
+        """True if the last run of equal prompts goes on with the first."""
 
     def __len__(self) -> int:
         return len(self.file)
 
     def example(self, number: int) -> Example:
-        """See the class."""
-        (answer,) = self.file[number]
+        (completion,) = self.file[number]
         (other,) = self.file[mismatched_number(self.file.runs, number, is_closed=self._is_closed)]
-        prompt = prompt_of(answer)
+        prompt = prompt_of(completion)
         behind = other.tokens[other.loss_mask][: self.file.about.max_length - len(prompt)]
-        return answer, sequence_of(prompt.tolist(), behind.tolist())
+        return completion, sequence_of(prompt.tolist(), behind.tolist())
 
 
 def preference_objective(config: PreferenceConfig) -> Objective:
-    """The objective with its settings."""
     beta, per_token = config.beta, config.takes_means
     match config.objective:
         case "dpo":
@@ -77,19 +73,18 @@ def preference_objective(config: PreferenceConfig) -> Objective:
 
 
 class PreferenceMethod(ExampleMethod):
-    """Learns from pairs; with KTO from single answers that are good or bad.
+    """Trains on pairs; with KTO on single completions that are good or bad.
 
     Args:
         context: the recipe, and what it is read with.
-        train: the units to learn from.
-        held_out: those to evaluate on.
-        checksum: of the first.
-        held_out_checksum: of the second.
+        train: the training set.
+        held_out: the examples to evaluate on.
+        checksum: of the training set.
+        held_out_checksum: of the held-out examples.
     """
 
     @classmethod
     def open(cls, context: TuningContext) -> "PreferenceMethod":
-        """Open the pairs, or the judged answers."""
         assert isinstance(context.recipe, PreferenceRecipe)
         if context.recipe.preference.objective != "kto":
             train, held_out = _opened(context, "pairs", n_after=0)
@@ -121,26 +116,23 @@ class PreferenceMethod(ExampleMethod):
             )
 
     def callbacks(self) -> list[Callback]:
-        """The reference's log-probabilities are there before the first step, for objectives that read them."""
         return [] if self._reference is None else [self._reference]
 
     @property
     def reference_tokens(self) -> int:
-        """Of all units, if the objective has a reference."""
         if self._reference is None:
             return 0
         return sum(tokens_of(examples) for examples in (self.examples, self.held_out))
 
     def metered(self, loop: TrainingLoop) -> dict[str, float]:
-        """The reference's pass, if this process has made all of it."""
         return {} if self._reference is None else self._reference.metered(loop)
 
     def scored(self, examples: Sequence[Example]) -> Sequence[Example]:
-        """The mismatched answers, with KTO."""
+        """With KTO, the mismatched sequences."""
         return [(mismatched,) for _, mismatched in examples] if self.preference.objective == "kto" else ()
 
     def prepared(self, train_state: TrainState, examples: Sequence[Example]) -> Sequence[Example]:
-        """With KTO, the answers alone, which know the divergence that the mismatched answers of the batch show."""
+        """With KTO, replace the mismatched sequences by the divergence that they show; a collective."""
         if self.preference.objective != "kto":
             return examples
         ratios: list[float] = []
@@ -158,7 +150,7 @@ class PreferenceMethod(ExampleMethod):
         return with_kl_estimate(examples, ratios)
 
     def planned(self, examples: Sequence[Example]) -> Sequence[Example]:
-        """With zeros for the log-probabilities and the divergence that are not known yet."""
+        """Put zeros for the log-probabilities and the divergence that are not known yet."""
         if not self.preference.has_reference:
             return examples
         referred = [with_stand_ins(example) for example in examples]
@@ -166,28 +158,26 @@ class PreferenceMethod(ExampleMethod):
 
 
 class RewardModelMethod(ExampleMethod):
-    """Learns which of two answers is better."""
+    """Trains a reward model on pairs."""
 
     @classmethod
     def open(cls, context: TuningContext) -> "RewardModelMethod":
-        """Open the pairs."""
         train, held_out = _opened(context, "pairs", n_after=1)
         examples, evaluated = (MappedExamples(each or (), _rewarded) for each in (train, held_out))
         return cls(context, examples, evaluated, train.checksum, RewardObjective())
 
     def callbacks(self) -> list[Callback]:
-        """At the end it is told how far the probabilities can be taken at their word."""
         return [CalibrationAtEnd(self)] if len(self.held_out) else []
 
 
 class CalibrationAtEnd(Callback):
-    """Writes calibration.json, and tells it, after the last step."""
+    """Writes calibration.json, and prints it, after the last step."""
 
     def __init__(self, method: ExampleMethod) -> None:
         self.method = method
 
     def on_end(self, loop: TrainingLoop) -> None:
-        """Of the held-out pairs; a collective."""
+        """Score the held-out pairs; a collective."""
         if loop.step < loop.recipe.training.steps:
             return
         state, method = loop.train_state, self.method
@@ -211,7 +201,7 @@ class CalibrationAtEnd(Callback):
 
 
 def _opened(context: TuningContext, kind: ExampleKind, *, n_after: int) -> tuple[ExampleFile, ExampleFile | None]:
-    """The units of data.train and of data.validation, to which `n_after` tokens are added later."""
+    """Open data.train and data.validation, with room for `n_after` tokens that are added later."""
     recipe = context.recipe
     _refuse_unread(recipe)
     max_length = recipe.tuning.max_length or recipe.model.context_length + 1 - n_after

@@ -1,10 +1,10 @@
-"""Preferences: models that learn which of two answers is better, or whether one is good.
+"""Preferences: training on which of two completions is better, or on whether one is good.
 
-First the losses, each a function on tensors with its equation; then the objectives around them, which take an answer's
-log-probability from a batch; last a reward model's calibration. DPO makes the policy its own reward model. IPO
-regresses a difference, so that it stays bounded where every pair agrees. SimPO has a target margin and no reference.
-ORPO is supervised tuning that also moves the odds. KTO learns from single answers. A reward model gives each answer a
-number.
+First the losses, each a function on tensors with its equation; then the objectives around them, which take a
+completion's log-probability from a batch; last a reward model's calibration. DPO makes the policy its own reward model.
+IPO regresses a difference, so that it stays bounded where every pair agrees. SimPO has a target margin and no
+reference. ORPO is supervised tuning that also moves the odds. KTO is trained on single completions. A reward model
+gives each completion a number.
 """
 
 import math
@@ -52,7 +52,7 @@ def ipo_losses(
     """(chosen - rejected - 1 / (2 β))², of log-ratios log π(y | x) - log π_ref(y | x).
 
     Azar et al. 2023, equation 17, whose τ is β here. The recipe's objective takes the means of log-ratios per token:
-    with sums, one target for answers of all lengths would be a different one per token for each.
+    with sums, one target for completions of all lengths would be a different one per token for each.
     """
     return (chosen - rejected - 1 / (2 * beta)).square()
 
@@ -68,7 +68,7 @@ def simpo_losses(
 
 
 _HIGHEST = -1e-6
-"""Log-probability per token above which the odds are taken as those of this: they are infinite at 0."""
+"""The largest log-probability per token whose odds are taken: they are infinite at 0."""
 
 
 def orpo_losses(
@@ -93,15 +93,15 @@ def log_odds(log_probabilities: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 def kto_losses(
-    ratios: Float[Tensor, " answer"],
-    desirable: Float[Tensor, " answer"],
-    kl: Float[Tensor, " answer"],
+    ratios: Float[Tensor, " completion"],
+    desirable: Float[Tensor, " completion"],
+    kl: Float[Tensor, " completion"],
     *,
     beta: float,
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
-) -> Float[Tensor, " answer"]:
-    """λ (1 - σ(±β (ratio - z))): + and λ_D for good answers (`desirable` is 1), - and λ_U for bad ones (0).
+) -> Float[Tensor, " completion"]:
+    """λ (1 - σ(±β (ratio - z))): + and λ_D for desirable completions (1), - and λ_U for undesirable ones (0).
 
     `ratios` are log π(y | x) - log π_ref(y | x), z is `kl`, at least 0 and without gradient. Ethayarajh et al. 2024,
     equations 7 and 8.
@@ -118,21 +118,20 @@ def bradley_terry_losses(chosen: Float[Tensor, " pair"], rejected: Float[Tensor,
 
 @dataclass(frozen=True)
 class PairObjective:
-    """The mean loss of pairs (chosen, rejected). Each objective says what a pair's loss is.
+    """The mean loss of pairs (chosen, rejected); each objective says what a pair's loss is.
 
-    An answer's implicit reward is beta times the log-probability that the objective compares.
+    A completion's implicit reward is beta times the log-probability that the objective compares.
     """
 
     beta: float
     per_token: bool = False
-    """Whether an answer's log-probability is the mean over its tokens instead of the sum."""
+    """True for the mean over a completion's tokens instead of the sum."""
     has_reference = True
-    """Whether log-probabilities are taken beside those of a reference model."""
+    """True for log-ratios to a reference model instead of log-probabilities."""
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """See `Objective`."""
         score = completion_log_ratios if self.has_reference else completion_log_probabilities
         chosen, rejected = pairs_of(score(part, scores, per_token=self.per_token), part)
         likelihoods, _ = pairs_of(completion_log_probabilities(part, scores, per_token=True), part)
@@ -145,16 +144,16 @@ class PairObjective:
 
     @property
     def supervised_share(self) -> float:
-        """Weight of the negative log-likelihood of the chosen answer, per token."""
+        """Weight of the negative log-likelihood of the chosen completion, per token."""
         return 0.0
 
     def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
-        """The loss of each pair, of its answers' log-probabilities or log-ratios."""
+        """The loss of each pair, from its completions' log-probabilities or log-ratios."""
         raise NotImplementedError
 
 
 def pair_metrics(chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"], totals: BatchTotals) -> Metrics:
-    """Of rewards: how often the chosen answer's is higher (equal ones count half), by how much, and both means."""
+    """Accuracy (an even pair counts half), margin, and both means of rewards."""
     chosen, rejected = chosen.detach(), rejected.detach()
     wins = (chosen > rejected).float() + 0.5 * (chosen == rejected).float()
     means = {"accuracy": wins, "margin": chosen - rejected, "chosen_reward": chosen, "rejected_reward": rejected}
@@ -163,67 +162,62 @@ def pair_metrics(chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"
 
 @dataclass(frozen=True)
 class DPOObjective(PairObjective):
-    """`dpo_losses`, and the chosen answer's negative log-likelihood per token (Pang et al. 2024, equation 1) times
-    `supervised_weight`."""
+    """`dpo_losses`, plus `supervised_weight` times the chosen completion's negative log-likelihood per token (Pang et
+    al. 2024, equation 1)."""
 
     label_smoothing: float = 0.0
     supervised_weight: float = 0.0
 
     @property
     def supervised_share(self) -> float:
-        """See `PairObjective`."""
         return self.supervised_weight
 
     def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
-        """See `PairObjective`."""
         return dpo_losses(chosen, rejected, beta=self.beta, label_smoothing=self.label_smoothing)
 
 
 @dataclass(frozen=True)
 class IPOObjective(PairObjective):
-    """`ipo_losses`."""
+    """Pairs by `ipo_losses`."""
 
     def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
-        """See `PairObjective`."""
         return ipo_losses(chosen, rejected, beta=self.beta)
 
 
 @dataclass(frozen=True)
 class SimPOObjective(PairObjective):
-    """`simpo_losses`."""
+    """Pairs by `simpo_losses`."""
 
     per_token: bool = True
     margin: float = 0.0
     has_reference = False
 
     def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
-        """See `PairObjective`."""
         return simpo_losses(chosen, rejected, beta=self.beta, margin=self.margin)
 
 
 @dataclass(frozen=True)
 class ORPOObjective(PairObjective):
-    """`orpo_losses`."""
+    """Pairs by `orpo_losses`."""
 
     per_token: bool = True
     has_reference = False
 
     def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
-        """See `PairObjective`."""
         return orpo_losses(chosen, rejected, beta=self.beta)
 
 
 def completion_log_probabilities(
     part: SequenceMicroBatch, scores: TokenScores, *, per_token: bool = False
 ) -> Float[Tensor, " sequence"]:
-    """log π(answer | prompt): the sum over the answer's tokens, or with `per_token` their mean."""
+    """log π(completion | prompt): the sum over the completion's tokens, or with `per_token` their mean."""
     return _of_answers(scores.log_probabilities, part, per_token)
 
 
 def completion_log_ratios(
     part: SequenceMicroBatch, scores: TokenScores, *, per_token: bool = False
 ) -> Float[Tensor, " sequence"]:
-    """log π(answer | prompt) - log π_ref(answer | prompt), summed over the answer's tokens, or their mean.
+    """log π(completion | prompt) - log π_ref(completion | prompt), summed over the completion's tokens, or their mean.
 
     Raises NapkinError where the sequences have no reference's log-probabilities.
     """
@@ -232,7 +226,7 @@ def completion_log_ratios(
 
 
 def last_of_completions(values: Float[Tensor, " token"], part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:
-    """The value at each sequence's last token that counts."""
+    """The value at each sequence's last trained token."""
     numbers = torch.arange(part.n_sequences, device=part.sequence.device)
     return values[torch.searchsorted(part.sequence, numbers, right=True) - 1]
 
@@ -240,13 +234,14 @@ def last_of_completions(values: Float[Tensor, " token"], part: SequenceMicroBatc
 def pairs_of(
     values: Float[Tensor, " sequence"], part: SequenceMicroBatch
 ) -> tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]:
-    """The values of chosen and of rejected answers. Raises NapkinError for units that are not pairs."""
+    """Split values into those of chosen and of rejected completions. Raises NapkinError for examples that are not
+    pairs."""
     for number, example in zip(part.example_numbers, part.examples, strict=True):
         if len(example) != 2 or not all(sequence.n_trained for sequence in example):
             raise NapkinError(
                 f"example {number} has {len(example)} sequences, of which "
                 f"{sum(not sequence.n_trained for sequence in example)} count no token: give pairs of a chosen and a "
-                "rejected answer"
+                "rejected completion"
             )
     pairs = values.view(-1, 2)
     return pairs[:, 0], pairs[:, 1]
@@ -257,23 +252,25 @@ def _of_answers(terms: Tensor, part: SequenceMicroBatch, per_token: bool) -> Ten
     return sums / trained_tokens_of_sequences(part).clamp(min=1) if per_token else sums
 
 
-# KTO. A unit of the data is (answer, mismatched): `mismatched` is the answer's prompt with another prompt's answer.
-# Before a step, `with_kl_estimate` makes of the mismatched answers of the whole batch one estimate of the divergence
-# from the reference, and leaves units of one: a gradient does not depend on how they are divided into micro-batches.
+# KTO. An example of the data is (completion, mismatched): `mismatched` is the completion's prompt with another prompt's
+# completion. Before a step, `with_kl_estimate` makes of the mismatched completions of the whole batch one estimate of
+# the divergence from the reference, and leaves examples of one: a gradient does not depend on how they are divided into
+# micro-batches.
 
 DESIRABLE = "desirable"
-"""The value of a sequence that says whether it is a good answer, 1.0 or 0.0, at each token."""
+"""The name in `TokenSequence.values` of a completion's label, 1.0 or 0.0 at each token."""
 _KL, _ALIKE = "kl", "answers_alike"
 
 
 def with_kl_estimate(examples: Sequence[Example], mismatched_ratios: Sequence[float]) -> Sequence[Example]:
-    """The units (answer, mismatched) of a whole batch as units (answer), which know the batch's estimate.
+    """Turn a whole batch of (completion, mismatched) into examples of the completion alone, which carry the batch's
+    estimate.
 
     It is max(0, mean of `mismatched_ratios`), which are log π - log π_ref of the second sequences, as the objective
-    takes an answer's: sums, or means per token (Ethayarajh et al. 2024, section 4.1).
+    takes a completion's: sums, or means per token (Ethayarajh et al. 2024, section 4.1).
     """
     kl = max(0.0, float(np.mean(mismatched_ratios)))
-    good = sum(_is_desirable(answer) for answer, _ in examples)
+    good = sum(_is_desirable(completion) for completion, _ in examples)
     alike = {True: good, False: len(examples) - good}
     return MappedExamples(
         examples, lambda example: (_with_constants(example[0], kl, alike[_is_desirable(example[0])]),)
@@ -281,11 +278,12 @@ def with_kl_estimate(examples: Sequence[Example], mismatched_ratios: Sequence[fl
 
 
 def mismatched_number(runs: Sequence[int] | NDArray[np.int64], number: int, *, is_closed: bool) -> int:
-    """The number of the example whose answer is put to the prompt of example `number`: the next with another prompt.
+    """The number of the example whose completion is put to the prompt of example `number`: the next with another
+    prompt.
 
-    `runs` has of each example the number of its run of neighbours with the same prompt, from 0 on; `is_closed` is
+    `runs` gives each example the number of its run of neighbours with the same prompt, from 0 on; `is_closed` is
     whether the last run goes on with the first. Where all prompts are equal it is the next example: then the estimate
-    is of matching answers.
+    is of matching completions.
     """
     n = len(runs)
     end = bisect_right(runs, runs[number])
@@ -297,18 +295,18 @@ def mismatched_number(runs: Sequence[int] | NDArray[np.int64], number: int, *, i
 
 @dataclass(frozen=True)
 class KTOObjective:
-    """`kto_losses` of units that `with_kl_estimate` has made."""
+    """`kto_losses` of examples that `with_kl_estimate` has made."""
 
     beta: float
     per_token: bool = False
-    """Whether an answer's log-ratio is the mean over its tokens instead of the sum."""
+    """True for the mean over a completion's tokens instead of the sum."""
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """See `Objective`. Rewards are means over the good, and over the bad answers."""
+        """Average the losses; reward metrics are means over the desirable and over the undesirable completions."""
         ratios = completion_log_ratios(part, scores, per_token=self.per_token)
         desirable, kl, alike = (last_of_completions(values_of(part, name), part) for name in (DESIRABLE, _KL, _ALIKE))
         weights = {"desirable_weight": self.desirable_weight, "undesirable_weight": self.undesirable_weight}
@@ -326,17 +324,17 @@ class KTOObjective:
         return losses.sum() / n, metrics
 
 
-def _is_desirable(answer: TokenSequence) -> bool:
-    return bool(answer.values[DESIRABLE][0])
+def _is_desirable(completion: TokenSequence) -> bool:
+    return bool(completion.values[DESIRABLE][0])
 
 
-def _with_constants(answer: TokenSequence, kl: float, alike: int) -> TokenSequence:
-    n = answer.n_trained
-    return answer.with_values(**{_KL: np.full(n, kl, np.float32), _ALIKE: np.full(n, alike, np.float32)})
+def _with_constants(completion: TokenSequence, kl: float, alike: int) -> TokenSequence:
+    n = completion.n_trained
+    return completion.with_values(**{_KL: np.full(n, kl, np.float32), _ALIKE: np.full(n, alike, np.float32)})
 
 
 def rewarded(sequence: TokenSequence) -> TokenSequence:
-    """A sequence of which only a token after its end counts: there the reward is read."""
+    """Append a token to a sequence and mask all others: a reward model's reward is read there."""
     tokens = np.append(sequence.tokens, PADDING)
     return TokenSequence(tokens, np.arange(len(tokens)) == len(tokens) - 1)
 
@@ -348,7 +346,6 @@ class RewardObjective:
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """See `Objective`."""
         if scores.scalars is None:
             raise NapkinError("the model has no scalar head, which rewards are read from: add one with add_scalar_head")
         chosen, rejected = pairs_of(last_of_completions(scores.scalars, part), part)
@@ -356,39 +353,40 @@ class RewardObjective:
         return loss, pair_metrics(chosen, rejected, totals)
 
 
-# How well calibrated a reward model is. A pair's winner is known, and which of its answers is named first is arbitrary.
-# So a pair counts by the answer that the model prefers: its probability is at least a half, and it is right or wrong.
+# How well calibrated a reward model is. A pair's winner is known, and which of its completions is named first is
+# arbitrary. So a pair counts by the completion that the model prefers: its probability is at least a half, and it is
+# right or wrong.
 
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """Pairs whose preferred answer has a probability in one interval."""
+    """Pairs whose preferred completion has a probability in one interval."""
 
     low: float
     high: float
     pairs: int
     probability: float
-    """The mean of what the model says."""
+    """The mean of the model's probabilities."""
     right: float
-    """The share of pairs whose chosen answer is the preferred one; an even pair is half right."""
+    """The share of pairs whose chosen completion is the preferred one; an even pair is half right."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Reliability of P(chosen wins) on some pairs."""
+    """The reliability of P(chosen wins) on some pairs."""
 
     bins: tuple[ReliabilityBin, ...]
-    """Those that hold pairs, by their probability."""
+    """The bins that hold pairs, by their probability."""
     pairs: int
     accuracy: float
     loss: float
-    """The mean of -log P(chosen wins), in nats; log 2 is that of no opinion."""
+    """The mean of -log P(chosen wins), in nats; log 2 for a model without an opinion."""
     expected_error: float
     """Mean over pairs of |probability - share right| of their bin: the expected calibration error (Naeini et al.
     2015)."""
 
     def lines(self) -> list[str]:
-        """What it says in words, and the reliability by bins."""
+        """A summary, and a line per bin."""
         summary = (
             f"{self.pairs:,} held-out pairs: accuracy {self.accuracy:.3f}, loss {self.loss:.3f} nats, expected "
             f"calibration error {self.expected_error:.3f}"

@@ -4,10 +4,10 @@ reference-train.safetensors and reference-held-out.safetensors in the folder of 
 
 | tensor | |
 |---|---|
-| ends | int64 [sequence]: how many log-probabilities there are up to the end of each sequence, unit by unit |
-| log_probabilities | fp32 [token]: of each token that counts, in nats |
+| ends | int64 [sequence]: how many log-probabilities there are up to the end of each sequence, example by example |
+| log_probabilities | fp32 [token]: of each trained token, in nats |
 
-and a header with one string, `reference`, a JSON object: `format`, `units` (checksum of the units), `start`
+and a header with one string, `reference`, a JSON object: `format`, `units` (checksum of the examples), `start`
 (fingerprint of the reference's weights), `precision` (that it was computed in), `checksum` (SHA-256 of the tensors'
 SHA-256, in their order). They are written as they are computed and memory-mapped where they are read. A file that is
 damaged, or of something else, is computed again.
@@ -52,23 +52,23 @@ from napkin.units import format_seconds
 
 FORMAT = "napkin reference 2"
 _HEADER_BYTES = 1024
-"""With the eight that say how long it is. The rest is spaces: what it says is known when all is written."""
+"""The header's size, with the eight bytes that say it. Spaces fill it: its content is known when all is written."""
 _AT_A_TIME = 2**20
 
 
 @dataclass(frozen=True)
 class ReferenceKey:
-    """What the log-probabilities of a reference depend on."""
+    """Everything that a reference's log-probabilities depend on."""
 
     examples: str
-    """Checksum of the units, which says what the tokens are."""
+    """The checksum of the examples, tokens included."""
     base: str
-    """Fingerprint of the weights; "" where any will do."""
+    """The fingerprint of the weights; "" where any will do."""
     precision: str
 
     @property
     def header(self) -> dict[str, str]:
-        """As a file has it."""
+        """The key as a file has it."""
         return {"format": FORMAT, "units": self.examples, "start": self.base, "precision": self.precision}
 
 
@@ -79,13 +79,13 @@ class ReferenceScores:
         self._ends, self._log_probabilities = ends, log_probabilities
 
     def of_sequence(self, number: int) -> Float32[np.ndarray, " counted"]:
-        """Those of a sequence, by its number among all of all units."""
+        """Copy those of a sequence, by its number among the sequences of all examples."""
         begin = 0 if number == 0 else int(self._ends[number - 1])
         return np.array(self._log_probabilities[begin : int(self._ends[number])])
 
 
 class ReferencedExamples(LazyExamples):
-    """Units of `size` sequences that get a reference's log-probabilities when these are known."""
+    """Examples of `size` sequences each, which get a reference's log-probabilities once these are known."""
 
     def __init__(self, examples: Sequence[Example], size: int = 2) -> None:
         self.examples, self.size = examples, size
@@ -93,15 +93,13 @@ class ReferencedExamples(LazyExamples):
 
     @property
     def n_sequences(self) -> int:
-        """Of all units."""
         return len(self.examples) * self.size
 
     def __len__(self) -> int:
-        """How many units there are."""
         return len(self.examples)
 
     def example(self, number: int) -> Example:
-        """A unit, with `REFERENCE` among the values of its sequences if that is known."""
+        """An example, with `REFERENCE` among its sequences' values if that is known."""
         example, scores = self.examples[number], self.scores
         if scores is None:
             return example
@@ -121,7 +119,7 @@ class ReferenceWriter:
         self.n_tokens = 0
 
     def add(self, log_probabilities: Sequence[NDArray[np.float32]]) -> None:
-        """Those of the next sequences."""
+        """Write the log-probabilities of the next sequences."""
         ends = self.n_tokens + np.cumsum([len(each) for each in log_probabilities], dtype="<i8")
         values = np.concatenate(log_probabilities).astype("<f4")
         self._file.seek(self._place)
@@ -135,7 +133,6 @@ class ReferenceWriter:
         self.n_tokens += len(values)
 
     def finish(self, key: ReferenceKey) -> None:
-        """Write the header."""
         assert not self._left
         n_ends = self._end - _HEADER_BYTES
         reference = {**key.header, "checksum": _joined(self._ends_checksum.digest(), self._checksum.digest())}
@@ -153,7 +150,7 @@ class ReferenceWriter:
 
 @contextmanager
 def reference_writer(path: Path, key: ReferenceKey, n_sequences: int) -> Iterator[ReferenceWriter]:
-    """A writer of a file that replaces an earlier one, whole, when the block ends; nothing where it raises."""
+    """Open a file that replaces an earlier one, whole, when the block ends, and leaves it if the block raises."""
     with atomic_file(path, overwrite=True) as file:
         writer = ReferenceWriter(file, n_sequences)
         yield writer
@@ -161,7 +158,7 @@ def reference_writer(path: Path, key: ReferenceKey, n_sequences: int) -> Iterato
 
 
 def read_reference_scores(path: Path, key: ReferenceKey, n_sequences: int) -> tuple[ReferenceScores | None, str]:
-    """The log-probabilities of a file, mapped into memory, and ""; or None, and what is wrong with it."""
+    """Map a file's log-probabilities into memory, and return them and ""; or None, and what is wrong with the file."""
     try:
         with open(path, "rb", opener=regular) as file:
             size = os.fstat(file.fileno()).st_size
@@ -211,7 +208,7 @@ def _described(dtype: str, itemsize: int, begin: int, end: int) -> dict[str, Any
 
 
 def _digest(file: BinaryIO, n: int) -> bytes:
-    """The SHA-256 of the next bytes, which are read and not kept."""
+    """Hash the next bytes, a piece at a time."""
     digest = sha256()
     while n > 0 and (chunk := file.read(min(n, _AT_A_TIME))):
         digest.update(chunk)
@@ -224,7 +221,7 @@ def _joined(*digests: bytes) -> str:
 
 
 def with_stand_ins(example: Example) -> Example:
-    """A unit as the reference's log-probabilities would make it, for counting."""
+    """Give an example zeros for a reference's log-probabilities, for counting."""
     return tuple(_with_zeros(sequence) for sequence in example)
 
 
@@ -233,17 +230,17 @@ def _with_zeros(sequence: TokenSequence) -> TokenSequence:
 
 
 WATCHED = "reference"
-"""Under which the seconds of a run have those of this pass."""
+"""The name of this pass among the seconds of a run."""
 
 
 class ReferencePass(Callback):
-    """Gives units a reference's log-probabilities before the first step.
+    """Gives examples a reference's log-probabilities before the first step.
 
     Args:
-        base: folder of the reference: the model that tuning starts from.
-        units: by name, the units and their checksum; the name is part of a file's.
+        base: folder of the reference, the base model.
+        examples: the examples and their checksum, by a name that is part of a file's.
         max_tokens: of a micro-batch.
-        arrangement: of sequences in rows.
+        packing: of sequences in rows.
     """
 
     def __init__(
@@ -252,11 +249,11 @@ class ReferencePass(Callback):
         self.base, self.examples, self.max_tokens = base, examples, max_tokens
         self.packing: Packing = packing
         self._computed: dict[str, int] = {}
-        """Tokens of what this process has computed, by name."""
+        """Tokens that this process has computed, by name."""
 
     def on_start(self, loop: TrainingLoop) -> None:
-        """Read the log-probabilities, or compute them and write them; a collective. A signal interrupts it: the run
-        takes no step then, and computes them when it is resumed."""
+        """Read the log-probabilities, or compute and write them; a collective. A signal interrupts it: the run takes no
+        step then, and computes them when it is resumed."""
         for name, (examples, checksum) in self.examples.items():
             if len(examples):
                 self._give(loop, name, examples, checksum)
@@ -318,7 +315,7 @@ class ReferencePass(Callback):
             for chunk in chunks_of(examples.examples):
                 if agree_on_signal(loop.ranks, loop.interruption) is not None:
                     raise Interrupted
-                # Without values: sequences of a unit may have different ones.
+                # Without values: sequences of an example may have different ones.
                 bare = [tuple(TokenSequence(each.tokens, each.loss_mask) for each in example) for example in chunk]
                 scores = score_examples(
                     model,

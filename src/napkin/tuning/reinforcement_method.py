@@ -1,7 +1,4 @@
-"""Reinforcement learning as a way of tuning: prompts by step, a step of four phases, held-out tasks.
-
-Steps of reinforcement learning in which nothing could be learned, said when a run ends.
-"""
+"""Reinforcement learning as a way of tuning: prompts by step, a step of four phases, held-out tasks."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -45,29 +42,27 @@ from napkin.tuning.reinforcement_step import (
 from napkin.tuning.rollout import Episode, RolloutSettings, roll_out
 
 REASONS = {
-    "equal_groups": "all answers to each prompt had the same reward: use prompts that are neither too hard nor too "
+    "equal_groups": "all completions of each prompt had the same reward: use prompts that are neither too hard nor too "
     "easy, or a larger rl.group_size",
-    "cut_share": "every answer was cut: use a larger rl.max_answer",
+    "cut_share": "every completion was truncated: use a larger rl.max_answer",
 }
-"""By a figure that is 1 in such a step, why, and what may help."""
+"""Why a step trained on nothing, by the metric that is then 1, and what may help."""
 
 
 class LostSteps(Callback):
-    """Counts them in this process."""
+    """Counts the steps of this process that trained on nothing, and says so at the end if they are the majority."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.lost = dict.fromkeys(REASONS, 0)
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
-        """Count the step."""
         self.steps += 1
         for figure in REASONS:
             self.lost[figure] += (metrics.figures or {}).get(figure) == 1
         return metrics
 
     def on_end(self, loop: TrainingLoop) -> None:
-        """Say how many there were, where they are more than half of all."""
         for figure, n in self.lost.items():
             if 2 * n > self.steps:
                 loop.on_message(f"in {n:,} of {self.steps:,} steps {REASONS[figure]}")
@@ -77,7 +72,7 @@ MICRO_BATCH_TOKENS = 4096
 
 
 class ReinforcementMethod(TuningMethod):
-    """Learns from rewards of the model's own answers; step i answers prompts that follow from rl.seed and i alone."""
+    """Trains on rewards of the model's own completions; the prompts of step i follow from rl.seed and i alone."""
 
     @classmethod
     def open(cls, context: TuningContext) -> "ReinforcementMethod":
@@ -93,7 +88,7 @@ class ReinforcementMethod(TuningMethod):
             )
         if recipe.training.parallelism == "fsdp":
             raise NapkinError(
-                "training.parallelism is 'fsdp', which divides weights, and answers are drawn with whole ones: use ddp"
+                "training.parallelism is 'fsdp', which divides weights, and rollouts need whole ones: use ddp"
             )
         return cls(context)
 
@@ -114,19 +109,19 @@ class ReinforcementMethod(TuningMethod):
 
     @property
     def data_checksum(self) -> str:
-        """Of the environment and the reward, their files if they have any, how texts become tokens, and the seed."""
+        """The checksum of environment and reward, their files if they have any, the encoder, and the seed."""
         config = self.config
         named = [config.environment, config.reward]
         parts = [*named, str(config.seed), self.context.encoder.fingerprint]
         return sha256("\0".join(parts).encode() + b"".join(map(_file_content, named))).hexdigest()
 
     def batch(self, number: int) -> Sequence[int]:
-        """The numbers of this rank's prompts: a range of those of the step."""
+        """The numbers of this rank's prompts: a range of the step's."""
         return own_range(self.recipe.training.batch_size, self.context)
 
     @property
     def has_second_model(self) -> bool:
-        """Whether the weights of the start are held too."""
+        """True if the base model's weights are held too."""
         return self.config.kl_weight > 0 and self.context.recipe.adapter.kind == "none"
 
     def reference(self, precision: Precision) -> Transformer | None:
@@ -137,7 +132,6 @@ class ReinforcementMethod(TuningMethod):
         return reference_model(open_base(self.context.recipe.tuning.start), precision)
 
     def make_plan(self, setting: Setting) -> Plan:
-        """The plan of a step like the one that will be metered, as the base model answers."""
         return plan_reinforcement(
             self.resolved,
             self.settings,
@@ -149,22 +143,19 @@ class ReinforcementMethod(TuningMethod):
         )
 
     def step(self) -> MeteredStep:
-        """Answers, rewards, log-probabilities, updates."""
         return ReinforcementStep(self)
 
     def evaluation(self) -> Callback:
-        """Greedy answers to held-out tasks."""
         return HeldOutRollouts(self)
 
     def callbacks(self) -> list[Callback]:
-        """One that says in how many steps nothing could be learned."""
         return [LostSteps()]
 
 
 class ReinforcementStep(MeteredStep):
-    """Learns from answers to the prompts of the loop's next step."""
+    """The step of a `ReinforcementMethod`."""
 
-    # It waits for processes that judge answers.
+    # It waits for processes that judge completions.
     computes_all_the_time = False
 
     def __init__(self, method: ReinforcementMethod) -> None:
@@ -178,11 +169,9 @@ class ReinforcementStep(MeteredStep):
         self._failures = NamedFailures()
 
     def batch(self, loop: TrainingLoop, number: int) -> Sequence[int]:
-        """The numbers of this rank's prompts."""
         return self.method.batch(number)
 
     def train(self, loop: TrainingLoop, number: int, batch: Sequence[int], watch: Watch, is_fit: IsFit) -> Tensor:
-        """See `train_on_rollouts`."""
         phases: Phases = self._times if watch is not no_watch else Phases()
         self.last = self._taken(loop, number, batch, watch, is_fit, phases)
         self._times.end_step()
@@ -216,7 +205,7 @@ class ReinforcementStep(MeteredStep):
         )
 
     def _meter(self, loop: TrainingLoop, number: int, batch: Sequence[int], verdict: Verdict) -> None:
-        """Each phase apart."""
+        """Meter each phase apart."""
         train_state = loop.train_state
         reference = [] if self._reference is None else list(self._reference.parameters())
         meters = PhaseMeters(
@@ -229,14 +218,13 @@ class ReinforcementStep(MeteredStep):
         self.metered = meters.step
 
     def in_planned_steps(self, loop: TrainingLoop) -> float:
-        """By the tokens of each phase: answers are longer or shorter than those of the trial."""
+        """Compare by the tokens of each phase: completions are longer or shorter than those of the trial."""
         plan = loop.preparation.plan
         if not isinstance(plan, ReinforcementPlan) or self.last is None:
             return 1.0
         return plan.steps_like(self.last.computed)
 
     def measurement(self, loop: TrainingLoop) -> Measurement | None:
-        """With the meter of each phase."""
         found, plan = super().measurement(loop), loop.preparation.plan
         if found is None or self._meters is None or plan is None:
             return found
@@ -254,18 +242,16 @@ class ReinforcementStep(MeteredStep):
         return dataclasses.replace(found, further=metered_rows(phases, plan.site.usd_per_hour))
 
     def micro_batches(self, loop: TrainingLoop, batch: Sequence[int]) -> int:
-        """Of the first update at most: by the longest answers."""
+        """The most that the first update can have, by the longest completions."""
         config = self.method.config
         tokens = len(batch) * config.group_size * config.max_answer // config.updates_per_rollout
         return max(tokens // self.method.settings.max_tokens, 1)
 
     def tensors(self, batch: Sequence[int]) -> dict[str, Tensor]:
-        """The tokens of the answers that were learned from."""
         episodes = [] if self.last is None else self.last.rollout.episodes
         return {f"answer {number}": torch.from_numpy(each.sequence.tokens) for number, each in enumerate(episodes)}
 
     def tokens(self, loop: TrainingLoop) -> tuple[int, int, float | None]:
-        """Those that were generated and learned from."""
         assert self.last is not None
         loop.history.tokens += self.last.tokens
         # Steps differ in their number of updates, which the optimizer counts.
@@ -273,19 +259,17 @@ class ReinforcementStep(MeteredStep):
         return loop.history.tokens, self.last.tokens, None
 
     def further_metrics(self) -> dict[str, float | None]:
-        """Of rewards, answers and updates."""
         assert self.last is not None
         return self.last.metrics
 
 
 class HeldOutRollouts(Callback):
-    """Answers held-out tasks greedily before the first step, after it, and when an evaluation is due."""
+    """Completes held-out tasks greedily before the first step, after it, and when an evaluation is due."""
 
     def __init__(self, method: ReinforcementMethod) -> None:
         self.method = method
 
     def on_start(self, loop: TrainingLoop) -> None:
-        """Say what the start can do."""
         if loop.step == 0 and self.method.config.evaluation_prompts:
             with loop.watch("evaluation"):
                 found = self._answered(loop, 0)
@@ -294,7 +278,6 @@ class HeldOutRollouts(Callback):
             )
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
-        """Add the metrics of held-out tasks."""
         if not (loop.step == 1 or loop.evaluation_is_due) or not self.method.config.evaluation_prompts:
             return metrics
         with loop.watch("evaluation"), loop.train_state.averaged():
@@ -319,7 +302,7 @@ class HeldOutRollouts(Callback):
 
 
 def held_out_episodes(train_state: TrainState, method: ReinforcementMethod, prompts: Sequence[int]) -> list[Episode]:
-    """Greedy answers to held-out tasks by number, the same ones at every evaluation."""
+    """Greedy completions of held-out tasks by number, the same tasks at every evaluation."""
     if not prompts:
         return []
     config = method.config
@@ -336,7 +319,7 @@ def held_out_episodes(train_state: TrainState, method: ReinforcementMethod, prom
 
 
 def own_range(n: int, context: TuningContext) -> range:
-    """This rank's of the numbers below n."""
+    """This rank's share of the numbers below n."""
     rank, size = context.setting.ranks.info.rank, context.setting.ranks.world_size
     return range(n * rank // size, n * (rank + 1) // size)
 
@@ -347,7 +330,7 @@ def _answered(episode: Episode) -> Answered:
 
 
 def _file_content(name: str) -> bytes:
-    """Of FILE.py:NAME, or of a file of prompts; nothing of what is bundled."""
+    """The content of FILE.py:NAME, or of a file of prompts; empty for what is bundled."""
     path = Path(name.partition(".py:")[0] + ".py" if ".py:" in name else name)
     return path.read_bytes() if path.is_file() else b""
 

@@ -1,8 +1,8 @@
 """The plan of a run of reinforcement learning, phase by phase.
 
-How long answers are, nobody knows before: a trial answers the prompts of a step with the weights that training starts
-from. The rollout is planned to be what the trial was; updates and log-probabilities are counted on fake tensors in the
-shapes of the trial's answers, and priced like any step.
+Completion lengths are unknown in advance, so a trial rollout completes the prompts of a step with the initial weights.
+The plan of the rollout is what the trial took; updates and log-probabilities are counted on fake tensors in the shapes
+of the trial's completions, and priced like any step.
 """
 
 import dataclasses
@@ -38,32 +38,31 @@ from napkin.tuning.sequence_step import loss_of_parts, score_parts, with_known_c
 
 @dataclass(frozen=True, repr=False)
 class ReinforcementPlan(Plan):
-    """The plan of steps of several phases. The ledger has the operators of all of them and the bytes of the update;
-    the price is that of the update."""
+    """The plan of steps of several phases: the ledger has the operators of all phases and the bytes of the update, the
+    price is the update's."""
 
     rule: dict[str, PhaseMetrics] = field(default_factory=dict)
     count: dict[str, PhaseMetrics] = field(default_factory=dict)
     update: dict[str, int] = field(default_factory=dict)
-    """Its FLOPs forwards, backwards and in the optimizer."""
+    """FLOPs of the update by pass: forward, backward and optimizer."""
 
     @property
     def tokens_per_step(self) -> int:
-        """That go through the model in all phases, of all devices: each has about as many."""
+        """Tokens through the model in all phases, on all devices, each of which has about as many."""
         return int(tokens_of(self.count) or 0) * self.resolved.layout.batch_parts
 
     @property
     def rule_flops(self) -> float:
-        """Of all phases."""
         return sum_of(each.flops for each in self.rule.values()) or 0.0
 
     @property
     def flops_by_phase(self) -> dict[str, int]:
-        """Of the phases before the update, and of the passes of that."""
+        """FLOPs of each phase before the update, and of each pass of the update."""
         before = {phase: int(each.flops) for phase, each in self.count.items() if each.flops and phase != "update"}
         return before | self.update
 
     def steps_like(self, tokens: Mapping[str, int]) -> float:
-        """How many planned steps the FLOPs of one with so many tokens in its phases amount to."""
+        """The number of planned steps that have the FLOPs of a step with so many tokens in its phases."""
         flops = [
             (each.flops or 0.0) * tokens.get(phase, 0) / each.tokens
             for phase, each in self.count.items()
@@ -73,17 +72,15 @@ class ReinforcementPlan(Plan):
 
     @property
     def peak_bytes(self) -> int:
-        """Over all phases."""
         return int(max(each.peak_bytes or 0 for each in self.count.values()))
 
     @property
     def seconds_per_step(self) -> float:
-        """Of all phases."""
         return sum(each.seconds or 0.0 for each in self.count.values())
 
     @property
     def longest_phase(self) -> str:
-        """What faster hardware would be bought for."""
+        """The phase that faster hardware would be bought for."""
         return max(self.count, key=lambda phase: self.count[phase].seconds or 0.0)
 
     def table(self) -> QuantityTable:
@@ -106,7 +103,7 @@ class ReinforcementPlan(Plan):
 
     def _why_flops_differ(self) -> str:
         share = self.ledger.attention_flops / max(self.ledger.flops, 1)
-        return f"rule: the longest answers, 2·N per token forwards, 6·N with gradients; attention: {share:.1%} of count"
+        return f"rule: the longest completions, 2·N per token forwards, 6·N with gradients; attention is {share:.1%}"
 
     def _phase_rows(self) -> list[QuantityRow]:
         return phase_rows(self.rule, self.count, self.site.usd_per_hour)
@@ -122,10 +119,10 @@ def plan_reinforcement(
     *,
     has_second_model: bool = False,
 ) -> ReinforcementPlan:
-    """The plan of steps like the one that will be metered.
+    """Plan steps like the one that will be metered.
 
-    `load` sets the weights that training starts from; `has_second_model` is whether they are held all the time, in
-    fp32, as the reference of a divergence.
+    `load` sets the initial weights; `has_second_model` is whether they are held all the time, in fp32, as the reference
+    of a divergence.
     """
     machine.prepare(resolved.recipe.training)
     progress("answering on trial")
@@ -167,13 +164,13 @@ def plan_reinforcement(
 
 @dataclass(frozen=True)
 class _Trial:
-    """What a rollout took before the run."""
+    """The cost of a trial rollout before the run."""
 
     rollout: Rollout
     seconds: dict[str, float]
     ledger: Ledger
     peak_bytes: int
-    """Beside the weights, without the optimizer's state."""
+    """The peak besides the weights, without the optimizer's state."""
     weight_bytes: int
     n_parameters: int
 
@@ -191,7 +188,7 @@ def _trial(
     device = resolved.precision.device_type
     model = build_train_state(resolved, initialize=load).model
     weights = [*model.parameters(), *model.buffers()]
-    answer = partial(
+    sample = partial(
         roll_out,
         model,
         settings.environment,
@@ -202,9 +199,9 @@ def _trial(
         autocast=resolved.precision.autocast,
     )
     # Metered first, which also warms what the second is timed with.
-    metered = meter_step(model, answer, device_type=device, resident=weights if device == "cpu" else None)
+    metered = meter_step(model, sample, device_type=device, resident=weights if device == "cpu" else None)
     watch = Stopwatch(device)
-    rollout = answer(watch=watch)
+    rollout = sample(watch=watch)
     nbytes = sum(tensor.untyped_storage().nbytes() for tensor in weights)
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     return _Trial(rollout, dict(watch.seconds), metered.ledger, metered.peak_bytes, nbytes, n_parameters)
@@ -212,17 +209,17 @@ def _trial(
 
 @dataclass(frozen=True)
 class _Counted:
-    """A phase on micro-batches."""
+    """The count of a phase on micro-batches."""
 
     ledger: Ledger
     parts: Sequence[SequenceMicroBatch]
     times: int = 1
-    """How often a step does this."""
+    """How often a step repeats the phase."""
     passes: int = 1
-    """Of all its tokens, in the ledger."""
+    """Passes over all tokens in the ledger."""
 
     def metrics(self, price: Price) -> PhaseMetrics:
-        """Of all of a step's."""
+        """The whole phase's costs in a step."""
         tokens = sum(part.rows.inputs.numel() for part in self.parts)
         return PhaseMetrics(
             self.times * self.passes * tokens,
@@ -235,7 +232,7 @@ class _Counted:
 def _counted_updates(
     resolved: ResolvedRecipe, settings: ReinforcementSettings, sequences: Sequence[TokenSequence]
 ) -> _Counted:
-    """All updates of an epoch, one after the other, in the shapes of their parts of the answers."""
+    """Count all updates of an epoch, one after the other, in the shapes of their parts of the completions."""
     names = ["advantages", *([OLD] if settings.needs_old else [])]
     names += [REFERENCE] if settings.config.kl_weight else []
     names += [OLD_VALUES, "returns"] if settings.config.algorithm == "ppo" else []
@@ -264,7 +261,7 @@ def _counted_updates(
 def _counted_scores(
     resolved: ResolvedRecipe, settings: ReinforcementSettings, sequences: Sequence[TokenSequence]
 ) -> _Counted | None:
-    """Passes without gradients over all answers, of the model and of its reference; None where a step has none."""
+    """Count the passes without gradients, of the model and of its reference; None where a step has none."""
     passes = settings.needs_old + (settings.config.kl_weight > 0)
     if not passes:
         return None
@@ -287,7 +284,7 @@ def _parts(
     sequences: Sequence[TokenSequence],
     names: Sequence[str],
 ) -> list[SequenceMicroBatch]:
-    """The micro-batches of sequences with values of these names; one without tokens, where there are no sequences."""
+    """Pack sequences with stand-ins of these names; at least one micro-batch, even without sequences."""
     examples: list[Example] = [
         (each.with_values(**dict.fromkeys(names, torch.zeros(each.n_trained).numpy())),) for each in sequences
     ]
@@ -308,7 +305,7 @@ def _rule(
     sequences: Sequence[TokenSequence],
     scores: _Counted | None,
 ) -> dict[str, PhaseMetrics]:
-    """Answers as long as they may be in the context; 2 FLOPs per parameter and token forwards, 6 with the way back."""
+    """The longest completions; 2 FLOPs per parameter and token forwards, 6 with the backward pass."""
     model = resolved.recipe.model
     parameters = multiplying_parameters_by_rule(model)
     prompt = max(len(each.tokens) - each.n_trained for each in sequences)

@@ -1,6 +1,7 @@
-"""A step of reinforcement learning: answers, their rewards, log-probabilities, and updates on them.
+"""A step of reinforcement learning: completions, their rewards, log-probabilities, and updates on them.
 
-Each rank answers prompts of its own; rewards are gathered, so that baselines and figures are those of the whole batch.
+Each rank completes prompts of its own; rewards are gathered, so that baselines and metrics are those of the whole
+batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,18 +47,18 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class ReinforcementSettings:
-    """What a step is made of, besides the model."""
+    """Everything that a step is made of, besides the model."""
 
     config: ReinforcementConfig
     environment: Environment
     tokens: ConversationTokens
     max_tokens: int
-    """Of a micro-batch, padding included."""
+    """The size of a micro-batch, padding included."""
     packing: Packing = "packed"
 
     @property
     def rollout(self) -> RolloutSettings:
-        """Of training."""
+        """Sampling settings for training rollouts."""
         config = self.config
         return RolloutSettings(
             config.group_size, config.max_answer, config.temperature, config.seed, config.answers_at_a_time
@@ -65,38 +66,37 @@ class ReinforcementSettings:
 
     @property
     def n_updates(self) -> int:
-        """Of a step."""
         return self.config.epochs * self.config.updates_per_rollout
 
     @property
     def needs_old(self) -> bool:
-        """Whether log-probabilities before the first update are computed apart: a single update is on fresh answers,
-        whose old log-probabilities are those that it computes itself."""
+        """True if log-probabilities from before the first update take a pass of their own. A single update needs none:
+        its own log-probabilities are the old ones."""
         return self.n_updates > 1 or self.config.algorithm == "ppo" or self.config.sampler_ratio_limit > 0
 
 
 @dataclass(frozen=True)
 class ReinforcementOutcome:
-    """What a step did, over all ranks."""
+    """The outcome of a step, over all ranks."""
 
     loss: float
-    """Of the last update."""
+    """The loss of the last update."""
     metrics: dict[str, float | None]
     tokens: int
-    """Generated tokens that were learned from."""
+    """Sampled tokens that were trained on."""
     updates: int
-    """Made; those on answers that teach nothing are left out."""
+    """Updates made; parts with nothing to train on have none."""
     computed: dict[str, int]
-    """Tokens that went through the model by phase, padding included, on this rank."""
+    """Tokens through the model by phase, padding included, on this rank."""
     rollout: Rollout
-    """This rank's."""
+    """This rank's rollout."""
 
 
 class Phases:
-    """Runs the phases of a step; the meter has a subclass of its own."""
+    """Runs the phases of a step; timing and metering override `run`."""
 
     def run(self, phase: str, function: Callable[[], Result]) -> Result:
-        """Run one of `PHASES`: "rollout" has "reward" within."""
+        """Run one of `PHASES`; "reward" runs within "rollout"."""
         return function()
 
 
@@ -112,12 +112,12 @@ def train_on_rollouts(
     is_fit: Callable[[Tensor, Tensor], bool] = lambda loss, norm: True,
     phases: Phases | None = None,
 ) -> ReinforcementOutcome:
-    """Answer this rank's prompts of step `number`, by number, and learn from the answers; a collective.
+    """Sample completions of this rank's prompts of step `number`, given by number, and train on them; a collective.
 
     `reference` is the model that a divergence is measured from, with a kl_weight; None is the model in training without
-    its adapters. `watch` times phases and the parts of
-    updates; after the first update `later_watch` does, since a step that has changed weights is not repeated. Updates
-    end where `is_fit` refuses one. Raises NapkinError for a model that ranks divide.
+    its adapters. `watch` times phases and the parts of updates; after the first update `later_watch` does, since a step
+    that has changed weights is not repeated. Updates end where `is_fit` refuses one. Raises NapkinError for a model
+    that ranks divide.
     """
     phases, parallel = phases or Phases(), train_state.parallel_model
     if parallel.layout.strategy == "fsdp":
@@ -175,9 +175,9 @@ def train_on_rollouts(
 @dataclass(frozen=True)
 class _Part:
     examples: list[Example]
-    """This rank's."""
+    """This rank's examples."""
     tokens: int
-    """That count, of all ranks."""
+    """Tokens that are trained on, over all ranks."""
 
 
 @dataclass
@@ -197,7 +197,7 @@ def _update(
     later_watch: Watch,
     is_fit: Callable[[Tensor, Tensor], bool],
 ) -> _Updates:
-    """Learn from each part, as often as there are epochs; the figures are means over the updates."""
+    """Train on each part, as often as there are epochs; metrics are means over the updates."""
     policy = policy_objective(settings.config)
     objective: Objective = policy if settings.needs_old else FreshObjective(policy)
     result, fit = _Updates(), True
@@ -228,7 +228,7 @@ def _update(
             break
         result.made += 1
     if not found:
-        # Nothing is learned: all groups are alike, or no answer has a reward.
+        # Nothing to train on: all groups are alike, or no completion has a reward.
         is_fit(torch.zeros(()), torch.zeros(()))
     for name in sorted({name for each in found for name in each}):
         values = [each[name] for each in found if name in each]
@@ -243,7 +243,7 @@ def _with_scores(
     reference: Transformer | None,
     computed: dict[str, int],
 ) -> list[list[TokenSequence]]:
-    """The sequences with log-probabilities of the trainer, values, and log-probabilities of the reference."""
+    """Add the trainer's log-probabilities, values, and the reference's log-probabilities."""
     examples: list[Example] = [(sequence,) for group in groups for sequence in group]
     options: dict[str, Any] = {
         "max_tokens": settings.max_tokens,
@@ -281,7 +281,7 @@ def _scores(model: ParallelModel, examples: list[Example], options: dict[str, An
 
 
 class _Everyone:
-    """Rewards and lengths of all ranks' answers, in the order of prompts."""
+    """Rewards and lengths of all ranks' completions, in the order of prompts."""
 
     def __init__(self, parallel: ParallelModel, rollout: Rollout) -> None:
         self.ranks = parallel.ranks
@@ -293,19 +293,17 @@ class _Everyone:
         self.lengths = self._table("length").astype(np.int64)
 
     def credit(self, config: ReinforcementConfig) -> Credit:
-        """What is learned from each."""
         truncated = self._table("truncated").astype(bool)
         return advantages_of(config, self._table("reward"), self.lengths, truncated)
 
     def own(self, credit: Credit) -> Credit:
-        """That of this rank's groups."""
+        """The rows of this rank's groups."""
         rows = slice(self.first, self.first + self.n_own)
         return replace(
             credit, advantages=credit.advantages[rows], trained_on=credit.trained_on[rows], rewards=credit.rewards[rows]
         )
 
     def metrics(self, credit: Credit) -> dict[str, float]:
-        """Of rewards and answers."""
         rewards = self._table("reward")
         parts = sorted({name for group in self.answers for each in group for name in each["parts"]})
         found = {
@@ -325,7 +323,7 @@ class _Everyone:
         return found
 
     def gathered_gap(self, groups: Sequence[Sequence[TokenSequence]]) -> dict[str, float]:
-        """The gap between sampler and trainer, where the trainer's log-probabilities were computed apart."""
+        """The gap between sampler and trainer, where the trainer's log-probabilities took a pass of their own."""
         values = [sequence.values for group in groups for sequence in group]
         old = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *(each[OLD] for each in values)]))
         sampler = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *(each[SAMPLER] for each in values)]))
@@ -341,7 +339,7 @@ class _Everyone:
 
 
 def _summary_of(episode: Episode) -> dict[str, Any]:
-    """What other ranks need to know."""
+    """The part of an episode that other ranks need."""
     return {
         "reward": episode.reward,
         "length": episode.sequence.n_trained,

@@ -1,13 +1,11 @@
-"""Answers of the model that is trained, drawn by the inference engine, and what an environment makes of them.
+"""Rollouts: the inference engine samples completions of the model in training, and an environment judges them.
 
-The engine computes with the module itself: no weight is copied, and none is stale. Its pool of keys and values exists
-while answers are drawn; a prefix that it shares is never older than that. Tokens are handed to training as they were
-drawn, with the log-probability they were drawn with: no text is tokenized a second time.
+The engine computes with the module itself: no weight is copied, and none is stale. Its KV pool exists during the
+rollout only; a prefix that it shares is never older than that. Training gets the tokens as they were sampled, with
+their log-probabilities: no text is tokenized a second time.
 
-All draws are a pure function of weights, seed, step, prompt and answer, and so is the schedule: a resumed run draws
-what an uninterrupted one would.
-
-Answers that an environment judges while others are drawn: in threads, where it allows that.
+Samples and schedule are a pure function of weights, seed, step, prompt and completion, so a resumed run samples what an
+uninterrupted one would. An environment may judge in threads while other completions are sampled.
 """
 
 import math
@@ -36,16 +34,17 @@ from napkin.tuning.policy_loss import SAMPLER
 
 
 class BackgroundJudging:
-    """Begins to judge answers in the order in which they come; outcomes depend neither on threads nor on time."""
+    """Starts to judge completions in the order in which they end; outcomes depend neither on threads nor on time."""
 
     def __init__(self, environment: Environment) -> None:
         n_parallel = getattr(environment, "n_parallel", 0)
         self._environment, self._pool = environment, ThreadPoolExecutor(n_parallel) if n_parallel > 0 else None
         self.may_wait = self._pool is not None and getattr(environment, "one_turn", False)
-        """Whether outcomes are best asked for when nothing is left to draw."""
+        """True if outcomes are best collected when no completion is running any more."""
 
     def begin(self, state: Any, answer: str) -> Callable[[], Outcome]:
-        """What gives the outcome: waits for it, or where the environment allows no threads, finds it."""
+        """Return a function that gives the outcome: it waits for a thread, or judges where the environment allows
+        none."""
         if self._pool is None:
             return partial(self._environment.step, state, answer)
         return self._pool.submit(self._environment.step, state, answer).result
@@ -61,10 +60,11 @@ class BackgroundJudging:
 
 BLOCK_SIZE = 16
 PREFILL_CHUNK = 4096
-"""Prompt tokens of a step of the engine: nobody waits for a first token here."""
+"""Prompt tokens per step of the engine, as many as pay off: nobody waits for a first token here."""
 
 Ending = Literal["done", "cut", "no room"]
-"""The environment ended it; an answer was cut at max_answer; the context held no further turn."""
+"""The environment ended the episode; a completion was truncated at max_completion_tokens; the context held no further
+turn."""
 
 
 @runtime_checkable
@@ -73,82 +73,79 @@ class ConversationTokens(Protocol):
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Each ends an answer, and belongs to it."""
+        """Ids that each end a completion, and belong to it."""
         ...
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens up to where the answer begins."""
+        """Encode messages up to where the completion begins."""
         ...
 
     def sequence(self, messages: Sequence[Message]) -> TokenSequence:
-        """All tokens of a conversation; those of answers count, with what ends them."""
+        """Encode a whole conversation; the loss mask has the assistant's turns, with the tokens that end them."""
         ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of an answer."""
-        ...
+    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """How answers are drawn."""
+    """How completions are sampled."""
 
     group_size: int
-    """Completions of each prompt."""
+    """Completions per prompt."""
     max_completion_tokens: int
     temperature: float
-    """0 always takes the likeliest token."""
+    """0 is greedy."""
     seed: int
     max_running: int = 256
-    """Answers that are computed at a time."""
+    """Completions that are computed at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """One answer to a prompt, or several turns of them, and its reward."""
+    """A completion of a prompt, or several turns of them, and its reward."""
 
     prompt: int
-    """Its number in the batch."""
+    """The prompt's number in the batch."""
     completion: int
-    """Its number in its group."""
+    """The completion's number in its group."""
     sequence: TokenSequence
-    """Generated tokens count; `SAMPLER` has the log-probabilities that they were drawn with."""
+    """The loss mask has the sampled tokens, and `SAMPLER` the log-probabilities that they were sampled with."""
     reward: float
-    """The sum over its turns."""
+    """The sum over turns."""
     ending: Ending
     turns: int
     messages: tuple[Message, ...]
     parts: dict[str, float] = field(default_factory=dict)
-    """Of the reward, by name."""
+    """Parts of the reward, by name."""
     failure: str | None = None
-    """Why a reward could not be told, which is then 0."""
+    """Why a reward could not be computed, which counts as 0."""
 
     @property
     def truncated(self) -> bool:
-        """Whether its last answer was not ended by the model."""
+        """True if the model did not end its last completion."""
         return self.ending == "cut"
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Groups of episodes, a group for each prompt, and what they took."""
+    """Groups of episodes, a group per prompt, and what they took."""
 
     groups: list[list[Episode]]
     prompt_tokens: int
-    """Of prompts and of messages between turns, for each answer; those that were shared among them."""
+    """Tokens of prompts and of messages between turns, counted for each completion even where they were shared."""
     computed_prompt_tokens: int
-    """Of these, computed and not shared."""
+    """Those of them that were computed instead of shared."""
     generated_tokens: int
     passes: int
     """Steps of the engine."""
     preempted: int
-    """Answers that gave their blocks back, and were computed again."""
+    """Completions that gave their blocks back, and were computed again."""
     cache_bytes: int
-    """Of the pool of keys and values."""
+    """The size of the KV pool."""
 
     @property
     def episodes(self) -> list[Episode]:
-        """Those of all groups."""
         return [episode for group in self.groups for episode in group]
 
 
@@ -164,10 +161,10 @@ def roll_out(
     watch: Watch = lambda part: nullcontext(),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Rollout:
-    """Answer prompts of a step, by number, and let the environment judge.
+    """Sample completions of a step's prompts, given by number, and let the environment judge them.
 
-    Prompt p of step s is the same whichever rank answers it, and with whatever others. The model is left in the mode
-    that it was in. `watch` times "rollout" and "reward", which is the time that is spent on waiting for outcomes.
+    Prompt p of step s is the same on any rank, beside any others. The model is left in the mode that it was in. `watch`
+    times "rollout" and "reward", the time spent waiting for outcomes.
 
     Raises NapkinError for a prompt that leaves no room in the model's context.
     """
@@ -222,12 +219,10 @@ def roll_out(
 
 
 def task_seed(seed: int, step: int, prompt: int) -> int:
-    """Of which task a prompt is."""
     return random_word(random_word(random_word(seed, 0), step), prompt) >> 2
 
 
 def completion_seed(seed: int, step: int, prompt: int, completion: int, turn: int) -> int:
-    """Of the draws of an answer."""
     word = random_word(seed, 1)
     for number in (step, prompt, completion, turn):
         word = random_word(word, number)
@@ -236,7 +231,7 @@ def completion_seed(seed: int, step: int, prompt: int, completion: int, turn: in
 
 @contextmanager
 def evaluating(model: Transformer) -> Iterator[None]:
-    """Evaluation mode while the block runs, then the mode of before."""
+    """Run a block in evaluation mode, then restore the mode."""
     training = model.training
     try:
         yield
@@ -245,9 +240,9 @@ def evaluating(model: Transformer) -> Iterator[None]:
 
 
 def pool_bytes(model: Transformer, n_completions: int, longest: int) -> int:
-    """Of the keys and values that so many answers need, prompts included; one sequence of the context always fits.
+    """The size of a KV pool for so many completions, prompts included; one sequence of the context always fits.
 
-    It depends on nothing else, above all not on what memory is free: the schedule is the same wherever it runs.
+    It depends on nothing else, above all not on free memory: the schedule is the same wherever it runs.
     """
     context = model.config.context_length
     blocks = max(n_completions * -(-min(longest + 1, context) // BLOCK_SIZE), -(-context // BLOCK_SIZE))
@@ -270,7 +265,7 @@ def _engine(
 
 
 class _Draft:
-    """An episode on its way."""
+    """An episode in progress."""
 
     def __init__(
         self,
@@ -298,7 +293,6 @@ class _Draft:
         self.failure: str | None = None
 
     def request(self, settings: RolloutSettings, step: int) -> Request:
-        """For the next answer."""
         sampling = Sampling(
             temperature=settings.temperature,
             top_p=1.0,
@@ -308,7 +302,7 @@ class _Draft:
         return Request(tuple(self.ids), most, sampling, sampled_logprobs=True)
 
     def add_completion(self, completion: Completion) -> str:
-        """Add an answer, whose text is returned."""
+        """Add a completion, and return its text."""
         text = self.tokens.decode(completion.tokens)
         sampled = [*completion.draws, *([] if completion.stop_draw is None else [completion.stop_draw])]
         self.ids += [each.token for each in sampled]
@@ -320,7 +314,6 @@ class _Draft:
         return text
 
     def add_outcome(self, outcome: Outcome) -> None:
-        """Add what the environment says to the last answer."""
         self._add_reward(outcome.reward, outcome.parts, outcome.failure)
         self.state = outcome.state
         if self.is_truncated:
@@ -346,7 +339,6 @@ class _Draft:
             self.parts[name] = self.parts.get(name, 0.0) + value
 
     def episode(self) -> Episode:
-        """All of it."""
         assert self.ending is not None
         sequence = TokenSequence(
             np.array(self.ids, dtype=np.int64),
@@ -367,17 +359,17 @@ class _Draft:
 
 
 def continuation(tokens: ConversationTokens, messages: Sequence[Message], message: Message) -> list[int]:
-    """Tokens between the end of the last answer and the beginning of the next, where `message` is said between.
+    """The tokens between the end of a completion and the beginning of the next, where `message` is said between.
 
-    The last of `messages` is the answer. Raises NapkinError where a template renders earlier messages differently when
-    others follow.
+    The last of `messages` is the completion. Raises NapkinError where a template renders earlier messages differently
+    when others follow.
     """
     before = tokens.sequence(messages)
     n_before = int(np.flatnonzero(before.loss_mask)[-1]) + 1
     whole = tokens.prompt([*messages, message])
     if whole[:n_before] != before.tokens[:n_before].tolist():
         raise NapkinError(
-            "the chat template renders an answer differently when a message follows it: several turns need one that "
+            "the chat template renders a completion differently when a message follows it: several turns need one that "
             "does not"
         )
     return whole[n_before:]

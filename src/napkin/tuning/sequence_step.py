@@ -1,4 +1,4 @@
-"""One step on a batch of units, and the scores of units: on any number of ranks, in micro-batches of any size.
+"""One step on a batch of examples, and the scores of examples: on any number of ranks, in micro-batches of any size.
 
 What a loss divides by is counted over the whole batch first. Ranks and micro-batches then add parts of one sum, so the
 gradient is the same however a batch is divided.
@@ -29,25 +29,24 @@ from napkin.tuning.packing import Packing, SequenceMicroBatch, micro_batches_of
 
 @dataclass(frozen=True)
 class SequenceStep:
-    """What a step on a batch has found; over all ranks, where nothing else is said."""
+    """The outcome of a step on a batch, over all ranks unless said otherwise."""
 
     loss: float
     gradient_norm: float
-    """Before clipping; 0 where fp16 overflowed and the update was skipped."""
+    """The norm before clipping; 0 where fp16 overflowed and the update was skipped."""
     metrics: dict[str, float]
-    """Those of the objective, of all micro-batches and ranks together."""
     totals: BatchTotals
     tokens_computed: int
     """Tokens that went through the model on this rank, padding included."""
 
 
 class SequenceScores(NamedTuple):
-    """What a model makes of the tokens of a sequence that count."""
+    """The model's outputs at the trained tokens of a sequence."""
 
     log_probabilities: Float32[np.ndarray, " counted"]
     entropies: Float32[np.ndarray, " counted"]
     scalars: Float32[np.ndarray, " counted"] | None
-    """Of the scalar head; None without one."""
+    """Outputs of the scalar head; None without one."""
 
 
 def train_on_examples(
@@ -65,10 +64,10 @@ def train_on_examples(
 ) -> SequenceStep:
     """Train on one batch, as step `number`; a collective.
 
-    All ranks give the whole batch, or with `divided` each its own units, which no other rank has. `max_tokens` are
-    those of a micro-batch, padding included. `watch` and `is_fit` are as in `TrainState.step`.
+    All ranks give the whole batch, or with `divided` each its own examples, which no other rank has. `max_tokens` is
+    the size of a micro-batch, padding included. `watch` and `is_fit` are as in `TrainState.step`.
 
-    Raises NapkinError for a layout that divides more than batches, for a batch of which no token counts, and for a
+    Raises NapkinError for a layout that divides more than batches, for a batch without a trained token, and for a
     sequence longer than the model's context.
     """
     model = train_state.parallel_model
@@ -94,7 +93,7 @@ def train_on_examples(
 def with_known_coefficients(
     parts: Sequence[SequenceMicroBatch], objective: Objective, totals: BatchTotals
 ) -> list[SequenceMicroBatch]:
-    """The micro-batches with the weights of their log-probabilities, where the objective knows them."""
+    """Give micro-batches the weights of their log-probabilities, where the objective knows them."""
     if not isinstance(objective, WeightedLogProbabilities):
         return [*parts]
     known = [objective.coefficients(part, totals) for part in parts]
@@ -104,7 +103,8 @@ def with_known_coefficients(
 def loss_of_parts(
     parts: Sequence[SequenceMicroBatch], objective: Objective, totals: BatchTotals, metrics: Metrics
 ) -> Callable[[int, TokenScores], Float[Tensor, ""]]:
-    """The loss of each micro-batch, as `TrainState.step_on_sequences` asks for it; adds their figures to `figures`."""
+    """Return the function that `TrainState.step_on_sequences` calls for each micro-batch's loss; it adds metrics to
+    `metrics`."""
 
     def loss_of(number: int, scores: TokenScores) -> Float[Tensor, ""]:
         part = parts[number]
@@ -128,9 +128,9 @@ def score_examples(
     divided: bool = False,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> list[tuple[SequenceScores, ...]]:
-    """Of each unit, what the model makes of each of its sequences; without gradients and dropout; a collective.
+    """Score each sequence of each example, without gradients and dropout; a collective.
 
-    All ranks give the same units and have all scores, or with `divided` each its own. `autocast` is that of the
+    All ranks give the same examples and have all scores, or with `divided` each its own. `autocast` is that of the
     precision that the model computes in, as `TrainState.precision.autocast`. Raises NapkinError as `train_on_examples`.
     """
     refuse_divided_models(model.layout)
@@ -168,7 +168,7 @@ def score_parts(
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     keep: Callable[[SequenceMicroBatch, TokenScores], None] = lambda part, scores: None,
 ) -> None:
-    """Compute what the model makes of micro-batches, without gradients and dropout; `keep` is given each's."""
+    """Score micro-batches without gradients and dropout, and pass each result to `keep`."""
     with torch.no_grad(), evaluation_mode(model.model):
         for part in parts:
             with autocast():
@@ -187,13 +187,12 @@ def refuse_divided_models(layout: Layout) -> None:
 
 
 def examples_of_rank(examples: Sequence[Example], layout: Layout, rank: int) -> list[Example]:
-    """Those of a batch that a rank computes, see `numbers_of_rank`."""
     return [examples[number] for number in numbers_of_rank(examples, layout, rank)]
 
 
 def numbers_of_rank(examples: Sequence[Example], layout: Layout, rank: int) -> list[int]:
-    """The numbers of a batch's units that a rank computes: each goes to the rank with the fewest tokens so far, the
-    longest units first. It follows from the units alone."""
+    """The numbers of a batch's examples that a rank computes, by the examples alone: the longest come first, and each
+    goes to the rank with the fewest tokens so far."""
     tokens = [sum(len(each.tokens) for each in example) for example in examples]
     loads = [0] * layout.batch_parts
     own: list[list[int]] = [[] for _ in loads]
@@ -207,7 +206,7 @@ def numbers_of_rank(examples: Sequence[Example], layout: Layout, rank: int) -> l
 def _micro_batches(
     model: ParallelModel, examples: Sequence[Example], max_tokens: int, packing: Packing, temperature: float
 ) -> list[SequenceMicroBatch]:
-    """This rank's micro-batches, on its device; with fsdp as many as any rank has."""
+    """Pack this rank's micro-batches, on its device; with fsdp as many as any rank has."""
     settings = {"max_tokens": max_tokens, "row_length": model.model.config.context_length}
     parts = micro_batches_of(examples, **settings, packing=packing, temperature=temperature)
     wanted = max(len(parts), 1)
@@ -226,7 +225,7 @@ def _totals(model: ParallelModel, examples: Sequence[Example], *, divided: bool)
 
 
 def _summed(model: ParallelModel, metrics: Metrics) -> dict[str, float]:
-    """Figures of all ranks together; a rank without units has none."""
+    """Add up metrics over ranks; a rank without examples has none."""
     values = torch.stack([*metrics.values()]).tolist() if metrics else []
     total: dict[str, float] = {}
     for part in model.ranks.all_gather(dict(zip(metrics, values, strict=True))):

@@ -16,19 +16,17 @@ from napkin.tuning.packing import SequenceMicroBatch
 
 @dataclass(frozen=True)
 class SupervisedObjective:
-    """-log p(token), averaged by `normalisation`; `constant` is what "constant" divides a sequence's sum by."""
+    """-log p(token), averaged by `normalisation`; `constant` is the divisor of "constant"."""
 
     normalisation: Normalisation = "token"
     constant: float | None = None
 
     def coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"]:
-        """See `WeightedLogProbabilities`."""
         return -normalised_weights(part, totals, self.normalisation, self.constant)
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """See `Objective`."""
         loss = scores.weighted_sum
         if loss is None:
             loss = normalised_sum(-scores.log_probabilities, part, totals, self.normalisation, self.constant)
@@ -37,11 +35,10 @@ class SupervisedObjective:
 
 
 class SupervisedMethod(ExampleMethod):
-    """Learns from conversations: data.train and data.validation are JSON lines, or files of `napkin data chat`."""
+    """Trains on conversations: data.train and data.validation are JSON lines, or files of `napkin data chat`."""
 
     @classmethod
     def open(cls, context: TuningContext) -> "SupervisedMethod":
-        """Open the conversations, and say what was left out of them."""
         tuning, longest = context.recipe.tuning, longest_sequence(context)
         if not context.encoder.end_ids:
             context.setting.on_message(
@@ -57,7 +54,7 @@ class SupervisedMethod(ExampleMethod):
 
 
 def longest_sequence(context: TuningContext) -> int:
-    """Tokens that a sequence may have. Raises NapkinError for more than the model's context length."""
+    """The most tokens of a sequence. Raises NapkinError for more than the model's context length."""
     chosen, limit = context.recipe.tuning.max_length, context.recipe.model.context_length
     if chosen > limit:
         raise NapkinError(f"tuning.max_length is {chosen:,}, the model's context length is {limit:,}: use at most that")

@@ -149,7 +149,7 @@ def test_a_group_of_one_is_refused_where_answers_of_a_group_are_compared() -> No
 def test_a_reward_that_is_no_finite_number_names_its_prompt(bad: float) -> None:
     rewards = REWARDS.copy()
     rewards[2, 1] = bad
-    with pytest.raises(NapkinError, match=rf"answer 2.*prompt 3 'c'.*{bad}") as error:
+    with pytest.raises(NapkinError, match=rf"completion 2.*prompt 3 'c'.*{bad}") as error:
         advantages_of(ReinforcementConfig(), rewards, LENGTHS, prompts=["a", "b", "c"])
     assert "\n" not in str(error.value)
 
