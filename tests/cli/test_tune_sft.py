@@ -65,7 +65,7 @@ def test_a_tuned_run_is_asked_as_it_was_trained_wherever_it_goes(napkin, refusal
     ("arguments", "complaint"),
     [
         ("--data.train chats.jsonl", "no model to start from is named"),
-        ("--tuning.start runs/tiny", "no conversations to learn from are named"),
+        ("--tuning.start runs/tiny", "no conversations to train on are named"),
         ("--tuning.start runs/tiny --data.train missing.jsonl", "there is no file 'missing.jsonl'"),
         ("--tuning.start runs/tiny --data.train docs", "there is no file 'docs'"),
         ("--tuning.start runs/tiny --data.train one.txt", "'one.txt' line 1 is not a JSON object"),

@@ -28,7 +28,7 @@ _SOURCE = """\
 
 
 def built_in_template(start: str, end: str) -> str:
-    """As jinja; `start` is what stands before every text, `end` ends what the assistant says.
+    """The built-in template in jinja, with `start` before every text and `end` behind each answer of the assistant.
 
     The text is that of `napkin.chats.chat_format.PlainChat` with `end` behind each answer.
     """
@@ -51,7 +51,7 @@ class Answered(NamedTuple):
 
 
 class NothingTrainedOn(NapkinError):
-    """No token of a conversation counts."""
+    """No token of a conversation would be trained on."""
 
 
 class ChatEncoder:
@@ -89,10 +89,10 @@ class ChatEncoder:
         self._text_stop_ids = tuple(stop_ids)
 
     def sequence(self, messages: Sequence[Message]) -> TokenSequence:
-        """The tokens of a conversation up to the last that counts.
+        """Encode a conversation up to its last trained token.
 
         Raises NapkinError where the template refuses the messages or changes what it wrote of earlier ones,
-        NothingTrainedOn where nothing counts.
+        NothingTrainedOn where no token is trained on.
         """
         (found,) = self.sequences([messages])
         if isinstance(found, NapkinError):
@@ -102,8 +102,8 @@ class ChatEncoder:
     def sequences(self, conversations: Sequence[Sequence[Message]]) -> list[TokenSequence | NapkinError]:
         """`sequence` of each conversation, faster than one by one.
 
-        Instead of the sequence, the error for a conversation that the template refuses or writes otherwise when it goes
-        on, or of which nothing counts; other errors are raised.
+        A conversation that the template refuses or writes otherwise when it goes on, or without a trained token, gives
+        its error instead of a sequence; other errors are raised.
         """
         wanted: Answers = "all" if self.train_on == "assistant" else "last" if self.train_on == "last" else "none"
         encoded = self._format.encode_batch(conversations, wanted)
@@ -123,11 +123,11 @@ class ChatEncoder:
         return TokenSequence(tokens[:length], loss_mask[:length])
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens up to where the answer to the last message begins, as the model is asked."""
+        """Encode messages up to where the answer to the last one begins, as the model is asked."""
         return self._format.encode(messages)
 
     def answer(self, messages: Sequence[Message], text: str) -> list[int]:
-        """The tokens of an answer to messages, behind those of their `prompt`, with the token that ends it.
+        """Encode an answer behind the `prompt` of its messages, with the token that ends it.
 
         Raises NapkinError where the template changes the prompt when the answer follows.
         """
@@ -139,8 +139,8 @@ class ChatEncoder:
     def answers(self, asked: Sequence[tuple[Sequence[Message], Sequence[str]]]) -> list[Answered | NapkinError]:
         """`prompt` and `answer` of several prompts, each with the texts that answer it, faster than one by one.
 
-        Instead of them, the error for a prompt that the template refuses or writes otherwise when an answer follows;
-        other errors are raised.
+        A prompt that the template refuses or writes otherwise when an answer follows gives its error instead; other
+        errors are raised.
         """
         prompts = self._format.encode_prompts([messages for messages, _ in asked])
         chats = [[*messages, Message("assistant", text)] for messages, texts in asked for text in texts]
@@ -150,18 +150,18 @@ class ChatEncoder:
         ]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, without those before which an answer ends."""
+        """Decode tokens, leaving out stop ids."""
         stop_ids = self.stop_ids
         return self.tokenizer.decode([each for each in ids if each not in stop_ids])
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The special token that ends an answer; empty if the template has none, so that no end is learned."""
+        """The special token that ends an answer; empty if the template has none, so that no end is trained on."""
         return self._format.stop_ids()
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Before which an answer or a text ends."""
+        """Ids at which an answer or a text ends."""
         return tuple(dict.fromkeys((*self.end_ids, *self._text_stop_ids)))
 
     @property
@@ -171,7 +171,6 @@ class ChatEncoder:
         return sha256(json.dumps([self.tokenizer.fingerprint, template, self.train_on]).encode()).hexdigest()
 
     def close(self) -> None:
-        """End the template's process."""
         self.template.close()
 
 
@@ -201,7 +200,7 @@ def _special_text(tokenizer: Tokenizer, token: int) -> str:
 
 
 class LeftOut:
-    """Counts of what is left out, and the first line of each reason.
+    """Counts what is left out by reason, with the first line of each.
 
     Args:
         by_reason: what is left out already, as `by_reason` gives it.
@@ -219,12 +218,11 @@ class LeftOut:
 
     @property
     def n(self) -> int:
-        """How many there are."""
         return self.counts.total()
 
     @property
     def by_reason(self) -> dict[str, tuple[int, int]]:
-        """How many there are, and the line of the first."""
+        """The count of each reason, and its first line."""
         return {reason: (n, self.first_lines[reason]) for reason, n in self.counts.items()}
 
     def describe(self) -> str:

@@ -23,21 +23,21 @@ _MARKS_ANSWERS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9_-]*>")
 _TRUSTED = ("assistant", "system", "developer")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Fields in which templates look for what an answer was thought over with."""
+"""Fields in which templates look for the reasoning before an answer."""
 Fields = Mapping[str, Any]
 Answers = Literal["all", "last", "none"]
-"""Of the assistant's, those that are looked for."""
+"""The assistant's answers that are located."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """Something said in a conversation."""
+    """A turn of a conversation."""
 
     role: str
     """`system`, `user` or `assistant`; a template may know more."""
     content: str
     thoughts: tuple[tuple[str, str], ...] = ()
-    """What an answer was thought over with, by the fields in which templates look for it, see THOUGHTS."""
+    """The reasoning before an answer, by the fields of THOUGHTS."""
 
 
 class ChatFormat(ABC):
@@ -48,7 +48,8 @@ class ChatFormat(ABC):
 
     @abstractmethod
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens up to where the answer begins. Raises NapkinError for messages that the format does not know."""
+        """Encode messages up to where the answer begins. Raises NapkinError for messages that the format does not
+        know."""
 
 
 class PlainChat(ChatFormat):
@@ -64,7 +65,6 @@ class PlainChat(ChatFormat):
         self._tokenizer, self._start_ids = tokenizer, tuple(start_ids)
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of the lines, after what stands before every text."""
         return [*self._start_ids, *self._tokenizer.encode(self.text(messages))]
 
     @staticmethod
@@ -83,11 +83,11 @@ class EncodedChat:
 
     ids: list[int]
     answers: list[tuple[int, int]]
-    """Where the tokens of each answer begin and end, the token that ends the turn included."""
+    """The range of each answer's tokens, the token that ends the turn included."""
 
 
 class TemplateChat(ChatFormat):
-    """By the model's own template.
+    """Conversations by the model's own template.
 
     An answer's tokens begin where the prompt's end, also in what was said before: a conversation has the same tokens
     when it is trained on as it had when the model was asked.
@@ -103,11 +103,10 @@ class TemplateChat(ChatFormat):
         self._marks_answers = bool(_MARKS_ANSWERS.search(template.source))
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of the rendered template."""
         return self.encode_fields(_fields(messages))
 
     def encode_fields(self, messages: Sequence[Fields]) -> list[int]:
-        """The same for messages with any fields that the template knows: texts, lists and tables of texts."""
+        """`encode` for messages with any fields that the template knows: texts, lists and tables of texts."""
         (found,) = self._prompts([messages])
         if isinstance(found, NapkinError):
             raise found
@@ -189,7 +188,7 @@ class TemplateChat(ChatFormat):
             one.texts[need] = text
 
     def stop_ids(self) -> tuple[int, ...]:
-        """The special token that ends an answer, by an example; none if the template ends it otherwise."""
+        """Find the special token that ends an answer, by an example; none if the template ends it otherwise."""
         # Of letters that whoever knows the names of the roles knows too: a tokenizer of characters may lack others.
         example = [Message("user", "s"), Message("assistant", "t")]
         try:
@@ -240,7 +239,7 @@ class TemplateChat(ChatFormat):
 
 
 class _SpecialTexts:
-    """The texts of special tokens, to be found in others."""
+    """Finds the texts of special tokens in other texts."""
 
     def __init__(self, special: Collection[str]) -> None:
         alternatives = "|".join(re.escape(each) for each in sorted(special, key=len, reverse=True))
@@ -248,11 +247,10 @@ class _SpecialTexts:
         self._begins = re.compile(f"(?=(?:{alternatives}))(.)", re.DOTALL) if special else None
 
     def split(self, text: str) -> list[str]:
-        """See `napkin.tokenizer.text_input.split_at`."""
         return [text] if self._whole is None else self._whole.split(text)
 
     def marked(self, value: Any, mark: str) -> Any:
-        """The same with a mark behind the first character of each special token's text."""
+        """Put a mark behind the first character of each special token's text."""
         if isinstance(value, Mapping):
             return {name: self.marked(each, mark) for name, each in value.items()}
         if isinstance(value, list | tuple):
@@ -273,18 +271,19 @@ def _wanted(turns: Sequence[int], answers: Answers) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class _Need:
-    """A text of the first messages."""
+    """A rendering of a conversation's first messages."""
 
     kind: Literal["prompt", "whole", "marked"]
-    """Up to where an answer begins, no more than them, or that with marks about answers."""
+    """The rendering ends where an answer begins, or with the messages, or has marks about answers too."""
     n: int
-    """How many messages."""
+    """The number of messages."""
     replaced: int | None = None
-    """The message whose content is a sign that can be found in the text."""
+    """The message whose content is replaced by a sign that can be found in the text."""
 
 
 class _Rendering:
-    """A conversation's texts by a template; boundaries in messages have a mark, which keeps them from being any."""
+    """A conversation's texts by a template; boundaries in messages are marked, so that they are not taken for the
+    template's."""
 
     def __init__(self, messages: Sequence[Fields], written: _SpecialTexts, boundaries: _SpecialTexts) -> None:
         nonce = secrets.token_hex(8)
@@ -296,9 +295,9 @@ class _Rendering:
             (boundaries if each.get("role") in _TRUSTED else written).marked(each, self.mark) for each in messages
         ]
         self.turns = [number for number, each in enumerate(self.messages) if each.get("role") == "assistant"]
-        """Which messages are the assistant's."""
+        """The numbers of the assistant's messages."""
         self.texts: dict[_Need, str | RefusedConversation | None] = {}
-        """None is not rendered yet."""
+        """Texts by need; None until rendered."""
 
     def need(self, kind: Literal["prompt", "whole", "marked"], *sizes: int, replaced: int | None = None) -> None:
         """Ask for texts of the first messages."""
@@ -306,7 +305,7 @@ class _Rendering:
             self.texts.setdefault(_Need(kind, n, replaced), None)
 
     def look_closer(self, turns: Sequence[int]) -> None:
-        """Ask for what is needed where prompts and answers do not simply follow one another."""
+        """Ask for the texts needed where prompts and answers do not simply follow one another."""
         whole = self.texts.get(_Need("whole", len(self.messages)))
         for turn in turns:
             if isinstance(whole, str) and self._simple_answer(whole, turn) is None:
@@ -316,7 +315,7 @@ class _Rendering:
                     self.need("whole", len(self.messages), replaced=turn - 1)
 
     def variables(self, need: _Need) -> dict[str, Any]:
-        """What the template reads for a text."""
+        """The variables of the template for a text."""
         marks = {"generation_begins": self._begin_mark, "generation_ends": self._end_mark}
         messages = list(self.messages[: need.n])
         if need.replaced is not None:
@@ -330,7 +329,7 @@ class _Rendering:
         }
 
     def text(self, kind: Literal["prompt", "whole", "marked"], n: int, replaced: int | None = None) -> str:
-        """A text that was needed. Raises RefusedConversation."""
+        """Return a rendered text. Raises RefusedConversation."""
         found = self.texts[_Need(kind, n, replaced)]
         if isinstance(found, RefusedConversation):
             raise found
@@ -338,16 +337,14 @@ class _Rendering:
         return found
 
     def begins(self, text: str) -> list[int]:
-        """Where the assistant's turns begin in a text, those that can be found."""
+        """The places where the assistant's turns begin in a text, as far as they can be found."""
         # A template may refuse the first messages alone, such as none at all.
         prompts = [self.texts[_Need("prompt", turn)] for turn in self.turns]
         return [len(each) for each in prompts if isinstance(each, str) and text.startswith(each)]
 
     def answer(self, text: str, turn: int) -> tuple[int, int]:
-        """Where an assistant's turn begins and ends: behind the boundary that ends it, if one does.
-
-        Raises UnstableTemplate where that cannot be told, or where the turn does not say what was thought.
-        """
+        """The range of an assistant's turn, behind the boundary that ends it, if one does. Raises UnstableTemplate
+        where that cannot be told, or where the turn leaves out the reasoning."""
         found = self._simple_answer(text, turn) or (self._begin(text, turn), self._end(text, turn))
         begin, end = found
         if begin >= end:
@@ -357,8 +354,8 @@ class _Rendering:
         return found
 
     def _simple_answer(self, text: str, turn: int) -> tuple[int, int] | None:
-        """The same where the text up to the answer is the prompt, and the text behind it follows with what comes next;
-        None where it is not so plain."""
+        """`answer` where the text up to it is the prompt, and the text behind it goes on with what comes next; else
+        None."""
         before, upto = self.texts[_Need("prompt", turn)], self.texts[_Need("whole", turn + 1)]
         if not isinstance(before, str) or not isinstance(upto, str) or len(upto) <= len(before):
             return None
@@ -370,7 +367,7 @@ class _Rendering:
         return (len(before), len(upto) - len(parts[-1])) if len(parts) == 3 and not parts[-1].strip() else None
 
     def _begin(self, text: str, turn: int) -> int:
-        """Behind what asks for the answer, in a text in which that may stand otherwise than in the prompt."""
+        """The end of what asks for the answer, in a text in which that may stand otherwise than in the prompt."""
         prompt, before = self.text("prompt", turn), self.text("whole", turn)
         if text.startswith(prompt):
             return len(prompt)
@@ -388,7 +385,7 @@ class _Rendering:
         return begin + len(asks)
 
     def _end(self, text: str, turn: int) -> int:
-        """Behind the boundary that ends what was said, if it ends it where more follows and where nothing does."""
+        """The end of the boundary behind a turn, if it is there both with and without further messages."""
         tail, stop = self._follows(turn + 1, turn), self._behind(text, turn)
         if self.messages[turn].get("tool_calls"):
             # Calls stand behind what was said, and have boundaries of their own.
@@ -401,14 +398,14 @@ class _Rendering:
         return stop + (len(parts[0]) + len(parts[1]) if len(parts) > 1 else 0)
 
     def _behind(self, text: str, message: int) -> int:
-        """Where in the whole text begins what follows the content of a message: it is the same whatever that says."""
+        """The place in the whole text behind the content of a message: it is the same whatever the content."""
         behind = self._follows(len(self.messages), message)
         if not text.endswith(behind):
             raise self._unstable(message, "changes what stands behind it")
         return len(text) - len(behind)
 
     def _follows(self, n: int, message: int) -> str:
-        """What follows the content of a message in a text of the first n."""
+        """The text behind the content of a message, in a text of the first n."""
         _, sign, behind = self.text("whole", n, message).partition(self._sign)
         if not sign or self._sign in behind:
             raise self._unstable(message, "does not write the content as it is, once")
@@ -421,7 +418,7 @@ class _Rendering:
         return UnstableTemplate(f"of message {turn + 1}, the chat template {what}: {remedy}")
 
     def marked_answers(self) -> tuple[str, list[tuple[int, int]]]:
-        """The text and what a template marks in it."""
+        """The text, and the ranges that a template marks in it."""
         plain, *rest = self.text("marked", len(self.messages)).split(self._begin_mark)
         spans = []
         for piece in rest:
@@ -436,7 +433,7 @@ class _Rendering:
 
 
 def _thoughts(message: Fields) -> list[str]:
-    """What an answer was thought over with: in fields of its own, or before `</think>`."""
+    """The reasoning of an answer: in fields of its own, or before `</think>`."""
     content = message.get("content")
     before = content.partition("</think>") if isinstance(content, str) else ("", "", "")
     inline = before[0].rpartition("<think>")[2] if before[1] else ""
@@ -445,7 +442,7 @@ def _thoughts(message: Fields) -> list[str]:
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Count the characters that two texts begin with alike."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
@@ -454,5 +451,5 @@ def _fields(messages: Sequence[Message]) -> list[Fields]:
 
 
 def chat_format(tokenizer: Tokenizer, template: ChatTemplate | None, first_ids: Sequence[int]) -> ChatFormat:
-    """The format of a model with that template; None has none, and its texts begin with `first_ids`."""
+    """The format of a model with that template; None is the plain one, whose texts begin with `first_ids`."""
     return PlainChat(tokenizer, first_ids) if template is None else TemplateChat(tokenizer, template)

@@ -21,7 +21,7 @@ from napkin.model.huggingface.folder_files import read_json, read_text
 from napkin.tokenizer.base import Tokenizer
 
 MOST_CHARACTERS = 2**18
-"""Of a template: ten times the longest known."""
+"""The longest template that is read: ten times the longest known."""
 _START_SECONDS = 60.0
 _MOST_ANSWER = 2**28
 _PROCESS = "from napkin.chats.chat_template_process import main; main()"
@@ -107,7 +107,6 @@ class ChatTemplate:
             return [each for one in renderings for each in self._answers([one])]
 
     def close(self) -> None:
-        """End the process."""
         with self._lock:
             self._end()
 
@@ -137,7 +136,7 @@ class ChatTemplate:
             raise NapkinError(f"the chat template cannot be read: {_one_line(answer['error'])}")
 
     def _ask(self, line: str, seconds: float) -> dict[str, Any]:
-        """What the process answers to a line; a timer ends the process, which ends the waiting."""
+        """Send the process a line and return its answer; a timer ends the process, and so the waiting."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -217,7 +216,7 @@ def read_template_variables(folder: StrPath) -> dict[str, str]:
 
 
 def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """By the names that templates use: bos_token, eos_token and so on."""
+    """Special tokens by the names that templates use: bos_token, eos_token and so on."""
     tokens = {}
     for name, token in settings.items():
         text = token.get("content") if isinstance(token, dict) else token
@@ -241,7 +240,8 @@ def _end_process(process: AnsweringProcess) -> None:
 
 
 def read_first_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """What the template in tokenizer.json puts there, or else `bos_token` where tokenizer_config.json adds it.
+    """The ids that the template in tokenizer.json puts before a text, or else `bos_token` where tokenizer_config.json
+    adds it.
 
     An `add_bos_token` of false takes it out of the template. Raises NapkinError for files that cannot be read.
     """

@@ -47,7 +47,7 @@ def _rendered(render: Any, variables: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tried(make: Callable[[], Any]) -> tuple[dict[str, Any], Any]:
-    """What a function makes, or the error that it ends with."""
+    """Call a function; return its result, or the error that it raises."""
     try:
         return {}, make()
     except TemplateError as error:
@@ -64,7 +64,8 @@ def _tried(make: Callable[[], Any]) -> tuple[dict[str, Any], Any]:
 
 
 def compiled(template: str) -> Any:
-    """A function of a dict of variables that yields the text in parts, with what `transformers` gives a template."""
+    """Compile a template to a function of its variables that yields the text in parts, with the helpers of
+    `transformers`."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
@@ -81,7 +82,6 @@ class _GenerationBlock(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """The body, in a scope of its own."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         begins, ends = (
@@ -94,7 +94,7 @@ class _GenerationBlock(Extension):
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """jinja2's own would escape what HTML reserves."""
+    """jinja2's own filter would escape what HTML reserves."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -117,7 +117,7 @@ def _joined(parts: Iterable[str]) -> str:
 
 
 def _limit_memory() -> None:
-    """Where the system has such limits; Windows has none, and macOS does not keep to them."""
+    """Limit the address space, where the system can: Windows has no limits, and macOS does not keep to them."""
     try:
         import resource
     except ImportError:

@@ -24,7 +24,7 @@ from napkin.errors import NapkinError, first_line
 from napkin.files import StrPath, regular
 
 MOST_LINE_BYTES = 2**24
-"""Of a line: some four million tokens."""
+"""The longest line: some four million tokens."""
 
 
 def json_lines(path: StrPath) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -62,7 +62,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _SPEAKERS = {"human": "user", "gpt": "assistant"}
 _FORMS = '"messages", "prompt" and "completion", or "conversations"'
 MOST_MESSAGES = 2000
-"""Of a conversation: each answer's place is found by rendering what comes before it."""
+"""The longest conversation: each answer's place is found by rendering everything before it."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _message(value: Any, number: int, name: str) -> Message:
 
 
 def _why_not(messages: list[Message], *, needs_answer: bool) -> str:
-    """Why a conversation cannot be learned from; empty if it can."""
+    """The reason why a conversation cannot be trained on; empty if it can."""
     if len(messages) > MOST_MESSAGES:
         return f"with more than {MOST_MESSAGES:,} messages"
     if not needs_answer:
@@ -158,7 +158,7 @@ class WrongForm(Exception):
 
 
 class NotText(Exception):
-    """A conversation of more than text."""
+    """A conversation with contents besides text."""
 
 
 _BATCH, _BATCH_CHARACTERS = 64, 2**20
@@ -190,7 +190,7 @@ def encoded_chats(
 
 
 def in_batches(items: Iterable[Item], characters: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """What is rendered together: some, of not too many characters."""
+    """Batches to render together, of a bounded number of characters."""
     batch: list[Item] = []
     size = 0
     for item in items:
@@ -204,15 +204,15 @@ def in_batches(items: Iterable[Item], characters: Callable[[Item], int]) -> Iter
 
 
 def refused(error: RefusedConversation) -> str:
-    """The reason for leaving out what the template does not render."""
+    """The reason for leaving out a conversation that the template does not render."""
     return f"refused by the chat template ({error.reason})"
 
 
 def longer_than(max_length: int) -> str:
-    """The reason for leaving out what is too long."""
+    """The reason for leaving out a conversation that is too long."""
     return f"longer than {max_length:,} tokens"
 
 
 def _characters(chat: Conversation) -> int:
-    """Of what is rendered, about."""
+    """About how many characters are rendered for a conversation."""
     return sum(len(message.content) for message in chat.messages) * len(chat.messages)

@@ -62,7 +62,7 @@ def checkpoint_paths(folder: Path) -> list[Path]:
 
 
 def _goes_with_others(frozen: str, path: Path) -> bool:
-    """Whether another checkpoint beside `path` lists frozen weights of that checksum."""
+    """True if another checkpoint beside `path` lists frozen weights of that checksum."""
     for other in checkpoint_paths(path.parent):
         with contextlib.suppress(CorruptFile):
             if other != path and read_sums(other).get(FROZEN) == frozen:

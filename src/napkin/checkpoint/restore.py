@@ -79,7 +79,7 @@ def load_train_state(checkpoint: Checkpoint, train_state: TrainState) -> None:
 
 
 def keeps_average(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint holds an average of the weights besides them."""
+    """True if a checkpoint holds an average of the weights besides them."""
     return bool(checkpoint.state.recipe.get("optimizer", {}).get("average_decay"))
 
 
@@ -244,7 +244,8 @@ def load_plain_model(checkpoint: Checkpoint, recipe: Recipe) -> Transformer:
 
 
 def load_tuned_model(checkpoint: Checkpoint, recipe: Recipe) -> Transformer:
-    """The same with what tuning has added to it."""
+    """The model of a checkpoint with its averaged weights, if it has any, and with what tuning has added. Raises as
+    `load_model` does."""
     model = Transformer(recipe.model)
     add_tuned_parts(model, recipe)
     load_averaged_model(checkpoint, model)

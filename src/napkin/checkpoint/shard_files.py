@@ -38,16 +38,16 @@ class Box:
     """A part of a tensor that is contiguous in every dimension."""
 
     offsets: tuple[int, ...]
-    """Of its first element in the whole tensor."""
+    """The index of the first element in the whole tensor."""
     sizes: tuple[int, ...]
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The index after its last one, by dimension."""
+        """The index after the last element, by dimension."""
         return tuple(offset + size for offset, size in zip(self.offsets, self.sizes, strict=True))
 
     def within(self, other: "Box") -> tuple[slice, ...] | None:
-        """Where what the two have in common lies in this one; None where they have nothing in common."""
+        """The range within this box of what the two have in common; None where that is nothing."""
         firsts = tuple(map(max, self.offsets, other.offsets))
         lasts = tuple(map(min, self.ends, other.ends))
         if any(first >= last for first, last in zip(firsts, lasts, strict=True)):
@@ -60,14 +60,14 @@ class Part:
     """A box of a tensor that this rank has."""
 
     tensor: Tensor
-    """Its elements, a view of the rank's tensor."""
+    """The elements of the box, a view of the rank's tensor."""
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the unsharded tensor."""
 
     @property
     def box(self) -> Box:
-        """Where it lies in the whole."""
+        """The box that the part is."""
         return Box(self.offsets, tuple(self.tensor.shape))
 
 
@@ -76,7 +76,7 @@ Parts = dict[str, list[Part]]
 
 
 def is_whole(parts: Sequence[Part]) -> bool:
-    """Whether these parts are one, which is the whole tensor."""
+    """True for a single part that is the whole tensor."""
     return len(parts) == 1 and tuple(parts[0].tensor.shape) == parts[0].shape
 
 
@@ -123,7 +123,7 @@ def _select(order: Ranges, own: range) -> Iterable[range]:
 
 
 def _places(ranges: Ranges) -> Iterable[tuple[int, range]]:
-    """Each range with where it begins in the rank's own tensor."""
+    """Each range with its beginning in the rank's own tensor."""
     start = 0
     for each in ranges:
         yield start, each

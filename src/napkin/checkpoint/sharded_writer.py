@@ -34,19 +34,20 @@ from napkin.recipe.layout import Layout
 from napkin.train_step.step import TrainState
 
 _Digests = list[list[str]]
-"""Of the first parts that a rank has of tensors, of the second ones, and so on: a file holds one part of each."""
+"""Digests of the first parts that a rank has of tensors, of the second ones, and so on: a file holds one part of
+each."""
 
 
 @dataclass(frozen=True)
 class ShardAssignment:
-    """What a rank writes."""
+    """The parts that a rank writes."""
 
     names: dict[str, list[tuple[str, list[str]]]]
-    """By the name that the file has where a single process writes: for each number of a part, the file that it goes to,
+    """For the name that a single process would give a file, and for each number of a part: the file that it goes to,
     and the tensors whose part of that number this rank writes."""
 
     def files(self, named: dict[str, Parts]) -> dict[str, Parts]:
-        """What this rank writes of the parts that it has, by the name of the file."""
+        """The parts that this rank writes, by the name of the file."""
         return {
             file: {name: [named[whole][name][number]] for name in names}
             for whole, by_number in self.names.items()
@@ -56,7 +57,7 @@ class ShardAssignment:
 
 
 def assign_shards(ranks: Ranks, named: dict[str, Parts]) -> ShardAssignment:
-    """Agree on what each rank writes; a collective."""
+    """Agree on the parts that each rank writes; a collective."""
     gathered = ranks.all_gather([_digests(tensors) for tensors in named.values()])
     assigned = {
         name: _assigned(tensors, Path(name).stem, [each[number] for each in gathered], ranks.info.rank)
@@ -96,7 +97,8 @@ def _digests(tensors: Parts) -> _Digests:
 
 
 def _digest(name: str, part: Part) -> str:
-    """The same on all ranks that have this part of a tensor; short, as all ranks send those of all parts to all."""
+    """A digest that is equal on all ranks that have this part of a tensor; short, as all ranks send all of theirs to
+    all."""
     return sha256(f"{name} {part.offsets} {tuple(part.tensor.shape)}".encode()).hexdigest()[:16]
 
 
@@ -207,7 +209,7 @@ class _ShardWriter(CheckpointWriter):
         return written
 
     def _assigned(self, taken: Snapshot) -> Snapshot:
-        """What this rank writes of a snapshot."""
+        """The parts of a snapshot that this rank writes."""
         if self._assignment is None:
             self._assignment = assign_shards(self.ranks, taken.files)
         return dataclasses.replace(taken, files=self._assignment.files(taken.files))

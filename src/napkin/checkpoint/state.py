@@ -50,9 +50,9 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     """Updates done."""
     seconds: Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
-    """Of training so far."""
+    """Seconds of training so far."""
     tokenizer: str
-    """Fingerprint of the tokenizer."""
+    """The tokenizer's fingerprint."""
     train_tokens: str
     """SHA-256 of the training tokens."""
     recipe: dict[str, dict[str, Any]]
@@ -77,7 +77,7 @@ class Snapshot:
 
     step: int
     files: dict[str, Parts]
-    """By the name of the file. They are the train state's tensors, not copies."""
+    """Tensors by the name of their file: the train state's own, not copies."""
     state: bytes
     """state.json."""
     frozen: str | None = None
@@ -89,7 +89,6 @@ class Snapshot:
         return sum(part.tensor.nbytes for part in self.parts()) + len(self.state)
 
     def parts(self) -> Iterator[Part]:
-        """All parts of all tensors."""
         return (part for named in self.files.values() for parts in named.values() for part in parts)
 
 
@@ -150,12 +149,12 @@ def model_tensors(model: Transformer) -> dict[str, Tensor]:
 
 
 def trained_tensors(model: Transformer) -> dict[str, Tensor]:
-    """Those of them that are trained: all, except beside adapters."""
+    """The trained ones of some tensors: all, except beside adapters."""
     return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def frozen_tensors(model: Transformer) -> dict[str, Tensor]:
-    """Those of them that are not."""
+    """The tensors that are not trained."""
     return {name: parameter.detach() for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
 
@@ -219,7 +218,7 @@ def frozen_checksum(checkpoints: Path) -> str:
 
 
 def has_frozen(checkpoints: Path) -> bool:
-    """Whether a folder of checkpoints has frozen weights beside them."""
+    """True if a folder of checkpoints has frozen weights beside them."""
     return os.path.lexists(frozen_path(checkpoints).parent)
 
 

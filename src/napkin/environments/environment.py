@@ -18,73 +18,73 @@ from napkin.errors import NapkinError
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is asked."""
+    """A question for the model, over one or several turns."""
 
     messages: tuple[Message, ...]
-    """Up to where the model answers; the last one is the user's."""
+    """The conversation before the model's turn; the last message is the user's."""
     state: Any = None
-    """What `step` needs to know of the task."""
+    """Whatever `step` needs to know about the task."""
     content: str = ""
-    """Tasks of one content are the same for the split into training and held-out tasks; empty is what the messages
-    say."""
+    """Tasks with equal content are on one side of the split into training and held-out tasks; empty stands for the text
+    of the messages."""
 
     @property
     def split_key(self) -> str:
-        """What decides on which side of the split the task is."""
+        """The text that decides the task's side of the split."""
         return self.content or "\n".join(f"{each.role}: {each.content}" for each in self.messages)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of an answer."""
+    """The environment's reaction to an answer."""
 
     reward: float
-    """Of this turn; that of an episode is the sum over its turns."""
+    """The reward of this turn; an episode's is the sum over its turns."""
     done: bool = True
     message: str | None = None
-    """What the user says next, where it is not done."""
+    """The user's next turn, if the episode goes on."""
     state: Any = None
-    """The state of the next turn, where it is not done."""
+    """The state of the next turn, if the episode goes on."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Figures to be shown beside the reward, by name."""
+    """Metrics to show beside the reward, by name."""
     failure: str | None = None
-    """Why the answer could not be graded: the reward is 0."""
+    """Why the answer could not be graded; the reward is then 0."""
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """Where tasks come from."""
+    """A source of tasks, which judges the answers to them."""
 
     def start(self, seed: int) -> Task:
-        """The task of a seed, from 0: the same one whenever it is asked for."""
+        """Return the task of a seed, from 0: the same one whenever it is asked for."""
         ...
 
     def step(self, state: Any, answer: str) -> Outcome:
-        """What becomes of an answer in a state, which stays as it is."""
+        """Judge an answer in a state, which stays unchanged."""
         ...
 
 
 class ParallelEnvironment(Environment, Protocol):
-    """One whose `step` may be called from several threads, because it waits for other processes.
+    """An environment whose `step` may be called from several threads, because it waits for other processes.
 
-    Outcomes are the same and are taken in the same order as without; an environment that lacks these is asked by one
-    thread, an answer at a time.
+    Outcomes are the same and are taken in the same order as without; an environment that lacks these properties is
+    asked by one thread, an answer at a time.
     """
 
     @property
     def n_parallel(self) -> int:
-        """How many answers are judged at a time, while others may be drawn; 0 is as if it were not here."""
+        """Answers that are judged at a time, while others may be sampled; 0 is as if this property were absent."""
         ...
 
     @property
     def one_turn(self) -> bool:
-        """Whether an answer ends its episode: its outcome is then waited for once nothing is left to draw."""
+        """True if an answer ends its episode: outcomes are then collected when no completion is running any more."""
         ...
 
 
 @runtime_checkable
 class SolvedEnvironment(Environment, Protocol):
-    """One that knows a right answer to each of its tasks."""
+    """An environment that knows a right answer to each of its tasks."""
 
     def solution(self, state: Any) -> str:
         """A right answer in a state; of several turns the next one."""
@@ -103,7 +103,7 @@ MOST_DRAWS = 1000
 
 
 def is_held_out(content: str) -> bool:
-    """Whether tasks of this content are kept for evaluation."""
+    """True for contents that are kept for evaluation."""
     return sha256(content.encode("utf-8", "surrogatepass")).digest()[0] % HELD_OUT == 0
 
 

@@ -44,16 +44,14 @@ class PromptFile:
 
     @property
     def n_parallel(self) -> int:
-        """That of the reward."""
         return self.reward.n_parallel
 
     def start(self, seed: int) -> Task:
-        """The prompt of a seed; the state is what is right."""
+        """Return the prompt of a seed; the state is its reference answer."""
         epoch, place = divmod(seed, len(self._tasks))
         return self._tasks[int(KeyedPermutation(len(self._tasks), key=epoch % 2**64)(np.array([place]))[0])]
 
     def step(self, state: str, answer: str) -> Outcome:
-        """The reward of an answer."""
         judged = self.reward.judge(answer, state)
         return Outcome(judged.reward, failure=judged.failure)
 
@@ -115,5 +113,5 @@ def _right(row: dict[str, Any]) -> str:
 
 
 def is_prompt_file(name: str) -> bool:
-    """Whether the name of an environment is that of a file of prompts."""
+    """True for the name of a file of prompts."""
     return Path(name).suffix.lower() in (".jsonl", ".json")

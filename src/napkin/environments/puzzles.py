@@ -29,16 +29,13 @@ class Arithmetic:
     operators: str = _OPERATORS
 
     def start(self, seed: int) -> Task:
-        """The problem of a seed; the state is its result."""
         name = "arithmetic" if self.operators == _OPERATORS else f"arithmetic {self.operators}"
         return task_of_split(f"{name}:{self.level}", self._draw, seed, held_out=self.held_out)
 
     def step(self, state: str, answer: str) -> Outcome:
-        """1 for the result and nothing else."""
         return Outcome(float(answer.strip() == state))
 
     def solution(self, state: str) -> str:
-        """The result."""
         return state
 
     def _draw(self, draw: random.Random) -> Task:
@@ -66,15 +63,12 @@ class Sorting:
     held_out: bool = False
 
     def start(self, seed: int) -> Task:
-        """The numbers of a seed; the state is their order."""
         return task_of_split(f"sorting:{self.level}", self._draw, seed, held_out=self.held_out)
 
     def step(self, state: str, answer: str) -> Outcome:
-        """1 for all numbers in order."""
         return Outcome(float(answer.split() == state.split()))
 
     def solution(self, state: str) -> str:
-        """The numbers in order."""
         return state
 
     def _draw(self, draw: random.Random) -> Task:
@@ -96,15 +90,12 @@ class Copying:
     held_out: bool = False
 
     def start(self, seed: int) -> Task:
-        """The letters of a seed, which are the state."""
         return task_of_split(f"copying:{self.level}", self._draw, seed, held_out=self.held_out)
 
     def step(self, state: str, answer: str) -> Outcome:
-        """1 for the same letters."""
         return Outcome(float(answer.strip() == state))
 
     def solution(self, state: str) -> str:
-        """The letters."""
         return state
 
     def _draw(self, draw: random.Random) -> Task:
@@ -121,7 +112,7 @@ _WALLS = 0.3
 
 @dataclass(frozen=True)
 class MazeState:
-    """Where the player is, and how many steps are left."""
+    """The player's place, and the steps left."""
 
     free: frozenset[Place]
     side: int
@@ -150,11 +141,10 @@ class Maze:
     held_out: bool = False
 
     def start(self, seed: int) -> Task:
-        """The maze of a seed."""
         return task_of_split(f"maze:{self.level}", self._draw, seed, held_out=self.held_out)
 
     def step(self, state: MazeState, answer: str) -> Outcome:
-        """One step; the message is the new picture."""
+        """Take one step; the message is the new picture."""
         moved = STEPS.get(answer.strip().lower(), (0, 0))
         place = (state.place[0] + moved[0], state.place[1] + moved[1])
         after = replace(state, place=place if place in state.free else state.place, steps_left=state.steps_left - 1)

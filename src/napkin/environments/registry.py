@@ -98,7 +98,7 @@ ENVIRONMENTS: dict[str, tuple[Callable[..., Environment], int]] = {
     "sorting": (Sorting, 5),
     "sums": (partial(Arithmetic, operators="+"), 2),
 }
-"""What makes each of a level and of a side of the split, and its default level."""
+"""Factories by name, each called with a level and a side of the split, and its default level."""
 MOST_LEVEL = 64
 
 

@@ -44,7 +44,7 @@ def chosen_letter(answer: str) -> str | None:
 
 
 def names_a_choice(text: str) -> bool:
-    """Whether the text behind a letter names another choice: B) or (C)."""
+    """True if the text behind a letter names another choice: B) or (C)."""
     return _OTHER.search(text) is not None
 
 
@@ -81,9 +81,9 @@ def exact_score(answer: str, reference: str) -> float:
 
 
 MOST_SECONDS = 1.0
-"""Of a match: some expressions try exponentially many ways on a text that is made for it."""
+"""The limit of a match: some expressions try exponentially many ways on a text that is made for it."""
 MOST_CHARACTERS = 100_000
-"""Of an answer; a longer one does not match."""
+"""The longest answer that can match."""
 
 
 def regex_score(answer: str, reference: str) -> float:

@@ -38,7 +38,7 @@ class NamedFailures:
         self._known: set[str] = set()
 
     def new(self, reasons: Iterable[str | None]) -> list[str]:
-        """Those of the reasons that have not been named before; None is no failure."""
+        """New failure reasons only; None means success."""
         found = []
         for reason in reasons:
             if reason is not None and reason not in self._known and len(self._known) < MOST_REASONS:
@@ -72,14 +72,14 @@ class Reward:
 
     name: str
     grade: Callable[[str, str], float]
-    """Of the text of an answer, and the reference. May raise anything."""
+    """The function of an answer's text and the reference. It may raise anything."""
     check_reference: Callable[[str], None] = _accept
     """Raises NapkinError for a reference that no answer could fulfil."""
     n_parallel: int = 0
-    """How many answers are graded at a time, in threads, for functions that wait for other processes; 0 is in the
-    thread that asks."""
+    """Answers that are graded at a time, in threads, for functions that wait for other processes; 0 is in the calling
+    thread."""
     failures: Counter[str] = field(default_factory=Counter)
-    """Why rewards could not be had, and how often."""
+    """Counts of the reasons why rewards could not be computed."""
 
     def __call__(self, answer: str, reference: str) -> float:
         """The reward; 0 if it cannot be had, which `failures` counts."""
@@ -92,7 +92,7 @@ class Reward:
         return judged
 
     def judge_all(self, pairs: Sequence[tuple[str, str]]) -> list[Judgement]:
-        """The same of several answers and their references, in their order."""
+        """Judge several answers and their references, in their order."""
         if self.n_parallel < 2 or len(pairs) < 2:
             return [self.judge(answer, reference) for answer, reference in pairs]
         with ThreadPoolExecutor(min(self.n_parallel, len(pairs))) as pool:
@@ -134,7 +134,7 @@ REWARDS: dict[str, Callable[[], Reward]] = {
         "code", ProgramTests(), check_program_reference, n_parallel=min(usable_cores(), _MOST_PARALLEL)
     ),
 }
-"""What makes each; a new reward counts its own failures."""
+"""Factories by name; each new reward counts its own failures."""
 
 
 def reward_named(name: str) -> Reward:

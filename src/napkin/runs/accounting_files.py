@@ -40,30 +40,30 @@ class PlannedDevice:
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """How much of a training file the whole run reads."""
+    """The share of a training file that the whole run reads."""
 
     path: str
     tokens: Natural
     epochs: NonNegative
     """How often each of its documents is read."""
     share: NonNegative
-    """Of all windows that are read."""
+    """The file's share of all windows that are read."""
 
 
 @dataclass(frozen=True)
 class PlannedFailures:
-    """What failures are expected to cost; the model is `napkin.accounting.failures`."""
+    """The expected cost of failures; the model is `napkin.accounting.failures`."""
 
     mtbf_seconds: NonNegative
     """Between two failures of all devices together, on average."""
     restart_seconds: NonNegative
-    """From a failure until training continues."""
+    """Seconds from a failure until training continues."""
     pause_seconds: NonNegative
     """Training waits so long for each checkpoint."""
     write_seconds: NonNegative
-    """From the end of the pause until the checkpoint is durable."""
+    """Seconds from the end of the pause until the checkpoint is durable."""
     interval_seconds: NonNegative
-    """Of work between two checkpoints."""
+    """Seconds of work between two checkpoints."""
     best_interval_seconds: NonNegative
     longest_interval_seconds: NonNegative
     """Costs 1% more time than the best interval."""
@@ -75,11 +75,11 @@ class PlannedFailures:
     best_interval_steps: Natural | None = None
     longest_interval_steps: Natural | None = None
     seconds: NonNegative | None = None
-    """For all steps, with checkpoints and failures; None where the run would not end."""
+    """Seconds of all steps, with checkpoints and failures; None where the run would not end."""
     interruptions: NonNegative | None = None
     """Failures expected in these seconds."""
     dollars: NonNegative | None = None
-    """For these seconds; None where no price is known."""
+    """The price of these seconds; None where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ class PredictedLoss:
 
     loss: NonNegative
     low: NonNegative
-    """Of the 90% interval for a single run."""
+    """The lower end of the 90% interval for a single run."""
     high: NonNegative
     law: str
-    """Which law, and where it was read."""
+    """The law's name, and where it was read."""
     extrapolation: NonNegative
     """The run's FLOPs over those of the largest run that the law was fitted to."""
 
@@ -111,7 +111,7 @@ class PlanFile:
     tokens_per_step: Natural
     fits: bool
     seconds: NonNegative
-    """For all steps."""
+    """Seconds of all steps."""
     peak_by_category: dict[str, NonNegative]
     flops_by_phase: dict[str, NonNegative]
     seconds_by_operator: dict[str, NonNegative]
@@ -127,9 +127,9 @@ class PlanFile:
     seconds_factor: NonNegative = 1.0
     """Nine steps in ten are expected to take between seconds / factor and seconds · factor."""
     conditions: Conditions | None = None
-    """What other processes did while the operators were timed; None where none were, and on a GPU."""
+    """Disturbance by other processes while the operators were timed; None where none were, and on a GPU."""
     dollars: NonNegative | None = None
-    """For all steps; None where no price is known."""
+    """The price of all steps; None where it is not known."""
     kilowatt_hours: NonNegative | None = None
     seconds_by_phase: dict[str, NonNegative] = field(default_factory=dict)
     byte_bound_by_operator: dict[str, NonNegative] = field(default_factory=dict)
@@ -166,9 +166,9 @@ class MeasurementFile:
     mfu: NonNegative | None = None
     hfu: NonNegative | None = None
     ranks: tuple[RankSeconds, ...] = ()
-    """Of each of several ranks, one step."""
+    """One step of each of several ranks."""
     straggler: Natural | None = None
-    """The rank for which the others waited; None where none stood out."""
+    """The rank that the others waited for; None where none stood out."""
 
 
 def write_measurement(
@@ -217,6 +217,6 @@ class Evaluation:
     bits_per_byte: NonNegative
     """Nats of all tokens / ln 2 / bytes: separators cost bits and add no bytes."""
     gzip_bits_per_byte: NonNegative
-    """Of the same bytes by `gzip -9`."""
+    """The same bytes by `gzip -9`."""
     xz_bits_per_byte: NonNegative
-    """Of the same bytes by `xz -9`."""
+    """The same bytes by `xz -9`."""

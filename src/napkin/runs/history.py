@@ -24,7 +24,7 @@ THRESHOLD = 6.0
 _NORMAL = 1.4826
 """Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
 _LEAST_DEVIATION = 0.005
-"""Relative to the median: where losses hardly scatter, one that is off by a percent is not a spike."""
+"""A share of the median: where losses hardly scatter, one that is off by a percent is not a spike."""
 
 
 def spike(loss: float, recent: list[float]) -> float | None:
@@ -42,7 +42,6 @@ def spike(loss: float, recent: list[float]) -> float | None:
 
 
 def remember(loss: float, recent: list[float]) -> None:
-    """Add a loss to the recent ones."""
     recent.append(loss)
     del recent[:-WINDOW]
 
@@ -65,7 +64,7 @@ class History(msgspec.Struct, forbid_unknown_fields=True):
     last_logged: _Natural = 0
     """Step of the last line of metrics.jsonl; 0 also where an older napkin wrote the checkpoint."""
     tokens: _Natural = 0
-    """Tokens learned from, where steps differ in their number: in fine-tuning."""
+    """Tokens trained on, where steps differ in their number: in fine-tuning."""
     updates: _Natural | None = None
     """Updates of the optimizer, where a step may make several or none: in reinforcement learning. None is one for each
     step that was not skipped."""

@@ -36,7 +36,7 @@ class DamagedLine:
     """A line of metrics.jsonl that is left out."""
 
     number: int
-    """Counted from 1."""
+    """The line's number, from 1."""
     after_step: int
     """The step of the last intact line before it."""
     reason: str
@@ -70,7 +70,7 @@ def keep_aside(metrics: Path, lines: Iterable[DamagedLine]) -> None:
 
 
 def count_kept_aside(metrics: Path) -> tuple[int, set[int]]:
-    """How many lines are kept aside, and after which steps they stood."""
+    """Count the lines that are kept aside, and list the steps after which they stood."""
     steps: set[int] = set()
     lines = [line for line in (read_if_present(metrics.with_name(DAMAGED_FILE)) or b"").splitlines() if line.strip()]
     for line in lines:
@@ -98,14 +98,14 @@ class StepMetrics:
     step: _Natural
     """Updates done."""
     tokens: _Natural
-    """Tokens learned from."""
+    """Tokens trained on."""
     loss: _Figure
     """Nats per token, over the batch, before the update."""
     learning_rate: _Figure
     gradient_norm: _Figure
-    """Before clipping."""
+    """The norm before clipping."""
     seconds: _Positive
-    """Since the start of the run; time between a kill and a resume left out."""
+    """Seconds since the start of the run; time between a kill and a resume left out."""
     step_seconds: _Positive
     tokens_per_second: _Positive
     mfu: _Positive
@@ -123,9 +123,9 @@ class StepMetrics:
     dropped_tokens: list[_Natural] | None = None
     """Routed tokens that were dropped because their expert was full, by layer."""
     epochs: _Positive | None = None
-    """Tokens learned from, divided by the tokens of the training files; None in runs of before."""
+    """Tokens trained on, divided by the tokens of the training files; None in runs of before."""
     figures: dict[str, _Figure | None] | None = None
-    """Further figures of a step of fine-tuning by name, such as reward or entropy; those of its evaluation begin with
+    """Further metrics of a step of fine-tuning by name, such as reward or entropy; those of its evaluation begin with
     "held-out"."""
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class StepMetrics:
 
     @property
     def is_notable(self) -> bool:
-        """Whether the line is logged whatever log_every says."""
+        """True if the line is logged whatever log_every says."""
         return self.validation_loss is not None or self.spike is not None or self.skipped is not None
 
 
@@ -224,11 +224,11 @@ class LoggedLine:
 
 @dataclass(frozen=True)
 class MetricsRecord:
-    """Everything that is known of a metrics.jsonl."""
+    """Everything that is known about a metrics.jsonl."""
 
     path: Path
     lines: list[LoggedLine] = field(default_factory=list)
-    """The intact ones, by step."""
+    """The intact lines, by step."""
     damaged: list[DamagedLine] = field(default_factory=list)
     incomplete: DamagedLine | None = None
     """The last line, if a kill or a power cut could have left it so."""
@@ -241,7 +241,6 @@ class MetricsRecord:
 
     @property
     def metrics(self) -> tuple[StepMetrics, ...]:
-        """Of the intact lines."""
         return tuple(line.metrics for line in self.lines)
 
     def messages(self, *, kept_aside: bool = False) -> list[str]:
@@ -266,7 +265,7 @@ class MetricsRecord:
         return found
 
     def explains(self, step: int) -> bool:
-        """Whether a line after that of `step` is known to be damaged."""
+        """True if a line after that of `step` is known to be damaged."""
         return step in self.damaged_after
 
     def describe_incomplete(self) -> str:

@@ -23,7 +23,7 @@ _Id = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class ConversationFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """conversation.json."""
+    """The contents of conversation.json."""
 
     format: Literal["napkin-conversation"]
     version: Literal[1]
@@ -32,13 +32,13 @@ class ConversationFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_ids: tuple[_Id, ...]
     """Tokens at which a text ends."""
     chat_template: str | None = None
-    """In jinja's language; None has none."""
+    """The template in jinja; None without one."""
     template_tokens: dict[str, str] = {}
     """Texts that the template may name: bos_token, eos_token and so on."""
 
 
 def conversation_files(conversation: ConversationFile) -> dict[str, bytes]:
-    """What `RunFolder.create` writes for it."""
+    """The files of a new run that `RunFolder.create` writes for it."""
     return {CONVERSATION_FILE: format_json(conversation).encode()}
 
 
@@ -63,7 +63,7 @@ _Figure = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
 
 
 class QuantizedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """quantized.json."""
+    """The contents of quantized.json."""
 
     format: Literal["napkin-quantized"]
     version: Literal[1]
@@ -75,17 +75,17 @@ class QuantizedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     """The folder of the run, as it was named."""
     evaluated_tokens: _Count
-    """Validation tokens that the next two figures are for; 0 if there were none."""
+    """Validation tokens of the next two numbers; 0 if there were none."""
     bits_per_byte: _Figure
-    """After quantization."""
+    """Bits per byte after quantization."""
     original_bits_per_byte: _Figure
-    """Before."""
+    """Bits per byte before quantization."""
     checksums: dict[str, str]
     """SHA-256 of the other files."""
 
 
 def is_quantized(folder: Path) -> bool:
-    """Whether a folder is that of a quantized run."""
+    """True for the folder of a quantized run."""
     return (folder / QUANTIZED_FILE).is_file()
 
 

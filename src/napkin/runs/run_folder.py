@@ -46,13 +46,13 @@ from napkin.tokenizer.tokenizer_file import load_tokenizer
 RUN_FILE = "run.json"
 FORMAT, VERSION = "napkin-run", 2
 MOST_NAMED = 3
-"""Runs that an error names."""
+"""The most runs that an error names."""
 WAY_OUT = "name a folder that `napkin train` made"
 
 
 @dataclass(frozen=True)
 class RunFormat:
-    """run.json."""
+    """The contents of run.json."""
 
     format: str
     version: int
@@ -60,7 +60,7 @@ class RunFormat:
     """The version of napkin that created the run."""
     created: str = ""
     recipe_crc32: str = ""
-    """Of recipe.toml as it was created; empty where that is not known."""
+    """The CRC-32 of recipe.toml as it was created; empty where that is not known."""
 
 
 def new_run_format(recipe: str) -> str:
@@ -70,26 +70,26 @@ def new_run_format(recipe: str) -> str:
 
 
 def recipe_was_changed(path: Path) -> bool:
-    """Whether a run's recipe.toml is known to be another one than the run was created with."""
+    """True if a run's recipe.toml is known to differ from the one that the run was created with."""
     expected = _read(path).recipe_crc32 if (path / RUN_FILE).is_file() else ""
     return expected not in ("", crc32(read_if_present(path / "recipe.toml") or b""))
 
 
 def set_recipe_checksum(path: Path, recipe: str | None) -> None:
-    """Say in a run's run.json what its recipe.toml is, or with None that it is not known."""
+    """Record the checksum of a run's recipe.toml in run.json, or None that it is not known."""
     if (path / RUN_FILE).is_file():
         found = dataclasses.replace(_read(path), recipe_crc32="" if recipe is None else crc32(recipe.encode()))
         atomic_write_text(path / RUN_FILE, format_json(found), overwrite=True)
 
 
 def upgrade(path: Path) -> None:
-    """Give a run that this napkin is about to write into the version of what it writes."""
+    """Raise the version of a run that this napkin is about to write into."""
     if (path / RUN_FILE).is_file() and (found := _read(path)).version < VERSION:
         atomic_write_text(path / RUN_FILE, format_json(dataclasses.replace(found, version=VERSION)), overwrite=True)
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run of any version: by its run.json or, for version 0, by its files."""
+    """True for a run of any version: by its run.json or, for version 0, by its files."""
     if (path / RUN_FILE).is_file():
         return True
     return (path / "recipe.toml").is_file() and (path / "tokenizer.json").is_file() and (path / "checkpoints").is_dir()
@@ -110,7 +110,8 @@ def free_name(folder: Path) -> Path:
 
 
 def what_is_there(path: Path, missing: str = "it holds no run.json", way_out: str = WAY_OUT) -> str:
-    """What is at a path that is not a run, and the way out: a run in it, or the one that it is in, if there is one."""
+    """A phrase for what is at a path that is not a run, and the way out: a run in it, or the one that it is in, if
+    there is one."""
     within = runs_in(path)
     found = "it does not exist" if not path.exists() else missing
     if path.is_file():
@@ -233,7 +234,6 @@ class RunFolder:
 
     @property
     def recipe(self) -> Recipe:
-        """The resolved recipe."""
         return read_recipe(self.path / "recipe.toml")
 
     @property
@@ -280,7 +280,6 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder that holds the checkpoints."""
         return self.path / "checkpoints"
 
     def write_json(self, name: str, value: Any) -> None:
@@ -305,11 +304,11 @@ class RunFolder:
                 shutil.rmtree(path, ignore_errors=True)
 
     def upgrade(self) -> None:
-        """Give a run of an older version the version of what is written from now on; the lock must be held."""
+        """Raise the run's version to the present one; the lock must be held."""
         upgrade(self.path)
 
     def replace_recipe(self, recipe: Recipe) -> None:
-        """Write another recipe.toml, which says the same in other words or at other places."""
+        """Write another recipe.toml, which says the same in other words or with other paths."""
         text, was_changed = format_recipe(recipe), self.recipe_was_changed
         # Between the two files the recipe is not known, so that a kill there does not make it look altered.
         if not was_changed:
@@ -320,7 +319,7 @@ class RunFolder:
 
     @property
     def recipe_was_changed(self) -> bool:
-        """Whether recipe.toml is known to be another one than the run was created with."""
+        """True if recipe.toml is known to differ from the one that the run was created with."""
         return recipe_was_changed(self.path)
 
     @contextmanager
@@ -340,18 +339,14 @@ class RunFolder:
 class ReadOnlyRunFolder(RunFolder):
     """A read-only view of a run for ranks other than 0; writes are no-ops."""
 
-    def write_json(self, name: str, value: Any) -> None:
-        """A no-op: rank 0 does it."""
+    def write_json(self, name: str, value: Any) -> None: ...
 
-    def remove_leftovers(self) -> None:
-        """A no-op: rank 0 does it."""
+    def remove_leftovers(self) -> None: ...
 
-    def upgrade(self) -> None:
-        """A no-op: rank 0 does it."""
+    def upgrade(self) -> None: ...
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """A no-op: rank 0 holds the lock."""
         yield
 
 
@@ -376,7 +371,7 @@ def _lock_soon(descriptor: int) -> bool:
 
 
 def is_being_trained(run: Path) -> bool | None:
-    """Whether a process holds the run's lock, as `RunFolder.locked` does; None where that cannot be found out."""
+    """True if a process holds the run's lock, as `RunFolder.locked` does; None where that cannot be found out."""
     try:
         import fcntl
 

@@ -24,7 +24,7 @@ from napkin.runs.run_folder import recipe_was_changed
 
 FOLDER = "answers"
 MOST_ANSWERS = 256
-"""That are kept of an evaluation."""
+"""The most answers that are kept per evaluation."""
 _NAME = re.compile(r"step-(\d{8,})\.jsonl")
 
 
@@ -43,16 +43,16 @@ class Answered:
     messages: tuple[Said, ...]
     reward: float
     tokens: Natural
-    """That the model drew."""
+    """The number of tokens that the model sampled."""
     ending: str
-    """done, cut at the longest answer, or out of room in the context."""
+    """done, cut (truncated at the longest completion), or no room in the context."""
     failure: str | None = None
-    """Why the reward could not be had."""
+    """Why the reward could not be computed."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Those of one evaluation."""
+    """The answers of one evaluation."""
 
     step: int
     answered: tuple[Answered, ...]
@@ -107,15 +107,15 @@ class RunRecord:
     problems: tuple[str, ...] = ()
     """A sentence for each problem of metrics.jsonl: damaged, displaced and missing lines."""
     incomplete: str | None = None
-    """That its last line is incomplete, as a kill or the moment may leave it."""
+    """A sentence if the last line is incomplete, as a kill or the moment may leave it."""
     recipe_was_changed: bool = False
-    """Whether recipe.toml is known to be another one than the run was created with."""
+    """True if recipe.toml is known to differ from the one that the run was created with."""
     answers: Answers | None = None
-    """To held-out tasks, of the last evaluation of a run of reinforcement learning."""
+    """Answers to held-out tasks, of the last evaluation of a run of reinforcement learning."""
 
     @property
     def mfu(self) -> float | None:
-        """Of all steps together: as measured where a process has made them all, else of the logged steps."""
+        """The MFU of all steps together: as measured where a process has made them all, else of the logged steps."""
         measured, steps = self.measurement, self.metrics[-1].step if self.metrics else 0
         if measured is not None and measured.mfu is not None and measured.steps >= steps:
             return measured.mfu

@@ -36,7 +36,6 @@ class CompiledBlocks:
         self.compiled = torch.compile(run, dynamic=False)
 
     def __call__(self, *arguments: Any) -> Tensor:
-        """Run the block."""
         return (self.compiled if torch.is_grad_enabled() else self.run)(*arguments)
 
 
@@ -46,7 +45,7 @@ def compile_blocks(model: Transformer) -> None:
 
 
 def missing_compiler(device_type: str) -> str | None:
-    """What torch.compile needs and this machine lacks; None if nothing is missing."""
+    """The part of torch.compile's requirements that this machine lacks; None if nothing is missing."""
     if device_type != "cpu":
         return None if _has_triton() else "Triton, which generates code for GPUs, is not installed: pip install triton"
     set_up_compiler()

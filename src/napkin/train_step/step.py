@@ -41,7 +41,6 @@ class ExpertCounts:
         self._sums: dict[int, Tensor] = {}
 
     def clear(self) -> None:
-        """Start a new step."""
         self._sums = {}
 
     def add(self, routings: Sequence[Routing], first: int = 0) -> None:
@@ -71,7 +70,7 @@ Watch = Callable[[str], AbstractContextManager]
 
 @dataclass(frozen=True)
 class TrainState:
-    """What a step changes, model and optimizer, and the settings that it computes with."""
+    """The model and optimizer, which a step changes, and the settings that it computes with."""
 
     model: Transformer
     optimizer: Optimizer
@@ -83,9 +82,9 @@ class TrainState:
     expert_counts: ExpertCounts = field(default_factory=ExpertCounts)
     """Tokens per expert in the last step, if the model has experts."""
     loss_scale: LossScale | None = None
-    """With fp16, otherwise None."""
+    """The scale of fp16 losses; None in other formats."""
     compiled: bool = False
-    """Whether the blocks are compiled."""
+    """True if the blocks are compiled."""
 
     @property
     def recipe(self) -> Recipe:
@@ -185,8 +184,8 @@ class TrainState:
         return loss, norm
 
     def expert_tokens(self) -> tuple[list[list[int]], list[int]] | tuple[None, None]:
-        """Of the last step, how many of all ranks' tokens each expert had, and how many were dropped, by layer; None
-        without experts. A collective."""
+        """Tokens of all ranks that each expert had in the last step, and dropped ones, by layer; None without experts.
+        A collective."""
         device = torch.device(self.precision.device_type)
         return self.expert_counts.read(self.parallel_model.of_all_tokens, device)
 
@@ -221,7 +220,7 @@ class TrainState:
         self.optimizer.zero_grad(set_to_none=True)
 
     def first_update(self) -> None:
-        """Update once with gradients that nobody computed, for fake tensors: it leaves what a first step leaves."""
+        """Run one optimizer update on placeholder gradients, so fake-tensor counts see the optimizer state."""
         for parameter in _trained(self.model):
             parameter.grad = torch.empty_like(parameter)
         self._update(0, torch.zeros(()), lambda part: nullcontext(), lambda loss, norm: True)
@@ -360,7 +359,7 @@ def _trained(model: Transformer) -> list[nn.Parameter]:
 
 
 def _has_whole_matrices(resolved: ResolvedRecipe) -> bool:
-    """Whether the update of a rank writes all of each matrix that it multiplies by, in fp32 under autocast."""
+    """True if a rank's update writes all of each matrix that it multiplies by, in fp32 under autocast."""
     layout = resolved.layout
     divided = layout.tensor * layout.pipeline * layout.expert > 1 or layout.shard_optimizer
     return resolved.precision.name in ("bf16", "fp16") and resolved.strategy != "fsdp" and not divided

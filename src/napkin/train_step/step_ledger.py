@@ -68,7 +68,7 @@ def count_step(
 
 
 def warm_up_of(resolved: ResolvedRecipe, train_state: TrainState, *, reserved: bool = True) -> int | Callable[[], None]:
-    """What leads to a step's steady state: the argument `warm_up` of `count`."""
+    """The argument `warm_up` of `count` that leads to a step's steady state."""
     if resolved.strategy == "ddp":
         # It decides on its buckets before the second step.
         return 2

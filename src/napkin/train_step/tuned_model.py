@@ -28,13 +28,13 @@ def add_tuned_parts(model: Transformer, recipe: Recipe) -> None:
 
 
 def remove_tuned_parts(model: Transformer) -> None:
-    """Make a tuned model one like any other: adapters are merged, a scalar head is left out."""
+    """Turn a tuned model into a plain one: adapters are merged, a scalar head is left out."""
     merge_adapters(model)
     model.scalar_head = None
 
 
 def adapter_of(recipe: Recipe) -> AdapterConfig | None:
-    """The adapters that a recipe trains, if it does."""
+    """The adapters that a recipe trains; None without."""
     return recipe.adapter if isinstance(recipe, TuningRecipe) and recipe.adapter.kind != "none" else None
 
 
@@ -47,7 +47,7 @@ def held_dtype(kind: str, frozen: str, precision: str) -> torch.dtype | None:
 
 
 def has_scalar_head(recipe: Recipe) -> bool:
-    """Whether a recipe trains a head of one number."""
+    """True if a recipe trains a reward model's head of one number."""
     return isinstance(recipe, RewardModelRecipe) or (
         isinstance(recipe, ReinforcementRecipe) and recipe.rl.algorithm == "ppo"
     )

@@ -121,7 +121,6 @@ class Trackers(Callback):
         return stack
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
-        """Send the metrics of the step."""
         self._track(metrics)
         return metrics
 
@@ -133,7 +132,6 @@ class OnStep(Callback):
         self.function = function
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
-        """Call the function."""
         self.function(metrics)
         return metrics
 

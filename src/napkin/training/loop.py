@@ -93,7 +93,7 @@ class TrainingLoop:
         """Updates done in all, and before this process."""
         self.take_step = take_step
         self.reading_batch = False
-        """Whether a batch is being read: the train state is consistent then."""
+        """True while a batch is read: the train state is consistent then."""
         self._guards = {tokens: TokenGuard(tokens) for tokens in preparation.token_files}
         self.frozen: str | None = None
         """The checksum of the run's frozen weights; None where all are trained."""
@@ -138,12 +138,12 @@ class TrainingLoop:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a step remains, or the evaluation after the last one."""
+        """True if a step remains, or the evaluation after the last one."""
         return self.step < self.recipe.training.steps or self.history.unfinished is not None
 
     @property
     def evaluation_is_due(self) -> bool:
-        """Whether an evaluation follows the step that was taken last."""
+        """True if an evaluation follows the last step."""
         training = self.recipe.training
         return self.step == training.steps or self.step % training.evaluate_every == 0
 

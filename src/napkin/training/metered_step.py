@@ -36,13 +36,13 @@ from napkin.training.signals import Interrupted
 IsFit = Callable[[Tensor, Tensor], bool]
 
 SAMPLING_SECONDS = 1.0
-"""How often it is found out whether other processes disturb the steps."""
+"""The interval at which disturbance by other processes is sampled."""
 MOST_SAMPLES = 1000
-"""The last steps of a run, of which it is known what they take without other processes."""
+"""The last steps of a run whose undisturbed seconds are kept."""
 
 
 def no_watch(part: str) -> AbstractContextManager:
-    """Times nothing."""
+    """A watch that times nothing."""
     return nullcontext()
 
 
@@ -50,18 +50,18 @@ class MeteredStep(ABC):
     """A step of the loop; the kinds of training say what a batch is and how it is trained on."""
 
     computes_all_the_time = True
-    """Whether a step waits for nothing but other threads of its own."""
+    """True if a step waits for nothing but other threads of its own."""
 
     def __init__(self) -> None:
         self.step_seconds: list[float] = []
         """Seconds of all steps but the metered one."""
         self.planned_steps: list[float] = []
-        """Of the same steps, see `in_planned_steps`."""
+        """The same steps in planned steps, see `in_planned_steps`."""
         self.metered: StepMeasurement | None = None
         self.ranks: list[RankSeconds] = []
         """Every rank's bytes and seconds; empty in a single process, and before they were measured."""
         self.straggler: int | None = None
-        """The rank for which the others waited."""
+        """The rank that the others waited for."""
         self._process = psutil.Process()
         self._sampler: Sampler | None = None
         self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
@@ -72,19 +72,19 @@ class MeteredStep(ABC):
 
     @abstractmethod
     def train(self, loop: TrainingLoop, number: int, batch: Any, watch: Watch, is_fit: IsFit) -> Tensor:
-        """Train on the batch as step `number`; the loss of the whole batch."""
+        """Train on the batch as step `number`, and return the loss of the whole batch."""
 
     @abstractmethod
     def tensors(self, batch: Any) -> dict[str, Tensor]:
-        """What is kept of a batch whose loss is not finite."""
+        """The tensors that are kept of a batch whose loss is not finite."""
 
     @abstractmethod
     def tokens(self, loop: TrainingLoop) -> tuple[int, int, float | None]:
-        """Called when the loop's step is done: tokens learned from so far, those of the step, and epochs."""
+        """Called when the loop's step is done: tokens trained on so far, those of the step, and epochs."""
 
     @abstractmethod
     def micro_batches(self, loop: TrainingLoop, batch: Any) -> int:
-        """How many micro-batches the step has, about."""
+        """The approximate number of micro-batches of the step."""
 
     def further_metrics(self) -> dict[str, float | None] | None:
         """Metrics of the last step by name, such as an objective's, for metrics.jsonl's `figures`."""
@@ -116,6 +116,7 @@ class MeteredStep(ABC):
         step_seconds = time.perf_counter() - begin
         learning_rate = train_state.learning_rate(loop.step)
         expert_tokens, dropped_tokens = train_state.expert_tokens()
+        on_gpu = loop.device_type == "cuda"
         loop.step += 1
         tokens, tokens_of_step, epochs = self.tokens(loop)
         return StepMetrics(
@@ -128,7 +129,7 @@ class MeteredStep(ABC):
             step_seconds=step_seconds,
             tokens_per_second=tokens_of_step / step_seconds,
             mfu=loop.mfu(step_seconds, self.in_planned_steps(loop)),
-            bytes=self._bytes(loop.device_type),
+            bytes=torch.cuda.max_memory_allocated() if on_gpu else self._process.memory_info().rss,
             spike=None if skipped else loop.history.add_loss(verdict.loss),
             skipped=skipped,
             expert_tokens=expert_tokens,
@@ -188,7 +189,7 @@ class MeteredStep(ABC):
         self.ranks, self.straggler = seconds_of_ranks(everyone, pipelined=pipelined)
 
     def _metered_number(self, loop: TrainingLoop) -> int | None:
-        """Which of this process's steps is metered."""
+        """The number of the step of this process that is metered."""
         last = loop.recipe.training.steps - loop.first_step - 1
         if last > 0:
             return min(METERED_STEP, last)
@@ -207,9 +208,6 @@ class MeteredStep(ABC):
     def meter_discarded(self, loop: TrainingLoop) -> None:
         """Meter the run's last step once more, when all steps are done; the train state has to be restored then."""
         self._meter(loop, loop.step - 1, self.batch(loop, loop.step - 1), Verdict())
-
-    def _bytes(self, device_type: str) -> int:
-        return torch.cuda.max_memory_allocated() if device_type == "cuda" else self._process.memory_info().rss
 
     def measurement(self, loop: TrainingLoop) -> Measurement | None:
         """The measurements of this process's steps; None where none was metered, or none timed.
@@ -264,11 +262,10 @@ class Accounting(Callback):
     def __init__(self, step: MeteredStep) -> None:
         self._step = step
         self.measurement: Measurement | None = None
-        """Of this process's steps; None where there were too few to meter one and time another."""
+        """The measurement of this process's steps; None where there were too few to meter one and time another."""
         self.table = QuantityTable()
 
     def running(self, loop: TrainingLoop) -> AbstractContextManager:
-        """The context of the step."""
         return self._step.running(loop)
 
     def on_end(self, loop: TrainingLoop) -> None:
@@ -302,13 +299,13 @@ class Accounting(Callback):
         )
 
     def _is_left_open(self, loop: TrainingLoop) -> bool:
-        """Whether an earlier process made the last of several steps, and was killed before it wrote a measurement."""
+        """True if an earlier process made the last of several steps, and was killed before it wrote a measurement."""
         is_complete = loop.first_step == loop.recipe.training.steps > 1
         return is_complete and not (loop.run.path / MEASUREMENT_FILE).exists()
 
 
 def _stored(loop: TrainingLoop) -> dict[str, float]:
-    """Bytes of the tensors on the disk, of a run that keeps frozen weights: of these, and of the newest checkpoint."""
+    """Bytes on the disk of frozen weights, if the run keeps them, and of the newest checkpoint."""
     found: dict[str, float] = {FROZEN_BYTES: stored_bytes([frozen_path(loop.run.checkpoints)])}
     for newest in checkpoint_paths(loop.run.checkpoints)[:1]:
         found[CHECKPOINT_BYTES] = stored_bytes(newest.glob("*.safetensors"))

@@ -59,16 +59,15 @@ class Method(Preparation):
         """Open what a run with that resolved recipe needs; ranks other than 0 may trust what rank 0 has verified."""
 
     @abstractmethod
-    def make_plan(self, setting: Setting) -> Plan:
-        """The plan of the run's steps on this machine."""
+    def make_plan(self, setting: Setting) -> Plan: ...
 
     @abstractmethod
     def step(self) -> MeteredStep:
-        """Trains on the batch of a step."""
+        """The step that trains on a batch."""
 
     @abstractmethod
     def evaluation(self) -> Callback:
-        """Evaluates when an evaluation is due."""
+        """The callback that evaluates when an evaluation is due."""
 
     def callbacks(self) -> list[Callback]:
         """Further callbacks, called after the loop's own."""

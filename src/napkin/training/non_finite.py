@@ -19,11 +19,11 @@ from napkin.runs.run_folder import RunFolder, lower_learning_rate
 from napkin.train_step.step import TrainState
 
 MOST_KEPT = 20
-"""Most batches that are saved of one run."""
+"""The most batches that are saved per run."""
 
 
 class Verdict:
-    """Whether a step's loss and gradient norm are finite, and both as numbers.
+    """The loss and gradient norm of a step as numbers, and whether both are finite.
 
     Reading them synchronises with the GPU, once per step.
     """
@@ -32,18 +32,17 @@ class Verdict:
     gradient_norm: float
 
     def __call__(self, loss: Tensor, norm: Tensor) -> bool:
-        """Store both figures. Returns whether they are finite."""
+        """Store both numbers, and return whether they are finite."""
         self.loss, self.gradient_norm = loss.item(), norm.item()
         return self.is_fit
 
     @property
     def is_fit(self) -> bool:
-        """Whether both figures are finite."""
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
 class NonFiniteSteps:
-    """Handles steps whose figures are not finite, by the recipe's `on_non_finite`."""
+    """Handles steps whose loss or gradient is not finite, by the recipe's `on_non_finite`."""
 
     def __init__(
         self, train_state: TrainState, history: History, run: RunFolder, on_message: Callable[[str], None]
@@ -123,7 +122,7 @@ def keep_batch(folder: Path, step: int, batch: Mapping[str, Tensor], story: dict
 
 
 def _story(train_state: TrainState, number: int, verdict: Verdict, source: str) -> dict[str, Any]:
-    """The figures saved beside a batch: enough to repeat the step."""
+    """The metadata saved beside a batch: enough to repeat the step."""
     return {
         "step": number + 1,
         "batch": number,

@@ -22,18 +22,15 @@ class Preparation(ABC):
     """The recipe with every default written out that depends on this machine or on files."""
     tokenizer: Tokenizer
     ranks: Ranks = field(default=ALONE, kw_only=True)
-    """The processes that train the run."""
     plan: Plan | None = field(default=None, kw_only=True)
     """Made by rank 0; the other ranks have none."""
 
     @property
     def recipe(self) -> Recipe:
-        """The resolved recipe."""
         return self.resolved.recipe
 
     @property
     def precision(self) -> Precision:
-        """The number formats of the training."""
         return self.resolved.precision
 
     @property

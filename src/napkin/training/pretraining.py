@@ -66,7 +66,6 @@ class Pretraining(Method):
         return cls(resolved, tokenizer, train_tokens, validation_tokens, ranks=setting.ranks)
 
     def with_recipe(self, recipe: Recipe) -> "Pretraining":
-        """The same with another recipe, which must be resolved too."""
         return dataclasses.replace(self, resolved=dataclasses.replace(self.resolved, recipe=recipe))
 
     @property
@@ -77,7 +76,6 @@ class Pretraining(Method):
 
     @property
     def data_checksum(self) -> str:
-        """SHA-256 of the training tokens."""
         return self.train_tokens.sha256
 
     @property
@@ -92,11 +90,9 @@ class Pretraining(Method):
         return with_text(setting.planner(self.resolved, machine, progress=setting.progress), self.train_tokens)
 
     def step(self) -> "PretrainingStep":
-        """Trains on a batch of windows."""
         return PretrainingStep(self)
 
     def evaluation(self) -> "Evaluation":
-        """Evaluates on the validation tokens."""
         return Evaluation(self)
 
 
@@ -108,7 +104,7 @@ class WeightedBatch(NamedTuple):
 
 
 class PretrainingStep(MeteredStep):
-    """Trains on the batch of the loop's next step."""
+    """The step of pre-training on batches of windows."""
 
     def __init__(self, method: Pretraining) -> None:
         super().__init__()
@@ -123,7 +119,6 @@ class PretrainingStep(MeteredStep):
             yield
 
     def batch(self, loop: TrainingLoop, number: int) -> WeightedBatch:
-        """The rows of this rank."""
         assert self._fetcher is not None
         loop.reading_batch = True
         with loop.guarded(self.method.train_tokens):
@@ -133,12 +128,10 @@ class PretrainingStep(MeteredStep):
         return WeightedBatch(batch, weights)
 
     def train(self, loop: TrainingLoop, number: int, batch: WeightedBatch, watch: Watch, is_fit: IsFit) -> Tensor:
-        """Train on the batch, as `TrainState.step` does."""
         loss, _ = loop.train_state.step(number, *batch.tensors, weights=batch.weights, watch=watch, is_fit=is_fit)
         return loss
 
     def micro_batches(self, loop: TrainingLoop, batch: WeightedBatch) -> int:
-        """The micro-batches of this rank."""
         return len(batch.tensors[0]) // loop.recipe.training.resolved_micro_batch_size
 
     def tensors(self, batch: WeightedBatch) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from napkin.training.start import create_or_open_run
 
 @dataclass(frozen=True, repr=False)
 class Outcome:
-    """How training ended."""
+    """The result of training."""
 
     train_state: TrainState
     step: int

@@ -30,7 +30,7 @@ Watch = Callable[[str], AbstractContextManager]
 
 
 class Interruption:
-    """Whether the process was asked to stop, and by which signal."""
+    """A request to stop the process, by a signal."""
 
     signal: signals.Signals | None = None
     _end: Callable[[], None] | None = None
@@ -41,11 +41,10 @@ class Interruption:
 
     @property
     def has_lost_parent(self) -> bool:
-        """Whether torchrun has started this process and has ended since."""
+        """True if torchrun has started this process and has ended since."""
         return self._torchrun is not None and os.getppid() != self._torchrun
 
     def note(self, signal: signals.Signals) -> None:
-        """Record a signal."""
         self.signal = signal
         if self._end is not None:
             self._end()

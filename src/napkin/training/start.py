@@ -192,7 +192,7 @@ def _on_rank_zero(folder: Path, setting: Setting, make: Callable[[], Run]) -> Ru
 
 
 def _with_changes(run: RunFolder, data: DataConfig | None, parallelism: ParallelismConfig | None) -> Recipe:
-    """The run's recipe with the places of its token files now, and with another layout."""
+    """The run's recipe with the present paths of its token files, and with another layout."""
     if isinstance(run.recipe, TuningRecipe):
         if parallelism is not None or data not in (None, run.recipe.data):
             raise NapkinError(
@@ -205,7 +205,7 @@ def _with_changes(run: RunFolder, data: DataConfig | None, parallelism: Parallel
 
 
 def _has_moved(run: RunFolder, name: str, now: TrainFiles | None) -> bool:
-    """Whether `now`, another value of the run's data.`name`, names the same contents at another path."""
+    """True if `now`, another value of the run's data.`name`, names the same contents at another path."""
     try:
         match name, now:
             case "tokenizer", str():
@@ -221,7 +221,7 @@ def _has_moved(run: RunFolder, name: str, now: TrainFiles | None) -> bool:
 
 
 def _found_again(run: RunFolder, data: DataConfig) -> DataConfig:
-    """`data` with the places of its token files now, where the run was moved together with them; see
+    """`data` with the present paths of its token files, where the run was moved together with them; see
     `RunFolder.token_file`."""
     train: TrainFiles
     match data.train:
@@ -236,10 +236,8 @@ def _found_again(run: RunFolder, data: DataConfig) -> DataConfig:
 
 
 def _with_moved_data(run: RunFolder, data: DataConfig) -> Recipe:
-    """The run's recipe with the places of `data`'s token files.
-
-    Raises NapkinError where the training tokens are not those that the run was trained with.
-    """
+    """The run's recipe with the paths of `data`'s token files. Raises NapkinError where the training tokens are not
+    those that the run was trained with."""
     recipe = run.recipe
     before = recipe.data
     if (data.train, data.validation) == (before.train, before.validation):

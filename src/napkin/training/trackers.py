@@ -21,7 +21,7 @@ from napkin.runs.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker needs to know about a run."""
+    """The description of a run for trackers."""
 
     folder: Path
     identifier: str
@@ -35,9 +35,7 @@ class TrackedRun:
 class Tracker(Protocol):
     """Receives metrics of steps."""
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Log the metrics of a step."""
-        ...
+    def log(self, step: int, metrics: dict[str, float]) -> None: ...
 
     def close(self) -> None:
         """Write everything that is buffered."""
@@ -57,12 +55,10 @@ class TensorBoard:
             self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge, flush_secs=30)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Log the metrics of a step."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write everything that is buffered."""
         self._writer.close()
 
 
@@ -86,7 +82,6 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Log the metrics of a step."""
         self._run.log({"step": step, **metrics})
 
     def close(self) -> None:
@@ -109,11 +104,9 @@ class Trackio:
             self._run = trackio.init(run.project, name=name, config=run.recipe, resume="allow", **own)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Log the metrics of a step."""
         self._run.log(metrics, step=step)
 
     def close(self) -> None:
-        """Write everything that is buffered."""
         # trackio prints to standard output, which holds the command's results.
         with redirect_stdout(io.StringIO()):
             self._finish()
@@ -171,7 +164,6 @@ class Tracking:
             self._try(name, lambda tracker=tracker: tracker.log(metrics.step, found))
 
     def close(self) -> None:
-        """Close the trackers."""
         for name, tracker in list(self._open.items()):
             self._try(name, tracker.close)
         self._open.clear()

@@ -163,7 +163,9 @@ class RewardModelMethod(ExampleMethod):
     @classmethod
     def open(cls, context: TuningContext) -> "RewardModelMethod":
         train, held_out = _opened(context, "pairs", n_after=1)
-        examples, evaluated = (MappedExamples(each or (), _rewarded) for each in (train, held_out))
+        examples, evaluated = (
+            MappedExamples(each or (), lambda pair: tuple(map(rewarded, pair))) for each in (train, held_out)
+        )
         return cls(context, examples, evaluated, train.checksum, RewardObjective())
 
     def callbacks(self) -> list[Callback]:
@@ -210,10 +212,6 @@ def _opened(context: TuningContext, kind: ExampleKind, *, n_after: int) -> tuple
 
 def _checksum(file: ExampleFile | None) -> str:
     return "" if file is None else file.checksum
-
-
-def _rewarded(example: Example) -> Example:
-    return tuple(map(rewarded, example))
 
 
 def _refuse_unread(recipe: TuningRecipe) -> None:

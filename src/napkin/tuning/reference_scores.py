@@ -222,11 +222,7 @@ def _joined(*digests: bytes) -> str:
 
 def with_stand_ins(example: Example) -> Example:
     """Give an example zeros for a reference's log-probabilities, for counting."""
-    return tuple(_with_zeros(sequence) for sequence in example)
-
-
-def _with_zeros(sequence: TokenSequence) -> TokenSequence:
-    return sequence.with_values(**{REFERENCE: np.zeros(sequence.n_trained, np.float32)})
+    return tuple(each.with_values(**{REFERENCE: np.zeros(each.n_trained, np.float32)}) for each in example)
 
 
 WATCHED = "reference"

@@ -17,7 +17,7 @@ import torch
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.metering import METERED_STEP, Stopwatch, meter_step
 from napkin.accounting.pricing import Price
-from napkin.accounting.quantities import QuantityRow, QuantityTable
+from napkin.accounting.quantities import QuantityTable
 from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.model.adapters import adapters_off
 from napkin.model.transformer import Transformer
@@ -99,14 +99,11 @@ class ReinforcementPlan(Plan):
             "seconds in all": dataclasses.replace(whole["seconds in all"], rule=None),
         }
         rows = [changed.get(name, row) for name, row in whole.items()]
-        return QuantityTable([*rows, *self._phase_rows()])
+        return QuantityTable([*rows, *phase_rows(self.rule, self.count, self.site.usd_per_hour)])
 
     def _why_flops_differ(self) -> str:
         share = self.ledger.attention_flops / max(self.ledger.flops, 1)
         return f"rule: the longest completions, 2·N per token forwards, 6·N with gradients; attention is {share:.1%}"
-
-    def _phase_rows(self) -> list[QuantityRow]:
-        return phase_rows(self.rule, self.count, self.site.usd_per_hour)
 
 
 def plan_reinforcement(

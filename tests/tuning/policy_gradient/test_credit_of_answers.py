@@ -174,7 +174,7 @@ def test_a_recipes_parts_replace_the_presets() -> None:
         ({"algorithm": "reinforce", "clip": "ppo"}, "nothing to clip"),
         ({"algorithm": "grpo", "advantage": "gae"}, "value head"),
         ({"algorithm": "ppo", "advantage": "group"}, "value head"),
-        ({"algorithm": "expert-iteration", "advantage": "batch"}, "alike"),
+        ({"algorithm": "expert-iteration", "advantage": "batch"}, "expert-iteration"),
         ({"algorithm": "grpo", "clip_low": 1.0}, "no ratio is below 0"),
     ],
 )

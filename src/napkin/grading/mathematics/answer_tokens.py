@@ -11,12 +11,12 @@ from typing import Literal
 from napkin.grading.mathematics.expression import REALS, NotUnderstood
 
 MOST_CHARACTERS = 2000
-"""Of an answer; the longest of the published problem sets have some 200."""
+"""The longest answer that is read; the longest of the published problem sets have some 200."""
 MOST_TOKENS = 400
 MOST_DIGITS = 1000
-"""Of a number as it is written."""
+"""The most digits of a number as it is written."""
 MOST_REPEATING = 100
-"""Characters of a number whose decimals repeat."""
+"""The most characters of a number whose decimals repeat."""
 
 TokenKind = Literal["number", "name", "function", "command", "mark", "words"]
 
@@ -28,7 +28,7 @@ class Token:
     kind: TokenKind
     text: str
     upright: bool = field(default=False, compare=False)
-    """Whether a name stands in \\text or \\mathrm, as units do."""
+    """True for a name in \\text or \\mathrm, as units are."""
 
 
 FUNCTIONS = frozenset(

@@ -44,18 +44,18 @@ Point = Mapping[str, Complex]
 
 
 class Comparison:
-    """Of an answer with a reference; `seed` is a text that chooses the points."""
+    """Compares an answer with a reference; `seed` is a text that chooses the points."""
 
     def __init__(self, seed: str) -> None:
         self._seed, self._arithmetic = seed.encode("utf-8", "surrogatepass"), Arithmetic()
 
     def same(self, answer: Node, reference: Node) -> bool:
-        """Whether both say the same. Raises NotUnderstood where that cannot be said."""
+        """True if both say the same. Raises NotUnderstood where that cannot be said."""
         with self._arithmetic.precision():
             return self._same(without_plus_minus(answer), without_plus_minus(reference))
 
     def rounds_to(self, node: Node, rounded: Fraction, decimals: int) -> bool:
-        """Whether a number is another with so many decimals, rounded or cut. Raises NotUnderstood."""
+        """True if a number is another with so many decimals, rounded or truncated. Raises NotUnderstood."""
         with self._arithmetic.precision():
             value = self._value(node, {})
             if value is None or not value.is_real:
@@ -100,8 +100,8 @@ class Comparison:
         return answer.relations == ("≠",) and self._all_same(answer.sides, reference.sides[::-1])
 
     def _value_said(self, node: Node) -> tuple[str, Node] | None:
-        """What a node says that a name is: ("x", 5) of x = 5 and of x = 10/2 = 5, ("", 5) of 5; None if it is no such
-        statement. Raises NotUnderstood for one that is wrong, such as 5 = 7."""
+        """A name and the value that a node gives it: ("x", 5) of x = 5 and of x = 10/2 = 5, ("", 5) of 5; None if it is
+        not such a statement. Raises NotUnderstood for one that is wrong, such as 5 = 7."""
         if not isinstance(node, Relation):
             return "", node
         if set(node.relations) != {"="}:
@@ -215,7 +215,7 @@ class Comparison:
 
 
 def _is_number(node: Node) -> bool:
-    """Whether a node is one number or expression, without collections and words in it."""
+    """True for one number or expression, without collections and words in it."""
     return not isinstance(node, Collection | Relation | Words) and all(_is_number(part) for part in parts_of(node))
 
 

@@ -55,12 +55,10 @@ def _pi_digits() -> Decimal:
 
 
 def pi(arithmetic: Arithmetic) -> Decimal:
-    """The circle's number."""
     return arithmetic.context.plus(_pi_digits())
 
 
 def exponential(value: Real, arithmetic: Arithmetic) -> Real:
-    """e to a power."""
     if value == 0:
         return Fraction(1)
     if abs(value) > 60:
@@ -80,7 +78,6 @@ def logarithm(value: Real, arithmetic: Arithmetic) -> Real:
 
 
 def sine(value: Real, arithmetic: Arithmetic) -> Real:
-    """The sine of an angle in radians."""
     if value == 0:
         return Fraction(0)
     if abs(value) > _MOST_ARGUMENT:
@@ -99,7 +96,6 @@ def sine(value: Real, arithmetic: Arithmetic) -> Real:
 
 
 def cosine(value: Real, arithmetic: Arithmetic) -> Real:
-    """The cosine of an angle in radians."""
     if value == 0:
         return Fraction(1)
     quarter = arithmetic.context.divide(_pi_digits(), Decimal(2))
@@ -139,7 +135,6 @@ def arcsine(value: Real, arithmetic: Arithmetic) -> Real:
 
 
 def arccosine(value: Real, arithmetic: Arithmetic) -> Real:
-    """The arccosine."""
     if value == 1:
         return Fraction(0)
     quarter = arithmetic.context.divide(_pi_digits(), Decimal(2))
@@ -206,7 +201,7 @@ FUNCTIONS: dict[str, Callable[[Real, Arithmetic], Real]] = {
 
 MOST_FACTORIAL = 400
 MOST_POWER = 4096
-"""Of a number that is not exact; of exact ones the length of the result counts."""
+"""The largest exponent of an inexact number; of exact ones the length of the result is bounded."""
 
 I = Complex(Fraction(0), Fraction(1))  # noqa: E741
 

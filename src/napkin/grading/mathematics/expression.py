@@ -73,7 +73,7 @@ EMPTY_SET = Collection("{", (), "}")
 
 
 def parts_of(node: Node) -> tuple[Node, ...]:
-    """What a node is made of."""
+    """The nodes within a node."""
     if isinstance(node, Call):
         return node.arguments
     if isinstance(node, Collection):
@@ -90,15 +90,15 @@ def variables_of(node: Node) -> set[str]:
 
 DIGITS = 120
 MOST_BITS = 8192
-"""Of numerator and denominator of an exact result."""
+"""The most bits of an exact result's numerator and denominator."""
 MOST_WORK = 30_000
-"""Units of a comparison, each about a microsecond."""
+"""Units of work in a comparison, each about a microsecond."""
 _RANGE = 25
 _EQUAL = Decimal("1e-90")
 _CLOSE = Decimal("1e-25")
 _SIMPLE = 10**40
 _MOST_MIXED_BITS = 160
-"""Of a rational number in one operation with an irrational one."""
+"""The most bits of a rational number in one operation with an irrational one."""
 
 Real = Fraction | Decimal
 
@@ -113,19 +113,18 @@ class Undefined(Exception):
 
 @dataclass(frozen=True)
 class Complex:
-    """A real and an imaginary part."""
+    """A complex number."""
 
     real: Real
     imaginary: Real = Fraction(0)
 
     @property
     def is_real(self) -> bool:
-        """Whether the imaginary part is 0."""
         return self.imaginary == 0
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is rational and known exactly."""
+        """True if it is rational and known exactly."""
         return isinstance(self.real, Fraction) and isinstance(self.imaginary, Fraction)
 
 
@@ -146,21 +145,17 @@ class Arithmetic:
         return localcontext(self.context)
 
     def spend(self, work: int) -> None:
-        """Count some work."""
         self._left -= work
         if self._left < 0:
             raise TooMuchWork("it takes too much work")
 
     def add(self, one: Complex, other: Complex) -> Complex:
-        """The sum."""
         return Complex(self._add(one.real, other.real), self._add(one.imaginary, other.imaginary))
 
     def negative(self, one: Complex) -> Complex:
-        """The same with the other sign."""
         return Complex(-one.real, -one.imaginary)
 
     def multiply(self, one: Complex, other: Complex) -> Complex:
-        """The product."""
         if one.is_real and other.is_real:
             return Complex(self._multiply(one.real, other.real))
         real = self._add(self._multiply(one.real, other.real), -self._multiply(one.imaginary, other.imaginary))
@@ -178,7 +173,6 @@ class Arithmetic:
         return Complex(self._divide(turned.real, size), self._divide(turned.imaginary, size))
 
     def equal(self, one: Complex, other: Complex) -> bool:
-        """Whether two numbers are the same."""
         return self._equal(one.real, other.real) and self._equal(one.imaginary, other.imaginary)
 
     def real_of(self, value: Complex) -> Real:

@@ -19,11 +19,11 @@ from napkin.grading.mathematics.expression import (
 )
 
 MOST_DEPTH = 24
-"""Of brackets, powers and functions within each other."""
+"""The deepest nesting of brackets, powers and functions."""
 MOST_ITEMS = 64
-"""Of a list."""
+"""The longest list."""
 MOST_POWER_OF_TEN = 400
-"""Of a number written as 1.5e10."""
+"""The largest exponent of a number written as 1.5e10."""
 
 _RELATIONS = {"=": "=", "<": "<", "≤": "≤", ">": "<", "≥": "≤", "≠": "≠", "∈": "∈"}
 _TURNED = (">", "≥")
@@ -53,7 +53,7 @@ class _Parser:
 
     @property
     def left(self) -> list[Token]:
-        """What has not been read."""
+        """The tokens that have not been read."""
         return self._tokens[self._at :]
 
     def items(self) -> Node:
@@ -170,7 +170,7 @@ class _Parser:
         return node
 
     def _argument(self, *, sign: bool = False) -> Node:
-        """What stands after ^, or in braces: a group, or a single number or name."""
+        """Read the argument behind ^, or in braces: a group, or a single number or name."""
         self._deeper()
         if sign and (self._peek() == "-"):
             self._at += 1
@@ -291,7 +291,7 @@ class _Parser:
         return top, self._single_argument()
 
     def _matrix(self) -> Node:
-        """After \\begin: {pmatrix} rows \\end{pmatrix}."""
+        """Read {pmatrix} rows \\end{pmatrix} behind \\begin."""
         kind = self._environment()
         if kind == "array":
             self._skip_columns()
@@ -328,7 +328,7 @@ class _Parser:
         return name
 
     def _skip_columns(self) -> None:
-        """Of an array, {cc} or {c|c}."""
+        """Skip an array's columns, {cc} or {c|c}."""
         self._expect("{")
         while self.left and self._peek() != "}":
             self._at += 1
@@ -371,7 +371,6 @@ class _Parser:
         return self._at < len(self._tokens) and self._tokens[self._at].kind == kind
 
     def _peek(self) -> str | None:
-        """The mark that comes next."""
         return self._tokens[self._at].text if self._next("mark") else None
 
     def _take(self, *marks: str) -> str | None:

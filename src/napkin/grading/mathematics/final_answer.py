@@ -110,15 +110,15 @@ def _words_at_the_beginning(tokens: list[Token]) -> tuple[list[str], list[Token]
 
 
 MOST_CHARACTERS = 100_000
-"""Of a text that is searched: what stands before is not."""
+"""The end of a text that is searched; what stands before it is not."""
 MOST_ANSWER = 4_000
-"""Of an answer in a box."""
+"""The longest answer in a box."""
 MOST_LINE = 1_000
-"""Of a line that is taken as a whole for the answer."""
+"""The longest line that is taken as a whole for the answer."""
 MOST_BARE_LINE = 200
 """... where nothing says that it is one."""
 _MOST_LAYERS = 6
-"""Of marks around an answer."""
+"""The most marks around an answer that are taken off."""
 _MOST_AFTER = 400
 """Characters after an answer that may take it back."""
 _BOX = re.compile(r"\\f?box(?:ed)?(?![a-zA-Z])\s*")
@@ -218,7 +218,7 @@ def _whole(text: str) -> str | None:
 
 
 def _marked(text: str, *, in_tag: bool = False) -> tuple[bool, str | None]:
-    """Whether something says which part the answer is, and that part; None if it is none."""
+    """True if something marks a part as the answer, and that part; None if it is empty."""
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
         # It was cut while it thought.
@@ -241,7 +241,7 @@ def _marked(text: str, *, in_tag: bool = False) -> tuple[bool, str | None]:
 
 
 def _tagged(text: str) -> str | None:
-    """What is in the last <answer>; None if it is never closed."""
+    """The content of the last <answer>; None if it is never closed."""
     inner, closed, after = text.rpartition("<answer>")[2].partition("</answer>")
     if not closed or _TAKEN_BACK.search(after[:_MOST_AFTER]):
         return None
@@ -268,7 +268,7 @@ def _line_answer(text: str) -> str | None:
 
 
 def _corrected(text: str, end: int) -> str | None:
-    """What a text says after its last box that the answer is instead."""
+    """The answer that a text gives after its last box instead."""
     places = list(_SAID.finditer(text, end))
     if places and _CORRECTION.search(text[max(end, places[-1].start() - 90) : places[-1].start()]):
         return _line_answer(text[places[-1].end() :])
@@ -276,8 +276,8 @@ def _corrected(text: str, end: int) -> str | None:
 
 
 def _last_box(text: str) -> tuple[bool, str | None, int]:
-    """Whether there is a box, what is in the last one that is not inside another, and where that ends; None if it is
-    never closed, or taken back."""
+    """True if there is a box, the content of the last one that is not inside another, and where that ends; None if it
+    is never closed, or taken back."""
     position, found, content, begin, end = 0, False, None, 0, 0
     while (match := _BOX.search(text, position)) is not None:
         if match.end() >= len(text):
@@ -303,7 +303,7 @@ def _last_box(text: str) -> tuple[bool, str | None, int]:
 
 
 def _unbraced(text: str, start: int) -> tuple[str, int]:
-    r"""What \boxed without a brace is meant for, to the end of its formula or sentence; TeX takes one character."""
+    r"""The content meant by \boxed without a brace: to the end of its formula or sentence; TeX takes one character."""
     ending = re.compile(r"\n|(?<!\\)\$|\\[)\]]|[.!?](?=\s|$)|\\f?box").search(text, start)
     end = len(text) if ending is None else ending.start()
     return text[start:end], end

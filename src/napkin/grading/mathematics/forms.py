@@ -123,7 +123,7 @@ def set_in_words(text: str) -> Node | None:
 
 
 def is_interval(node: Collection) -> bool:
-    """Whether brackets are certainly those of an interval: (1, 2) may be a point."""
+    """True for brackets that can only be an interval's: (1, 2) may be a point."""
     if node.opening == "∪":
         return all(isinstance(each, Collection) and each.opening in "([" for each in node.items)
     if node.opening not in ("(", "[") or len(node.items) != 2:

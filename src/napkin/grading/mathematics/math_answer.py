@@ -48,7 +48,7 @@ def number_score(answer: str, reference: str) -> float:
 
 
 def reference_answer(reference: str) -> str:
-    """What is right, of a reference that may be a whole solution."""
+    """The answer in a reference that may be a whole solution."""
     if "\\boxed" in reference or "\\fbox" in reference or "####" in reference:
         return final_answer(reference) or ""
     return bare(reference)
@@ -96,7 +96,7 @@ def _equal(answer: str, reference: str, *, only_numbers: bool) -> bool:
 
 
 def _same_choices(answer: str, reference: str, *, only_numbers: bool) -> bool:
-    """Of (C) 12 beside (C), C, 12 or (C) 12: whether the letters are the same, where both have one, and the texts."""
+    """Compare (C) 12 with (C), C, 12 or (C) 12: by the letters, where both have one, and the texts."""
     (letter, text), (wanted, wanted_text) = (split_label(each) or (None, each) for each in (answer, reference))
     if letter and wanted and letter != wanted:
         return False
@@ -190,7 +190,7 @@ def _is_text(text: str) -> bool:
 
 
 def _squeezed(text: str) -> str:
-    """Without white space, but that between two letters or digits."""
+    """Remove white space, except between two letters or digits."""
     return re.sub(r"\s+(?![a-zA-Z0-9])|(?<![a-zA-Z0-9])\s+", "", " ".join(text.split()))
 
 

@@ -21,7 +21,7 @@ class Unit:
     """A unit of measure."""
 
     factor: Fraction
-    """How many base units it is."""
+    """The number of base units in it."""
     powers: tuple[tuple[str, int], ...]
     """Base units with their powers, in the order of their names; none for a percentage."""
 
@@ -205,7 +205,7 @@ def unit_of(words: list[str]) -> Unit | None:
 
 
 def changes_numbers(word: str) -> bool:
-    """Whether a number with the word behind it is another one: 5 km or 5 million, and not 5 books."""
+    """True if the word behind a number makes it another one: 5 km or 5 million, but not 5 books."""
     lower = word.lower()
     is_unit = word != "in" and (word in _UNITS or (len(word) > 2 and lower in _UNITS) or lower in _PER_HOUR)
     return is_unit or lower in _NOT_THINGS or lower.rstrip("s") + "s" in _NOT_THINGS

@@ -67,12 +67,12 @@ _OWN_PID = 0x7FFFFFFF
 _INSTRUCTION = struct.Struct("HBBI")
 Instruction = tuple[int, int, int, int]
 Role = Literal["program", "reading", "starting"]
-"""What a process is still to do: computing alone; opening files to read them; forking, killing, and confining what it
+"""The process's further work: computing alone; opening files to read them; or forking, killing, and confining what it
 has forked, which take the filter along and add one of their own."""
 
 
 def can_confine() -> bool:
-    """Whether this system has the filter."""
+    """True if this system has the filter."""
     if not sys.platform.startswith("linux") or platform.machine() not in _ALLOWED or sys.maxsize < 2**32:
         return False
     # PR_GET_SECCOMP fails where the kernel has no filters.
@@ -115,7 +115,7 @@ def confine(role: Role) -> None:
 
 
 class Confinement:
-    """What `confine` needs, made beforehand, for a process that forks many which enter it."""
+    """The prepared arguments of `confine`, for a process that forks many which enter it."""
 
     class _Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))

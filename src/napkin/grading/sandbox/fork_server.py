@@ -28,7 +28,8 @@ READY = b"ready"
 BEGUN = b"\n"
 """The first byte that a process writes, once it has confined itself: without it, nothing was judged."""
 STATUS = struct.Struct("i")
-"""What is written to the socket of a life: as `os.waitstatus_to_exitcode` gives it, minus the signal if killed."""
+"""The message to the socket of a life: the exit code as `os.waitstatus_to_exitcode` gives it, minus the signal if
+killed."""
 N_DESCRIPTORS = 3
 MOST_REQUEST = 4096
 MOST_OPEN = 4096
@@ -69,7 +70,7 @@ class _Server:
     def __init__(self, requests: socket.socket) -> None:
         self._requests, self._confinement = requests, Confinement("program")
         self._lives: dict[int, int] = {}
-        """Of each child, the descriptor of its life's socket."""
+        """The descriptor of each child's life socket."""
         self._watched: dict[int, int] = {}
         """The other way around, until the child is killed."""
         self._woken, waker = os.pipe()

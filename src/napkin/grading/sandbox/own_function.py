@@ -40,7 +40,7 @@ class ConfinedProcess:
             self._process.stdin.flush()
 
     def receive(self, seconds: float) -> dict[str, Any] | None:
-        """Its next line; None if it ended, wrote something else, or took longer, which is `late` then."""
+        """The next line; None if the process ended, wrote something else, or took longer, which is `late` then."""
         assert self._process.stdout is not None
         with self.ends_after(seconds):
             line = self._process.stdout.readline(MOST_LINE)
@@ -77,7 +77,7 @@ class ConfinedProcess:
 
 
 MOST_SECONDS = 10.0
-"""Of a call."""
+"""The limit of a call."""
 _LOADING_SECONDS = 120.0
 _MEMORY = 16 * 2**30
 _PROCESSOR_SECONDS = 2**31 - 1
@@ -117,7 +117,6 @@ class OwnFunction:
             self._process = self._process or self._started()
 
     def close(self) -> None:
-        """End the process."""
         with self._lock:
             self._end()
 

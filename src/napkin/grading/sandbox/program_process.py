@@ -62,10 +62,8 @@ class ProgramProcess:
                 self._talk.sendall(json.dumps(told).encode() + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
-        """Its next line; None if it ended, wrote something else, or took longer, which is `late` then.
-
-        Raises HelperLost if its end was none of its own.
-        """
+        """The next line; None if the process ended, wrote something else, or took longer, which is `late` then. Raises
+        HelperLost if something else ended it."""
         searched = 0
         while (end := self._unread.find(b"\n", searched)) < 0:
             searched = len(self._unread)
@@ -188,12 +186,11 @@ class Helper:
 
     @property
     def pid(self) -> int:
-        """Its process."""
         return self._process.pid
 
     @property
     def closed(self) -> bool:
-        """Whether it is known to be gone."""
+        """True if the helper is known to be gone."""
         return self._requests.fileno() < 0
 
     def close(self) -> None:

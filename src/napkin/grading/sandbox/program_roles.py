@@ -28,7 +28,7 @@ from typing import Any, TextIO
 
 MOST_DEPTH = 50
 MOST_ITEMS = 10_000
-"""Of an iterator, which may never end."""
+"""The most items taken of an iterator, which may never end."""
 
 _SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": tuple,
@@ -59,7 +59,8 @@ class IteratorTooLong(BaseException):
 
 
 def to_plain(value: Any, depth: int = 0) -> Any:
-    """What JSON can write of a value. Raises NotPlain for one that is not plain data; an iterator is used up."""
+    """Convert a value to what JSON can write. Raises NotPlain for one that is not plain data; an iterator is used
+    up."""
     if depth > MOST_DEPTH:
         raise NotPlain("one that is nested too deeply")
     kind = type(value)
@@ -193,7 +194,7 @@ def _answer_calls(told: dict[str, Any]) -> int:
 
 
 def is_offered(name: str) -> bool:
-    """Whether tests may call a program's function of that name."""
+    """True if tests may call a program's function of that name."""
     return not name.startswith("_") and not hasattr(builtins, name)
 
 
@@ -221,7 +222,7 @@ def _run_tests(told: dict[str, Any]) -> int:
 
 
 def _kind_of(error: BaseException) -> str | None:
-    """Whether tests ended since the program lacks a function, or since a value could not travel."""
+    """Tell tests that lack a function of the program from a value that could not travel."""
     if isinstance(error, NameError) or (isinstance(error, ImportError) and error.name == PROGRAM):
         return "missing"
     return "untold" if isinstance(error, IteratorTooLong | _ArgumentNotPlain) else None
@@ -252,7 +253,8 @@ class _Remote:
 
 
 def _error(name: str, message: str) -> Exception:
-    """What a function raised, as tests may expect it; StopIteration would end a loop of theirs as if all were well."""
+    """The error that a function raised, as tests may expect it; StopIteration would end a loop of theirs as if all were
+    well."""
     kind = getattr(builtins, name, RuntimeError)
     usual = isinstance(kind, type) and issubclass(kind, Exception)
     if not usual or issubclass(kind, AssertionError | StopIteration | StopAsyncIteration):

@@ -22,27 +22,27 @@ _PYTHON = re.compile(r"\{?\.?(?:python|py)(?:[0-9.]*)(?![a-z])", re.IGNORECASE)
 MOST_ANSWER = 1_000_000
 """Characters that are searched for a program: what stands before is not."""
 MOST_PROGRAM = 100_000
-"""Characters of a program."""
+"""The longest program, in characters."""
 MOST_BLOCKS = 64
 """Fenced blocks of an answer that are looked at, from its end."""
 MOST_CANDIDATES = 8
 """Functions of a program that a check is called with."""
 _ATTEMPTS, _PAUSE = 3, 0.2
-"""Of a judgement whose processes are lost, and seconds between."""
+"""Attempts at a judgement whose processes are lost, and the seconds between them."""
 
 
 @dataclass(frozen=True)
 class ProgramLimits:
-    """What a program may take."""
+    """The limits of a program under its tests."""
 
     seconds: float = 10.0
-    """Of processor time, and of the clock for all tests."""
+    """Processor time, and time by the clock, for all tests."""
     memory: int = 2**30
     """Bytes of address space."""
     output: int = 2**20
     """Bytes that it prints."""
     calls: int = 10_000
-    """Of its functions, by its tests."""
+    """Calls of its functions by its tests."""
 
 
 class ProgramTests:
@@ -96,7 +96,7 @@ class ProgramTests:
         return True
 
     def _passes_check(self, program: str, tests: str, check: str, deadline: float) -> bool:
-        """Whether a function of the program passes a check that does not say which one it is for."""
+        """True if a function of the program passes a check that does not say which one it is for."""
         tree = parsed(program)
         names = [] if tree is None else [name for name in _defined(tree, imports=False) if not name.startswith("_")]
         why = None
@@ -151,7 +151,7 @@ class ProgramTests:
 
 
 def _verdict(told: dict[str, object], n_calls: int) -> bool:
-    """What the tests say after so many calls of the program."""
+    """The verdict of the tests after so many calls of the program."""
     why, kind = str(told.get("why") or ""), told.get("kind")
     # A function that the program does not have is a fault of the program.
     if kind == "untold" or (why and n_calls == 0 and kind != "missing"):
@@ -237,5 +237,5 @@ def _defined(tree: ast.Module, *, imports: bool = True) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Without white space at the end of lines and of the text."""
+    """Lines without white space at their ends and at the end of the text."""
     return [line.rstrip() for line in text.rstrip().split("\n")]

@@ -44,16 +44,16 @@ class ReferenceTests:
     tests: str
     """A program of tests; empty if it has cases."""
     functions: frozenset[str] = frozenset()
-    """Of the program, which the tests ask for."""
+    """Functions of the program that the tests call."""
     check: str | None = None
     """A function of the tests that is to be called with the program's, and that they do not call themselves."""
     cases: tuple[tuple[str, str], ...] = ()
-    """What a program reads, and what it is to write."""
+    """Pairs of a program's input and the output that is asked for."""
 
 
 @lru_cache(maxsize=256)
 def read_reference(reference: str) -> ReferenceTests:
-    """What a reference asks. Raises NapkinError for one that no program could fulfil, or any could."""
+    """Read the tests of a reference. Raises NapkinError for one that no program could fulfil, or any could."""
     listed = _listed(reference)
     if isinstance(listed, ReferenceTests):
         return listed
@@ -84,7 +84,7 @@ def parsed(program: str) -> ast.Module | None:
 
 
 def _listed(reference: str) -> ReferenceTests | str | None:
-    """Of JSON: inputs with outputs, or a list of assertions as a program; None for anything else."""
+    """Read JSON: inputs with outputs, or a list of assertions as a program; None for anything else."""
     try:
         listed = json.loads(reference)
     except (ValueError, RecursionError):
@@ -177,7 +177,7 @@ def _decides(node: ast.AST) -> TypeGuard[ast.Assert | ast.If]:
 
 
 def _judges(test: ast.expr, name: str, results: frozenset[str]) -> bool:
-    """Whether a test believes what a free name says of another's result: assert isclose(area(2), 12.5)."""
+    """True if a test takes a free name's word for another's result: assert isclose(area(2), 12.5)."""
     return any(
         isinstance(each, ast.Call)
         and isinstance(each.func, ast.Name)
