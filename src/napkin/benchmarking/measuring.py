@@ -12,14 +12,7 @@ from napkin.accounting.ledger import Ledger
 from napkin.benchmarking.case import Case, Target
 from napkin.benchmarking.conditions import Waited
 from napkin.benchmarking.intervals import Interval, median_interval, ratio_interval
-from napkin.benchmarking.sampling import (
-    SHORTEST_SAMPLE,
-    Clock,
-    Sampling,
-    device_clock,
-    evictor,
-    sample_in_turns,
-)
+from napkin.benchmarking.sampling import SHORTEST_SAMPLE, Clock, Sampling, device_clock, evictor, sample_in_turns
 from napkin.benchmarking.subject import timed_pass
 from napkin.benchmarking.work import Work, work_of
 from napkin.errors import first_line, is_out_of_memory

@@ -167,10 +167,7 @@ OPERATORS: dict[str, Operator] = {
             draw.normal(shape["tokens"], shape["vocab_size"]),
             draw.ids(shape["vocab_size"], shape["tokens"]),
         ),
-        {
-            "formula": kernels.cross_entropy,
-            "torch": lambda logits, targets: F.cross_entropy(logits.float(), targets),
-        },
+        {"formula": kernels.cross_entropy, "torch": lambda logits, targets: F.cross_entropy(logits.float(), targets)},
         sweep=_grid(vocab_size=(4096, 32_000, 50_304, 128_256)),
     ),
     "rms_norm": Operator(

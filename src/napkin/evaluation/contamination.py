@@ -197,7 +197,7 @@ def _reducer_of(text: str | bytes) -> Callable[[bytes], bytes]:
 def _ascii_letters(data: bytes) -> bytes:
     data = _without_markup(data)
     if not data.isascii():
-        data = _NOT_ASCII.sub(_as_ascii, data)
+        data = _NOT_ASCII.sub(lambda found: _ascii_of(found[0]), data)
     return data.translate(_LOWER, _DELETED)
 
 
@@ -213,10 +213,6 @@ def _without_markup(data: bytes) -> bytes:
     if b"&" in data:
         data = _REFERENCE.sub(lambda found: unescape(found[0].decode()).encode("utf-8", "replace"), data)
     return data
-
-
-def _as_ascii(found: "re.Match[bytes]") -> bytes:
-    return _ascii_of(found[0])
 
 
 @lru_cache(maxsize=2**12)

@@ -167,7 +167,10 @@ def with_main_heading(tables: PageTables, kept: NDArray[np.bool_], title: str) -
     for row in dict.fromkeys(of[:first][of[:first] > 0].tolist()):
         blocks = np.flatnonzero(of == row)
         own = _plain_words(
-            " ".join(tables.text[begin:stop].decode("utf-8", "replace") for begin, stop in _texts(tables, blocks))
+            " ".join(
+                tables.text[begin:stop].decode("utf-8", "replace")
+                for begin, stop in tables.blocks[blocks][:, (f.BEGIN, f.STOP)].tolist()
+            )
         )
         begins, ends = words[: len(own)] == own, words[-len(own) :] == own
         is_site = ends and not begins and 2 * len(own) <= len(words)
@@ -178,10 +181,6 @@ def with_main_heading(tables: PageTables, kept: NDArray[np.bool_], title: str) -
         if agrees >= most:
             best, most = row, agrees
     return kept | (of == best) if best else kept
-
-
-def _texts(tables: PageTables, blocks: NDArray[np.intp]) -> list[list[int]]:
-    return tables.blocks[blocks][:, (f.BEGIN, f.STOP)].tolist()
 
 
 def _plain_words(text: str) -> list[str]:

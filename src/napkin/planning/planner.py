@@ -102,11 +102,7 @@ class Planner(Protocol):
 
 
 def plan(
-    recipe: Recipe,
-    on: str | Machine | None = None,
-    *,
-    ranks: Ranks = ALONE,
-    progress: Progress = lambda doing: None,
+    recipe: Recipe, on: str | Machine | None = None, *, ranks: Ranks = ALONE, progress: Progress = lambda doing: None
 ) -> Plan:
     """Predict memory, FLOPs and seconds of a run before it starts, without allocating the model.
 

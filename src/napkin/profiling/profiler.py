@@ -187,7 +187,7 @@ def assembled(
         row_moments=_moments(divided[shown], matched[shown], profiled[shown].begin, len(operators)),
         trace=tuple(_spans(profiled[shown], divided[shown], matched[shown], ledger)),
         trace_seconds=seconds[shown],
-        device_name=_name_of(device),
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else detect_host().cpu_name,
         device_type=device.type,
         roofs=roofs,
         price=price,
@@ -225,10 +225,6 @@ def _priced(ledger: Ledger, ceilings: Ceilings, device: torch.device, progress: 
     except NapkinError:
         # Products in a format that the machine was not measured in, such as fp64.
         return None
-
-
-def _name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else detect_host().cpu_name
 
 
 def _moments(step: CallsOfStep, rows: list[int | None], begin: int, count: int) -> tuple[float | None, ...]:

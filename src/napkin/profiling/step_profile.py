@@ -204,10 +204,7 @@ def summed(figures: Iterable[Figures]) -> Figures:
 
 
 def profile_rows(
-    steps: Iterable[tuple[CallsOfStep, list[int | None]]],
-    ledger: Ledger,
-    roofs: Roofs | None,
-    price: Price | None,
+    steps: Iterable[tuple[CallsOfStep, list[int | None]]], ledger: Ledger, roofs: Roofs | None, price: Price | None
 ) -> tuple[tuple[ProfileRow, ...], tuple[OutsideRow, ...]]:
     """The rows of profiled steps, as means over them: what the calls took, what the ledger says of them.
 

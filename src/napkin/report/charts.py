@@ -83,7 +83,10 @@ class Table:
 
 def charts_of(charts: Sequence[Chart], tables: Sequence[Table], axis: Axis) -> Charts:
     """Charts and their tables as JSON; lines whose curve is not known are left out, and so are charts without lines."""
-    shown = [replace(chart, lines=tuple(_known_lines(chart, tables))) for chart in charts]
+    shown = [
+        replace(chart, lines=tuple(line for line in chart.lines if line.column in tables[line.table].curves))
+        for chart in charts
+    ]
     shown = [chart for chart in shown if chart.lines]
     ends = {each: max((table.ends.get(each, 0.0) for table in tables), default=0.0) for each in AXES}
     axes: list[Axis] = [each for each in AXES if ends[each] > 0]
@@ -102,10 +105,6 @@ def as_data(content: Any) -> Markup:
     """Content as JSON for the inside of a <script> element, which no string in it can end."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
-
-
-def _known_lines(chart: Chart, tables: Sequence[Table]) -> list[Line]:
-    return [line for line in chart.lines if line.column in tables[line.table].curves]
 
 
 def _axis(axis: Axis, end: float) -> dict[str, Any]:
@@ -148,8 +147,10 @@ def figure_curves(metrics: Sequence[StepMetrics]) -> dict[str, Curve]:
 def figure_charts(curves: Mapping[str, Curve]) -> list[Chart]:
     """A chart for each figure that varies, those of evaluations first: a line for the steps, points for evaluations."""
     known = [name for name, curve in curves.items() if not np.all(np.isnan(curve))]
-    varying = [name for name in known if not _is_constant(curves[name])]
-    subjects = dict.fromkeys(name.removeprefix(HELD_OUT) for name in sorted(varying, key=_is_of_steps))
+    varying = [name for name in known if np.nanmin(curves[name]) != np.nanmax(curves[name])]
+    subjects = dict.fromkeys(
+        name.removeprefix(HELD_OUT) for name in sorted(varying, key=lambda name: not name.startswith(HELD_OUT))
+    )
     charts = []
     for number, subject in enumerate(subjects):
         shown = subject.replace("_", " ")
@@ -170,14 +171,6 @@ def constant_figures(curves: Mapping[str, Curve]) -> list[tuple[str, float]]:
         for name, curve in curves.items()
         if name not in varying and not np.all(np.isnan(curve))
     ]
-
-
-def _is_constant(curve: Curve) -> bool:
-    return bool(np.nanmin(curve) == np.nanmax(curve))
-
-
-def _is_of_steps(name: str) -> bool:
-    return not name.startswith(HELD_OUT)
 
 
 def _value(figures: Mapping[str, float | None] | None, name: str) -> float:

@@ -141,7 +141,9 @@ def equal_points(runs: Sequence[ComparedRun], axis: Axis, n: int) -> list[float]
         way_out = ": give a price with --usd-per-hour" if axis == "dollars" else ": train them first"
         raise NapkinError(f"none of these runs has {axis} to compare over{way_out}")
     end = max(ends)
-    interval = _round_up(end / n)
+    # The smallest of ..., 1, 2, 5, 10, 20, ... that is not less.
+    decade = 10.0 ** math.floor(math.log10(end / n))
+    interval = next(digit * decade for digit in (1, 2, 5, 10) if digit * decade >= end / n * (1 - 1e-9))
     positions = {interval * number for number in range(1, math.floor(end / interval) + 1)} | set(ends)
     return sorted(positions)
 
@@ -193,12 +195,6 @@ def _figures(record: RunRecord, name: str) -> Curve:
 def _last(values: Curve) -> float | None:
     known = values[~np.isnan(values)]
     return float(known[-1]) if len(known) else None
-
-
-def _round_up(interval: float) -> float:
-    """The smallest of ..., 1, 2, 5, 10, 20, ... that is not less."""
-    decade = 10.0 ** math.floor(math.log10(interval))
-    return next(digit * decade for digit in (1, 2, 5, 10) if digit * decade >= interval * (1 - 1e-9))
 
 
 @dataclass(frozen=True)

@@ -48,13 +48,7 @@ def run_charts(run: RunRecord, curves: dict[str, Curve]) -> Charts | None:
     losses = curves["loss"][~np.isnan(curves["loss"])]
     ends = f" from {losses[0]:.3g} to {losses[-1]:.3g}" if len(losses) else ""
     charts = [
-        Chart(
-            "loss",
-            f"Line chart: training and validation loss,{ends}.",
-            _loss_lines(run),
-            320,
-            False,
-        ),
+        Chart("loss", f"Line chart: training and validation loss,{ends}.", _loss_lines(run), 320, False),
         Chart("learning-rate", "Line chart: learning rate.", (_LEARNING_RATE,), 150, True),
         Chart("gradient-norm", "Line chart: gradient norm before clipping.", (_GRADIENT_NORM,), 190, False),
         Chart("throughput", "Line chart: tokens per second, and MFU.", (_RATE, _MFU), 190, True),

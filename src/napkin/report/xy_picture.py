@@ -251,22 +251,8 @@ LABELS: dict[Axis, str] = {
     "seconds": "seconds",
     "dollars": "dollars",
 }
-UNITS: dict[Axis, Unit] = {
-    "steps": "count",
-    "tokens": "count",
-    "flops": "FLOP",
-    "seconds": "seconds",
-    "dollars": "USD",
-}
-_POWERS = {
-    1e21: "10²¹",
-    1e18: "10¹⁸",
-    1e15: "10¹⁵",
-    1e12: "10¹²",
-    1e9: "billions",
-    1e6: "millions",
-    1e3: "thousands",
-}
+UNITS: dict[Axis, Unit] = {"steps": "count", "tokens": "count", "flops": "FLOP", "seconds": "seconds", "dollars": "USD"}
+_POWERS = {1e21: "10²¹", 1e18: "10¹⁸", 1e15: "10¹⁵", 1e12: "10¹²", 1e9: "billions", 1e6: "millions", 1e3: "thousands"}
 
 
 class Positions:

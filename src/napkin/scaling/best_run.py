@@ -1,7 +1,7 @@
 """The best run of a sweep, the runs next to it, and whether it lies at the edge of what was tried."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,15 +81,11 @@ def neighbours(best: Trial, trials: Sequence[Trial]) -> list[Trial]:
     found: list[Trial] = []
     for field, value in best.values.items():
         others = {each: item for each, item in best.values.items() if each != field}
-        line = [trial for trial in trials if _agrees(trial.values, others)]
+        line = [trial for trial in trials if all(trial.values[field] == value for field, value in others.items())]
         ordered = sorted(line, key=lambda trial: _place(trial.values[field]))
         place = next(i for i, trial in enumerate(ordered) if trial.values[field] == value)
         found += [ordered[i] for i in (place - 1, place + 1) if 0 <= i < len(ordered)]
     return found
-
-
-def _agrees(values: Mapping[str, Value], others: Mapping[str, Value]) -> bool:
-    return all(values[field] == value for field, value in others.items())
 
 
 def _place(value: Value) -> tuple[bool, float, str]:

@@ -135,11 +135,7 @@ class FittedLaw:
         return self.predict(parameters, tokens, group=group).estimate
 
     def optimum(
-        self,
-        flops: float,
-        *,
-        group: str | None = None,
-        flops_per_token: Callable[[float], float] | None = None,
+        self, flops: float, *, group: str | None = None, flops_per_token: Callable[[float], float] | None = None
     ) -> Optimum:
         """The best use of some FLOPs.
 

@@ -102,11 +102,7 @@ class LawFit:
 
 
 def fit_law(
-    runs: Sequence[Observation],
-    law: str = "chinchilla",
-    *,
-    delta: float | None = None,
-    draws: int = DRAWS,
+    runs: Sequence[Observation], law: str = "chinchilla", *, delta: float | None = None, draws: int = DRAWS
 ) -> LawFit:
     """Fit a law by the least sum of Huber losses of the residuals of the log loss.
 

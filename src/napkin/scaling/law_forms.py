@@ -228,11 +228,7 @@ class LawForm:
         return len(self.exponents) + groups * len(self.constants) + (self.outer_exponent is not None)
 
 
-_CHINCHILLA = (
-    Term("A", "parameters", "alpha"),
-    Term("B", "tokens", "beta"),
-    Term("E"),
-)
+_CHINCHILLA = (Term("A", "parameters", "alpha"), Term("B", "tokens", "beta"), Term("E"))
 
 LAWS: dict[str, LawForm] = {
     form.name: form

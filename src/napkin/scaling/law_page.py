@@ -88,12 +88,7 @@ def residuals_picture(fitted: LawFit) -> str:
         for shade, group in zip(_cycled(len(fitted.law.groups)), fitted.law.groups, strict=True)
     ]
     return xy_svg(
-        series,
-        title="Residuals over FLOPs",
-        x_label="FLOPs",
-        y_label="off the law, %",
-        log_y=False,
-        height=300,
+        series, title="Residuals over FLOPs", x_label="FLOPs", y_label="off the law, %", log_y=False, height=300
     )
 
 

@@ -320,10 +320,7 @@ class Sweep:
         return cls(trials, place, file, unfinished, planned, planner)
 
     def run(
-        self,
-        *,
-        on_step: OnStep = lambda trial, metrics: None,
-        on_end: OnEnd = lambda trial, ended: None,
+        self, *, on_step: OnStep = lambda trial, metrics: None, on_end: OnEnd = lambda trial, ended: None
     ) -> signals.Signals | None:
         """Train the runs that are left; one that fails is recorded, and the others go on.
 

@@ -54,11 +54,7 @@ class Ended:
 
 
 def train_one(
-    recipe: Recipe,
-    folder: Path,
-    planner: Planner,
-    *,
-    on_step: Callable[[StepMetrics], None] = lambda metrics: None,
+    recipe: Recipe, folder: Path, planner: Planner, *, on_step: Callable[[StepMetrics], None] = lambda metrics: None
 ) -> Ended:
     """Train a run to its end, from its newest checkpoint if it has one, and write its report."""
     begin, notes = time.perf_counter(), list[str]()
@@ -102,10 +98,7 @@ def serve() -> None:
 
 
 def train_side_by_side(
-    trials: Sequence[Trial],
-    folder: Callable[[Trial], Path],
-    at_once: int,
-    on_end: Callable[[Trial, Ended], None],
+    trials: Sequence[Trial], folder: Callable[[Trial], Path], at_once: int, on_end: Callable[[Trial, Ended], None]
 ) -> int:
     """Train runs, `at_once` of them at any time, and call `on_end` from this thread as each ends.
 

@@ -61,7 +61,7 @@ def choose_kept(
         scratch: a folder for what does not fit into memory.
         memory: bytes; where clusters need more, the files are read several times.
     """
-    count = _count_of_clusters(roots, Marks(len(roots), scratch / "counted", memory // 8))
+    count = sum(len(each) for each in _roots_of_others(roots, Marks(len(roots), scratch / "counted", memory // 8)))
     many = numbers_array(count, scratch / "clusters", memory // 4)
     _fill_with_clusters(many, roots, Marks(len(roots), scratch / "filled", memory // 8))
     kept = numbers_array(len(many), scratch / "kept", memory // 4)
@@ -71,10 +71,6 @@ def choose_kept(
         best = _best_of(files, generations, roots, chosen, keep)
         kept[first : first + at_a_time] = [best[root][-1] for root in chosen.tolist()]
     return KeptDocuments(many, kept)
-
-
-def _count_of_clusters(roots: Numbers, seen: Marks) -> int:
-    return sum(len(each) for each in _roots_of_others(roots, seen))
 
 
 def _fill_with_clusters(many: Numbers, roots: Numbers, seen: Marks) -> None:

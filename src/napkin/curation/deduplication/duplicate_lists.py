@@ -1,6 +1,6 @@
 """Duplicates and near-duplicates among texts, without a pipeline."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -43,12 +43,9 @@ def exact_duplicates(texts: Iterable[str], *, memory: int = MEMORY) -> list[list
 def _clusters(texts: Iterable[str], keys: NearKeys | ExactKeys, memory: int) -> list[list[int]]:
     with TemporaryDirectory(prefix="napkin-") as folder:
         scratch = Path(folder)
-        write_keys(scratch / "keys", keys.header, keys.chunks(_numbered(texts)))
+        numbered = ((str(number), text) for number, text in enumerate(texts))
+        write_keys(scratch / "keys", keys.header, keys.chunks(numbered))
         file = KeyFile(scratch / "keys")
         clusters = Clusters(len(file), scratch, memory // 4)
         join_equal_keys([file], clusters, scratch, memory // 2)
         return lists_of(clusters.roots())
-
-
-def _numbered(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    return ((str(number), text) for number, text in enumerate(texts))

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from napkin.curation.deduplication.key_file import KeyFile, Keys
 from napkin.curation.deduplication.verdicts import Clusters, Numbers
@@ -135,17 +134,11 @@ def _reduced(
 ) -> tuple[tuple[Keys, Numbers], Numbers, Numbers]:
     """The first number of each key, known ones included; and the pairs (first, other)."""
     keys, numbers = _joined(([known] if known else []) + waiting)
-    order = _sorted_by_key(keys)
+    # Equal keys stay in the order of their numbers.
+    order = np.argsort(keys[:, 0], kind="stable") if keys.shape[1] == 1 else np.lexsort((keys[:, 1], keys[:, 0]))
     keys, numbers = keys[order], numbers[order]
     new = np.ones(len(keys), np.bool_)
     new[1:] = (keys[1:] != keys[:-1]).any(axis=1)
     first = np.maximum.accumulate(np.where(new, np.arange(len(keys)), 0))
     others = np.flatnonzero(~new)
     return (keys[new], numbers[new]), numbers[first[others]], numbers[others]
-
-
-def _sorted_by_key(keys: Keys) -> NDArray[np.intp]:
-    """The order of keys; equal ones stay in theirs, which is that of their numbers."""
-    if keys.shape[1] == 1:
-        return np.argsort(keys[:, 0], kind="stable")
-    return np.lexsort((keys[:, 1], keys[:, 0]))

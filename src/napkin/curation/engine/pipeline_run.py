@@ -93,7 +93,9 @@ def curate(
     out = Path(out)
     if not isinstance(pipeline, Pipeline):
         pipeline = read_pipeline(pipeline)
-    _refuse_missing_libraries(pipeline)
+    zstandard()
+    if pipeline.output.format == "parquet":
+        import_extra("pyarrow", "a Parquet file")
     shards, found = _divide_into_shards(pipeline)
     if _refuse_other(out, pipeline, shards):
         remove_work(out)
@@ -103,12 +105,6 @@ def curate(
         _do_passes(pipeline, out / WORK, shards, do, on_progress)
         on_progress(0, 0, "writing the manifest")
         return Outcome(finish_corpus(out, pipeline, shards, found), False)
-
-
-def _refuse_missing_libraries(pipeline: Pipeline) -> None:
-    zstandard()
-    if pipeline.output.format == "parquet":
-        import_extra("pyarrow", "a Parquet file")
 
 
 def _divide_into_shards(pipeline: Pipeline) -> tuple[list[list[InputFile]], list[SetAside]]:
@@ -250,11 +246,7 @@ def _state_of(pipeline: Pipeline) -> _State:
 
 
 def _do_passes(
-    pipeline: Pipeline,
-    work: Path,
-    shards: Sequence[Sequence[InputFile]],
-    do: DoTasks,
-    on_progress: Progress,
+    pipeline: Pipeline, work: Path, shards: Sequence[Sequence[InputFile]], do: DoTasks, on_progress: Progress
 ) -> None:
     passes = divide_into_passes(pipeline.stages)
     sizes = [sum(file.bytes for file in shard) for shard in shards]

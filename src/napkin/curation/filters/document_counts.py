@@ -29,14 +29,7 @@ from napkin.errors import NapkinError
 
 REASONS = ("a very long word", "no punctuation at the end", "few words", "javascript", "policy")
 """Why a line is removed, in the order in which the reasons are looked for."""
-POLICY_PHRASES = (
-    "terms of use",
-    "privacy policy",
-    "cookie policy",
-    "uses cookies",
-    "use of cookies",
-    "use cookies",
-)
+POLICY_PHRASES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 """The phrases of the dataset's c4_utils.py."""
 END_MARKS = (".", "?", "!", '"', "”")
 

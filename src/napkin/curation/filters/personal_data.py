@@ -185,14 +185,7 @@ def entropy(characters: str) -> float:
 
 Span = tuple[int, int]
 
-TOKENS = {
-    "secret": "<SECRET>",
-    "mail": "<EMAIL>",
-    "iban": "<IBAN>",
-    "card": "<CARD>",
-    "ip": "<IP>",
-    "phone": "<PHONE>",
-}
+TOKENS = {"secret": "<SECRET>", "mail": "<EMAIL>", "iban": "<IBAN>", "card": "<CARD>", "ip": "<IP>", "phone": "<PHONE>"}
 """The mask of each kind. Of kinds that overlap, the first in this order is masked."""
 
 _LOCAL_PART = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._%+-"

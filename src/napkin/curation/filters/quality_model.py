@@ -117,12 +117,7 @@ class HeldOut:
 
 
 def train_quality_model(
-    positives: Sequence[str],
-    negatives: Sequence[str],
-    *,
-    columns: int = 2**20,
-    max_n: int = 2,
-    penalty: float = 1e-4,
+    positives: Sequence[str], negatives: Sequence[str], *, columns: int = 2**20, max_n: int = 2, penalty: float = 1e-4
 ) -> tuple[QualityModel, HeldOut]:
     """Fit a model, and say how good it is on held-out texts.
 

@@ -36,9 +36,7 @@ def read_parquet(
     number = given = 0
     try:
         table = parquet.ParquetFile(
-            file,
-            thrift_string_size_limit=_MOST_METADATA_BYTES,
-            thrift_container_size_limit=_MOST_METADATA_BYTES,
+            file, thrift_string_size_limit=_MOST_METADATA_BYTES, thrift_container_size_limit=_MOST_METADATA_BYTES
         )
         if text_field not in table.schema_arrow.names:
             raise Unreadable("no text", f"it has no column '{text_field}' but {', '.join(table.schema_arrow.names)}")

@@ -192,13 +192,7 @@ def lettered(name: str, question: str, choices: Sequence[str], right: int, secti
 MMLU_DESCRIPTION = "The following are multiple choice questions (with answers) about {section}.\n\n"
 
 FORMATS = (
-    Format(
-        "BLiMP",
-        "pair",
-        frozenset({"sentence_good", "sentence_bad"}),
-        read_minimal_pair,
-        {"delimiter": ""},
-    ),
+    Format("BLiMP", "pair", frozenset({"sentence_good", "sentence_bad"}), read_minimal_pair, {"delimiter": ""}),
     Format(
         "GSM8K",
         "number",

@@ -3,6 +3,5 @@
 from napkin.machine_code.loading import MachineCode
 
 CORE = MachineCode(
-    "napkin.languages.compiled",
-    "napkin: compiling the language classifier for this machine (once, a few seconds)",
+    "napkin.languages.compiled", "napkin: compiling the language classifier for this machine (once, a few seconds)"
 )

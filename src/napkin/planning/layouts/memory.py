@@ -118,11 +118,7 @@ def stages_of_ranks(layout: Layout) -> tuple[tuple[int, ...], ...]:
 
 
 def _rank_bytes(
-    costs: LayoutCosts,
-    choice: Choice,
-    contents: Sequence[StageContent],
-    flight: Sequence[int],
-    micro_batches: int,
+    costs: LayoutCosts, choice: Choice, contents: Sequence[StageContent], flight: Sequence[int], micro_batches: int
 ) -> RankBytes:
     layout, size, recompute = choice.layout, choice.size, choice.recompute
     gathered = layout.shard > 1 and costs.gather_bytes < costs.weight_bytes

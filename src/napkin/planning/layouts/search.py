@@ -77,11 +77,7 @@ class SearchResult:
 
 
 def search_layouts(
-    costs: LayoutCosts,
-    *,
-    best: int = BEST,
-    trains: bool = True,
-    progress: Callable[[str], None] = lambda doing: None,
+    costs: LayoutCosts, *, best: int = BEST, trains: bool = True, progress: Callable[[str], None] = lambda doing: None
 ) -> SearchResult:
     """Rank all layouts of a recipe on the machine by tokens per second.
 

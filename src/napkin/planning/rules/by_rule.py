@@ -11,12 +11,7 @@ from typing import Any
 
 from napkin.accounting.failures import RESTART_MINUTES, failure_model
 from napkin.accounting.quantities import Line, Summary
-from napkin.accounting.rules import (
-    adamw_bytes_rule,
-    compute_optimal_tokens_rule,
-    seconds_rule,
-    training_flops_rule,
-)
+from napkin.accounting.rules import adamw_bytes_rule, compute_optimal_tokens_rule, seconds_rule, training_flops_rule
 from napkin.hardware.cluster import find_cluster
 from napkin.hardware.device import Device
 from napkin.planning.step.failure_cost import failure_rows, failures_are_worth_saying, failures_of_run

@@ -3,13 +3,7 @@ imported."""
 
 import math
 
-from napkin.accounting.failures import (
-    NEARLY_BEST,
-    PUBLISHED_DAYS,
-    PUBLISHED_DEVICES,
-    PUBLISHED_FAILURES,
-    FailureModel,
-)
+from napkin.accounting.failures import NEARLY_BEST, PUBLISHED_DAYS, PUBLISHED_DEVICES, PUBLISHED_FAILURES, FailureModel
 from napkin.runs.accounting_files import PlannedFailures
 from napkin.units import format_count, format_seconds, format_three_digits
 

@@ -20,7 +20,6 @@ from napkin.model.transformer import Transformer
 from napkin.optim.registry import build_optimizer
 from napkin.planning.step.failure_cost import failures_of_run
 from napkin.planning.step.run_plan import Plan
-from napkin.planning.step.site import Site
 from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.runs.accounting_files import PlannedFailures
 from napkin.units import format_bytes
@@ -114,11 +113,7 @@ def planned_failures(plan: Plan) -> PlannedFailures:
     step = plan.seconds_per_step
     interval = min(training.checkpoint_every, plan.steps) * step
     found = failures_of_run(
-        model,
-        plan.seconds,
-        interval_seconds=interval,
-        shortest_interval_seconds=step,
-        useful_dollars=plan.dollars,
+        model, plan.seconds, interval_seconds=interval, shortest_interval_seconds=step, useful_dollars=plan.dollars
     )
     return dataclasses.replace(
         found,
@@ -137,11 +132,9 @@ def _writing_nodes(plan: Plan) -> int:
     if not layout.shard_optimizer:
         # Ranks of context are copies, too, where they are not among those of FSDP2.
         copies = layout.batch_parts // max(layout.shard, layout.expert) * (layout.context if layout.shard == 1 else 1)
-    return max(1, _n_nodes(plan.site) // copies)
-
-
-def _n_nodes(site: Site) -> int:
-    return math.ceil(site.n_devices / site.interconnect.devices_per_node) if site.interconnect else 1
+    site = plan.site
+    n_nodes = math.ceil(site.n_devices / site.interconnect.devices_per_node) if site.interconnect else 1
+    return max(1, n_nodes // copies)
 
 
 def _in_background(plan: Plan) -> bool:

@@ -112,10 +112,7 @@ def refuse_what_does_not_fit(plan: Plan) -> None:
     site = plan.site
     ways = _with_less_at_a_time(plan.resolved, site.memory_bytes) + _sharded(plan) + _on_a_larger_device(plan)
     raise _too_much(
-        plan.peak_bytes,
-        site.device_name,
-        site.memory_bytes,
-        ways or [_smaller(plan.resolved, site.memory_bytes)],
+        plan.peak_bytes, site.device_name, site.memory_bytes, ways or [_smaller(plan.resolved, site.memory_bytes)]
     )
 
 

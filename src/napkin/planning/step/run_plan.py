@@ -12,11 +12,7 @@ from napkin.accounting.ledger import Ledger
 from napkin.accounting.pricing import NOT_COMPILED, CompileEstimate, Price, dollars, kilowatt_hours, mfu
 from napkin.accounting.quantities import QuantityRow, QuantityTable
 from napkin.accounting.rank_seconds import Communication
-from napkin.accounting.rules import (
-    adamw_bytes_rule,
-    bytes_per_parameter,
-    seconds_rule,
-)
+from napkin.accounting.rules import adamw_bytes_rule, bytes_per_parameter, seconds_rule
 from napkin.checkpoint.folder import checkpoint_bytes
 from napkin.model.adapter_names import matrices_of
 from napkin.planning.layouts.layout_plan import LayoutPlan, SumAndCount
