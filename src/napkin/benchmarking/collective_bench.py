@@ -70,7 +70,6 @@ class AlphaBeta:
     """1/β, in bytes per second; infinite where bytes took no time that could be seen."""
 
     def seconds(self, sent_bytes: float) -> float:
-        """The modelled seconds of one collective."""
         return self.start_seconds + sent_bytes / self.bandwidth
 
 

@@ -163,7 +163,6 @@ class _Part(nn.Module):
         self.tokens = tokens
 
     def part_of(self, model: Transformer) -> nn.Module:
-        """The part of the model that is timed."""
         return model.blocks[-1]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -33,7 +33,6 @@ class Draw:
         self.generator = torch.Generator().manual_seed(0)
 
     def normal(self, *shape: int, std: float = 1.0) -> Tensor:
-        """A tensor of normal numbers."""
         drawn = torch.randn(shape, generator=self.generator) * std
         return drawn.to(self.device_type, self.dtype).requires_grad_()
 

@@ -88,7 +88,7 @@ STAGES = {
 
 
 def stage_class(name: str) -> type[Any]:
-    """The class of a stage. Raises NapkinError, with the nearest name, for one that does not exist."""
+    """Import a stage's class. Raises NapkinError, with the nearest name, for one that does not exist."""
     if name not in STAGES:
         raise NapkinError(f"there is no stage '{name}': {suggestion(name, STAGES)}")
     module, _, cls = STAGES[name].where.partition(":")

@@ -201,7 +201,7 @@ class BitsDifference:
 def bits_result(
     bits: SampledBits, text: Mapping[str, Any], model: Mapping[str, Any], made_with: Mapping[str, str]
 ) -> BitsResult:
-    """The result with what it is of."""
+    """The file of a measurement: its figures, its text and its model."""
     return BitsResult(FORMAT, VERSION, dict(text), dict(model), dict(made_with), bits)
 
 

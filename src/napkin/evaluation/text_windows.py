@@ -87,7 +87,6 @@ class SampledBits:
     tokens: int
     all_tokens: int
     bytes: int
-    """Bytes of the text that was scored."""
     context_length: int
     stride: int
     seed: int

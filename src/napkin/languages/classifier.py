@@ -311,7 +311,6 @@ def identify_language(text: str, least: float = 0.5) -> LanguageGuess:
 
 
 def identify_languages(texts: Iterable[str], least: float = 0.5) -> Iterator[LanguageGuess]:
-    """The language of each text, in order."""
     classifier = packaged_classifier()
     return (classifier.identify(text, least) for text in texts)
 

@@ -96,9 +96,7 @@ def vocab_size_of(recipe: Recipe) -> int:
 class Planner(Protocol):
     """Plans the step of a resolved recipe, as `plan_resolved` does."""
 
-    def __call__(self, resolved: ResolvedRecipe, machine: Machine, *, progress: Progress = ...) -> Plan:
-        """The plan on that machine."""
-        ...
+    def __call__(self, resolved: ResolvedRecipe, machine: Machine, *, progress: Progress = ...) -> Plan: ...
 
 
 def plan(

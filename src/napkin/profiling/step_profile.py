@@ -21,7 +21,6 @@ class Figures:
     """Sums over some calls of a step."""
 
     calls: float = 0.0
-    """The number of profiled calls."""
     counted_calls: int = 0
     """The number of calls in the ledger of a real step."""
     seconds: float = 0.0
@@ -108,7 +107,6 @@ class StepProfile(Summary):
     seconds: float
     """Seconds of a step by the profiler's clock: the sum of `rows` and `outside`."""
     profiled_seconds: tuple[float, ...]
-    """Seconds of each profiled step."""
     plain_seconds: tuple[float, ...]
     """Seconds of a step without the profiler, next to each of them."""
     ledger: Ledger

@@ -107,7 +107,6 @@ class Layout:
         return places["data"] * self.shard + places["shard"]
 
     def rows(self, rank: int, batch_size: int) -> slice:
-        """The rows of a batch that a rank computes."""
         each, part = batch_size // self.batch_parts, self.batch_part(rank)
         return slice(part * each, (part + 1) * each)
 

@@ -220,7 +220,6 @@ class LawForm:
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """The variables on which the law depends."""
         return tuple(dict.fromkeys(term.variable for term in self.terms if term.variable))
 
     def n_coefficients(self, groups: int = 1) -> int:

@@ -60,7 +60,6 @@ class SweepFolder:
     path: Path
 
     def run(self, trial: Trial) -> Path:
-        """The folder of a run."""
         return self.path / trial.name
 
     def open(self, trials: tuple[Trial, ...], besides: Sequence[str] = ()) -> SweepFile:

@@ -177,7 +177,6 @@ class ExactKeys:
         return KeyHeader("BLAKE2b-128 of the text, white space as single spaces", tables=1, width=2)
 
     def chunks(self, documents: Identified) -> Iterator[KeyChunk]:
-        """The keys of documents."""
         for batch in _batches(documents):
             digests = b"".join(text_digest(text) for _, text in batch)
             keys = np.frombuffer(digests, "<u8").reshape(1, len(batch), 2)
@@ -206,7 +205,6 @@ class NearKeys:
         return KeyHeader(definition, tables=banding.bands, width=1)
 
     def chunks(self, documents: Identified) -> Iterator[KeyChunk]:
-        """The keys of documents."""
         for batch in _batches(documents):
             signatures, words = self.minhash.signatures(text for _, text in batch)
             keys = np.maximum(self.banding.keys(signatures), np.uint64(1))

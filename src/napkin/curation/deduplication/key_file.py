@@ -119,17 +119,14 @@ class KeyFile:
             yield self._array(first, n * width, np.uint64).reshape(n, width)
 
     def values(self, chunk: int) -> NDArray[np.int64]:
-        """The values of a chunk."""
         offset, n, _ = self._chunks[chunk]
         return self._array(offset + 16, n, np.int64)
 
     def identity(self, number: int) -> str:
-        """The identity of a document by its number in the file."""
         chunk = int(np.searchsorted(self.starts, number, side="right")) - 1
         return self.identities(chunk, [number - int(self.starts[chunk])])[0]
 
     def identities(self, chunk: int, places: list[int]) -> list[str]:
-        """The identities of documents by their places in a chunk."""
         offset, n, size = self._chunks[chunk]
         ends = self._array(offset + 8 * (2 + n), n + 1, np.int64)
         first, last = ends[places].tolist(), ends[1:][places].tolist()

@@ -145,5 +145,4 @@ class Marks:
         return bits[first & 7 :][: last - first].astype(np.bool_)
 
     def at(self, numbers: Numbers) -> NDArray[np.bool_]:
-        """For each of `numbers`, True if it is marked."""
         return (self._bits[numbers >> 3] >> (numbers & 7).astype(np.uint8) & 1).astype(np.bool_)

@@ -87,7 +87,6 @@ def write_inputs(path: Path, shards: Sequence[Sequence[InputFile]]) -> None:
 
 
 def input_lines(shards: Sequence[Sequence[InputFile]]) -> Iterator[bytes]:
-    """The lines of inputs.jsonl."""
     for number, shard in enumerate(shards):
         for each in shard:
             yield msgspec.json.encode({"shard": number} | msgspec.to_builtins(each)) + b"\n"

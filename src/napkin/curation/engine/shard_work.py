@@ -200,7 +200,6 @@ Task = ShardTask | DecisionTask
 
 
 def folder_of(work: Path, task: Task) -> Path:
-    """The folder that a task leaves."""
     folder = work / f"pass-{task.pass_number}"
     return folder / (DECISIONS if isinstance(task, DecisionTask) else f"{task.shard:05d}")
 

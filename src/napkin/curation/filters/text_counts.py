@@ -156,7 +156,6 @@ def lines_of(text: str) -> Iterator[Line]:
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The words of a text, in order."""
     return tuple(_WORD.findall(text))
 
 

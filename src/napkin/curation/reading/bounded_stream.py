@@ -119,7 +119,6 @@ class Decompressed:
         self._has_begun = False
         """True if a member has begun and not ended."""
         self._member_bytes = 0
-        """Bytes that the member has given."""
         self._n_members = 0
         """Members that have ended."""
         self._ready = b""
@@ -243,7 +242,6 @@ def text_record(identity: str, name: str, data: bytes, offset: int) -> Record | 
 
 
 def too_large(identity: str, size: int, limits: ReadLimits, offset: int) -> SetAside:
-    """A document that is larger than the limit."""
     detail = f"{format_bytes(size)} > {format_bytes(limits.document_bytes)}"
     return SetAside(identity, "too large", detail, offset)
 

@@ -106,7 +106,6 @@ class TaskPlan:
     computed_tokens: int
     """Tokens of them that go through the model: shared beginnings of a batch once."""
     generated_tokens: int
-    """Most tokens that are generated."""
     longest: int
     """Tokens of the longest sequence."""
     dropped_examples: int

@@ -103,7 +103,6 @@ class LayoutPlan:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of all devices."""
         return self.resolved.recipe.tokens_per_step / self.seconds
 
     @property

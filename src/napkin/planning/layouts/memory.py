@@ -16,7 +16,6 @@ from napkin.planning.layouts.stages import (
 from napkin.recipe.layout import Layout
 
 _TOKEN_BYTES = 16
-"""Bytes of a token and its target."""
 _STEADY = 4
 """Micro-batches, as a multiple of the ranks times their stages, from which on no more of them are in flight."""
 

@@ -99,7 +99,6 @@ class Plan:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of the whole run."""
         return self.resolved.recipe
 
     @property
@@ -129,7 +128,6 @@ class Plan:
 
     @property
     def rule_seconds(self) -> float:
-        """Seconds of all steps by the rule."""
         return self.steps * self.rule_seconds_per_step
 
     @property
