@@ -22,7 +22,7 @@ from typing import Any
 
 from napkin.curation import Dropped, Record
 from napkin.curation.filters import C4, FineWeb, Gopher, GopherRepetition, PersonalData
-from napkin.curation.filters.compiled.loading import FILTERS
+from napkin.curation.filters.compiled import FILTERS
 from napkin.curation.filters.document_counts import MODULES
 
 MAX_CHARACTERS = 100_000

@@ -1,4 +1,4 @@
-"""How long operators and modules take, and how close that is to the machine's limits.
+"""The seconds of operators and modules, beside the machine's limits.
 
 `sample_in_turns` times calls, `median_interval` and `ratio_interval` say how sure the result is; `OPERATORS` is the
 table of what `napkin bench` knows.

@@ -1,4 +1,4 @@
-"""What else was so while a measurement was made: clocks, load of other programs, waiting for a core."""
+"""The conditions of a measurement: clocks, load of other programs, waiting for a core."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""How sure a median is, whatever the distribution of the samples: intervals between order statistics.
+"""The uncertainty of a median, whatever the distribution of the samples: intervals between order statistics.
 
 Of n independent samples, the number below the median of their distribution is binomial with probability 1/2. So the
 interval from the r-th smallest to the r-th largest misses it with probability 2 · P(Bin(n, 1/2) < r), exactly where

@@ -1,4 +1,4 @@
-"""What is timed: a module with its inputs, and the passes of its training step as functions of both."""
+"""The subject of a measurement: a module with its inputs, and the passes of its training step as functions of both."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

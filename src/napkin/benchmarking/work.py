@@ -1,4 +1,5 @@
-"""What a call computes and moves, counted operator by operator, and the least seconds that a machine needs for it."""
+"""The work of a call: FLOPs and bytes, counted operator by operator, and the least seconds that a machine needs for
+them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

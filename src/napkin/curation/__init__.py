@@ -1,6 +1,6 @@
 """From raw pages to documents: pipelines of stages over shards, resumable to the byte, planned and reconciled.
 
-Start with `record.py`, a document with its provenance, and `stage.py`, what a stage is.
+Start with `stage.py`: a document with its provenance, and the stages that it goes through.
 """
 
 import lazy_loader

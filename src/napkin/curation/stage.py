@@ -1,10 +1,8 @@
-"""What a stage of a pipeline is: a pure function of records and options.
+"""Stages and records: a stage of a pipeline is a pure function of records and options.
 
-A document on its way from a raw page to a corpus: its text, where it comes from, and what each stage did to it.
-
-Records between two passes of a pipeline: MessagePack, each behind its length, in one zstd stream.
-
-These files are a pipeline's own and are read back by it alone; a truncated one is an error.
+A record is a document on its way from a raw page to a corpus: its text, where it comes from, and what each stage did to
+it. Between two passes records are MessagePack, each behind its length, in one zstd stream: such files are a pipeline's
+own and are read back by it alone; a truncated one is an error.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""How well a model predicts a text, and answers questions: bits per byte, tasks, and how sure they are.
+"""Measures of a model's predictions and answers: bits per byte, tasks, and how sure they are.
 
 `evaluate` predicts a whole token file and compares with gzip and xz; `mean_loss` is the loss alone, on a sample, as
 training asks for it. `sampled_bits` measures as much of any text as a wanted error needs.

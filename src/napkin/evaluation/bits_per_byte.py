@@ -1,6 +1,5 @@
-"""How well a model predicts a text: loss, perplexity, bits per byte; with those of general compressors.
-
-The result of a measurement of bits per byte, as a file, and the comparison of two of them.
+"""Bits per byte of a text: loss and perplexity of a model beside general compressors, the result as a file, and the
+comparison of two results.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""Which items of a task stand in a training text, however it is cased, spaced, wrapped, punctuated and marked up.
+"""Find items of a task in a training text, however it is cased, spaced, wrapped, punctuated and marked up.
 
 Of text and items only letters and digits remain, in lower case and without spaces, accents and tags of HTML, and those
 of full width, of mathematical alphabets and the like as plain ones (Unicode's NFKD). Windows of 32 of these characters

@@ -1,4 +1,5 @@
-"""How sure a score is: means with clustered standard errors, paired differences, and what a sample can tell apart.
+"""The uncertainty of a score: means with clustered standard errors, paired differences, and what a sample can tell
+apart.
 
 Items of one group, such as rewordings of one question, are right or wrong together. With residuals r and G groups, the
 variance of the mean of n items is

@@ -1,15 +1,10 @@
 """The text of an HTML page: bytes, characters, tree, tables of elements and blocks, a choice among these, text.
 
-What is measured of each block of text, from which its chance to be main content is computed.
-
-Which blocks of a page are its main content: a score for each, then a choice that hangs together.
-
-The score is the logarithm of odds that logistic regression gives a block, from what `block_features.py` measures of it.
+The main content is a choice of blocks that hangs together, by a score for each block. The score is the logarithm of
+odds that logistic regression gives a block, from what `block_features` measures of it.
 The weights were fitted by `benchmarks/curation_extraction.py --fit` on half of the pages of a published benchmark.
 
-Why a document gives no text.
-
-How large a page becomes when it is parsed; see `compiled/parser_cost.py` for how small ones become large.
+Pages that would become too large when parsed are refused; see `compiled/parser_cost.py` for how small ones do.
 """
 
 import math
@@ -20,8 +15,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from napkin.extraction.compiled import EXTRACTION
 from napkin.extraction.compiled import fields as f
-from napkin.extraction.compiled.loading import EXTRACTION
 from napkin.extraction.page_metadata import PageMetadata, decode_page, page_metadata
 from napkin.extraction.rendering import PageTables, page_tables, render
 from napkin.extraction.tags import BIT, FIRST_PLACE, PATTERNS, PLACE_BIT, PLACES, TAG

@@ -1,6 +1,5 @@
-"""What a page says of itself, in the head that the parser has serialized: title, language, address, date, licence.
-
-The characters of a page: which encoding its bytes have, and their text.
+"""The metadata of a page, from the head that the parser has serialized: title, language, address, date, licence; and
+the encoding of its bytes.
 """
 
 import codecs

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from napkin.extraction.compiled import EXTRACTION
 from napkin.extraction.compiled import fields as f
-from napkin.extraction.compiled.loading import EXTRACTION
 from napkin.extraction.tags import TAG, automaton, tag_table
 
 LONGEST = 160

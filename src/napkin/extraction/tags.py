@@ -1,8 +1,7 @@
-"""What HTML's elements are to extraction: each tag has a number, and its number a kind.
+"""The elements of HTML as extraction sees them: each tag has a number, and its number a kind.
 
-What the names that a page gives its elements say: words of `class`, `id`, `role` and `itemprop`, as bits.
-
-Names are read as words: `relatedPosts`, `related-posts` and `related_posts` are alike `-related-posts-`. A pattern with
+Words of `class`, `id`, `role` and `itemprop`, the names that a page gives its elements, become bits. Names are read as
+words: `relatedPosts`, `related-posts` and `related_posts` are alike `-related-posts-`. A pattern with
 a hyphen begins or ends with a word. All patterns are searched at once by an automaton (Aho & Corasick 1975), whose
 table compiled code walks along the attribute.
 """

@@ -1,6 +1,6 @@
-"""Which language a text is in: a linear classifier of character n-grams, its training, and the stage `language`.
+"""The language of a text: a linear classifier of character n-grams, and its training.
 
-Start with `classifier.py`, which guesses; `ngrams.py` says what it sees of a text, `training.py` how it learns.
+Start with `classifier.py`, which says what it sees of a text and guesses; `training.py` is how it learns.
 """
 
 import lazy_loader

@@ -1,18 +1,16 @@
-"""Which language a text is in: the mean of its n-grams' rows, a linear layer, a softmax whose probabilities hold.
+"""The language of a text: the mean of its n-grams' rows, a linear layer, a softmax whose probabilities hold.
 
-What the classifier sees of a text: its letters in lower case, as code points, with one zero between words.
+The classifier sees a text's letters in lower case, as code points, with one zero between words. A word is a run of
+letters and marks (combining vowels and tones); digits, punctuation and symbols only separate words. Canonically equal
+texts are the same: they are composed (NFC) first.
 
-A word is a run of letters and marks (combining vowels and tones); digits, punctuation and symbols only separate words.
-Canonically equal texts are the same: they are composed (NFC) first.
+The features of a text are its character n-grams, each hashed to a row of the weights. A word of code points c1 … cm is
+read as `space c1 … cm space`. Its n-grams of 1 to LONGEST_NGRAM characters, but for the spaces alone, and the word as a
+whole if it is longer than that, each give one row: the hash starts at SEED, and each character c makes (hash xor c) ·
+FACTOR of it, modulo 2^64; the row is its highest bits. Words of more than LONGEST_WORD letters, as scripts without
+spaces have them, are cut into pieces.
 
-The features of a text: its character n-grams, each hashed to a row of the weights. The plain form.
-
-A word of code points c1 … cm is read as `space c1 … cm space`. Its n-grams of 1 to LONGEST_NGRAM characters, but for
-the spaces alone, and the word as a whole if it is longer than that, each give one row: the hash starts at SEED, and
-each character c makes (hash xor c) · FACTOR of it, modulo 2^64; the row is its highest bits. Words of more than
-LONGEST_WORD letters, as scripts without spaces have them, are cut into pieces.
-
-Documents in several languages: the language of each paragraph, and how much of the document each language has.
+Of documents in several languages, `language_shares` gives each language's part, by paragraphs.
 """
 
 import json
@@ -28,8 +26,7 @@ from numpy.typing import NDArray
 
 from napkin.errors import NapkinError
 from napkin.files import StrPath, atomic_write_bytes, read_bytes
-from napkin.languages.compiled import sum_rows
-from napkin.languages.compiled.loading import CORE
+from napkin.languages.compiled import CORE, sum_rows
 from napkin.tokenizer.numba.character_classes import KIND, LETTER, MARK, character_classes
 
 _UNICODE = "16.0"

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from napkin.errors import NapkinError
 from napkin.files import StrPath, read_bytes
 from napkin.languages.classifier import WIDTH, LanguageClassifier, letter_table, lowered_code_points
-from napkin.languages.compiled.loading import CORE
+from napkin.languages.compiled import CORE
 
 
 def fit_sharpness(classifier: LanguageClassifier, texts: Sequence[str], languages: Sequence[str]) -> LanguageClassifier:

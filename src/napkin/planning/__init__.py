@@ -1,7 +1,7 @@
 """Plans: memory, FLOPs, seconds and dollars of a run before it starts.
 
-Start with `planner.py`: it resolves the recipe (`resolve.py`) for a machine (`machine.py`), counts the step and returns
-a `Plan` (`run_plan.py`).
+Start with `planner.py`: it resolves the recipe for a machine (`step/machine.py`), counts the step and returns
+a `Plan` (`step/run_plan.py`).
 """
 
 import lazy_loader

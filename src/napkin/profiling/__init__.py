@@ -1,8 +1,8 @@
-"""Where the seconds of a training step go: measured by torch's profiler, beside what was planned.
+"""The seconds of a training step by operator: measured by torch's profiler, beside what was planned.
 
-Start with `profiler.py`, which runs the steps. `profiler_events.py` reads torch's events, `operator_calls.py` divides a
-step's time among the operators that were called, `matching.py` finds the row of the ledger that each call is, and
-`step_profile.py` is the result; the other files draw it.
+Start with `profiler.py`, which runs the steps. `operator_calls.py` reads torch's events, divides a step's time among
+the operators that were called, and finds the row of the ledger that each call is; `step_profile.py` is the result,
+which the other files draw.
 """
 
 import lazy_loader

@@ -4,7 +4,7 @@ The dimensions, from the outermost to the innermost: pipeline, data, shard, cont
 are neighbours in rank, on the same node: those of tensor send the most. Expert parallelism has no dimension of its own:
 it splits the experts among ranks of data and shard.
 
-What a layout cannot divide is refused before anything starts: sizes that do not divide, and options of a model or a run
+Impossible layouts are refused before anything starts: sizes that do not divide, and options of a model or a run
 that no rank could compute its part of.
 """
 

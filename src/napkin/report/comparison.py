@@ -1,6 +1,5 @@
-"""Runs compared: a summary of each, and its loss over steps, tokens, FLOPs, seconds and dollars.
-
-Which of several runs predicts unseen text best, said in words, and which of them cannot be compared.
+"""Runs compared: a summary of each, its loss over steps, tokens, FLOPs, seconds and dollars, and a ranking in words of
+those that can be compared.
 """
 
 import math

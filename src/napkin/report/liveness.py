@@ -1,4 +1,4 @@
-"""How the page of a run in training tells its reader when it is written next, and that it no longer is.
+"""The page of a run in training tells its reader when it is written next, and that it no longer is.
 
 A process that is killed cannot say so. The page knows when it was written and when the next one is due; a short script
 compares that with the reader's clock, and the Content-Security-Policy allows it by its hash.

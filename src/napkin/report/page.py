@@ -1,7 +1,4 @@
-"""The report of a run: one self-contained HTML file, made from the run folder alone.
-
-How evenly the experts of a mixture were used, over the last logged steps.
-"""
+"""The report of a run: one self-contained HTML file, made from the run folder alone."""
 
 import os
 import secrets

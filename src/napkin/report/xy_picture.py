@@ -1,8 +1,6 @@
 """A picture of points, lines and bands over logarithmic or linear axes, as SVG without scripts.
 
-The colours of the pages.
-
-What a loss can be drawn over: steps, tokens, FLOPs, seconds or dollars.
+The colours of the pages are here, and the axes of a loss: steps, tokens, FLOPs, seconds or dollars.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Scaling: sweeps of runs, and scaling laws: what loss a model of some size reaches after some tokens.
 
 Start with `law_fit.py`, which fits the laws of `law_forms.py` to the runs that `observations.py` reads; `fitted_law.py`
-predicts with them. Of sweeps with `sweep.py`; `axis.py` reads their values, `trials.py` makes their runs.
+predicts with them. Sweeps begin in `sweep.py`; `trials.py` reads their values and makes their runs.
 """
 
 import lazy_loader

@@ -1,4 +1,5 @@
-"""What a fitted law says of a budget: the best size and tokens, the price of the next 0.01 nats, and over-training."""
+"""The best use of a budget by a fitted law: the best size and tokens, the price of the next 0.01 nats, and
+over-training."""
 
 import dataclasses
 import math

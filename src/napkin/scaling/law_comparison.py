@@ -1,4 +1,4 @@
-"""Which law holds: each is fitted to the runs of little compute and predicts those of much."""
+"""Laws compared: each is fitted to the runs of little compute and predicts those of much."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

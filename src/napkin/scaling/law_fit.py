@@ -1,6 +1,6 @@
 """Fit a law to runs: the least sum of Huber losses of the log loss, and bootstrap draws for intervals.
 
-How much a fit hangs on single runs is seen by leaving out every run in turn, and a number of runs together.
+The weight of single runs in a fit is seen by leaving out every run in turn, and a number of runs together.
 `fit_power_law` fits y = K · Π xᵢ^eᵢ by least squares of logarithms, with Student's intervals: best sizes, learning
 rates, batches.
 """

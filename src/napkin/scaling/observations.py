@@ -1,4 +1,4 @@
-"""What a law is fitted to: parameters, tokens and loss of each run, from a CSV file or from run folders."""
+"""The runs that a law is fitted to: parameters, tokens and loss of each run, from a CSV file or from run folders."""
 
 import csv
 import io

@@ -1,11 +1,10 @@
 """Deciding on duplicate documents: from the keys of all shards to the verdicts about each.
 
-Which document of a cluster stays.
+Of a cluster, a document of an earlier run (an index) stays before those of this one: it may have been published. Of the
+rest it is the longest, of equally long ones that with the smallest identity, whatever the order of shards; or the first
+that was read.
 
-Documents of earlier runs (an index) stay before those of this one: they may have been published. Of the rest it is the
-longest, of equally long ones that with the smallest identity, whatever the order of shards; or the first that was read.
-
-The keys by which documents are found to be duplicates: one of the whole text, or one per band of a signature.
+Documents are compared by their keys: one of the whole text, or one per band of a signature.
 """
 
 import hashlib

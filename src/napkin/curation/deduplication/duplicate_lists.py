@@ -20,7 +20,7 @@ def near_duplicates(
     Args:
         texts: an iterator will do; they are not kept.
         threshold: the Jaccard similarity of sets of shingles from which two texts should be found: at it with a
-            probability of 0.9 at least, above it with a greater one; see banding.py for the curve.
+            probability of 0.9 at least, above it with a greater one; see minhash.py for the curve.
         hashes: numbers of a signature.
         words: of a shingle.
         memory: bytes for sorting; what does not fit goes to a temporary folder.

@@ -1,4 +1,4 @@
-"""Which documents have equal keys, in bounded memory: a table of keys is sorted in parts.
+"""Find documents with equal keys, in bounded memory: a table of keys is sorted in parts.
 
 A table that does not fit is divided by the upper bits of its keys into files, each of which is read in pieces, sorted,
 and reduced to the first document of each key before the next piece is added. So memory holds where one key belongs to

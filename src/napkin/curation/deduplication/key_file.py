@@ -1,4 +1,4 @@
-"""What deduplication has to know of a shard: for each document or line its keys, its identity and a number, in a file.
+"""The file of a shard's keys: for each document or line its keys, its identity and a number.
 
     one line of JSON: {"format": "napkin keys", "version": 1, "definition": ..., "tables": b, "width": w}
     chunks of up to 65,536 documents, little-endian:

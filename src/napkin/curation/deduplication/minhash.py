@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.curation.deduplication.compiled.loading import DEDUPLICATION, address_of
+from napkin.curation.deduplication.compiled import DEDUPLICATION, address_of
 from napkin.errors import NapkinError
 from napkin.tokenizer.numba.character_classes import KIND, LETTER, MARK, NUMBER, character_classes
 

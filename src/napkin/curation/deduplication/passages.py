@@ -1,4 +1,4 @@
-"""What the removal of repeated passages has to know of a shard: its text, and anchors in it, in a file.
+"""Repeated passages: the file of a shard's text and anchors, and the search for bytes that the corpus has before.
 
     the texts of the records as UTF-8, one after another, and up to 7 zero bytes
     int64: where each record's text ends
@@ -8,11 +8,10 @@
 Anchors are such that two equal passages of the shortest length or more have an equal anchor at the same place in them:
 of the windows of half that length in the passage, the one with the smallest hash.
 
-Which bytes of a corpus stand in a passage that the corpus has before: exact substrings (Lee et al. 2022).
-
-A window of N bytes at a place is repeated if the same N bytes begin at an earlier place, at least N bytes before, in
-the order of the files. The bytes of all repeated windows are found, so every repetition of N bytes or more is found
-whole, and the first occurrence stays. Windows do not reach from one record into the next.
+Removal of exact substrings is that of Lee et al. (2022). A window of N bytes at a place is repeated if the same N bytes
+begin at an earlier place, at least N bytes before, in the order of the files. The bytes of all repeated windows are
+found, so every repetition of N bytes or more is found whole, and the first occurrence stays. Windows do not reach from
+one record into the next.
 
 Instead of a suffix array (8 bytes or more of memory per byte of text), windows are sorted by their hashes, and only
 those that hold a repeated anchor: an anchor is one of N / 2 bytes, chosen such that equal windows have equal ones. So
@@ -26,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.curation.deduplication.compiled.loading import DEDUPLICATION, address_of
+from napkin.curation.deduplication.compiled import DEDUPLICATION, address_of
 from napkin.curation.deduplication.equal_keys import equal_pairs
 from napkin.curation.deduplication.key_file import Keys
 from napkin.curation.deduplication.verdicts import Marks, Numbers

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.curation.deduplication.compiled.loading import DEDUPLICATION, address_of
+from napkin.curation.deduplication.compiled import DEDUPLICATION, address_of
 from napkin.curation.stage import Record
 from napkin.errors import NapkinError
 from napkin.files import atomic_file, regular

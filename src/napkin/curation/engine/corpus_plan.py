@@ -1,13 +1,11 @@
-"""What a pipeline will make of its input, predicted from a sample: documents, bytes and tokens after each stage, the
-seconds of each, disk and dollars, with intervals.
+"""The plan of a corpus, from a sample of the input: documents, bytes and tokens after each stage, the seconds of each,
+disk and dollars, with intervals; and the corpus beside its plan.
 
 Intervals are of 90%, by the differences among the sampled files: of Student's t, which is wide where they are few, on a
 logarithmic scale, and narrowed by the part of the input that was read. A stage that compares documents finds few
 duplicates in a sample: what it drops of the whole is at least what it drops of the sample, and at most what it drops if
 every pair of duplicates is a pair of its own. The estimate is the square root of the product, as that of the
 guaranteed-error estimator of distinct values (Charikar et al. 2000), and the interval has both.
-
-A corpus beside its plan: what was predicted of each stage, and what came out.
 """
 
 import tempfile

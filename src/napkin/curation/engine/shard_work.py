@@ -4,8 +4,6 @@
                                00012-000.jsonl.zst ...: documents, in the last pass
                                dropped.jsonl.zst, set_aside.jsonl, samples.jsonl, counts.json
 .work/pass-0/decisions/00012   what the stage after pass 0 decided on the shard
-
-What happens to the records of one shard in one pass: counts, traces, lines of what was dropped, samples.
 """
 
 import contextlib

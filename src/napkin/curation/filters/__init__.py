@@ -1,4 +1,4 @@
-"""Which documents stay: published rules of quality, lists of words and hosts, personal data, a trained classifier.
+"""Filters of documents: published rules of quality, lists of words and hosts, personal data, a trained classifier.
 
 Start with `text_counts.py`, the counts that rules of Gopher, C4 and FineWeb are made of; `compiled/` has the same
 counts as machine code.

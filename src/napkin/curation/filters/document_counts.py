@@ -4,7 +4,7 @@ Compiled functions need room beside the text: up to 50 bytes of address space pe
 becomes resident: all where words have one letter, a quarter in ordinary text. Room for texts up to 4 MB is kept for the
 next one, per thread.
 
-Which lines of a text C4 keeps: the plain form of what `compiled/scan.py` does in its one pass.
+C4's lines are here in their plain form, to which the one pass of `compiled/scan.py` is held.
 """
 
 import threading
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.curation.filters.compiled.loading import FILTERS
+from napkin.curation.filters.compiled import FILTERS
 from napkin.curation.filters.text_counts import (
     REPEATED_N_GRAMS,
     TOP_N_GRAMS,

@@ -4,13 +4,11 @@ Each kind is searched for by a pattern that begins at a literal or at a characte
 reads a bounded number of characters from there, so that no text takes more than linear time; whatever has a check
 (Luhn's digit, the remainder of an IBAN, a valid and public address) is masked only if that holds.
 
-Numbers that carry their own check: payment cards (ISO/IEC 7812, Luhn) and bank accounts (ISO 13616, IBAN).
-
-Keys of services in a text, by the prefixes and lengths that their issuers publish; and private keys.
-
-What follows a prefix must look random. A prefix with an exact length behind it is hardly met by chance: enough entropy
-is asked for, and no digit, which many keys lack. Where the length is open and words may be joined by hyphens, a digit
-is. A text is searched for literal prefixes, and each pattern is bounded: time grows with the text's length only.
+Payment cards (ISO/IEC 7812, Luhn) and bank accounts (ISO 13616, IBAN) carry their own check. Keys of services are found
+by the prefixes and lengths that their issuers publish; what follows a prefix must look random. A prefix with an exact
+length behind it is hardly met by chance: enough entropy is asked for, and no digit, which many keys lack. Where the
+length is open and words may be joined by hyphens, a digit is. A text is searched for literal prefixes, and each pattern
+is bounded: time grows with the text's length only.
 """
 
 import ipaddress

@@ -1,6 +1,6 @@
 """A linear classifier of texts, trained on a user's positives and negatives, as DataComp-LM's (Li et al. 2024, 4.4).
 
-    score(text) = 1 / (1 + exp(-(scale · w·x + shift))), x: the text's hashed n-grams (n_gram_features.py)
+    score(text) = 1 / (1 + exp(-(scale · w·x + shift))), x: the text's hashed n-grams
 
 `w` is fitted by L-BFGS to the logistic loss with the penalty |w|^2 / 2 · `penalty`, on 80% of the texts; `scale` and
 `shift` calibrate it on 10% (Platt 1999); accuracy and calibration are told of the other 10%. Positives and negatives

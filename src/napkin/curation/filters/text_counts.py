@@ -1,11 +1,11 @@
-"""What rules of quality count in a text: words, lines and paragraphs, and how much of it is said twice.
+"""The counts that rules of quality are made of: words, lines and paragraphs, and how much of it is said twice.
 
 A **word** is the longest run of characters that are not white space (Unicode's White_Space); an ideograph and a kana is
 a word of its own. A **line** is what line feeds separate, without white space at its ends; lines without a word do not
 count, and separate **paragraphs**. Lines, paragraphs and n-grams are equal if their words are. Lengths are in code
 points. These functions are the specification, and what short texts run; `compiled/` is held to them.
 
-What the rules of quality distinguish of a character, as bits of one byte per code point of Unicode.
+The classes of a character are bits of one byte per code point of Unicode.
 """
 
 import re

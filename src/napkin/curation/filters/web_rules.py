@@ -1,21 +1,17 @@
-"""The rules of C4 (Raffel et al. 2020, JMLR 21(140), section 2.2): lines that are not sentences, and what they reveal.
+"""The rules of C4, FineWeb and RefinedWeb, as stages.
 
-As in the code that made C4 (tensorflow_datasets, c4_utils.py): a line is judged by the first reason that holds, lorem
-ipsum and curly brackets are searched for in lines that end sentences. The list of bad words is the stage `word-list`.
-Ours are: what a sentence is (`count_sentences`), and that case is folded in ASCII only.
+C4 (Raffel et al. 2020, JMLR 21(140), section 2.2) drops lines that are not sentences, and documents by what those
+reveal. As in the code that made C4 (tensorflow_datasets, c4_utils.py): a line is judged by the first reason that holds,
+lorem ipsum and curly brackets are searched for in lines that end sentences. The list of bad words is the stage
+`word-list`. Ours are: what a sentence is (`count_sentences`), and that case is folded in ASCII only.
 
-How rules compare a value of a text with a threshold, and say what they found.
-
-The rules that FineWeb adds to those of others.
-
-The paper has three of them with their thresholds (Penedo et al. 2024, arXiv:2406.17557, section 3.6). The code that
-made the dataset (datatrove's `FineWebQualityFilter`) differs in two: it drops a document with 1% of its characters in
+FineWeb adds three rules with their thresholds (Penedo et al. 2024, arXiv:2406.17557, section 3.6). The code that made
+the dataset (datatrove's `FineWebQualityFilter`) differs in two: it drops a document with 1% of its characters in
 repeated lines where the paper says 10%, and one with more than 0.3 line feeds per word: the paper has no such rule.
 
-RefinedWeb's corrections of lines (Penedo et al. 2023, arXiv:2306.01116, section 3.2 and appendix G.2).
-
-The paper names the kinds of lines and gives examples; the lists of words are ours: extraction leaves counters of social
-networks, buttons and menus, each on a line of its own.
+RefinedWeb corrects lines (Penedo et al. 2023, arXiv:2306.01116, section 3.2 and appendix G.2). The paper names the
+kinds of lines and gives examples; the lists of words are ours: extraction leaves counters of social networks, buttons
+and menus, each on a line of its own.
 """
 
 import re

@@ -3,9 +3,7 @@
 The kind is told by the first bytes. Little is given to the decompressor at a time, so that what one call gives is
 bounded whatever is in the file: deflate expands by at most 1,032, a block of zstd of 4 bytes to 128 KiB.
 
-What could not be read, and the limits of what may be.
-
-Text files: one document, or several where lines with only `<|endoftext|>` divide them, as in `napkin.data`.
+A text file is one document, or several where lines with only `<|endoftext|>` divide them, as in `napkin.data`.
 """
 
 import re

@@ -1,9 +1,7 @@
-"""What a model reads of a task: prompts with examples, as text or as a conversation, and as token ids.
+"""The prompts of a task: with examples, as text or as a conversation, and as token ids.
 
 Rules for what does not fit the context: examples are dropped, the first one first; then the prompt loses its oldest
 tokens. Both are counted. A continuation that alone exceeds the context is refused.
-
-How far sequences of tokens are the same.
 """
 
 import random

@@ -3,7 +3,7 @@
 Addresses in the state belong to arrays that the Python side keeps alive; nothing is allocated in compiled code.
 """
 
-# The state. The page is UTF-8, as the parser serializes it; the tables of tags (tags.py) and of evidence (evidence.py).
+# The state. The page is UTF-8, as the parser serializes it; the tables of tags and of evidence (tags.py).
 PAGE, N_BYTES, TAGS, AUTOMATON, FOUND = range(5)
 # Room for ROOM elements and as many blocks, and how many there are.
 ELEMENTS, BLOCKS, ROOM, N_ELEMENTS, N_BLOCKS = range(5, 10)
@@ -16,7 +16,7 @@ N_STATE = 12
 CODE_MARK, LINE_BREAK = 1, 10
 
 # A row of ELEMENTS: its tag, the row of its parent (0 for the root), where it begins in the page and where its content
-# ends; the bits of evidence.py and of the places in tags.py that its own start tag sets, and those that it and all
+# ends; the bits of evidence and of places in tags.py that its own start tag sets, and those that it and all
 # above it set; sums over the blocks in it: characters, characters in links, characters of prose, blocks.
 TAG, PARENT, BEGIN_TAG, END, EVIDENCE, ALL_EVIDENCE, DEPTH = range(7)
 SUM_CHARACTERS, SUM_LINKED, SUM_PROSE, SUM_BLOCKS = range(7, 11)

@@ -1,4 +1,4 @@
-"""What an HTML parser would make of a page, before it does: a small page can ask for millions of elements.
+"""The cost of parsing a page, before it is parsed: a small page can ask for millions of elements.
 
 A formatting element that is not closed (`<b>`, `<font>` ...) is opened again in each block that follows, as the HTML
 standard demands ("reconstruct the active formatting elements"): n of them before m paragraphs make n times m elements.

@@ -1,4 +1,4 @@
-"""The n-grams of a text, compiled: the same rows in the same order as `ngram_rows` in ngrams.py."""
+"""The n-grams of a text, compiled: the same rows in the same order as `ngram_rows` in classifier.py."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import numpy as np
 from napkin.machine_code.compiled_function import jitted
 from napkin.machine_code.pointers import u8_at, u32_at
 
-# As in ngrams.py; they stand here too because the key of the cached machine code is made of this folder's sources.
+# As in classifier.py; they stand here too because the key of the cached machine code is made of this folder's sources.
 LONGEST_NGRAM = 4
 LONGEST_WORD = 64
 MOST_ROWS = LONGEST_NGRAM * (LONGEST_WORD + 2) + 1

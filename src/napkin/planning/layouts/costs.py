@@ -1,4 +1,5 @@
-"""What one rank of a layout computes, holds and sends, part by part: priced once, shared by all layouts of a search."""
+"""The computing, memory and sending of one rank of a layout, part by part: priced once, shared by all layouts of a
+search."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""What the step of several ranks takes: what each computes, and what it waits for.
+"""The step of several ranks: the seconds that each computes, and those that it waits for.
 
 Ranks of this machine were measured: each of their operators, and their collectives. Those of a datasheet's devices are
 planned part by part, as `plan_layout` does.

@@ -1,5 +1,5 @@
-"""What a plan says about failures: how many, the best checkpoint interval, and time and dollars with them; torch is not
-imported."""
+"""The lines of a plan about failures: how many, the best checkpoint interval, and time and dollars with them; torch is
+not imported."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What failures are expected to cost a run, and how often it should write checkpoints.
+"""The expected cost of failures to a run, and the best interval between checkpoints.
 
 A checkpoint costs bytes on the disk, and the copy in memory that it is written from.
 """

@@ -1,7 +1,7 @@
-"""What a plan chooses where the recipe leaves it open.
+"""The choices of a plan where the recipe leaves them open.
 
-The forms of operators, of attention and of the optimizer update; whether blocks are compiled, by what that costs and
-saves and what prevents it; and Triton's kernels, where they run and the plan is faster with them.
+These are the forms of operators, of attention and of the optimizer update; whether blocks are compiled, by what that
+costs and saves and what prevents it; and Triton's kernels, where they run and the plan is faster with them.
 """
 
 import dataclasses

@@ -43,7 +43,7 @@ def sketch_documents(
     """Write k uint32 per document, and its number of words.
 
     `ends` has the int64 offset of each document's end in `text`, which is UTF-8; `characters` the table of
-    word_table.py; n is the number of words of a shingle. Buffers: n uint64 in `ring`, `room` (a power of two) uint64 in
+    minhash.py; n is the number of words of a shingle. Buffers: n uint64 in `ring`, `room` (a power of two) uint64 in
     `shingles`, twice as many in `slots`, all zero, and k bytes in `closed`.
     """
     ends_, words_ = i64_at(ends), i64_at(words)

@@ -1,4 +1,4 @@
-"""How much of a text is said twice, exactly: words become numbers, and n-grams of words become numbers in turn.
+"""Count what a text says twice, exactly: words become numbers, and n-grams of words become numbers in turn.
 
 The number of an n-gram stands for the pair (number of its first n - 1 words, number of its last word), so that no
 n-gram is ever compared word by word, and nothing depends on a hash. An n-gram can occur twice only if both of its

@@ -44,7 +44,7 @@ from napkin.machine_code.pointers import i32_at, i64_at, u8_at
     C4_BYTES,
     C4_LINES,
 ) = range(19)
-# Lines by what became of them: kept, or the reason, numbered as in sentence_lines.py.
+# Lines by what became of them: kept, or the reason, numbered as in document_counts.py.
 KEPT, LONG_WORD, NO_TERMINAL, FEW_WORDS, HAS_JAVASCRIPT, HAS_POLICY = range(6)
 N_COUNTS = C4_LINES + HAS_POLICY + 1
 
