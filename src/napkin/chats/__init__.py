@@ -1,6 +1,6 @@
-"""Conversations as data: files of them, chat templates, which tokens are learned, token files with that mask.
+"""Conversations as data: their files, chat templates, and the tokens that are trained on.
 
-Start with `chat_encoder.py`: messages become a `TokenSequence`; `read_chats.py` has the files of messages.
+Start with `chat_encoder.py`: messages become a `TokenSequence`; `read_conversations.py` reads files of messages.
 """
 
 import lazy_loader

@@ -1,8 +1,7 @@
-"""A conversation as tokens of which some count: what the assistant says, by the model's chat template.
+"""Conversations become tokens with a loss mask of what the assistant says, by the model's chat template.
 
-The chat template of models that have none: a line per message, which begins with its role.
-
-What of a file is not trained on, counted by reason.
+Models without a template get the built-in one: a line per message, which begins with its role. `LeftOut` counts what of
+a file is not trained on, by reason.
 """
 
 import json

@@ -3,7 +3,7 @@
 A Hugging Face folder has its template in chat_template.jinja or in tokenizer_config.json, in the language of jinja2. It
 is a program from elsewhere: it is rendered in a process of its own, see `napkin.chats.chat_template_process`.
 
-The tokens that a Hugging Face folder puts before every text, such as one for its beginning.
+`read_first_ids` reads the tokens that a folder puts before every text, such as one for its beginning.
 """
 
 import contextlib

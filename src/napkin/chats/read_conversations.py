@@ -109,7 +109,7 @@ def messages_of(fields: Mapping[str, Any]) -> list[Message]:
 
 
 def as_messages(value: Any, name: str) -> list[Message]:
-    """The messages of a field."""
+    """Read the messages of a field."""
     if not isinstance(value, list) or not value:
         raise WrongForm(f'has "{name}" that is not a list of messages: give one or more messages')
     return [_message(each, number, name) for number, each in enumerate(value, start=1)]

@@ -1,7 +1,7 @@
 """Checkpoints: written completely or not at all, verified by checksums when they are read.
 
-Start with `folder.py` (the format) and `write.py`; `load.py` and `restore.py` read. `writer.py` writes in the
-background, `sharded_writer.py` on several ranks.
+Start with `folder.py` (the format) and `writer.py`, which writes in the background; `sharded_writer.py` writes on
+several ranks, `restore.py` reads.
 """
 
 import lazy_loader

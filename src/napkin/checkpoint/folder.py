@@ -3,9 +3,9 @@
 `step-00000200/` holds model.safetensors, optimizer.safetensors, state.json, and SHA256SUMS over the three, in the
 format that `sha256sum -c` reads. Where ranks divide the model or its optimizer state, each writes files of its own in
 place of the first two (`shard_files.py`). Where adapters are trained, model.safetensors holds what is trained, and all
-else is kept once (`frozen_file.py`). Nothing in it is executable: tensors are safetensors, the rest is text.
+else is kept once (`state.py`). Nothing in it is executable: tensors are safetensors, the rest is text.
 
-Disk space for checkpoints: for the next one, and for all that a run will keep.
+Functions at the end check the disk's space, for the next checkpoint and for all that a run will keep.
 """
 
 import contextlib
@@ -42,7 +42,6 @@ def prune_checkpoints(folder: Path, *, keep: int, best: int | None = None) -> No
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """The path of the checkpoint of a step."""
     return folder / f"step-{step:08d}"
 
 

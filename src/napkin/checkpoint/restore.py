@@ -1,8 +1,6 @@
-"""Resuming a run from its newest checkpoint that is intact and belongs to it.
+"""Loading checkpoints: the newest intact one of a run into its train state, or the weights of one into a model.
 
-Loading a checkpoint: its weights, its averaged weights, or the whole train state.
-
-The model that a run has made, as any run's: what tuning had added to it is merged, or left out.
+`load_plain_model` gives a tuned run's model as any run's: adapters are merged, a scalar head is left out.
 """
 
 import dataclasses

@@ -1,16 +1,14 @@
-"""Files of tensors of which each holds parts: `model-00001-of-00004.safetensors` and its like.
+"""Files that each hold parts of tensors, such as `model-00001-of-00004.safetensors`, and SHA256SUMS, the checksums of
+all files of a checkpoint in the format that `sha256sum -c` reads.
 
 A part is a box of the whole tensor. Its offsets are in the file's header, in the format of
 torch.distributed.checkpoint's safetensors storage, so that its HuggingFaceStorageReader reads these files too. That
 format has one box per tensor and file: a rank that has several of a tensor writes several files. Any number of ranks
 can read any boxes.
 
-The parts of tensors that a rank has, each a box of the whole: an offset and a length in every dimension.
-
-A rank of FSDP2 has one box of each tensor, some of its rows. Matrices that are stacked in one parameter are divided
-matrix by matrix among tensor-parallel ranks, which then have a box of each.
-
-SHA256SUMS: the checksums of all files of a checkpoint, in the format that `sha256sum -c` reads.
+A box is an offset and a length in every dimension. A rank of FSDP2 has one box of each tensor, some of its rows.
+Matrices that are stacked in one parameter are divided matrix by matrix among tensor-parallel ranks, which then have a
+box of each.
 """
 
 import contextlib
@@ -299,7 +297,7 @@ _FORMATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloa
 
 SUMS = "SHA256SUMS"
 FROZEN = "../frozen/model.safetensors"
-"""The weights that a run does not train, as a checkpoint that needs them lists them; see `frozen_file.py`."""
+"""The weights that a run does not train, as a checkpoint that needs them lists them; see `state.py`."""
 TENSOR_FILES = tuple(f"{stem}.safetensors" for stem in STEMS)
 """The tensor files of a checkpoint that is not sharded."""
 

@@ -4,8 +4,6 @@ Of parts that several ranks have, such as replicas, the first of these ranks wri
 published atomically too: ranks write to a hidden folder, each in a thread while training continues; when every file is
 on the disk, rank 0 adds the checksums and renames the folder. It can be loaded by any number of ranks in any layout, or
 by one process.
-
-Which rank writes which parts of a checkpoint, and to which files: each part once, by the first rank that has it.
 """
 
 import contextlib

@@ -1,10 +1,9 @@
 """The state of a run after a step, as a checkpoint holds it: tensors by name, and state.json.
 
-The weights that a run does not train, kept once beside its checkpoints: `frozen/` holds model.safetensors, with the
-tensors as the run holds them, and SHA256SUMS.
-
-It is written with the run's folder and never changed. A checkpoint of such a run holds what is trained, and lists the
-checksum of the frozen weights that it goes with: a run needs nothing but its own folder.
+Weights that a run does not train are kept once beside its checkpoints: `frozen/` holds model.safetensors, with the
+tensors as the run holds them, and SHA256SUMS. It is written with the run's folder and never changed. A checkpoint of
+such a run holds what is trained, and lists the checksum of the frozen weights that it goes with: a run needs nothing
+but its own folder.
 """
 
 import dataclasses

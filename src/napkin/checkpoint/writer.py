@@ -3,8 +3,7 @@
 Writing, syncing, checksums, renaming and pruning take seconds per gigabyte; the copy takes a tenth of a second. There
 is one write at a time and one copy, into host memory that is allocated once; with a GPU it is page-locked, and the copy
 is queued behind the step's kernels.
-
-Writing a checkpoint atomically: to a folder with a hidden name, every file synced, then renamed.
+A checkpoint is written to a folder with a hidden name, every file synced, then renamed.
 """
 
 import contextlib

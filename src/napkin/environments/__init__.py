@@ -1,4 +1,4 @@
-"""Environments: where tasks come from, and what becomes of answers.
+"""Environments give tasks and judge the answers to them.
 
 Start with `environment.py`, the protocol; `registry.py` has the bundled ones by name.
 """

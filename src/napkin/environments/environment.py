@@ -1,9 +1,9 @@
-"""The protocol of an environment: two functions, of which neither keeps anything.
+"""The protocol of an environment: two functions that keep no state.
 
-`start` gives the task of a seed, `step` says what becomes of an answer. What is to be remembered between turns is the
-state, which goes in and out: several answers to one task begin with the same state, so it is not changed in place.
+`start` gives the task of a seed, `step` judges an answer. Whatever is remembered between turns is the state, which goes
+in and out: several answers to one task begin with the same state, so it is not changed in place.
 
-Training tasks and held-out tasks: a hash of a task's content decides, so that no task is both.
+A hash of a task's content decides whether it is for training or held out, so that no task is both.
 """
 
 import random

@@ -1,8 +1,5 @@
-"""Arithmetic: sums, differences and products of two whole numbers.
-
-Sorting and copying: tasks whose difficulty is their length.
-
-A maze: several turns, one step each.
+"""Bundled puzzles: arithmetic with two whole numbers; sorting and copying, whose difficulty is their length; and a
+maze, which takes several turns of one step each.
 """
 
 import random

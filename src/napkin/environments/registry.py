@@ -1,11 +1,8 @@
-"""Environments by name.
+"""Environments by name, and solved tasks as conversations, to train a model on before it is rewarded.
 
-An environment of the user's: FILE.py:NAME, a class or object with `start` and `step`.
-
-It is the user's program and runs in this process, as the user's other programs do. Which of its tasks are held out is
-decided by their content, as everywhere. What it raises is an error of `start`, and a failure with reward 0 of `step`.
-
-Solved tasks as conversations: what a model can be trained on before it is rewarded.
+FILE.py:NAME is an environment of the user's: a class or object with `start` and `step`. It is the user's program and
+runs in this process, as the user's other programs do. The content of its tasks decides which are held out, as
+everywhere. An exception of `start` is an error, one of `step` a failure with reward 0.
 """
 
 import importlib.util

@@ -1,9 +1,4 @@
-"""Multiple choice: the answer is a letter.
-
-The answer is the reference, letter by letter, but for white space.
-
-Regular expressions: the reference is one, which the whole answer must match.
-"""
+"""Simple grading: a choice's letter, a text that is equal but for white space, or a match of a regular expression."""
 
 import re
 from functools import lru_cache

@@ -1,6 +1,4 @@
-"""Rewards by name.
-
-What a reward is: a function of the text of an answer and of a reference, with a name.
+"""Rewards by name: functions of the text of an answer and of a reference.
 
 Whatever the function does, training gets a finite number: where it raises, takes too long or returns something else,
 the reward is 0, and the failure is counted and named.

@@ -1,7 +1,7 @@
 """The files in a run's folder: the one declaration of each, and how it is read and written.
 
-Start with `run_folder.py`. Each JSON file has a dataclass in a module of its own (`plan_file.py`, `metrics.py`,
-`measurement_file.py`, `evaluation_file.py`); `run_record.py` reads them all for a report.
+Start with `run_folder.py`. Each JSON file has a dataclass (`accounting_files.py`, `metrics.py`, `model_files.py`);
+`run_record.py` reads them all for a report.
 """
 
 import lazy_loader

@@ -1,9 +1,8 @@
-"""plan.json: what was predicted before the first step. The one declaration; `napkin.planning` fills it in.
+"""The one declaration of plan.json, measurement.json and evaluation.json.
 
-measurement.json: the plan and the meter of a run side by side. The one declaration of it.
-
-evaluation.json: how well the model, and two general compressors, predict held-out text. The one declaration of it;
-`napkin.evaluation` computes it.
+plan.json holds the prediction before the first step, which `napkin.planning` makes; measurement.json the plan and the
+meter side by side; evaluation.json how well the model, and two general compressors, predict held-out text, which
+`napkin.evaluation` computes.
 """
 
 import dataclasses

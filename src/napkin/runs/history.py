@@ -1,6 +1,6 @@
 """The history of a run that is stored in each checkpoint, beside weights and optimizer state.
 
-Loss spikes: steps whose loss stands out from those before it.
+It finds loss spikes too: steps whose loss stands out from those before it.
 """
 
 import math

@@ -3,7 +3,7 @@
 Besides its metrics a line has the step of the line before it, `previous_step`, and ends in its checksum, `crc32`. So
 damaged, missing, repeated and displaced lines are all noticed. Lines of older runs have neither.
 
-metrics.damaged.jsonl: lines of metrics.jsonl that were damaged, kept aside with what was found. Only added to.
+metrics.damaged.jsonl keeps damaged lines, with what was wrong with them. It is only added to.
 
     {"line": 17, "after_step": 16, "reason": "its checksum is ...", "content": "{\"step\": 1w, ..."}
 
@@ -117,7 +117,7 @@ class StepMetrics:
     """How far the loss is above the recent ones, in robust standard deviations; None if it is not a spike: see
     `napkin.runs.history`."""
     skipped: str | None = None
-    """Why the update was skipped; None if it was not."""
+    """The reason if the update was skipped."""
     expert_tokens: list[list[_Natural]] | None = None
     """Tokens routed to each expert in the step, by layer; None without experts."""
     dropped_tokens: list[_Natural] | None = None
@@ -213,7 +213,7 @@ def read_metrics(path: Path) -> Iterator[StepMetrics]:
 
 @dataclass(frozen=True)
 class LoggedLine:
-    """An intact line."""
+    """An intact line of metrics.jsonl."""
 
     metrics: StepMetrics
     number: int

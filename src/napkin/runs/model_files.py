@@ -1,11 +1,10 @@
-"""conversation.json of a tuned run: how texts and conversations become tokens of its model.
+"""conversation.json and quantized.json: what beside its weights makes a tuned or a quantized run usable.
 
-A run without it was trained on documents: each begins and ends with the separator, and there is no chat template.
+conversation.json says how texts and conversations become tokens of a tuned model. A run without it was trained on
+documents: each begins and ends with the separator, and there is no chat template.
 
-quantized.json: what the folder of a quantized run holds, and the checksums of its other files.
-
-Beside it are recipe.toml, tokenizer.json and, of a tuned run, conversation.json of the run that was quantized, and
-model.safetensors.
+quantized.json describes the folder of a quantized run, with the checksums of its other files. Beside it are
+recipe.toml, tokenizer.json and, of a tuned run, conversation.json of the run that was quantized, and model.safetensors.
 """
 
 from pathlib import Path

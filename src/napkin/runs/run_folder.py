@@ -2,13 +2,12 @@
 
 A run folder is created atomically: it is prepared under a hidden name and renamed. One process at a time trains in it.
 
-run.json: marks a folder as a run, with the version of its format.
+run.json marks a folder as a run, with the version of its format. Version 2 is what `RunFolder`, `PlanFile`,
+`StepMetrics`, `MeasurementFile`, `Evaluation` and the state.json of checkpoints describe. In version 1, JSON files and
+lines of metrics.jsonl have no checksums. Folders that were created before run.json existed are version 0, otherwise the
+same. Both can be read; resuming makes version 1 version 2.
 
-Version 2 is what `RunFolder`, `PlanFile`, `StepMetrics`, `MeasurementFile`, `Evaluation` and the state.json of
-checkpoints describe. In version 1, JSON files and lines of metrics.jsonl have no checksums. Folders that were created
-before run.json existed are version 0, otherwise the same. Both can be read; resuming makes version 1 version 2.
-
-Whether a process is training in a run folder: it holds the folder's lock, which the system releases when it ends.
+A process that trains in a run folder holds the folder's lock, which the system releases when the process ends.
 """
 
 import dataclasses
@@ -351,7 +350,7 @@ class ReadOnlyRunFolder(RunFolder):
 
 
 def lower_learning_rate(run: Path, *, otherwise: str = "") -> str:
-    """How to continue a run that has diverged, for error messages; `otherwise` is an alternative to the learning
+    """A hint for error messages on continuing a run that has diverged; `otherwise` is an alternative to the learning
     rate."""
     # `napkin resume` takes no options: it trains by the recipe in the run's folder.
     return (

@@ -2,7 +2,7 @@
 
 Files other than the recipe are written during the run; they are None, or empty, until then.
 
-answers/step-N.jsonl: how a model in reinforcement learning answers held-out tasks. The one declaration of it.
+This is also the one declaration of answers/step-N.jsonl: a model's answers to held-out tasks in reinforcement learning.
 """
 
 import json
@@ -30,7 +30,7 @@ _NAME = re.compile(r"step-(\d{8,})\.jsonl")
 
 @dataclass(frozen=True)
 class Said:
-    """A message."""
+    """A message of a conversation."""
 
     role: str
     content: str
@@ -47,7 +47,7 @@ class Answered:
     ending: str
     """done, cut (truncated at the longest completion), or no room in the context."""
     failure: str | None = None
-    """Why the reward could not be computed."""
+    """The reason if the reward could not be computed."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """One training step: the training loop runs it, and the ledger is counted from the same code.
 
-Tokens routed to each expert in a step, summed over its micro-batches on the device.
+`ExpertCounts` sums the tokens routed to each expert over a step's micro-batches, on the device.
 """
 
 from collections.abc import Callable, Iterator, Sequence

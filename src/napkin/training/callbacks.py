@@ -1,4 +1,4 @@
-"""What any run does around its steps, each in a class of its own: metrics, checkpoints, trackers.
+"""Callbacks of any run around its steps, a class each: metrics, checkpoints, trackers.
 
 The loop knows only the protocol `Callback`. Callbacks are called in their order; they also work with other kinds of
 training steps.

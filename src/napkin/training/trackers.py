@@ -1,6 +1,6 @@
 """TensorBoard, Weights & Biases and trackio behind one small interface; each is imported when it is used.
 
-Sends the metrics of a run to the trackers that its recipe names.
+`Tracking` sends the metrics of a run to the trackers that its recipe names.
 """
 
 import dataclasses

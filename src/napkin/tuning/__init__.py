@@ -1,7 +1,7 @@
-"""Tuning: what turns a language model into one that follows.
+"""Tuning: supervised, on preferences, and by reinforcement learning.
 
-Start with `method.py`, what the methods share, and `objective.py`, what is minimised. `policy_gradient.py` and
-`preferences.py` are the formulas.
+Start with `method.py`, the common part of the methods, and `objective.py`, the protocol of losses. `policy_gradient.py`
+and `preferences.py` are the formulas.
 """
 
 import lazy_loader

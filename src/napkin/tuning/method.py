@@ -74,7 +74,7 @@ class TuningContext:
 
 
 class TuningMethod(Method):
-    """What supervised tuning, preferences, reward models and reinforcement learning share."""
+    """The common part of supervised tuning, preferences, reward models and reinforcement learning."""
 
     def __init__(self, context: TuningContext) -> None:
         super().__init__(context.resolved, context.tokenizer, ranks=context.setting.ranks)

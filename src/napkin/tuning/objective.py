@@ -18,9 +18,9 @@ from napkin.model.transformer import TokenScores
 from napkin.tuning.packing import SequenceMicroBatch
 
 Normalisation = Literal["token", "sequence", "constant"]
-"""What a token's term is divided by: the trained tokens of the batch; the trained tokens of its sequence times the
-number of sequences, so that every sequence weighs the same; or a constant times the number of sequences, as in Dr. GRPO
-(Liu et al. 2025)."""
+"""The divisor of a token's term: the trained tokens of the batch; the trained tokens of its sequence times the number
+of sequences, so that every sequence weighs the same; or a constant times the number of sequences, as in Dr. GRPO (Liu
+et al. 2025)."""
 
 Metrics = dict[str, Tensor]
 """A micro-batch's part of each metric, by name. Parts add up to the batch's value; of a name that ends in _max the
@@ -34,7 +34,7 @@ REFERENCE = "reference_log_probabilities"
 
 @dataclass(frozen=True)
 class BatchTotals:
-    """What losses divide by: counts of the whole batch, over all ranks."""
+    """Counts of the whole batch, over all ranks: the divisors of losses."""
 
     tokens: int
     """Tokens that are trained on."""

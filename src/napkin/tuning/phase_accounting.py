@@ -19,7 +19,7 @@ from napkin.tuning.reinforcement_step import PHASES, Phases, Result
 
 @dataclass(frozen=True)
 class PhaseMetrics:
-    """What a phase takes, per step; None is unknown."""
+    """The costs of a phase, per step; None is unknown."""
 
     tokens: float | None = None
     """Tokens through the model, padding included."""

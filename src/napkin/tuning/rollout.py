@@ -69,7 +69,7 @@ turn."""
 
 @runtime_checkable
 class ConversationTokens(Protocol):
-    """How messages become tokens, and tokens text."""
+    """Encodes messages and decodes tokens."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class ConversationTokens(Protocol):
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """How completions are sampled."""
+    """Sampling settings of a rollout."""
 
     group_size: int
     """Completions per prompt."""
@@ -119,7 +119,7 @@ class Episode:
     parts: dict[str, float] = field(default_factory=dict)
     """Parts of the reward, by name."""
     failure: str | None = None
-    """Why a reward could not be computed, which counts as 0."""
+    """The reason if a reward could not be computed, which counts as 0."""
 
     @property
     def truncated(self) -> bool:

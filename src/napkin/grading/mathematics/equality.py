@@ -1,4 +1,4 @@
-"""Whether two trees say the same.
+"""Compares two trees by what they say.
 
 Numbers are compared exactly. Expressions with variables are compared by their values at points that a hash of both
 texts chooses: rational ones, exactly; whoever writes an answer cannot know them.

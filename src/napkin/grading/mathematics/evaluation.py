@@ -1,9 +1,8 @@
 """The value of a tree, given numbers for its variables.
 
-Elementary functions of real numbers in 120 digits, with series whose length is bounded by the digits.
-
-Where a value is a whole number or a half, as the sine of a sixth of a half turn, it is found to be: within 1e-90 of it,
-where 120 digits of a series do not come by chance.
+Elementary functions of real numbers have 120 digits, by series whose length is bounded by the digits. Where a value is
+a whole number or a half, as the sine of a sixth of a half turn, it is found to be: within 1e-90 of it, where 120 digits
+of a series do not come by chance.
 """
 
 import math

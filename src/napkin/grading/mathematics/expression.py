@@ -1,10 +1,9 @@
-"""What an answer is once it has been read: numbers, symbols, operations, collections and relations.
+"""Trees of answers (numbers, symbols, operations, collections, relations) and arithmetic on them in bounded work.
 
-Arithmetic in bounded work: exact with fractions where it can be, else with 120 digits.
-
-A complex number is a pair; each part is a Fraction, or a Decimal once a root or a function made it irrational. Results
-of 120 digits are kept between 1e-25 and 1e25, and differences that are neither nothing nor clearly something are
-refused: two numbers that agree in 90 digits are equal, whatever was done to write one that nearly is.
+Arithmetic is exact with fractions where it can be, else with 120 digits. A complex number is a pair; each part is a
+Fraction, or a Decimal once a root or a function made it irrational. Results of 120 digits are kept between 1e-25 and
+1e25, and differences that are neither nothing nor clearly something are refused: two numbers that agree in 90 digits
+are equal, whatever was done to write one that nearly is.
 """
 
 import math

@@ -1,4 +1,4 @@
-r"""Which part of a text is its final answer.
+r"""Finds the part of a text that is its final answer.
 
 After a thought in <think> tags, the first of these that the text has:
 
@@ -10,7 +10,7 @@ After a thought in <think> tags, the first of these that the text has:
 
 A mark that is empty, never closed or taken back ("\boxed{42} is wrong") is no answer, whatever was marked before it.
 
-Whole numbers in words: five, forty-two, three hundred and five, two thousand; 1.5 million, 5 dozen.
+Whole numbers may be in words: five, forty-two, three hundred and five, two thousand; 1.5 million, 5 dozen.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Forms of a tree that are recognised before numbers are compared: ±, intervals, names that are given a value.
 
-Answers in words, and when case makes none different.
+Answers in words are compared without case where that makes no difference.
 """
 
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""What a process gives up before it runs a program from elsewhere: files, other processes, the network, memory, time.
+"""A process gives up files, other processes, the network, memory and time before it runs a program from elsewhere.
 
 On Linux a filter of system calls (seccomp) lets through those of a list, which have no effect outside of the process:
 computing, memory, clocks, and pipes that are open already. No file can be opened, made, removed or changed, no process

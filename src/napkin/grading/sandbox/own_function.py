@@ -1,9 +1,9 @@
 """A reward function of the user's, FILE.py:NAME, in a process of its own with limits.
 
-The function is the user's and trusted, what it reads is a model's: its process writes no files and, where the system
+The function is trusted, but what it reads is a model's: its process writes no files and, where the system
 can confine it, makes no processes and no connections once the file has been loaded.
 
-Starting a confined process and talking with it in lines of JSON, until it ends or its time is over.
+`ConfinedProcess` starts one and talks with it in lines of JSON, until it ends or its time is over.
 """
 
 import contextlib

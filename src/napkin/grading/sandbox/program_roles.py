@@ -1,12 +1,11 @@
-"""What a confined process does: it answers calls of a program's functions, runs the tests of one, or runs a script.
+"""The work of a confined process: it answers calls of a program's functions, runs the tests of one, or runs a script.
 
 The first line of standard input says which; lines of JSON go in and out. A program and its tests are in two processes:
 the program answers calls with plain data, and nothing that it does to its own process reaches the tests.
 
-Values between a program and its tests: plain data only, in JSON with a tag for what JSON does not have.
-
-Objects of a program never travel: one whose `==` always says yes would pass every test. Numbers, texts, collections and
-dates of the standard library do, and iterators by what they give.
+Values between a program and its tests are plain data only, in JSON with a tag for what JSON does not have. Objects of a
+program never travel: one whose `==` always says yes would pass every test. Numbers, texts, collections and dates of the
+standard library do, and iterators by what they give.
 """
 
 import atexit

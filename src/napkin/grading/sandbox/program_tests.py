@@ -210,7 +210,7 @@ def fenced_blocks(text: str) -> list[tuple[bool, str]]:
 
 
 def check_program_reference(reference: str) -> None:
-    """Raises NapkinError for tests that Python cannot read, that read names which nobody defines, or that test nothing
+    """Raise NapkinError for tests that Python cannot read, that read names which nobody defines, or that test nothing
     of the program."""
     read_reference(reference)
 

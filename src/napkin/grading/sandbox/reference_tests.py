@@ -1,4 +1,4 @@
-"""What a reference of programs asks: tests that call functions of the answer's, or inputs with outputs.
+"""Reads what a reference asks of programs: tests that call functions of the answer's, or inputs with outputs.
 
 Names that tests read and nobody defines are functions of the program: those that they call, or hand to a function of
 their own. A helper whose import was forgotten would be one, too, and a program that defines `isclose` to be always true
@@ -154,7 +154,7 @@ def _free_names(tests: str, tree: ast.Module) -> frozenset[str]:
 
 
 def _refuse_unresolved(tree: ast.Module, free: frozenset[str]) -> None:
-    """Raises NapkinError for free names that are not functions of the program."""
+    """Raise NapkinError for free names that are not functions of the program."""
     for node in ast.walk(tree):
         base = node.value if isinstance(node, ast.Attribute | ast.Subscript) else None
         base = node.type if isinstance(node, ast.ExceptHandler) else base
