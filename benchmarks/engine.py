@@ -71,7 +71,7 @@ def transformers_seconds(layers: int, asked: Sequence[Request]) -> tuple[float, 
             prefill = time.perf_counter() - called
             begin += prefill
             called = time.perf_counter()
-            more = max(request.max_tokens for request in batch)
+            more = max(request.max_new_tokens for request in batch)
             settings = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
             model.generate(ids, attention_mask=mask, max_new_tokens=more, **settings)
         first += [called + prefill - begin] * len(batch)
@@ -87,7 +87,7 @@ def line(name: str, seconds: float, first: list[float], tokens: int) -> str:
 def main(number: int, layers: int) -> None:
     """Run all, and print the table."""
     asked = requests(number)
-    tokens = sum(request.max_tokens for request in asked)
+    tokens = sum(request.max_new_tokens for request in asked)
     config = dataclasses.replace(preset("gpt2"), n_layers=layers)
     model = Transformer(config, dtype=torch.bfloat16)
     threads = torch.get_num_threads()

@@ -46,7 +46,8 @@ def requests(number: int, *, seed: int = 0) -> list[Request]:
 def alone(model: Transformer, request: Request, stop: int | None = None) -> list[int]:
     """The ids by the generation of one sequence."""
     return [
-        drawn.token for drawn in continue_prompt(model, request.prompt, request.max_tokens, request.sampling, stop=stop)
+        drawn.token
+        for drawn in continue_prompt(model, request.prompt, request.max_new_tokens, request.sampling, stop=stop)
     ]
 
 
@@ -67,7 +68,7 @@ def test_each_of_many_requests_gets_the_ids_that_it_gets_alone(changes: dict[str
     for completion in finished(engine, asked):
         expected = alone(model, completion.request, stop=5)
         assert completion.tokens == expected
-        assert completion.finish == ("length" if len(expected) == completion.request.max_tokens else "stop")
+        assert completion.finish == ("length" if len(expected) == completion.request.max_new_tokens else "stop")
 
 
 @pytest.mark.parametrize("number", [30, pytest.param(1000, marks=pytest.mark.torture)])
@@ -165,8 +166,8 @@ def test_batch_invariant_completions_are_equal_bit_for_bit_whatever_else_runs() 
     sampling = Sampling(temperature=1.0, logprobs=1)
     asked = [dataclasses.replace(each, sampling=dataclasses.replace(sampling, seed=9)) for each in requests(10, seed=4)]
     # Two of them begin alike.
-    asked[5] = dataclasses.replace(asked[5], prompt=[*range(40)], max_tokens=20)
-    asked[9] = dataclasses.replace(asked[9], prompt=[*range(40), 7], max_tokens=20)
+    asked[5] = dataclasses.replace(asked[5], prompt=[*range(40)], max_new_tokens=20)
+    asked[9] = dataclasses.replace(asked[9], prompt=[*range(40), 7], max_new_tokens=20)
     each = 2 * 2 * 2 * 8 * 2 * 8
     together = Engine(model, batch_invariant=True, prefill_chunk=16, block_size=8, max_running=6, cache_bytes=14 * each)
     for completion in finished(together, asked):
@@ -320,7 +321,7 @@ def test_who_came_first_is_served_first() -> None:
     ("request_of", "says"),
     [
         (lambda: Request([], 1), "the prompt holds no token"),
-        (lambda: Request([1], -1), "max_tokens is -1: use 0 or more"),
+        (lambda: Request([1], -1), "max_new_tokens is -1: use 0 or more"),
         (lambda: Request([1] * 90, 7), "a prompt of 90 tokens and 7 more exceed the model's context of 96"),
         (lambda: Request([1] * 60, 30), "exceed the 64 of the KV cache: ask for fewer tokens"),
         (lambda: Request([97], 1), "token 97 is not one of the model's: use 0 to 96"),
@@ -343,7 +344,7 @@ def test_a_pool_without_a_block_is_refused() -> None:
 def test_blocks_that_are_read_where_they_are_give_the_ids_of_one_sequence_alone() -> None:
     config = ModelConfig(300, context_length=96, d_model=256, n_layers=2, n_heads=4)
     model = Transformer(config, seed=2, dtype=torch.bfloat16).eval()
-    asked = [dataclasses.replace(each, max_tokens=12, sampling=GREEDY) for each in requests(6, seed=3)]
+    asked = [dataclasses.replace(each, max_new_tokens=12, sampling=GREEDY) for each in requests(6, seed=3)]
     engine = Engine(model, batch_invariant=True, block_size=8)
     for completion in finished(engine, asked):
         assert completion.tokens == alone(model, completion.request)

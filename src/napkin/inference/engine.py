@@ -39,7 +39,7 @@ class EngineSequence(ScheduledSequence):
             completion.number,
             list(request.prompt),
             len(request.prompt),
-            request.max_tokens,
+            request.max_new_tokens,
             shares=not request.prompt_logprobs,
             completion=completion,
         )
@@ -234,8 +234,8 @@ class Engine:
         return ended
 
     def _refuse_impossible(self, request: Request) -> None:
-        config, most = self.model.config, len(request.prompt) + request.max_tokens
-        asked = f"a prompt of {len(request.prompt):,} tokens and {request.max_tokens:,} more exceed"
+        config, most = self.model.config, len(request.prompt) + request.max_new_tokens
+        asked = f"a prompt of {len(request.prompt):,} tokens and {request.max_new_tokens:,} more exceed"
         if most > config.context_length:
             raise NapkinError(
                 f"{asked} the model's context of {config.context_length:,}: shorten the prompt, or ask for fewer tokens"

@@ -19,23 +19,23 @@ _BLOCK = 16
 def continue_with_engine(
     model: Transformer,
     prompt: Sequence[int],
-    n_tokens: int,
+    max_new_tokens: int,
     sampling: Sampling,
     *,
     kv: KVFormat,
     stop: int | None = None,
 ) -> Iterator[Draw]:
-    """Yield up to `n_tokens` tokens that continue `prompt`, as `continue_prompt` does; end before `stop` or a stop id.
+    """Yield tokens that continue `prompt`, as `continue_prompt` does; end before `stop` or a stop id.
 
     Raises NapkinError where prompt and tokens exceed the model's context length: nothing is left out of the cache.
     """
     block_bytes = _BLOCK * bytes_per_token(model.config, model.head_weight.dtype, kv)
-    n_blocks = -(-min(len(prompt) + n_tokens, model.config.context_length) // _BLOCK)
+    n_blocks = -(-min(len(prompt) + max_new_tokens, model.config.context_length) // _BLOCK)
     stop_ids = () if stop is None else (stop,)
     engine = Engine(
         model, cache_bytes=n_blocks * block_bytes, max_running=1, block_size=_BLOCK, stop_ids=stop_ids, kv=kv
     )
-    completion = engine.submit(Request(prompt, n_tokens, sampling))
+    completion = engine.submit(Request(prompt, max_new_tokens, sampling))
     n_told = 0
     while engine.has_work:
         engine.step()
@@ -46,7 +46,7 @@ def continue_with_engine(
 def continue_tokens(
     model: Transformer,
     prompt: Sequence[int],
-    n_tokens: int,
+    max_new_tokens: int,
     sampling: Sampling,
     *,
     stop: int | None = None,
@@ -55,14 +55,14 @@ def continue_tokens(
     meter: SpeculationMeter | None = None,
     kv: KVFormat = "auto",
 ) -> Iterator[Draw]:
-    """Yield up to `n_tokens` tokens that continue `prompt`: with a proposer, in an engine of its own, or one by one.
+    """Yield tokens that continue `prompt`: with a proposer, in an engine of its own, or one by one.
 
     Raises NapkinError for a proposer where keys and values are not held as they are computed.
     """
     if proposer is not None:
         if kv != "auto":
             raise NapkinError(f"keys and values in {kv} do not go with a draft model or a lookup: use one of them")
-        return speculate(model, prompt, n_tokens, sampling, proposer, proposed=proposed, stop=stop, meter=meter)
+        return speculate(model, prompt, max_new_tokens, sampling, proposer, proposed=proposed, stop=stop, meter=meter)
     if kv == "auto":
-        return continue_prompt(model, prompt, n_tokens, sampling, stop=stop)
-    return continue_with_engine(model, prompt, n_tokens, sampling, kv=kv, stop=stop)
+        return continue_prompt(model, prompt, max_new_tokens, sampling, stop=stop)
+    return continue_with_engine(model, prompt, max_new_tokens, sampling, kv=kv, stop=stop)

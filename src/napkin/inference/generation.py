@@ -20,27 +20,27 @@ PREFILL_CHUNK = 512
 def generate(
     model: Transformer,
     prompt: Sequence[int],
-    n_tokens: int,
+    max_new_tokens: int,
     sampling: Sampling,
     *,
     stop: int | None = None,
     chunk_size: int = PREFILL_CHUNK,
 ) -> Iterator[int]:
     """The tokens of `continue_prompt`."""
-    for drawn in continue_prompt(model, prompt, n_tokens, sampling, stop=stop, chunk_size=chunk_size):
+    for drawn in continue_prompt(model, prompt, max_new_tokens, sampling, stop=stop, chunk_size=chunk_size):
         yield drawn.token
 
 
 def continue_prompt(
     model: Transformer,
     prompt: Sequence[int],
-    n_tokens: int,
+    max_new_tokens: int,
     sampling: Sampling,
     *,
     stop: int | None = None,
     chunk_size: int = PREFILL_CHUNK,
 ) -> Iterator[Draw]:
-    """Yield up to `n_tokens` tokens that continue `prompt`, which holds at least one; end before `stop` or a stop id.
+    """Yield tokens that continue `prompt`, which holds at least one; end before `stop` or a stop id.
 
     A sequence that would exceed the model's context length loses its oldest tokens, down to three quarters of that
     length, so that the rest goes through the model again once for many tokens and not for each. `sampling.stop` is for
@@ -50,9 +50,9 @@ def continue_prompt(
         raise NapkinError("the prompt holds no token: begin with a separator or with text")
     limit = model.config.context_length
     tokens, ends = list(prompt), {*sampling.stop_ids, stop}
-    cache = cache_for(model, 1, min(limit, len(prompt) + max(n_tokens, 1)))
+    cache = cache_for(model, 1, min(limit, len(prompt) + max(max_new_tokens, 1)))
     new = tokens[-limit:]
-    for number in range(n_tokens):
+    for number in range(max_new_tokens):
         if cache.lengths[0] + len(new) > limit:
             cache.truncate(0)
             new = tokens[-kept_tokens(limit) :]

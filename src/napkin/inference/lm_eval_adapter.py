@@ -101,15 +101,15 @@ class HarnessMethods:
         for number, request in enumerate(requests):
             groups.setdefault(_how(request.args[1]), []).append(number)
         with tqdm(total=len(requests), disable=disable_tqdm) as bar:
-            for (max_tokens, stop), numbers in groups.items():
-                if max_tokens >= self.max_length:
+            for (max_new_tokens, stop), numbers in groups.items():
+                if max_new_tokens >= self.max_length:
                     raise NapkinError(
-                        f"an answer of up to {max_tokens} tokens leaves no room for a prompt in a context of "
+                        f"an answer of up to {max_new_tokens} tokens leaves no room for a prompt in a context of "
                         f"{self.max_length}: use --gen_kwargs max_gen_toks=..."
                     )
-                room = self.max_length - max_tokens
+                room = self.max_length - max_new_tokens
                 prompts = [self.tok_encode(requests[number].args[0])[-room:] for number in numbers]
-                for place, text in self._model.complete(prompts, max_tokens, stop):
+                for place, text in self._model.complete(prompts, max_new_tokens, stop):
                     texts[numbers[place]] = text
                     bar.update()
         return texts

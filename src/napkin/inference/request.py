@@ -19,8 +19,8 @@ class Request:
 
     prompt: Sequence[int]
     """At least one."""
-    max_tokens: int
-    """To draw at most; 0 only scores the prompt."""
+    max_new_tokens: int
+    """Tokens to draw at most; 0 only scores the prompt."""
     sampling: Sampling = field(default_factory=Sampling)
     """Its stop texts are for whoever turns ids into text."""
     prompt_logprobs: bool = False
@@ -31,8 +31,8 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt:
             raise NapkinError("the prompt holds no token: begin with a separator or with text")
-        if self.max_tokens < 0:
-            raise NapkinError(f"max_tokens is {self.max_tokens}: use 0 or more")
+        if self.max_new_tokens < 0:
+            raise NapkinError(f"max_new_tokens is {self.max_new_tokens}: use 0 or more")
 
 
 @dataclass(eq=False)

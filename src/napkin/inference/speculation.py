@@ -224,7 +224,7 @@ class CachedTokens:
 def speculate(
     model: Transformer,
     prompt: Sequence[int],
-    n_tokens: int,
+    max_new_tokens: int,
     sampling: Sampling,
     proposer: Proposer,
     *,
@@ -233,7 +233,7 @@ def speculate(
     chunk_size: int = PREFILL_CHUNK,
     meter: SpeculationMeter | None = None,
 ) -> Iterator[Draw]:
-    """Yield up to `n_tokens` tokens that continue `prompt`, as `continue_prompt` does.
+    """Yield up to `max_new_tokens` tokens that continue `prompt`, as `continue_prompt` does.
 
     `proposed` tokens are proposed for each pass, up to 16; None is as many as the meter plans to be fastest. The text
     does not depend on it.
@@ -244,12 +244,12 @@ def speculate(
         raise NapkinError(f"{proposed} tokens are to be proposed for each pass: use 0 to {MOST_PROPOSED}")
     meter = SpeculationMeter() if meter is None else meter
     tokens, ends = list(prompt), {*sampling.stop_ids, stop}
-    target = CachedTokens(model, len(prompt) + max(n_tokens, 1))
+    target = CachedTokens(model, len(prompt) + max(max_new_tokens, 1))
     number = 0
-    while number < n_tokens:
+    while number < max_new_tokens:
         started, drafted_before = time.perf_counter(), proposer.seconds
         wanted = meter.next_proposed() if proposed is None else proposed
-        most = min(wanted, target.make_room(tokens), n_tokens - number - 1)
+        most = min(wanted, target.make_room(tokens), max_new_tokens - number - 1)
         # The prompt goes through the model by itself, so that the seconds of a pass are those of its tokens.
         proposals = proposer.propose(tokens, most if number else 0, sampling, number)
         asked = time.perf_counter()

@@ -195,7 +195,7 @@ class CompletionJob:
             requests = [
                 Request(
                     prompt=tuple(prompt.ids),
-                    max_tokens=max_tokens,
+                    max_new_tokens=max_tokens,
                     sampling=replace(sampling, seed=(sampling.seed + number) % (LARGEST_SEED + 1)),
                     prompt_logprobs=self._wants_prompt_logprobs,
                 )

@@ -30,8 +30,10 @@ class GenerateOptions(RunOptions):
     sampling: Annotated[Sampling, INLINED] = field(default_factory=Sampling)
     speculation: Annotated[Speculation, INLINED] = field(default_factory=Speculation)
     kv: Literal["auto", "int8"] = "auto"
-    """What keys and values are held in: auto is the format of the weights; int8 takes about half the bytes of bf16, and
-    prompt and tokens must fit the model's context."""
+    """What keys and values are held in. auto: the format of the weights, in a cache of this text's own, which drops the
+    oldest tokens where the text outgrows the model's context. int8: about half the bytes of bf16, in the pool of blocks
+    that `napkin serve` has, which drops nothing: prompt and tokens must fit the context, and no draft or lookup
+    proposes."""
     save: Switch = False
     """Write the completions to the run's samples.txt, and show them in its report."""
 
