@@ -9,7 +9,7 @@ import dataclasses
 import time
 
 from napkin.hardware.device_file import find_device
-from napkin.model.published_models import preset
+from napkin.model.config import preset
 from napkin.planning.layouts.costs import Choice, LayoutCosts
 from napkin.planning.layouts.layout_plan import plan_layout
 from napkin.planning.layouts.search import search_layouts, tensor_sizes

@@ -20,8 +20,7 @@ from napkin.hardware.ceilings import Efficiency
 from napkin.hardware.cluster import node_of
 from napkin.hardware.device_file import find_device
 from napkin.hardware.target import CudaTarget
-from napkin.model.config import ModelConfig
-from napkin.model.published_models import preset, presets
+from napkin.model.config import ModelConfig, preset, presets
 from napkin.planning.layouts.costs import Choice, LayoutCosts, choice_of
 from napkin.planning.layouts.counted_parts import Part, Size
 from napkin.planning.layouts.layout_plan import LayoutPlan, plan_layout

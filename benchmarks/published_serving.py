@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from napkin.hardware.device import Device
 from napkin.hardware.device_file import find_device
 from napkin.hardware.service_efficiency import FITTED, ServiceEfficiency, service_efficiencies
-from napkin.model.published_models import preset
+from napkin.model.config import preset
 from napkin.planning.services.seconds import Load, Replica, ServiceTimes, WeightFormat, service_times
 from napkin.planning.services.service_plan import interval_of
 from napkin.planning.services.work import ServiceWork, count_work

@@ -8,7 +8,7 @@ import pytest
 from cli.conftest import Napkin
 from napkin.cli.common.recipe_options import RecipeSource
 from napkin.cli.plan import layouts
-from napkin.model.published_models import preset
+from napkin.model.config import preset
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe
 

@@ -5,7 +5,7 @@ import pytest
 
 import napkin
 from napkin.cli import main
-from napkin.model.published_models import preset
+from napkin.model.config import preset
 
 SERVE = ["plan", "--serve", "--preset", "llama-3-8b", "--concurrency", "64"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from napkin.machine_code import code_cache
-from napkin.machine_code.code_cache import CodeCache
+from napkin.machine_code import loading
+from napkin.machine_code.loading import CodeCache
 
 CODE = {"first": b"\x7fELF" + bytes(range(256)), "second": b"\n{}\n", "third": b""}
 
@@ -75,7 +75,7 @@ def test_packages_have_folders_of_their_own_and_other_sources_another_one(
 def test_nobody_waits_without_end_for_a_process_that_is_suspended(
     cache: CodeCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_cache, "MOST_SECONDS", 0.1)
+    monkeypatch.setattr(loading, "MOST_SECONDS", 0.1)
     with cache.held("module"), cache.held("module"):
         cache.write("module", {"function": b"code"})
     assert cache.read("module") == {"function": b"code"}

@@ -3,7 +3,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin.errors import NapkinError
-from napkin.model.published_models import preset, presets
+from napkin.model.config import preset, presets
 from napkin.model.transformer import Transformer
 
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from napkin.hardware.target import CudaTarget
-from napkin.model.config import ModelConfig
-from napkin.model.published_models import preset, presets
+from napkin.model.config import ModelConfig, preset, presets
 from napkin.planning.planner import resolve
 from napkin.planning.rules.sizes import multiplying_parameters_by_rule, parameters_by_rule, step_flops_by_rule
 from napkin.planning.step.machine import ThisMachine

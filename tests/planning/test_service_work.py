@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from napkin.model.config import ModelConfig
+from napkin.model.config import ModelConfig, preset, presets
 from napkin.model.kv_cache import ContiguousCache
-from napkin.model.published_models import preset, presets
 from napkin.planning.services.work import TRACED_TOKENS, count_forward, count_work
 
 SMALL = ModelConfig(vocab_size=512, d_model=64, n_layers=5, n_heads=4, n_kv_heads=2, tie_embeddings=False)

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 
 from napkin.tokenizer.numba import fields, hash_keys, merge_learner, pair_table
 from napkin.tokenizer.numba.apply_merges import NEVER
+from napkin.tokenizer.numba.dispatch import CORE, modules_for_training
 from napkin.tokenizer.numba.encoder import Encoder, _Vocabulary
-from napkin.tokenizer.numba.loading import CORE, modules_for_training
 from napkin.tokenizer.numba.merge_learner import learn_merges_compiled
 from napkin.tokenizer.numba.pre_token_counter import PreTokenCounter
 

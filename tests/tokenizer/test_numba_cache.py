@@ -10,7 +10,7 @@ import pytest
 # The smallest module, loaded and called; no unpickling meanwhile.
 LOAD = """
 import numba, numpy as np, pickle, sys
-from napkin.tokenizer.numba.loading import CORE, scanner_of
+from napkin.tokenizer.numba.dispatch import CORE, scanner_of
 
 def refuse(*arguments, **settings):
     raise AssertionError("a pickle is read")

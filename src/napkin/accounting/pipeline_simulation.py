@@ -265,7 +265,7 @@ class _Simulation:
         timed, actions = self.timed[rank], self.schedule.actions[rank]
         while len(timed) < len(actions):
             action = actions[len(timed)]
-            needed = _input_of(action)
+            needed = (action.stage, "backward", action.micro_batch) if action.kind == "backward_input" else action
             arrival = self.arrived.get(needed)
             if arrival is None:
                 self.waiting[needed] = rank
@@ -308,10 +308,6 @@ class _Simulation:
         self.arrived[needed] = seconds
         if needed in self.waiting:
             self.woken.append(self.waiting.pop(needed))
-
-
-def _input_of(action: PipelineAction) -> Input:
-    return (action.stage, "backward", action.micro_batch) if action.kind == "backward_input" else action
 
 
 def _deadlock(waiting: dict[Input, int], schedule: PipelineSchedule) -> str:

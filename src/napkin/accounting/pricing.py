@@ -110,7 +110,7 @@ def price(
     for row in ledger.rows:
         seconds = known.get(row.call)
         seconds = between * (roofline_seconds(row, ceilings) if seconds is None else seconds)
-        byte_bound = seconds if _is_byte_bound(row, ceilings) else 0.0
+        byte_bound = seconds if _seconds_of_bytes(row, ceilings) > _seconds_of_flops(row, ceilings) else 0.0
         spent = sites[row.operator, row.module, row.phase]
         spent[0] += seconds
         spent[1] += byte_bound
@@ -146,10 +146,6 @@ def launch_share(ledger: Ledger, ceilings: Ceilings, seconds: float) -> float:
     """Fraction of a step's `seconds` that is the overhead of operator calls; a view is none."""
     calls = sum(bool(row.flops or row.bytes_read or row.bytes_written) for row in ledger.rows)
     return calls * ceilings.seconds_per_operator / (seconds or 1.0)
-
-
-def _is_byte_bound(row: Row, ceilings: Ceilings) -> bool:
-    return _seconds_of_bytes(row, ceilings) > _seconds_of_flops(row, ceilings)
 
 
 def numbered_alike(module: str) -> str:

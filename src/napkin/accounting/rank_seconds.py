@@ -7,6 +7,7 @@ computation hides.
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from napkin.accounting.ledger import Ledger
@@ -95,17 +96,10 @@ def ranks_to_show(ranks: Sequence[RankSeconds], straggler: int | None) -> list[R
     """All of a few ranks; of many, rank 0, the straggler, and those with the most and the least bytes and waiting."""
     if len(ranks) <= MOST_LINES:
         return list(ranks)
-    extremes = (key(ranks, key=by) for key in (min, max) for by in (_bytes_of, _waiting_of))
+    fields = "peak_bytes", "waiting_seconds"
+    extremes = (key(ranks, key=attrgetter(field)) for key in (min, max) for field in fields)
     numbers = {0, *(each.rank for each in extremes), *([] if straggler is None else [straggler])}
     return [each for each in ranks if each.rank in numbers]
-
-
-def _bytes_of(rank: RankSeconds) -> float:
-    return rank.peak_bytes
-
-
-def _waiting_of(rank: RankSeconds) -> float:
-    return rank.waiting_seconds
 
 
 def told(clock: "CollectiveClock", peak_bytes: int, offset: float = 0.0) -> dict[str, Any]:
@@ -163,16 +157,10 @@ def seconds_of_ranks(everyone: Sequence[dict[str, Any]], *, pipelined: bool) -> 
                 waiting += for_others
                 caused[whom] += for_others
         computing = max(0.0, each["seconds"] - exposed - bubble)
-        found.append(
-            RankSeconds(
-                rank, each["peak_bytes"], each["seconds"], computing, exposed, hidden, bubble, waiting, _by_kind(kinds)
-            )
-        )
+        collectives = tuple(CollectiveSeconds(operation, *figures) for operation, figures in kinds.items())
+        seconds = each["seconds"], computing, exposed, hidden, bubble, waiting
+        found.append(RankSeconds(rank, each["peak_bytes"], *seconds, collectives))
     return found, _straggler(caused, max(each.seconds for each in found))
-
-
-def _by_kind(kinds: dict[str, tuple[int, int, float]]) -> tuple[CollectiveSeconds, ...]:
-    return tuple(CollectiveSeconds(operation, *figures) for operation, figures in kinds.items())
 
 
 def _straggler(caused: Sequence[float], step_seconds: float) -> int | None:

@@ -1,6 +1,9 @@
 """Records a training step, operator by operator, as a ledger; on fake tensors or on real ones.
 
-It also sees what changes storages without being an operator: resizing, and waiting for a collective.
+It also sees what changes storages without being an operator: resizing, and waiting for a collective. Each call is
+attributed to a module and a component: the forward pass notes which module made which autograd node, and the backward
+pass looks it up. A node gets its sequence number just before its operator runs, and keeps it. An operator that makes no
+node sees the number of the last.
 """
 
 import gc
@@ -14,16 +17,16 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch._C._autograd import _get_sequence_nr  # pyright: ignore[reportMissingImports]
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from napkin.accounting.attribution import Attribution
 from napkin.accounting.collectives import collective_of, needs_other_ranks
 from napkin.accounting.contractions import BATCHED_PRODUCTS, FUSED_ATTENTION, MATRIX_PRODUCTS
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
-from napkin.accounting.ledger import Ledger, Phase, Row
+from napkin.accounting.ledger import Component, Ledger, Phase, Row, Word, component_of
 from napkin.accounting.memory import Memory
 from napkin.accounting.microbenchmark import EVEN_ROUTING, FakeCalls, call_of, runs_in
 from napkin.accounting.operators import UnknownOperator, elementwise_flops_of, is_composite, is_no_contraction, work_of
@@ -453,3 +456,81 @@ def _mutated(operator: Any, args: tuple, kwargs: dict) -> Iterator[Tensor]:
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             yield from _tensors(value)
+
+
+# Runs for every operator of a step: the type checks that are on during tests would take half of their time.
+@no_type_check
+class Attribution:
+    """The modules of a model, those that run, and the autograd nodes that they made."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.paths = {id(child): name for name, child in module.named_modules()}
+        self.words = {path: _words(module, path) for path in self.paths.values()}
+        self.stack: list[str] = []
+        """Paths of the modules that run, the innermost last."""
+        self.after_head = False
+        """True once the head has run in this forward pass."""
+        self.path_of_node: dict[int, str] = {}
+        self.component_of_node: dict[int, Component] = {}
+        self.nodes_of_activations: set[int] = set()
+
+    def enter(self, module: nn.Module) -> None:
+        """Note that the forward pass of `module` begins."""
+        self.stack.append(self.paths.get(id(module), type(module).__name__))
+
+    def leave(self) -> None:
+        """Note that the innermost module has ended."""
+        self.stack.pop()
+
+    def module_path(self, phase: Phase) -> str:
+        """Path of the innermost module that a call belongs to."""
+        if phase == "backward":
+            return self.path_of_node.get(_current_node(), "")
+        path = self.stack[-1] if self.stack else ""
+        if phase in ("forward", "recompute"):
+            self.path_of_node.setdefault(_get_sequence_nr() - 1, path)
+        return path
+
+    def component(self, path: str, phase: Phase, *, contraction: bool, of_activations: bool) -> Component:
+        """The component of a call; a gradient belongs to that of what it is the gradient of."""
+        if phase == "optimizer":
+            return "optimizer"
+        if phase == "backward":
+            return self.component_of_node.get(_current_node(), "other")
+        found = component_of(
+            self.words.get(path) or ((path, path),),
+            contraction=contraction,
+            of_activations=of_activations,
+            after_head=self.after_head and not path,
+        )
+        self.after_head |= found == "head"
+        node = _get_sequence_nr() - 1
+        # Of the calls of one node, the first may be a reshape.
+        if self.component_of_node.get(node, "other") == "other":
+            self.component_of_node[node] = found
+        return found
+
+    def mark_node_of_activations(self) -> None:
+        """Note that the node that is being made multiplies activations."""
+        self.nodes_of_activations.add(_get_sequence_nr() - 1)
+
+    @property
+    def is_node_of_activations(self) -> bool:
+        """True if the node whose backward pass runs was marked as one that multiplies activations."""
+        return _current_node() in self.nodes_of_activations
+
+
+def _words(root: nn.Module, path: str) -> tuple[Word, ...]:
+    """Name and class of the module at `path` and of those around it, the innermost first."""
+    names = path.split(".") if path else []
+    kinds = [type(root)]
+    for name in names:
+        root = getattr(root, name)
+        kinds.append(type(root))
+    return tuple(zip(reversed(["", *names]), (kind.__name__ for kind in reversed(kinds)), strict=True))
+
+
+def _current_node() -> int:
+    """The number of the autograd node that runs; -1 outside of a backward pass."""
+    node = torch._C._current_autograd_node()
+    return -1 if node is None else node._sequence_nr()

@@ -308,7 +308,8 @@ def measured_scratch(
     call = call_of(operator, args, kwargs)
     if call is None:
         return None
-    key = hashlib.sha256(repr((call, _settings())).encode()).hexdigest()[:16]
+    settings = torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision()
+    key = hashlib.sha256(repr((call, settings)).encode()).hexdigest()[:16]
     known = _known()
     if key not in known.calls:
         known.calls[key] = _measure(operator, args, kwargs, inputs, outputs, flops or _unknown_work(operator, inputs))
@@ -375,10 +376,6 @@ def _machine() -> tuple[str, ...]:
     caps = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
     capability = torch.backends.cpu.get_cpu_capability()
     return (cpu_name(), capability, str(torch.__version__), *(os.environ.get(name, "") for name in caps))
-
-
-def _settings() -> tuple[Any, ...]:
-    return torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision()
 
 
 def _unknown_work(operator: Any, inputs: list[Tensor]) -> float:

@@ -1,7 +1,7 @@
 """Functions compiled with numba, unchecked, and the loading and calling of their machine code.
 
 numba's own cache is not used, because it is made of pickles. A function that Python calls takes int64 and returns int64
-or nothing, so its object code needs no wrapper, and is loaded by LLVM alone; see code_cache.py for the file. numba's
+or nothing, so its object code needs no wrapper, and is loaded by LLVM alone; see loading.py for the file. numba's
 run-time library is not there then: such functions use no arrays of numba's, only addresses of what their caller made.
 """
 

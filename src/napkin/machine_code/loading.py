@@ -1,13 +1,32 @@
-"""Loading modules with compiled functions: their machine code is built once, and cached on disk."""
+"""Loading modules with compiled functions: their machine code is built once, and cached on disk.
 
+The cache is a folder per package with a file per module, in napkin's own format:
+
+    64 hexadecimal digits: the SHA-256 of what follows the line feed
+    JSON: {"FUNCTION": number of bytes, ...}
+    the object code of the functions, one after another
+
+It is run, so a file counts only if it is this user's own (private_folder.py) and its SHA-256 is right; any other is
+removed and made again.
+"""
+
+import contextlib
+import hashlib
 import importlib
+import json
 import os
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
 
 from napkin.child_process import failure_of, start_python
-from napkin.files import cache_folder
-from napkin.machine_code.code_cache import CodeCache
+from napkin.errors import NapkinError
+from napkin.files import atomic_write_bytes, cache_folder, try_lock
+from napkin.private_folder import private_folder, read_private_file
 
 
 class MachineCode:
@@ -102,3 +121,104 @@ def _tell_failure(module: str, why: str) -> None:
     # This process then compiles the module itself, and raises the error if there is one.
     line = f"napkin: a process that compiles '{module}' failed ({why}): it is compiled here"
     print(line, file=sys.stderr, flush=True)
+
+
+MOST_SECONDS = 20.0
+"""The longest that a process waits for another that makes the same code: it takes a few seconds, or forever if that one
+is suspended."""
+
+
+class CodeCache:
+    """The machine code of modules of a package and the folders below it, each named by its path from there.
+
+    What they compile must stand in files of these folders whose names match `pattern`: such sources are a part of the
+    key. Where there can be no folder for the code, nothing is cached.
+    """
+
+    def __init__(self, package: str, pattern: str = "*.py") -> None:
+        self._package = package
+        self._pattern = pattern
+
+    def has(self, module: str) -> bool:
+        """True if there is a file with the machine code of a module; it may be damaged."""
+        return self.folder is not None and self._file(self.folder, module).exists()
+
+    def read(self, module: str) -> dict[str, bytes] | None:
+        """The object code of a module's functions; None if it is not cached. A damaged file is removed."""
+        if self.folder is None or not self.has(module):
+            return None
+        file = self._file(self.folder, module)
+        code = _parse(read_private_file(file) or b"")
+        if code is None:
+            with contextlib.suppress(OSError):
+                file.unlink()
+        return code
+
+    def write(self, module: str, code: dict[str, bytes]) -> None:
+        """Cache the object code of a module's functions; where that is impossible, nothing happens."""
+        if self.folder is None:
+            return
+        sizes = json.dumps({name: len(part) for name, part in code.items()})
+        content = b"\n".join([sizes.encode(), b"".join(code.values())])
+        digest = hashlib.sha256(content).hexdigest().encode()
+        with contextlib.suppress(OSError, NapkinError):
+            atomic_write_bytes(self._file(self.folder, module), digest + b"\n" + content, overwrite=True)
+
+    @contextlib.contextmanager
+    def held(self, module: str) -> Iterator[None]:
+        """Keep other processes that ask for it waiting while the code of a module is made: ranks, which start together,
+        make it once. Nobody waits for longer than `MOST_SECONDS`, nor where there are no such locks."""
+        descriptor = None
+        with contextlib.suppress(OSError):
+            if self.folder is not None:
+                lock = self.folder / f"{module}.lock"
+                descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                until = time.monotonic() + MOST_SECONDS
+                while not try_lock(descriptor) and time.monotonic() < until:
+                    time.sleep(0.05)
+        try:
+            yield
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    @cached_property
+    def folder(self) -> Path | None:
+        """The folder for these sources, this Python, this numba and this type of processor; None if there can be
+        none."""
+        from importlib.metadata import version
+
+        key = hashlib.sha256()
+        for part in (self._package, sys.version, version("numba"), version("llvmlite"), _processor()):
+            key.update(part.encode() + b"\0")
+        for package, pattern in (("napkin.machine_code", "*.py"), (self._package, self._pattern)):
+            folders = import_module(package).__path__
+            for file in sorted(file for folder in folders for file in Path(folder).rglob(pattern)):
+                key.update(file.read_bytes())
+        return private_folder(cache_folder() / "machine-code" / key.hexdigest()[:16])
+
+    def _file(self, folder: Path, module: str) -> Path:
+        return folder / f"{module}.code"
+
+
+def _parse(file: bytes) -> dict[str, bytes] | None:
+    digest, _, content = file.partition(b"\n")
+    if digest != hashlib.sha256(content).hexdigest().encode():
+        return None
+    head, _, objects = content.partition(b"\n")
+    code: dict[str, bytes] = {}
+    for name, size in json.loads(head).items():
+        code[name], objects = objects[:size], objects[size:]
+    return code
+
+
+def _processor() -> str:
+    overrides = [os.environ.get(name, "") for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")]
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            described = [line for line in file.read(8192).splitlines() if line.startswith(("model name", "flags"))]
+    except OSError:
+        import platform
+
+        described = [platform.machine(), platform.processor()]
+    return "\n".join([*described[:2], *overrides])

@@ -4,6 +4,8 @@ from .attention import ForwardContext as ForwardContext
 from .block import Block as Block
 from .builder import DeepLinear as DeepLinear
 from .config import ModelConfig as ModelConfig
+from .config import preset as preset
+from .config import presets as presets
 from .huggingface import load_huggingface as load_huggingface
 from .huggingface import save_huggingface as save_huggingface
 from .kv_cache import CachedPass as CachedPass
@@ -22,6 +24,4 @@ from .moe import Routing as Routing
 from .norm import LayerNorm as LayerNorm
 from .norm import RMSNorm as RMSNorm
 from .positions import RotaryEmbedding as RotaryEmbedding
-from .published_models import preset as preset
-from .published_models import presets as presets
 from .transformer import Transformer as Transformer

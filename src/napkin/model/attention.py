@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from napkin.errors import NapkinError
 from napkin.kernels.pointwise.rotary import COMPILED_ROTATIONS, FUSED_ROTATIONS, rotate_halves
 from napkin.model.attention_implementations import FusedAttention, PlainAttention
-from napkin.model.initialization import Device
 from napkin.model.kv_cache import CachedPass
-from napkin.model.layers import LinearFactory
+from napkin.model.layers import Device, LinearFactory
 from napkin.model.masks import CausalMask
 from napkin.model.norm import NoQKNorm
 from napkin.model.positions import PAIRINGS, NoPositions, RotaryEmbedding, Rotation

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.model.attention import CausalSelfAttention, ForwardContext
-from napkin.model.initialization import Device, moved
+from napkin.model.layers import Device, moved
 from napkin.model.norm import sum_and_norm
 
 Residual = Float[Tensor, "batch position d_model"]

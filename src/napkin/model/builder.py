@@ -25,8 +25,7 @@ from napkin.model.attention_implementations import (
 )
 from napkin.model.block import BLOCKS, Block, BlockParts, ParallelBlock
 from napkin.model.config import ModelConfig
-from napkin.model.initialization import INITIAL_STDS
-from napkin.model.layers import Linear, LinearFactory, make_dropout
+from napkin.model.layers import INITIAL_STDS, Linear, LinearFactory, make_dropout
 from napkin.model.masks import CausalMask, SlidingWindowMask
 from napkin.model.mlp import FEED_FORWARDS, FeedForward, GatedFeedForward
 from napkin.model.moe import CapacityExperts, DroplessExperts, MixtureOfExperts, SharedMixtureOfExperts

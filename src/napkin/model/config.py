@@ -1,11 +1,17 @@
-"""The config of a model: its sizes and the layers it is made of, checked before anything is allocated."""
+"""The config of a model: its sizes and the layers it is made of, checked before anything is allocated.
 
+Configs of published models by name, with their published numbers of parameters: `preset`.
+"""
+
+import dataclasses
+import functools
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from napkin.bounds import Bounds
-from napkin.errors import NapkinError
+from napkin.errors import NapkinError, same_name, suggestion
+from napkin.toml_files import packaged_toml
 
 Positions = Literal["rope", "learned", "sinusoidal", "alibi", "none"]
 RopePairing = Literal["halves", "interleaved"]
@@ -383,3 +389,43 @@ def _check_experts(config: ModelConfig) -> None:
             f"n_dense_layers {config.n_dense_layers} leaves none of n_layers {config.n_layers} to the experts: use at "
             f"most {config.n_layers - 1}"
         )
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published model; figures and sources in presets.toml."""
+
+    name: str
+    model: ModelConfig
+    parameters: int
+    """Number of parameters as published, each tensor counted once."""
+    source: str
+    """Where the figures come from."""
+
+
+def preset(name: str, **changes: Any) -> ModelConfig:
+    """The config of a published model, with some fields changed.
+
+    >>> preset("gpt2").n_layers, preset("llama-3-8b", context_length=1024).context_length
+    (12, 1024)
+
+    Case does not matter. Raises NapkinError for a name that is not a preset.
+    """
+    known = presets()
+    found = same_name(name, known)
+    if found is None:
+        raise NapkinError(f"'{name}' is not a preset: {suggestion(name, known)}")
+    return dataclasses.replace(known[found].model, **changes)
+
+
+@functools.cache
+def presets() -> dict[str, Preset]:
+    """Published models by name, in the order of presets.toml, which has the sources of all figures."""
+    tables = packaged_toml("napkin.model", "presets.toml", dict[str, Any])
+    shapes = tables.pop("shapes")
+    return {name: _preset(name, table, shapes) for name, table in tables.items()}
+
+
+def _preset(name: str, table: dict[str, Any], shapes: dict[str, dict[str, Any]]) -> Preset:
+    own = dict(table["model"])
+    return Preset(name, ModelConfig(**shapes[own.pop("like")], **own), table["parameters"], table["source"])

@@ -13,8 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.kernels.pointwise.activations import gelu_tanh, swiglu
-from napkin.model.initialization import Device
-from napkin.model.layers import LinearFactory
+from napkin.model.layers import Device, LinearFactory
 
 Activation = Callable[[Tensor], Tensor]
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from napkin.errors import NapkinError
 from napkin.kernels.products.grouped import grouped_matmul
-from napkin.model.initialization import Device, moved
-from napkin.model.layers import Linear, LinearFactory
+from napkin.model.layers import Device, Linear, LinearFactory, moved
 from napkin.model.mlp import FeedForward, GatedFeedForward
 
 Kind = type[FeedForward] | type[GatedFeedForward]

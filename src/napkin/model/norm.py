@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.kernels.norms.normalization import layer_norm, rms_norm
-from napkin.model.initialization import Device
+from napkin.model.layers import Device
 
 Vectors = Float[Tensor, "*batch d_model"]
 QueriesAndKeys = Float[Tensor, "batch position heads head_dim"]

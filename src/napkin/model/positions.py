@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import is_fake
 
 from napkin.errors import NapkinError
 from napkin.kernels.pointwise.rotary import rotate_halves, rotate_interleaved
-from napkin.model.initialization import truncated_normal
+from napkin.model.layers import truncated_normal
 
 Rotation = tuple[Float[Tensor, "*batch position head_dim"], Float[Tensor, "*batch position head_dim"]] | tuple[()]
 """Cosines and signed sines for each position; empty if nothing is rotated."""

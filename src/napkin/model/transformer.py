@@ -23,10 +23,9 @@ from napkin.model.attention_implementations import FusedAttention, PlainAttentio
 from napkin.model.block import Block, Residual
 from napkin.model.builder import ModelBuilder
 from napkin.model.config import ModelConfig
-from napkin.model.initialization import Device, default_device_and_dtype
 from napkin.model.kv_cache import CachedPass
 from napkin.model.language_model import Documents, Tokens
-from napkin.model.layers import Embedding, Linear, make_dropout, make_scale
+from napkin.model.layers import Device, Embedding, Linear, default_device_and_dtype, make_dropout, make_scale
 from napkin.model.moe import MixtureOfExperts, Routing
 
 

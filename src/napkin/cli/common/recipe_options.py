@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, TypeVar
 from napkin.cli.commands import Main
 from napkin.cli.common.options import INLINED, parse, takes
 from napkin.errors import NapkinError
-from napkin.model.published_models import preset
+from napkin.model.config import preset
 from napkin.recipe.recipe import SCHEDULE_FIELDS, Recipe
 from napkin.recipe.toml_file import read_recipe
 from napkin.toml_files import parse_toml

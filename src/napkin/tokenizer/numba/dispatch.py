@@ -1,15 +1,36 @@
-"""When the compiled core is used instead of plain Python.
+"""When the compiled core is used instead of plain Python, and which of its modules do what.
 
 Importing numba and loading machine code takes about half a second, building it about half a minute. A text must be long
 enough to make up for that; shorter ones are handled by the plain functions. Nothing here imports numba.
 """
 
-from napkin.tokenizer.numba.loading import (
-    COMPILED_PATTERNS,
-    CORE,
-    modules_for_encoding,
-    modules_for_training,
+import importlib
+from typing import Any
+
+from napkin.machine_code.loading import MachineCode
+
+# Pre-tokenization patterns that have a scanner: the one function of the module `scan_NAME`.
+COMPILED_PATTERNS = ("gpt2", "gpt4", "cl100k", "o200k", "qwen2", "whole")
+
+CORE = MachineCode(
+    "napkin.tokenizer.numba", "napkin: compiling the tokenizer for this machine (once, about half a minute)"
 )
+
+
+def modules_for_encoding(pattern: str) -> tuple[str, ...]:
+    """The modules of this folder whose compiled functions encode text that is split by `pattern`."""
+    return "pre_token_table", "apply_merges", "encode_documents", f"scan_{pattern}"
+
+
+def modules_for_training(pattern: str) -> tuple[str, ...]:
+    """The modules of this folder whose compiled functions train on text that is split by `pattern`."""
+    return "pre_token_table", "count_documents", "pair_table", "learn_merges", f"scan_{pattern}"
+
+
+def scanner_of(pattern: str) -> Any:
+    name = f"scan_{pattern}"
+    return getattr(importlib.import_module(f"{__package__}.{name}"), name)
+
 
 # The text length from which on the core is faster: when it is loaded, when its machine code is on disk, and when that
 # must be built first.

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from napkin.tokenizer.numba import fields, hash_keys
 from napkin.tokenizer.numba.apply_merges import NEVER, NO_ID, SHORT_ROOM, fill_pairs
+from napkin.tokenizer.numba.dispatch import CORE, modules_for_encoding, scanner_of
 from napkin.tokenizer.numba.encode_documents import IDS_MARGIN, encode_documents
-from napkin.tokenizer.numba.loading import CORE, modules_for_encoding, scanner_of
 from napkin.tokenizer.numba.workspace import Workspace, aligned_zeros
 from napkin.tokenizer.text_input import SPLITTABLE_PATTERNS, split_into_pieces
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION

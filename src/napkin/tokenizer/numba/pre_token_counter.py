@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from napkin.tokenizer.numba import fields
 from napkin.tokenizer.numba.count_documents import add_counts, count_documents, count_symbols, list_words
-from napkin.tokenizer.numba.loading import CORE, modules_for_training, scanner_of
+from napkin.tokenizer.numba.dispatch import CORE, modules_for_training, scanner_of
 from napkin.tokenizer.numba.workspace import Workspace
 from napkin.tokenizer.text_input import SPLITTABLE_PATTERNS, Piece, split_into_pieces
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
