@@ -9,7 +9,7 @@ import torch
 
 from napkin.errors import NapkinError
 from napkin.inference.generation import generate
-from napkin.inference.sampling import distributions, draw, uniform
+from napkin.inference.sampling import distributions, draw, plain_draw, uniform
 from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer
 from oracles.tiny_run import MODEL
@@ -134,6 +134,32 @@ def test_biases_and_penalties_of_many_rows_are_those_of_loops() -> None:
         for token, bias in each.logit_bias:
             changed[token] += bias
         torch.testing.assert_close(found[row], torch.tensor(changed).double().softmax(dim=0), rtol=1e-4, atol=1e-9)
+
+
+def test_a_batch_draws_the_tokens_of_the_plain_formula() -> None:
+    """Settings of every kind together, ties among the likeliest, and more kept tokens than the fast form looks at."""
+    random = Random(8)
+    for vocab_size in (2, 30, 700):
+        settings = [
+            Sampling(
+                random.choice([0.0, 0.3, 1.0, 4.0]),
+                random.choice([None, None, 1, 3, 20, 1000]),
+                random.choice([1.0, 0.99, 0.7, 0.2]),
+                random.choice([0.0, 0.0, 0.01, 0.3]),
+                random.choice([1.0, 1.3, 0.8]),
+                tuple((random.randrange(vocab_size), random.choice([-2.0, 0.5, 3.0])) for _ in range(row % 3)),
+                seed=random.randrange(2**62),
+            )
+            for row in range(60)
+        ]
+        histories = [[random.randrange(vocab_size) for _ in range(random.randrange(9))] for _ in settings]
+        numbers = [random.randrange(100) for _ in settings]
+        # Steps of an eighth: many tokens are equally likely.
+        logits = torch.tensor([[random.randrange(-24, 25) / 8 for _ in range(vocab_size)] for _ in settings])
+        found = [drawn.token for drawn in draw(logits, settings, numbers, histories)]
+        rows = zip(logits.tolist(), settings, numbers, histories, strict=True)
+        assert found == [plain_draw(*row) for row in rows]
+        assert len(set(found)) > 1
 
 
 def test_a_bias_on_a_token_that_the_model_does_not_have_is_refused() -> None:

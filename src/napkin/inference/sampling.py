@@ -1,9 +1,21 @@
 """Drawing the next tokens of a batch of sequences, each by its own settings.
 
-A draw is a function of the logits, the settings and how many tokens the sequence drew before: the uniform number comes
-from (seed, number) and not from a generator's state. So a sequence continues alike whatever else is in its batch.
+Of logits z, one for each token of the vocabulary, in this order:
+
+    z   = z / r if z > 0 else z · r      for tokens that occurred   repetition_penalty r (Keskar et al. 2019)
+    z   = z + b                          for tokens with a bias     logit_bias b
+    w   = exp((z - max z) / T)                                      temperature T; at 0 the largest z is taken
+    keep the k largest w                                            top_k (Fan et al. 2018)
+    of these the fewest that reach the part p of their sum          top_p (Holtzman et al. 2020)
+    of these the w >= m, since the largest is 1                     min_p m (Nguyen et al. 2024)
+    draw the first token at which the sum of kept w exceeds u · their whole sum
+
+u is a function of (seed, number of the draw) and not of a generator's state, so a sequence continues alike whatever
+else is in its batch. `plain_draw` is this page in Python, a token at a time; `draw` the same for a batch of tensors,
+which sorts a few of the likeliest tokens and not the vocabulary. The tests hold one to the other.
 """
 
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +48,47 @@ class Draw:
     """The log-probability with which it was drawn, after all settings; None if nobody asked."""
 
 
+def plain_draw(logits: Sequence[float], settings: Sampling, number: int, history: Sequence[int] = ()) -> int:
+    """The token that is drawn from a row of logits, `number` tokens after the prompt: the formula, slowly.
+
+    >>> plain_draw([1.0, 3.0, 2.9], Sampling(temperature=0), 0)
+    1
+    >>> plain_draw([1.0, 3.0, 2.9], Sampling(temperature=0, repetition_penalty=1.5), 0, history=[1])
+    2
+    >>> [plain_draw([1.0, 3.0, 2.9], Sampling(temperature=1.0, top_k=2, seed=7), number) for number in range(6)]
+    [2, 2, 2, 2, 1, 1]
+    """
+    z = list(logits)
+    for token in set(history):
+        z[token] = z[token] / settings.repetition_penalty if z[token] > 0 else z[token] * settings.repetition_penalty
+    for token, bias in settings.logit_bias:
+        z[token] += bias
+    # Among equally likely tokens the first ids come first.
+    order = sorted(range(len(z)), key=lambda token: -z[token])
+    if settings.temperature == 0:
+        return order[0]
+    largest = z[order[0]]
+    w = [math.exp((each - largest) / settings.temperature) for each in z]
+    order = order[: settings.top_k]
+    reached, whole, kept = 0.0, sum(w[token] for token in order), set[int]()
+    for token in order:
+        if reached < settings.top_p * whole and w[token] > 0 and w[token] >= settings.min_p:
+            kept.add(token)
+        reached += w[token]
+    u = uniform(settings.seed, number)
+    wanted, passed = u * sum(w[token] for token in kept), 0.0
+    for token in sorted(kept):
+        passed += w[token]
+        if passed > wanted:
+            return token
+    return max(kept)
+
+
+def uniform(seed: int, number: int, stream: int = 0) -> float:
+    """Number `number` of a seed's stream of uniform numbers in [0, 1): 53 random bits."""
+    return (random_word(random_word(seed, stream), number) >> 11) * 2.0**-53
+
+
 @torch.inference_mode()
 def draw(
     logits: Float[Tensor, "sequence vocab_size"],
@@ -51,7 +104,8 @@ def draw(
     repetition_penalty reads. With `tell_sampled` draws have a `sampled_logprob`, which is 0 at temperature 0. Raises
     NapkinError where logits hold NaN or infinity, as those of a diverged model may.
     """
-    logits, changed = _checked_and_changed(logits, settings, histories)
+    logits = logits.float()
+    changed = _changed(logits, settings, histories)
     tokens = changed.argmax(dim=-1)
     sampled = torch.zeros(len(settings), dtype=torch.float64, device=logits.device)
     random = [row for row, each in enumerate(settings) if each.temperature > 0]
@@ -73,27 +127,14 @@ def distributions(
     logits: Float[Tensor, "sequence vocab_size"], settings: Sequence[Sampling], histories: Sequence[Sequence[int]]
 ) -> Float[Tensor, "sequence vocab_size"]:
     """The probabilities with which `draw` draws each token, in float64. Every temperature is above 0."""
-    _, changed = _checked_and_changed(logits, settings, histories)
-    weights = _weights(changed, settings)
+    weights = _weights(_changed(logits.float(), settings, histories), settings)
     return weights / weights.sum(dim=-1, keepdim=True)
-
-
-def uniform(seed: int, number: int, stream: int = 0) -> float:
-    """Number `number` of a seed's stream of uniform numbers in [0, 1): 53 random bits."""
-    return (random_word(random_word(seed, stream), number) >> 11) * 2.0**-53
-
-
-def _checked_and_changed(
-    logits: Tensor, settings: Sequence[Sampling], histories: Sequence[Sequence[int]]
-) -> tuple[Tensor, Tensor]:
-    logits = logits.float()
-    if not logits.isfinite().all():
-        raise NapkinError(NOT_FINITE)
-    return logits, _changed(logits, settings, histories)
 
 
 def _changed(logits: Tensor, settings: Sequence[Sampling], histories: Sequence[Sequence[int]]) -> Tensor:
     """Logits after penalties and biases, finite as the given ones are, which stay."""
+    if not logits.isfinite().all():
+        raise NapkinError(NOT_FINITE)
     penalized = [row for row, each in enumerate(settings) if each.repetition_penalty != 1]
     biased = [row for row, each in enumerate(settings) if each.logit_bias]
     if not (penalized or biased):
