@@ -1,4 +1,4 @@
-"""What numba itself cannot express: pointers, loads and stores, 64-byte vectors, prefetching, calls by address.
+"""Operations that numba does not have: pointers, loads and stores, 64-byte vectors, prefetching, calls by address.
 
 Nothing here is checked. An address is a plain integer; the caller guarantees that the bytes named in the docstring
 belong to a buffer that stays alive during the call. In a compiled function `u8_at(address)[i]` reads and writes number

@@ -21,8 +21,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.model.adapter_names import MATRICES, matrices_of, refuse_unknown
 from napkin.model.attention import CausalSelfAttention
+from napkin.model.config import ADAPTED_MATRICES, adapted_matrices, refuse_unknown_matrices
 from napkin.model.layers import Linear, LinearAdapter, Multiply
 from napkin.model.mlp import FeedForward, GatedFeedForward
 from napkin.model.moe import MixtureOfExperts
@@ -202,7 +202,7 @@ def add_adapters(
 ) -> None:
     """Give the chosen matrices of a model adapters, which compute nothing yet, and freeze all else.
 
-    `modules` are names in napkin.model.adapter_names; `with_magnitude` is DoRA. Raises NapkinError for a name
+    `modules` are names in napkin.model.config; `with_magnitude` is DoRA. Raises NapkinError for a name
     that is none, or that the model has nothing of: experts get no adapters, nor does a head that is the embedding.
     """
     chosen = _chosen(model, modules)
@@ -246,19 +246,19 @@ def adapted_layers(model: nn.Module) -> Iterator[tuple[str, Linear, Adapter]]:
 
 def _chosen(model: Transformer, modules: Sequence[str]) -> list[tuple[Linear, list[Rows]]]:
     """The layers whose matrices are named, in the model's order, and these matrices."""
-    refuse_unknown(modules)
+    refuse_unknown_matrices(modules)
     layers = [(layer, matrices) for module in model.modules() for layer, matrices in _matrices(module)]
     there = {each.name for _, matrices in layers for each in matrices}
     has_experts = any(isinstance(module, MixtureOfExperts) for module in model.modules())
     for name in modules:
         if name.startswith("mlp") and has_experts:
             raise NapkinError(f"adapter.modules names '{name}', and experts get no adapters: use attention")
-        if not there.intersection(matrices_of(name)):
+        if not there.intersection(adapted_matrices(name)):
             raise NapkinError(
                 f"adapter.modules names '{name}', of which this model has none of its own: use "
-                f"{', '.join(each for each in MATRICES if each in there)}"
+                f"{', '.join(each for each in ADAPTED_MATRICES if each in there)}"
             )
-    wanted = {each for name in modules for each in matrices_of(name)}
+    wanted = {each for name in modules for each in adapted_matrices(name)}
     named = [(layer, [each for each in matrices if each.name in wanted]) for layer, matrices in layers]
     return [(layer, matrices) for layer, matrices in named if matrices]
 

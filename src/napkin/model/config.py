@@ -1,11 +1,12 @@
 """The config of a model: its sizes and the layers it is made of, checked before anything is allocated.
 
-Configs of published models by name, with their published numbers of parameters: `preset`.
+`preset` has the configs of published models by name. Nothing here imports torch.
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -429,3 +430,24 @@ def presets() -> dict[str, Preset]:
 def _preset(name: str, table: dict[str, Any], shapes: dict[str, dict[str, Any]]) -> Preset:
     own = dict(table["model"])
     return Preset(name, ModelConfig(**shapes[own.pop("like")], **own), table["parameters"], table["source"])
+
+
+# Matrices that can have an adapter, by the name that a recipe gives them.
+ADAPTED_GROUPS = {
+    "attention": ("attention.query", "attention.key", "attention.value", "attention.output"),
+    "mlp": ("mlp.gate", "mlp.up", "mlp.down"),
+}
+ADAPTED_MATRICES = (*ADAPTED_GROUPS["attention"], *ADAPTED_GROUPS["mlp"], "head")
+
+
+def adapted_matrices(name: str) -> tuple[str, ...]:
+    """The matrices of a group, or the one of that name."""
+    return ADAPTED_GROUPS.get(name, (name,))
+
+
+def refuse_unknown_matrices(modules: Sequence[str]) -> None:
+    """Raise NapkinError for a name that is neither of a group nor of a matrix."""
+    known = [*ADAPTED_GROUPS, *ADAPTED_MATRICES]
+    for name in modules:
+        if name not in known:
+            raise NapkinError(f"adapter.modules names '{name}', which is no matrix: {suggestion(name, known)}")

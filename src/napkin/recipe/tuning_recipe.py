@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 
 from napkin.bounds import Bounds, refuse_outside
 from napkin.errors import NapkinError
-from napkin.model.adapter_names import refuse_unknown
+from napkin.model.config import refuse_unknown_matrices
 from napkin.recipe.data_config import DataConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import OptimizerConfig
@@ -50,7 +50,7 @@ class AdapterConfig:
             raise NapkinError(f"adapter.alpha is {self.alpha}: use a number above 0, at most 1e6")
         if not self.modules:
             raise NapkinError("adapter.modules names nothing: name some, such as attention mlp")
-        refuse_unknown(self.modules)
+        refuse_unknown_matrices(self.modules)
 
 
 PreferenceObjective = Literal["dpo", "ipo", "kto", "orpo", "simpo"]

@@ -14,7 +14,7 @@ from napkin.accounting.quantities import QuantityRow, QuantityTable
 from napkin.accounting.rank_seconds import Communication
 from napkin.accounting.rules import adamw_bytes_rule, bytes_per_parameter, seconds_rule
 from napkin.checkpoint.folder import checkpoint_bytes
-from napkin.model.adapter_names import matrices_of
+from napkin.model.config import adapted_matrices
 from napkin.planning.layouts.layout_plan import LayoutPlan, SumAndCount
 from napkin.planning.rules.sizes import parameters_by_rule, parameters_formula, step_flops_by_rule
 from napkin.planning.step.site import Site, fits
@@ -43,7 +43,7 @@ def stored_rows(resolved: ResolvedRecipe, ledger: Ledger, rule_parameters: float
         note=f"kept once in the run's folder; rule {each} bytes per parameter",
     )
     config = resolved.recipe.model
-    matrices = {matrix for name in adapter.modules for matrix in matrices_of(name)}
+    matrices = {matrix for name in adapter.modules for matrix in adapted_matrices(name)}
     in_blocks = 2 * adapter.rank * config.d_model * config.n_layers * len(matrices - {"head"})
     in_head = adapter.rank * (config.d_model + config.vocab_size) * ("head" in matrices)
     # A checkpoint has no gradients.
