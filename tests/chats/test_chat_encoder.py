@@ -20,8 +20,7 @@ from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tuning.base_model import open_base
-from napkin.tuning.method import conversation_files_of, encoder_of_base, encoder_of_run
+from napkin.tuning.method import conversation_files_of, encoder_of_base, encoder_of_run, open_base
 from peers import peer
 
 CHATML = """\

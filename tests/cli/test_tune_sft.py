@@ -9,8 +9,7 @@ from napkin.chats.chat_format import Message
 from napkin.inference.generation import generate
 from napkin.inference.loaded_model import load
 from napkin.inference.settings import Sampling
-from napkin.tuning.base_model import open_base
-from napkin.tuning.method import encoder_of_base
+from napkin.tuning.method import encoder_of_base, open_base
 
 BASE = "--data.train data/train.tokens --data.validation None --data.tokenizer data/tokenizer.json --training.steps 2"
 SIZES = "--model.context-length 64 --model.d-model 16 --model.n-layers 1 --model.n-heads 2 --training.batch-size 2"

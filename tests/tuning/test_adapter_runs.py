@@ -23,9 +23,8 @@ from napkin.recipe.tuning_recipe import AdapterConfig, TuningRecipe
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.training.run import train_run
 from napkin.training.start import open_run
-from napkin.tuning.base_model import open_base
 from napkin.tuning.example_plan import count_examples
-from napkin.tuning.method import tune
+from napkin.tuning.method import open_base, tune
 from napkin.tuning.objective import totals_of
 from napkin.tuning.packing import micro_batches_of
 from napkin.tuning.sequence_step import train_on_examples

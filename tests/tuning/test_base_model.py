@@ -20,7 +20,7 @@ from napkin.runs.model_files import conversation_files
 from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer import train_bpe
 from napkin.training.run import train
-from napkin.tuning.base_model import open_base, reference_model
+from napkin.tuning.method import open_base, reference_model
 from oracles.model_switches import disturbed
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 

@@ -1,10 +1,10 @@
 from .callbacks import Checkpointing as Checkpointing
 from .callbacks import MetricsLog as MetricsLog
 from .loop import Callback as Callback
+from .loop import Preparation as Preparation
 from .loop import TrainingLoop as TrainingLoop
 from .metered_step import MeteredStep as MeteredStep
 from .method import Method as Method
-from .preparation import Preparation as Preparation
 from .pretraining import Evaluation as Evaluation
 from .pretraining import Pretraining as Pretraining
 from .run import Outcome as Outcome

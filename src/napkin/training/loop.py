@@ -1,15 +1,18 @@
 """The training loop: restores a run, takes its steps, calls the callbacks, and ends with a checkpoint.
 
 The step and the callbacks are parameters of the loop: another kind of training has another `take_step`. Compiled blocks
-are compiled before the first step, so that compilation is timed apart from the steps.
+are compiled before the first step, so that compilation is timed apart from the steps. `Preparation` is what the loop
+needs of any kind of training: files are opened and verified, no model is allocated yet.
 """
 
 import contextlib
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,17 +24,56 @@ from napkin.checkpoint.state import frozen_checksum, frozen_tensors
 from napkin.data.lost_pages import leaving_on_lost_pages
 from napkin.data.mixing import TokenGuard, TokenMixture
 from napkin.data.token_file import TokenFile
+from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import CorruptFile, NapkinError, first_line
 from napkin.hardware.host import keep_freed_memory
+from napkin.model.transformer import Transformer
+from napkin.planning.step.run_plan import Plan
+from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.history import History
 from napkin.runs.metrics import StepMetrics, format_metrics, parse_metrics
 from napkin.runs.run_folder import RunFolder
+from napkin.tokenizer.base import Tokenizer
 from napkin.torch_compile import compiled_folder, stoppable_compiler
 from napkin.train_step.step import TrainState, build_train_state
-from napkin.training.preparation import Preparation
 from napkin.training.signals import Interrupted, Interruption, agree_on_signal
 from napkin.units import format_seconds
+
+
+@dataclass(eq=False)
+class Preparation(ABC):
+    """A run that is ready to be trained; `napkin.training.method` adds how its steps are taken."""
+
+    resolved: ResolvedRecipe
+    """The recipe with every default written out that depends on this machine or on files."""
+    tokenizer: Tokenizer
+    ranks: Ranks = field(default=ALONE, kw_only=True)
+    plan: Plan | None = field(default=None, kw_only=True)
+    """Made by rank 0; the other ranks have none."""
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.resolved.recipe
+
+    @property
+    def precision(self) -> Precision:
+        return self.resolved.precision
+
+    @property
+    @abstractmethod
+    def data_checksum(self) -> str:
+        """The checksum of the training data, which a checkpoint remembers."""
+
+    @property
+    def token_files(self) -> list[TokenFile | TokenMixture]:
+        """The files that are mapped while the run trains."""
+        return []
+
+    def initialize(self, model: Transformer) -> None:  # noqa: B027
+        """Set the weights of a new run, where they are not drawn from training.init_seed."""
+
 
 SILENT_SECONDS = 2.0
 """A compilation that takes longer is announced."""

@@ -16,9 +16,8 @@ from napkin.planning.step.machine import Progress, ThisMachine
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.runs.run_folder import RunFolder
-from napkin.training.loop import Callback
+from napkin.training.loop import Callback, Preparation
 from napkin.training.metered_step import MeteredStep
-from napkin.training.preparation import Preparation
 
 
 @dataclass

@@ -1,9 +1,9 @@
 from . import policy_gradient as policy_gradient
 from . import preferences as preferences
-from .base_model import open_base as open_base
-from .base_model import reference_model as reference_model
 from .method import encoder_of_base as encoder_of_base
 from .method import encoder_of_run as encoder_of_run
+from .method import open_base as open_base
+from .method import reference_model as reference_model
 from .method import tune as tune
 from .objective import BatchTotals as BatchTotals
 from .objective import Objective as Objective

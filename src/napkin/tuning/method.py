@@ -1,35 +1,36 @@
-"""What the methods of tuning share: the model that they start from, how its conversations become tokens, and `tune`."""
+"""`tune`, and the common part of all tuning: the base model, a frozen copy of it, and conversations as tokens."""
 
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from napkin.chats.chat_encoder import ChatEncoder, TrainOn
 from napkin.chats.chat_template import ChatTemplate, read_template_file, read_template_variables
-from napkin.checkpoint.state import write_frozen
+from napkin.checkpoint.state import load_frozen, write_frozen
 from napkin.data.token_file import SEPARATOR
 from napkin.errors import NapkinError
 from napkin.files import StrPath
-from napkin.inference.loaded_model import LoadedModel, texts_of_run
+from napkin.inference.loaded_model import LoadedModel, load, texts_of_run
 from napkin.model.transformer import Transformer
 from napkin.planning.planner import resolve
 from napkin.planning.step.machine import Progress
+from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.toml_file import read_recipe
 from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.runs.metrics import StepMetrics
-from napkin.runs.model_files import conversation_files
-from napkin.runs.run_folder import RunFolder
+from napkin.runs.model_files import conversation_files, is_quantized
+from napkin.runs.run_folder import RunFolder, is_run
 from napkin.tokenizer.base import Tokenizer
 from napkin.train_step.step import build_model
 from napkin.train_step.tuned_model import adapter_of
 from napkin.training.method import Method, Setting
 from napkin.training.run import Outcome, train
-from napkin.tuning.base_model import initial_weights, open_base
 from napkin.tuning.sequence_step import refuse_divided_models
 
 
@@ -134,6 +135,34 @@ def _resolved(recipe: TuningRecipe, base: LoadedModel, setting: Setting) -> Reso
     resolved = resolve(replace(recipe, model=base.config, training=training), setting.machine(recipe))
     refuse_divided_models(resolved.layout)
     return resolved
+
+
+def open_base(folder: StrPath) -> LoadedModel:
+    """Open a run, or a Hugging Face folder, whose weights can be trained, without reading them.
+
+    Raises NapkinError as `napkin.load` does, and for a quantized run.
+    """
+    if not str(folder):
+        raise NapkinError("no model to start from is named: give a run or a Hugging Face folder")
+    if is_quantized(Path(folder)):
+        raise NapkinError(f"'{folder}' is quantized, and integers are not trained: start from the run it was made of")
+    return load(folder)
+
+
+def reference_model(base: LoadedModel, precision: Precision) -> Transformer:
+    """The base model, frozen, on the precision's device, to compare a tuned model with."""
+    model = Transformer(base.config)
+    base.load_into(model)
+    model.requires_grad_(False).eval()
+    return model.to(precision.device_type)
+
+
+def initial_weights(run: Path, recipe: TuningRecipe) -> Callable[[Transformer], None]:
+    """Return a function that copies a run's initial weights into a model: frozen ones from the run's folder, once that
+    exists, others from the base model. Raises NapkinError where there is none."""
+    if adapter_of(recipe) is not None and is_run(run):
+        return partial(load_frozen, RunFolder(run).checkpoints)
+    return open_base(recipe.tuning.start).load_into
 
 
 def encoder_of_base(base: LoadedModel, chat_template: StrPath = "", train_on: TrainOn = "assistant") -> ChatEncoder:

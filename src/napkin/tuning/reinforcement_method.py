@@ -26,8 +26,7 @@ from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.metered_step import IsFit, MeteredStep, no_watch
 from napkin.training.method import Setting
 from napkin.training.non_finite import Verdict
-from napkin.tuning.base_model import initial_weights, open_base, reference_model
-from napkin.tuning.method import TuningContext, TuningMethod
+from napkin.tuning.method import TuningContext, TuningMethod, initial_weights, open_base, reference_model
 from napkin.tuning.packing import resolved_packing
 from napkin.tuning.phase_accounting import PhaseMeters, PhaseMetrics, PhaseTimes, metered_rows
 from napkin.tuning.policy_loss import parts_of

@@ -161,7 +161,7 @@ def _encoder(options: ChatDataOptions) -> tuple["ChatEncoder", int]:
 
         tokenizer = load_tokenizer(options.tokenizer)
         return encoder_of_tokenizer(tokenizer, options.chat_template, options.learned), options.max_length or NO_LIMIT
-    from napkin.tuning.base_model import open_base
+    from napkin.tuning.method import open_base
 
     start = open_base(options.start)
     encoder = encoder_of_base(start, options.chat_template, options.learned)
