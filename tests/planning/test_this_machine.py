@@ -147,6 +147,7 @@ def test_times_of_a_plan_are_those_of_its_simulation() -> None:
         ({"input_tokens": 120}, r"120 \+ 9 tokens are more than the model's context of 128"),
         ({"rate": 1.0}, "give one of them"),
         ({"concurrency": None, "on": "H100"}, "give concurrency"),
+        ({"rate": 2.0, "on": "H100"}, "rate is 2.0, which is planned on this machine alone"),
     ],
 )
 def test_what_this_machine_or_devices_cannot_be_planned_for_is_refused(changes: dict, says: str) -> None:

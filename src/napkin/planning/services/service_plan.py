@@ -283,6 +283,9 @@ def plan_service(
             seed=seed,
         )
         return _plan_here(model, load, kv == "int8", cache_bytes, max_running, usd_per_hour, progress)
+    for name, value in (("rate", rate), ("requests", requests), ("cache_bytes", cache_bytes)):
+        if value is not None:
+            raise NapkinError(f"{name} is {value}, which is planned on this machine alone: leave out {name}, or on")
     if concurrency is None:
         raise NapkinError("a service on devices is planned for a constant number of requests: give concurrency")
     load = Load(concurrency, input_tokens, output_tokens, requests_per_client or math.inf)
