@@ -38,7 +38,6 @@ class Operator:
     shapes: Sequence[Shape] = ({},)
     """The shapes that are timed where none is named."""
     sweep: Sequence[Shape] = ()
-    """The shapes of a sweep."""
     optional: tuple[str, ...] = ()
     """Dimensions that have a size only where a shape names one."""
     on_gpu_only: frozenset[str] = field(default_factory=frozenset)

@@ -202,7 +202,6 @@ class _Segment(NamedTuple):
     begin: int
     end: int
     event: HostEvent | None
-    """The innermost event."""
 
 
 def _on_host(step: ProfiledStep) -> tuple[tuple[OperatorCall, ...], tuple[Gap, ...]]:

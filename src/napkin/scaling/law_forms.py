@@ -198,7 +198,7 @@ class Term:
 
 @dataclass(frozen=True)
 class LawForm:
-    """One law: its terms, its variables, and the starts of its fit."""
+    """A law as a sum of terms, with its formula and its source."""
 
     name: str
     formula: str

@@ -100,7 +100,6 @@ class Manifest:
     documents: int
     text_bytes: int
     files: tuple[CorpusFile, ...]
-    """The files in `documents/`."""
     files_of_options: dict[str, str]
     """SHA-256 of each file that an option of a stage names, by path."""
     checksums: dict[str, str]

@@ -166,7 +166,6 @@ def count_sentences(line: Line) -> int:
 
 
 def has(character: str, bit: int) -> bool:
-    """True if a character is of the given class."""
     return bool(character_classes()[ord(character)] & bit)
 
 

@@ -37,7 +37,6 @@ class ItemResult:
     unconditional: tuple[float, ...] | None = None
     """Log-probability of each choice without the question."""
     text: str | None = None
-    """The generated text."""
     found: str | None = None
     """The part of it that was taken for the answer."""
     dropped_examples: int = 0

@@ -251,7 +251,6 @@ class Plan:
         return "\n".join([*self._summary(), repr(self.table())])
 
     def _repr_html_(self) -> str:
-        """HTML for a notebook."""
         return f"<p>{html.escape(self._summary()[0])}</p>{self.table()._repr_html_()}"
 
     def table(self) -> QuantityTable:
