@@ -183,7 +183,7 @@ class ShardTask:
     files: tuple[InputFile, ...] = ()
     """The files that the first pass reads."""
     skipped: tuple[str, ...] = ()
-    """Names of documents that ended a worker twice, as `note` was told of them."""
+    """Documents, by identity or place, that ended a worker twice, as `note` was told of them."""
 
 
 @dataclass(frozen=True)
