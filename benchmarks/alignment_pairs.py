@@ -2,8 +2,8 @@
 
 Pairs of a JSONL file become tokens, get log-probabilities of a reference (made up here: no model runs) and are read in
 batches that are spread over the file. The first start encodes them; the second finds them in the cache; "in lists" is
-the second with all units held in memory, as a list of Python objects has them. Each is a process of its own. Memory is
-the most that the process itself holds, over what it had when all was imported and the chat template's process had
+the second with all examples held in memory, as a list of Python objects has them. Each is a process of its own. Memory
+is the most that the process itself holds, over what it had when all was imported and the chat template's process had
 started. Mapped pages of the files that were read are beside it: the system takes them back when memory is short.
 """
 

@@ -41,7 +41,7 @@ CONSTANT = 20.0
 
 
 def some_examples(n: int = 7, size: int = 1) -> list[Example]:
-    """`n` units of `size` sequences of 3 to 19 tokens, of which some count."""
+    """`n` examples of `size` sequences of 3 to 19 tokens, of which some count."""
     generator = np.random.default_rng(3)
 
     def sequence() -> TokenSequence:

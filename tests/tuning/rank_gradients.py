@@ -31,7 +31,7 @@ from reliability.ranks import fork_ranks
 
 
 def sizes_of(case: str) -> tuple[int, ...]:
-    """The sizes of micro-batches that a case is computed in: with 1, each unit is one."""
+    """The sizes of micro-batches that a case is computed in: with 1, each example is one."""
     return (1, 64) if case == "supervised, sequence" else (64,)
 
 
@@ -72,8 +72,8 @@ def compute_cases(folder: Path) -> None:
             gradients[f"scores, {strategy}"] = torch.cat(
                 [torch.from_numpy(each.log_probabilities) for example in scores for each in example]
             )
-            # Fewer units than ranks.
-            gradients[f"one unit, {strategy}"], _ = gradient_of(train_state, examples[:1], objective)
+            # Fewer examples than ranks.
+            gradients[f"one example, {strategy}"], _ = gradient_of(train_state, examples[:1], objective)
             leave_groups(ranks)
         # The ranks after the first have one prompt each, so that places among a rank's own are not those among all.
         size, rank = ranks.world_size, ranks.info.rank

@@ -1,4 +1,4 @@
-"""Files of units as tokens: what is in them, what is left out of them, and what damage is noticed."""
+"""Files of examples as tokens: what is in them, what is left out of them, and what damage is noticed."""
 
 import json
 from pathlib import Path

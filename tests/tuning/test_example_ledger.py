@@ -1,4 +1,4 @@
-"""A step on units is counted as it runs: the same operators, FLOPs and peak bytes."""
+"""A step on examples is counted as it runs: the same operators, FLOPs and peak bytes."""
 
 import dataclasses
 
@@ -39,7 +39,7 @@ class ReadsEntropies:
 def test_a_step_on_units_has_the_flops_and_bytes_that_were_counted(
     objective: Objective, packing: Packing, max_tokens: int, n_scored: int
 ) -> None:
-    """The last case computes other units without gradients first."""
+    """The last case computes other examples without gradients first."""
     train_state, examples = train_state_of(model=WIDE), some_examples()
     scored = some_examples(n_scored)
 

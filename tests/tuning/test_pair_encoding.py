@@ -1,4 +1,4 @@
-"""Pairs and judged answers as units: their tokens, their kept files, and the mismatched answers of KTO."""
+"""Pairs and unpaired preferences as examples: their tokens, their kept files, and the mismatched answers of KTO."""
 
 import json
 import random
@@ -213,7 +213,7 @@ def test_a_reference_is_kept_in_a_file_that_others_read(tmp_path: Path, encoder:
     assert not problem
     found = [each.values[REFERENCE] for example in examples for each in example]
     assert all(np.array_equal(*both) for both in zip(found, expected, strict=True))
-    # Nothing that was read is held: in a list the units take half a megabyte.
+    # Nothing that was read is held: in a list the examples take half a megabyte.
     tracemalloc.start()
     assert sum(len(example) for example in examples) == len(expected)
     peak = tracemalloc.get_traced_memory()[1]

@@ -85,7 +85,7 @@ def test_short_sequences_fill_the_rows_of_longer_ones() -> None:
     (part,) = micro_batches_of(examples, max_tokens=30, row_length=32)
     assert tuple(part.rows.inputs.shape) == (3, 10)
     assert part.rows.documents is not None
-    # A unit that does not fit is in the next micro-batch, and shorter ones still go to the first.
+    # An example that does not fit is in the next micro-batch, and shorter ones still go to the first.
     first, second = micro_batches_of(examples, max_tokens=20, row_length=32)
     assert (first.example_numbers, second.example_numbers) == ((1, 3, 0), (2, 4))
     assert tuple(second.rows.inputs.shape) == (2, 6)

@@ -74,7 +74,7 @@ def test_ranks_have_the_gradient_of_one_process(tmp_path: Path, size: int) -> No
     for strategy in ("ddp", "fsdp"):
         assert distance(gradients[f"scores, {strategy}"], expected) < 1e-6
         of_one, _ = gradient_of(train_state, examples[:1], CASES["supervised, token"]()[0])
-        assert distance(gradients[f"one unit, {strategy}"], of_one) < 1e-6
+        assert distance(gradients[f"one example, {strategy}"], of_one) < 1e-6
     # Which update learns from which prompt's answers does not depend on whose prompts they are.
     start, reinforced = (weights_after_reinforcement(ALONE, range(4), updates=n) for n in (1, 2))
     assert distance(start, reinforced) > 1e-3

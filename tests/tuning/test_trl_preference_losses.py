@@ -128,7 +128,7 @@ def judged(path: Path) -> list[Example]:
 def kto_trainer_loss(
     model: Callable[[Tensor], Tensor], examples: Sequence[Example], config: PreferenceConfig
 ) -> tuple[Tensor, float]:
-    """What TRL's KTO trainer computes of these units with a model of logits, and its estimate of the divergence."""
+    """What TRL's KTO trainer computes of these examples with a model of logits, and its estimate of the divergence."""
     trainer = peer("trl.trainer.kto_trainer").KTOTrainer
 
     def scored(input_ids: Tensor, labels: Tensor, **_: Any) -> MagicMock:
