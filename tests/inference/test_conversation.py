@@ -17,7 +17,7 @@ from oracles.served_model import CONTEXT, tiny_served_model
 GREEDY = Sampling(temperature=0)
 PROGRAM = """
 import torch
-from napkin.cli.models.chat import converse
+from napkin.cli.models.generate import converse
 from napkin.inference.conversation import Conversation
 from napkin.inference.settings import Sampling
 from oracles.served_model import tiny_served_model

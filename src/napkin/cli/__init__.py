@@ -14,8 +14,10 @@ from napkin.errors import NapkinError, is_out_of_memory
 GROUPS: dict[str, dict[str, Command]] = {
     "begin": {
         "demo": Command("train a model on Python's own library, and account for it", "begin.demo"),
-        "doctor": Command("say what this machine has and lacks, and what is broken", "begin.doctor"),
-        "calibrate": Command("measure this machine's products, bandwidth and overhead", "measure.calibrate"),
+        "doctor": Command("say what this machine has and lacks, and what is broken", "measure.machine:doctor_command"),
+        "calibrate": Command(
+            "measure this machine's products, bandwidth and overhead", "measure.machine:calibrate_command"
+        ),
         "completion": Command("print a script that completes commands in bash, zsh or fish", "begin.completion"),
     },
     "text": {
@@ -26,27 +28,27 @@ GROUPS: dict[str, dict[str, Command]] = {
     "plan, before anything runs": {
         "recipe": Command("print a recipe, the TOML file that says all that a run does", "plan.recipe"),
         "plan": Command("say what a run will take: parameters, FLOPs, bytes, seconds", "plan:plan"),
-        "fit": Command("say how large a model some accelerators can train", "plan.fit"),
+        "fit": Command("say how large a model some accelerators can train", "plan.budget:fit_command"),
         "count": Command("trace a training step: FLOPs, bytes by operator or module", "plan.count"),
-        "budget": Command("say what FLOPs, days or dollars buy, by a fitted law", "plan.budget"),
+        "budget": Command("say what FLOPs, days or dollars buy, by a fitted law", "plan.budget:budget_command"),
         "hardware": Command("print the catalogue of accelerators, or all about one", "plan.catalogue:hardware_command"),
         "formats": Command("print the number formats, or a number rounded to each", "plan.catalogue:formats_command"),
     },
     "train": {
-        "train": Command("plan, train, meter and reconcile a run", "train.train"),
-        "resume": Command("continue a run from its newest intact checkpoint", "train.resume"),
+        "train": Command("plan, train, meter and reconcile a run", "train.train:train_command"),
+        "resume": Command("continue a run from its newest intact checkpoint", "train.train:resume_command"),
         "launch": Command("print or submit a job's script for Slurm or Kubernetes", "train.launch"),
         "tune": Command("learn from conversations, preferences, or rewards of answers", "tune"),
         "runs": Command("list runs, and compare their losses over steps or dollars", "train.runs:runs_command"),
         "report": Command("write a run's report.html", "train.runs:report_command"),
     },
     "use a model": {
-        "generate": Command("let a trained model continue a text", "models.generate"),
-        "chat": Command("talk with a model in the terminal", "models.chat"),
+        "generate": Command("let a trained model continue a text", "models.generate:generate_command"),
+        "chat": Command("talk with a model in the terminal", "models.generate:chat_command"),
         "serve": Command("serve a model over HTTP, with OpenAI's interface and a page", "models.serve"),
         "evaluate": Command("bits per byte beside gzip and xz; tasks; two models compared", "evaluate:evaluate"),
-        "quantize": Command("write a run's model with weights of 8 or 4 bits", "models.quantize"),
-        "export": Command("write a model and its tokenizer as a Hugging Face folder", "models.export"),
+        "quantize": Command("write a run's model with weights of 8 or 4 bits", "models.export:quantize_command"),
+        "export": Command("write a model and its tokenizer as a Hugging Face folder", "models.export:export_command"),
     },
     "scale": {
         "sweep": Command("train a grid, a list or a sample of runs, and name the best", "scale.sweep"),
@@ -58,7 +60,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "profile": Command("where the seconds of a step go, operator by operator", "measure.profile"),
         "bench": Command("time operators, modules, collectives, beside their limits", "measure.bench:bench"),
         "bench-serve": Command("send a load to a server: what its requests see", "measure.bench_serve"),
-        "autotune": Command("choose the tiles of a recipe's GPU kernels by timing them", "measure.autotune"),
+        "autotune": Command(
+            "choose the tiles of a recipe's GPU kernels by timing them", "measure.machine:autotune_command"
+        ),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}

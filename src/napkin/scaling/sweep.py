@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -29,7 +30,7 @@ from napkin.recipe.precision import choose_device
 from napkin.recipe.recipe import Recipe
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import is_run, runs_in
-from napkin.scaling.best_run import Standing, standing
+from napkin.scaling.best_run import Standing, as_json, edges, neighbours, ranked, standing
 from napkin.scaling.sweep_workers import Ended, train_one, train_side_by_side
 from napkin.scaling.trials import Trial, Value
 from napkin.training.callbacks import finished_checkpoint
@@ -166,6 +167,21 @@ class SweepPlan:
             whole_checkpoint_bytes(plan) * min(kept_checkpoints(plan.recipe.training), _written(plan))
             for plan in self.plans.values()
         )
+
+    def as_values(self) -> dict[str, Any]:
+        """The plan for programs: each run, and what they take in all."""
+        runs = {
+            name: {
+                "parameters": plan.ledger.parameters,
+                "tokens": plan.steps * plan.tokens_per_step,
+                "flops": plan.steps * plan.ledger.flops,
+                "peak_bytes": plan.peak_bytes,
+                "seconds": run_seconds(plan),
+            }
+            for name, plan in self.plans.items()
+        }
+        names = ("at_once", "seconds", "dollars", "flops", "peak_bytes", "disk_bytes")
+        return {"runs": runs} | {name: getattr(self, name) for name in names}
 
 
 def run_seconds(plan: Plan) -> float:
@@ -352,6 +368,20 @@ class Sweep:
     def standings(self) -> list[Standing]:
         """The figures of every run, in the order of the sweep."""
         return [standing(trial, self.folder.run(trial)) for trial in self.trials]
+
+    def as_values(self) -> dict[str, Any]:
+        """The outcome for programs: every run, the best one, its neighbours, and edges of the values at which it is."""
+        standings = self.standings()
+        order = ranked(standings)
+        best = order[0].trial if order else None
+        return {
+            "folder": self.folder.path,
+            "runs": [as_json(each) for each in standings],
+            "failed": self.file.failed,
+            "best": None if best is None else best.name,
+            "neighbours": [] if best is None else [each.name for each in neighbours(best, self.trials)],
+            "edges": [] if best is None else [vars(edge) for edge in edges(best, self.trials)],
+        }
 
 
 def _is_finished(run: Path) -> bool:

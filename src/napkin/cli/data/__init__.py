@@ -17,9 +17,9 @@ COMMANDS = {
     "recipe": Command("print a complete pipeline with a comment on each option, to begin with", "recipe"),
     "plan": Command("predict what a pipeline will leave and take, from a sample of its input", "plan:plan_command"),
     "reconcile": Command("compare a corpus with its plan", "plan:reconcile_command"),
-    "why": Command("tell a document's story: what each stage did to it, or why it was dropped", "story:why_command"),
+    "why": Command("tell a document's story: what each stage did to it, or why it was dropped", "run:why_command"),
     "samples": Command(
-        "write a page with samples of what each stage dropped, beside what remained", "story:samples_command"
+        "write a page with samples of what each stage dropped, beside what remained", "run:samples_command"
     ),
     "chat": Command("turn conversations into tokens for tuning, and show what is learned of them", "chat"),
     "train-classifier": Command(

@@ -1,17 +1,29 @@
-"""`napkin data run`, and `napkin data STAGE`: a pipeline of one stage, whose options are the fields of the stage."""
+"""`napkin data run`, and `napkin data STAGE`: a pipeline of one stage, whose options are the fields of the stage.
+
+`napkin data why` and `napkin data samples` say what became of documents.
+"""
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from napkin.cli.commands import Main
+from napkin.cli.common.files import folder_for
 from napkin.cli.common.options import INLINED, JsonOption, command
-from napkin.curation.engine.pipeline_file import InputOptions, OutputFormat, OutputOptions, Pipeline
+from napkin.cli.common.progress import ProgressLine, progress_line
+from napkin.cli.common.terminal import notify, print_json, print_table, say
+from napkin.curation.engine.corpus_writer import Amount, Manifest
+from napkin.curation.engine.pipeline_file import InputOptions, OutputFormat, OutputOptions, Pipeline, read_pipeline
+from napkin.curation.engine.pipeline_run import Engine, Outcome, curate
 from napkin.curation.reading.input_file import InputFormat
 from napkin.curation.registry import stage_class
 from napkin.errors import NapkinError
+from napkin.hardware.host import usable_cores
+from napkin.units import format_bytes, format_share
 
 
 @dataclass(frozen=True)
@@ -35,9 +47,6 @@ class RunOptions(JsonOption):
 
 @command("data run", RunOptions)
 def run_command(options: RunOptions) -> None:
-    from napkin.cli.data.running import run_and_print
-    from napkin.curation.engine.pipeline_file import read_pipeline
-
     run_and_print(
         read_pipeline(options.pipeline),
         options.out,
@@ -97,8 +106,6 @@ def _run_stage(options: Any) -> None:
         raise NapkinError("no INPUT is given: name files, folders, patterns or addresses")
     if not options.out:
         raise NapkinError("--out is missing: name a folder for the corpus")
-    from napkin.cli.data.running import run_and_print
-
     pipeline = Pipeline(
         InputOptions(options.paths, options.input_format, options.text_field),
         (options.stage,),
@@ -106,3 +113,111 @@ def _run_stage(options: Any) -> None:
         options.memory_bytes,
     )
     run_and_print(pipeline, options.out, options.workers, as_program=options.json)
+
+
+def run_and_print(
+    pipeline: Pipeline,
+    out: str,
+    workers: int | None,
+    *,
+    engine: Engine = "processes",
+    ray_address: str | None = None,
+    as_program: bool,
+) -> None:
+    """Make a corpus, or go on with it, and print what came out."""
+    if not out:
+        raise NapkinError("--out is empty: name a folder for the corpus")
+    path = Path(out)
+    with progress_line("reading") as line, folder_for(path):
+        outcome = curate(
+            pipeline,
+            path,
+            workers=usable_cores() if workers is None else workers,
+            engine=engine,
+            ray_address=ray_address,
+            on_progress=partial(_show_progress, line),
+            on_message=lambda message: notify(f"data: {message}"),
+        )
+    if as_program:
+        print_json({"out": out, "was_finished": outcome.was_finished, "manifest": outcome.manifest})
+    else:
+        _print(outcome, path)
+
+
+def _show_progress(line: ProgressLine, done: int, total: int, what: str) -> None:
+    line.retitle(what)
+    line(done, total, f"{format_bytes(done)} of {format_bytes(total)}" if total else "")
+
+
+def _print(outcome: Outcome, out: Path) -> None:
+    manifest = outcome.manifest
+    if outcome.was_finished:
+        say(f"{out} is finished: nothing is left to do")
+    print_table(["stage", "rule", "documents", "bytes", "of documents"], _rows(manifest), align="llrrr")
+    if manifest.set_aside:
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in manifest.set_aside.items())
+        say(f"set aside, as set_aside.jsonl lists: {reasons}")
+    say(
+        f"wrote {out}: {manifest.documents:,} documents, {format_bytes(manifest.text_bytes)} of text in "
+        f"{len(manifest.files):,} files"
+    )
+
+
+def _rows(manifest: Manifest) -> list[list[str]]:
+    rows = [_row("read", "", manifest.input.read, manifest.input.read)]
+    for stage in manifest.stages:
+        for rule, amount in sorted(stage.dropped.items(), key=lambda each: (-each[1].documents, each[0])):
+            rows.append(_row(stage.name, rule, amount, stage.entered, sign="-"))
+        rows.append(_row(stage.name, "remain", stage.remained, stage.entered))
+    return rows
+
+
+def _row(stage: str, rule: str, amount: Amount, of: Amount, sign: str = "") -> list[str]:
+    share = format_share(amount.documents / of.documents) if of.documents else "–"
+    return [stage, rule, f"{sign}{amount.documents:,}", f"{sign}{format_bytes(amount.bytes)}", share]
+
+
+@dataclass(frozen=True)
+class WhyOptions(JsonOption):
+    """Tell a document's story: where it comes from, what each stage did to it, and why it was dropped if it was."""
+
+    identity: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
+    """Of the document: the name of its file, #, and its number in it, such as pages/a.warc.gz#12."""
+    corpus: Annotated[str, tyro.conf.arg(name="in")]
+    """Folder of the corpus."""
+
+
+@command("data why", WhyOptions)
+def why_command(options: WhyOptions) -> None:
+    from napkin.curation.engine.document_story import find_story
+
+    story = find_story(Path(options.corpus), options.identity)
+    if options.json:
+        print_json(story)
+        return
+    say(f"{story.identity}: {story.ending}")
+    rows = [["source", f"{story.source}, byte {story.offset:,}"]]
+    rows += [["address", story.address]] if story.address else []
+    rows += [["licence", story.licence]] if story.licence else []
+    rows += [["found", f"{name} = {value}"] for name, value in story.fields.items()]
+    rows += [[entry.stage, entry.note or "went on"] for entry in story.trace]
+    print_table([], rows)
+
+
+@dataclass(frozen=True)
+class SamplesOptions:
+    """Write a page with samples of what each rule of each stage dropped, beside samples of what remained."""
+
+    corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
+    """Folder of the corpus."""
+    out: str | None = None
+    """The page; None is samples.html in the folder of the corpus."""
+
+
+@command("data samples", SamplesOptions)
+def samples_command(options: SamplesOptions) -> None:
+    from napkin.curation.engine.document_story import write_sample_page
+
+    corpus = Path(options.corpus)
+    path = corpus / "samples.html" if options.out is None else Path(options.out)
+    say(f"wrote {write_sample_page(corpus, path)}")

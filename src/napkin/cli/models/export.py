@@ -1,15 +1,21 @@
-"""`napkin export`."""
+"""`napkin export` writes a Hugging Face folder, `napkin quantize` a model of 8 or 4 bits."""
 
+import copy
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from napkin.cli.common.files import folder_for, refuse_existing
 from napkin.cli.common.options import RunOptions, Switch, command
 from napkin.cli.common.progress import progress_line
-from napkin.cli.common.terminal import notify, print_json, say
+from napkin.cli.common.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
 from napkin.units import format_bytes
+
+if TYPE_CHECKING:
+    from napkin.inference.loaded_model import LoadedModel
+    from napkin.model.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class ExportOptions(RunOptions):
 
 
 @command("export", ExportOptions)
-def main(options: ExportOptions) -> None:
+def export_command(options: ExportOptions) -> None:
     if not options.out:
         raise NapkinError("no folder to write is named: give --out FOLDER")
     out = Path(options.out)
@@ -57,3 +63,78 @@ def _show(options: ExportOptions, out: Path, step: int) -> None:
         print_json({"folder": out, "step": step, "files": files})
         return
     say(f"wrote {out}: step {step:,}, {format_bytes(sum(files.values()))} in {', '.join(files)}")
+
+
+@dataclass(frozen=True)
+class QuantizeOptions(RunOptions):
+    """Write a run's newest model with weights of 8 or 4 bits to a new folder, which `napkin generate` and `evaluate`
+    read. Before it is written, it is said what that costs in bits per byte."""
+
+    to: Literal["int8", "int4"] = "int4"
+    """int8 has one scale per row of a matrix; int4 a scale and a middle per group."""
+    group_size: int = 64
+    """Numbers of a row that share a scale in int4."""
+    out: str | None = None
+    """Folder to write; it must not exist. None is the run's name with -int8 or -int4."""
+    evaluation_tokens: int = 20_000
+    """Validation tokens, from the first, on which bits per byte are measured; 0 is none."""
+
+
+@command("quantize", QuantizeOptions)
+def quantize_command(options: QuantizeOptions) -> None:
+    if options.evaluation_tokens < 0:
+        raise NapkinError(f"--evaluation-tokens is {options.evaluation_tokens}: use 0 or more")
+    run = Path(options.run)
+    out = run.with_name(f"{run.resolve().name}-{options.to}") if options.out is None else Path(options.out)
+    refuse_existing(out)
+    with progress_line("opening the run") as line:
+        from napkin.inference.loaded_model import load
+        from napkin.inference.quantized_run import write_quantized
+        from napkin.model.quantized import quantize_model
+        from napkin.runs.model_files import QuantizedRun, read_conversation
+
+        trained = load(run, on_message=notify)
+        if trained.quantized is not None:
+            raise NapkinError(f"'{run}' is quantized already: name the run that it was made of")
+        recipe = trained.recipe
+        line.retitle("evaluating")
+        before, n_tokens = _bits_per_byte(trained, options.evaluation_tokens)
+        line.retitle("quantizing")
+        model = copy.deepcopy(trained.model).to("cpu")
+        quantize_model(model, options.to, group_size=options.group_size)
+        line.retitle("evaluating")
+        after, _ = _bits_per_byte(
+            trained.with_model(model.to(trained.precision.device_type)), options.evaluation_tokens
+        )
+    rows = [
+        ("this run", _bytes_of(trained.model), before),
+        (options.to, _bytes_of(model), after),
+    ]
+    if not options.json:
+        print_table(
+            ("", "weights", "bits per byte"),
+            [(name, format_bytes(size), f"{bits:.4f}" if n_tokens else "no text") for name, size, bits in rows],
+        )
+    about = QuantizedRun(
+        "napkin-quantized", 1, options.to, options.group_size, trained.step, str(run), n_tokens, after, before, {}
+    )
+    conversation = read_conversation(trained.run.path, trained.tokenizer)
+    with folder_for(out):
+        size = write_quantized(out, model.to("cpu"), recipe, trained.tokenizer, about, conversation)
+    if options.json:
+        print_json(
+            {"folder": out, "bytes": size, "tokens": n_tokens, "bits_per_byte": after, "original_bits_per_byte": before}
+        )
+        return
+    loss = f"{100 * (after / before - 1):+.2f}% bits per byte on {n_tokens:,} tokens" if n_tokens else "not measured"
+    say(f"wrote {out}: {options.to}, {format_bytes(size)}; {loss}")
+
+
+def _bits_per_byte(trained: "LoadedModel", max_tokens: int) -> tuple[float, int]:
+    if not max_tokens or trained.run.validation_tokens is None:
+        return 0.0, 0
+    return trained.sampled_bits_per_byte(max_tokens)
+
+
+def _bytes_of(model: "Transformer") -> int:
+    return sum(tensor.nbytes for tensor in model.state_dict().values())

@@ -171,7 +171,7 @@ def _refuse_other_folder(folder: Path) -> None:
 
 
 def _train_and_predict(file: "LadderFile", folder: Path, options: LadderOptions, source: RecipeSource) -> int:
-    from napkin.cli.scale.sweep_output import run_sweep
+    from napkin.cli.scale.sweep import run_sweep
     from napkin.scaling.ladder import LADDER_FILE
     from napkin.scaling.sweep import Sweep
 

@@ -91,7 +91,7 @@ def _transfer(options: MupOptions, trials: tuple, source: RecipeSource, check: "
     kind = "plain" if options.plain else "mup"
     folder = options.runs or source.folder(f"-{kind}")
     with progress_line("planning the runs") as line:
-        from napkin.cli.scale.sweep_output import print_sweep_plan, run_sweep
+        from napkin.cli.scale.sweep import print_sweep_plan, run_sweep
         from napkin.scaling.mup import curves, transfer
         from napkin.scaling.sweep import Sweep
 

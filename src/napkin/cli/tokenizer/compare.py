@@ -15,8 +15,7 @@ from napkin.cli.common.files import STANDARD_LIBRARY, open_documents
 from napkin.cli.common.options import JsonOption, Switch, command
 from napkin.cli.common.progress import ProgressLine, progress_line
 from napkin.cli.common.terminal import print_json, print_table, say
-from napkin.cli.tokenizer.texts import describe_unknown_words
-from napkin.cli.tokenizer.token_text import print_tokens
+from napkin.cli.tokenizer.texts import describe_unknown_words, print_tokens
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from napkin.cli.common.options import JsonOption, command
 from napkin.cli.common.terminal import print_json, print_table, say
-from napkin.cli.tokenizer.token_text import split_text
+from napkin.cli.tokenizer.texts import split_text
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer

@@ -1,10 +1,20 @@
-"""`napkin train`."""
+"""`napkin train` begins a run, `napkin resume` goes on with one."""
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from napkin.cli.common.options import JsonOption
+from napkin.cli.common.options import JsonOption, RunOptions, parse, takes
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.recipe_options import RecipeOptions, RecipeSource, TokenBudget, recipe_command
+from napkin.cli.common.terminal import notify, print_json, say
+from napkin.recipe.data_config import DataConfig, TrainFiles
+from napkin.recipe.training_config import ParallelismConfig
+from napkin.recipe.tuning_recipe import TuningRecipe
+
+if TYPE_CHECKING:
+    from napkin.checkpoint.state import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,7 @@ class TrainOptions(RecipeOptions, TokenBudget, JsonOption):
 
 
 @recipe_command("train", TrainOptions)
-def main(options: TrainOptions, source: RecipeSource) -> int:
+def train_command(options: TrainOptions, source: RecipeSource) -> int:
     folder = options.run or source.folder()
     from napkin.distributed.joining import join_ranks
 
@@ -41,3 +51,97 @@ def main(options: TrainOptions, source: RecipeSource) -> int:
                 planner = predicting(options.law)
             preparation, run = create_run(options.recipe, folder, progress=line.retitle, ranks=ranks, planner=planner)
         return train_and_report(preparation, run, as_json=options.json)
+
+
+@dataclass(frozen=True)
+class MovedData:
+    """Where the run's token files are now, if they have moved: the run's recipe then names the new place."""
+
+    train: TrainFiles = ()
+    """Its training tokens, in the same order and with the same weights; another file is refused. None is as before."""
+    validation: str | None = ""
+    """Its validation tokens; "" is as before, None disables evaluation."""
+
+
+@dataclass(frozen=True)
+class ResumeOptions(RunOptions):
+    """Continue a run from its newest intact checkpoint, as if it had never stopped.
+
+    Another number of ranks, or another layout of them, gives the same losses to the rounding of sums."""
+
+    data: MovedData = field(default_factory=MovedData)
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    """The layout of the ranks from now on, in place of all of the recipe's [parallelism]: the sizes that are not given
+    are 1, or what the others leave. Without any of these options it is as before."""
+
+
+@takes(ResumeOptions)
+def resume_command(arguments: Sequence[str]) -> int:
+    """Continue a run."""
+    options = parse(ResumeOptions, "resume", arguments)
+    from napkin.distributed.joining import join_ranks
+    from napkin.runs.run_folder import RunFolder
+
+    recipe = RunFolder.open(options.run).recipe
+    from napkin.training.callbacks import finished_checkpoint
+
+    data = _moved(recipe.data, options.data)
+    parallelism = options.parallelism if _names_layout(arguments) else None
+    finished: list[Checkpoint] = []
+
+    def find_finished() -> bool:
+        finished.extend(filter(None, [finished_checkpoint(options.run)]))
+        return bool(finished)
+
+    with join_ranks(recipe.training) as ranks:
+        with progress_line("starting", shown=ranks.is_rank_zero) as line:
+            if data == recipe.data and ranks.broadcast_from_zero(find_finished):
+                if ranks.is_rank_zero:
+                    _say_it_is_finished(options, finished[0])
+                return 0
+            from napkin.training.start import open_run
+
+            method, run = open_run(
+                options.run,
+                data=data,
+                parallelism=parallelism,
+                progress=line.retitle,
+                on_message=notify,
+                ranks=ranks,
+            )
+        if isinstance(recipe, TuningRecipe):
+            from napkin.cli.tune.methods import follow_tuning
+
+            return follow_tuning(method, run, as_json=options.json)
+        from napkin.cli.train.following import train_and_report
+
+        return train_and_report(method, run, as_json=options.json)
+
+
+def _moved(data: DataConfig, moved: MovedData) -> DataConfig:
+    validation = data.validation if moved.validation == "" else moved.validation
+    return dataclasses.replace(data, train=moved.train or data.train, validation=validation)
+
+
+def _names_layout(arguments: Sequence[str]) -> bool:
+    """Whether any option names a layout, be it the default one."""
+    return any(argument.startswith("--parallelism.") for argument in arguments)
+
+
+def _say_it_is_finished(options: ResumeOptions, checkpoint: "Checkpoint") -> None:
+    """What training would have said, without the plan and the token files that nothing needs any more."""
+    from napkin.accounting.quantities import QuantityTable
+    from napkin.report.page import write_report
+    from napkin.runs.run_folder import RunFolder
+
+    run = RunFolder.open(options.run)
+    with run.locked():
+        run.remove_leftovers()
+        report = write_report(run.path, training=False)
+    step = checkpoint.state.step
+    if options.json:
+        state = {"run": run.path, "step": step, "stopped_by": None}
+        print_json({**state, "checkpoint": checkpoint.path, "table": QuantityTable()})
+        return
+    say(f"{run.path} is at step {step:,} of {run.recipe.training.steps:,}: nothing was done")
+    say(f"report: {report}", wrap=False)
