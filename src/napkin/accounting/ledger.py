@@ -189,6 +189,16 @@ class Moment(NamedTuple):
     """Bytes of those that the forward pass keeps for the backward pass."""
 
 
+Column = Literal["module", "phase", "operator", "format", "component"]
+SUMS = ("flops", "elementwise_flops", "bytes_read", "bytes_written", "bytes_allocated", "bytes_kept")
+"""The figures of a row that `Ledger.sums_by` sums."""
+
+
+def numbered_alike(module: str) -> str:
+    """A module's path with its numbers left out: "blocks.*.attention"."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
+
+
 @dataclass(frozen=True, repr=False)
 class Ledger(Summary):
     """The operator calls of a step, and the memory that was in use while they ran."""
@@ -286,12 +296,31 @@ class Ledger(Summary):
             names = ", ".join(f"{name} ({calls} ×)" for name, calls in largest(self.unknown_scratch.items()))
             yield "unknown scratch", names + ": what their kernels take for a moment may be missing from the peak"
 
-    def flops_by(self, column: Literal["module", "phase", "operator", "format", "component"]) -> dict[str, int]:
+    def flops_by(self, column: Column) -> dict[str, int]:
         """FLOPs summed by the values of `column`, largest first."""
         sums: Counter[str] = Counter()
         for row in self.rows:
             sums[getattr(row, column)] += row.flops
         return dict(sums.most_common())
+
+    def sums_by(self, column: Column, *, alike: bool = False) -> dict[str, dict[str, int]]:
+        """Calls, FLOPs and bytes (`SUMS`) of the rows by the values of `column`, most FLOPs first.
+
+        With `alike`, modules whose paths differ by a number alone are one row: "38 × blocks.*.feed_forward".
+        """
+        names = {getattr(row, column) for row in self.rows}
+        shown = {name: name for name in names}
+        if alike and column == "module":
+            counts = Counter(map(numbered_alike, names))
+            paths = {name: numbered_alike(name) for name in names}
+            shown = {name: f"{counts[path]} × {path}" if counts[path] > 1 else name for name, path in paths.items()}
+        sums: dict[str, dict[str, int]] = {name: {"calls": 0, **dict.fromkeys(SUMS, 0)} for name in shown.values()}
+        for row in self.rows:
+            into = sums[shown[getattr(row, column)]]
+            into["calls"] += 1
+            for name in SUMS:
+                into[name] += getattr(row, name)
+        return dict(sorted(sums.items(), key=lambda item: (-item[1]["flops"], -item[1]["bytes_written"])))
 
     def with_more_micro_batches(self, times: int) -> "Ledger":
         """The ledger of the same step with `times` more micro-batches, each like the last but one.

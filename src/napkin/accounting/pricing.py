@@ -10,13 +10,12 @@ dollars, kilowatt-hours); and `reconcile`, which puts the meter beside rule and 
 
 import dataclasses
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from napkin.accounting.ledger import Ledger, Row
+from napkin.accounting.ledger import Ledger, Row, numbered_alike
 from napkin.accounting.quantities import Line, QuantityRow, QuantityTable, Summary, largest
 from napkin.errors import NapkinError
 from napkin.hardware.ceilings import Ceilings
@@ -146,11 +145,6 @@ def launch_share(ledger: Ledger, ceilings: Ceilings, seconds: float) -> float:
     """Fraction of a step's `seconds` that is the overhead of operator calls; a view is none."""
     calls = sum(bool(row.flops or row.bytes_read or row.bytes_written) for row in ledger.rows)
     return calls * ceilings.seconds_per_operator / (seconds or 1.0)
-
-
-def numbered_alike(module: str) -> str:
-    """A module's path with its numbers left out: "blocks.*.attention"."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
 
 
 def _summed(sites: Mapping[CallSite, list[float]], name_of: Callable[[CallSite], Name]) -> dict[Name, Spent]:

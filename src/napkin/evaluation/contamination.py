@@ -9,9 +9,10 @@ of a document. Windows that several items share, such as "which of the following
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from html import unescape
+from typing import Any
 from unicodedata import normalize
 
 import numpy as np
@@ -91,6 +92,16 @@ class Contamination:
     def clean(self, names: Sequence[str]) -> list[bool]:
         """The items that are not contaminated."""
         return [name not in self.contaminated for name in names]
+
+    def as_values(self) -> dict[str, Any]:
+        """What was found, for programs."""
+        return {
+            "items": self.items,
+            "documents": self.documents,
+            "bytes": self.bytes,
+            "contaminated": [asdict(each) for each in self.found],
+            "too_short": list(self.too_short),
+        }
 
 
 def find_contamination(items: Sequence[Item], documents: Iterable[Document], *, share: float = SHARE) -> Contamination:

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.rules import bytes_per_parameter, largest_model_rule
@@ -41,6 +41,15 @@ class Tried:
     seconds: float
     """Seconds of all steps."""
     dollars: float | None
+
+    def as_values(self) -> dict[str, Any]:
+        """The layout for programs, with its number of devices."""
+        return {
+            "n_devices": self.n_devices,
+            "seconds": self.seconds,
+            "dollars": self.dollars,
+            **self.plan.as_values(),
+        }
 
 
 def least_hardware(

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
-from napkin.accounting.ledger import Ledger, Moment
-from napkin.accounting.pricing import numbered_alike
+from napkin.accounting.ledger import Ledger, Moment, numbered_alike
 from napkin.files import StrPath, atomic_write_text
 from napkin.profiling.operator_calls import matched_rows
 from napkin.profiling.profile_table import ALL, STEP, headings, statements, table_rows

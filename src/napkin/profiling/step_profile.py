@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
-from napkin.accounting.ledger import Ledger
-from napkin.accounting.pricing import CallSite, Price, Roofs, computed_flops, numbered_alike
+from napkin.accounting.ledger import Ledger, numbered_alike
+from napkin.accounting.pricing import CallSite, Price, Roofs, computed_flops
 from napkin.accounting.quantities import Line, Summary, largest
 from napkin.profiling.operator_calls import ENGINE, PYTHON, CallsOfStep
 from napkin.units import format_bytes, format_rate, format_seconds, format_share

@@ -2,9 +2,9 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from napkin.data.curated_corpus import Document
     from napkin.evaluation.contamination import Contamination
     from napkin.evaluation.tasks.published import Task
-    from napkin.evaluation.tasks.results import TaskResult
     from napkin.evaluation.uncertainty import Estimate
 
 _SHOWN = 20
@@ -61,16 +60,17 @@ def main(options: ContaminationOptions) -> None:
     task = read_task(options.task, skip_bad=True)
     result = None if options.result is None else read_result(Path(options.result))
     if result is not None:
-        _refuse_other_items(task, result)
+        result.refuse_other_items(task.items)
     for message in task.left_out:
         notify(f"left out: {message}")
     with progress_line("reading") as line:
         texts = open_documents(options.texts, options.suffixes)
         documents = _counted(itertools.chain(texts, _of_token_files(options)), line)
         found = find_contamination(task.items, documents, share=options.share)
-    scores = None if result is None else _scores(result, found)
+    scores = None if result is None else result.scores_without(found.contaminated)
     if options.json:
-        print_json(_as_json(task, found, scores))
+        clean = [item.name for item in task.items if item.name not in found.contaminated]
+        print_json({"task": task.name, **found.as_values(), "clean": clean, "scores": scores})
         return
     _print(task, found, scores)
 
@@ -92,56 +92,6 @@ def _counted(documents: "Iterator[Document]", line: ProgressLine) -> "Iterator[D
         yield document
         size += len(document.data)
         line(size, None, format_bytes(size))
-
-
-def _refuse_other_items(task: "Task", result: "TaskResult") -> None:
-    missing = {*result.names} - {item.name for item in task.items}
-    if missing:
-        raise NapkinError(
-            f"the result has items that the task does not have, such as {min(missing)!r}: name the task's own files"
-        )
-
-
-def _scores(result: "TaskResult", found: "Contamination") -> "dict[str, dict[str, Estimate | None]]":
-    """Each score of all items, of those that remain, and of the contaminated ones; None where there are none."""
-    from napkin.evaluation.uncertainty import mean_estimate
-
-    clean = found.clean(result.names)
-    # Without a group an item is one of its own.
-    groups = [group or f"\0{name}" for group, name in zip(result.groups, result.names, strict=True)]
-
-    def of(values: list[float], chosen: list[bool]) -> "Estimate | None":
-        kept = [index for index, each in enumerate(chosen) if each]
-        return mean_estimate([values[at] for at in kept], [groups[at] for at in kept]) if kept else None
-
-    return {
-        name: {
-            "all": of(values, [True] * len(values)),
-            "clean": of(values, clean),
-            "contaminated": of(values, [not each for each in clean]),
-        }
-        for name, values in result.item_scores.items()
-    }
-
-
-def _as_json(
-    task: "Task", found: "Contamination", scores: "dict[str, dict[str, Estimate | None]] | None"
-) -> dict[str, Any]:
-    return {
-        "task": task.name,
-        "items": found.items,
-        "documents": found.documents,
-        "bytes": found.bytes,
-        "contaminated": [asdict(each) for each in found.found],
-        "too_short": list(found.too_short),
-        "clean": [item.name for item in task.items if item.name not in found.contaminated],
-        "scores": None
-        if scores is None
-        else {
-            name: {which: None if each is None else asdict(each) for which, each in parts.items()}
-            for name, parts in scores.items()
-        },
-    }
 
 
 def _print(task: "Task", found: "Contamination", scores: "dict[str, dict[str, Estimate | None]] | None") -> None:

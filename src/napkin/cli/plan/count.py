@@ -1,7 +1,6 @@
 """`napkin count`."""
 
 import re
-from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -13,10 +12,8 @@ from napkin.errors import NapkinError
 from napkin.units import format_bytes, format_flops, format_share
 
 if TYPE_CHECKING:
-    from napkin.accounting.ledger import Ledger
     from napkin.hardware.target import CudaTarget
 
-SUMS = ("calls", "flops", "elementwise_flops", "bytes_read", "bytes_written", "bytes_allocated", "bytes_kept")
 MOST_ROWS = 40
 
 By = Literal["component", "operator", "module", "phase"]
@@ -59,17 +56,18 @@ def main(options: CountOptions, _: RecipeSource) -> None:
             progress=lambda calls: line(calls, None, f"{calls:,} operator calls"),
         )
     if options.json:
-        sums = _sum(ledger, options.by)
         names = ("parameters", "flops", "causal_flops", "elementwise_flops", "peak_bytes", "reserved_bytes")
         totals = {name: getattr(ledger, name) for name in names}
         peak = {"peak_by_category": ledger.peak_by_category, "unknown_operators": ledger.unknown_operators}
         peak["unknown_scratch"] = ledger.unknown_scratch
-        print_json({**totals, **peak, "by": options.by, "rows": sums})
+        print_json({**totals, **peak, "by": options.by, "rows": ledger.sums_by(options.by)})
         return
-    sums = _sum(ledger, options.by, folded=True)
+    sums = ledger.sums_by(options.by, alike=True)
+    from napkin.accounting.ledger import SUMS
+
     rows, whole = [], sum(row["flops"] for row in sums.values())
     for name, row in list(sums.items())[:MOST_ROWS]:
-        sizes = (format_bytes(row[column]) for column in SUMS[3:])
+        sizes = (format_bytes(row[column]) for column in SUMS[2:])
         share = format_share(row["flops"] / whole) if row["flops"] else ""
         rows.append((name or "(outside of modules)", f"{row['calls']:,}", format_flops(row["flops"]), share, *sizes))
     print_table((options.by, "calls", "FLOPs", "share", "read", "written", "allocated", "kept"), rows)
@@ -100,26 +98,3 @@ def _target(options: CountOptions) -> "CudaTarget | None":
         raise NapkinError(f"--capability {options.capability} is not a compute capability: use two numbers, as in 9.0")
     major, minor = options.capability.split(".")
     return CudaTarget((int(major), int(minor)))
-
-
-def _sum(ledger: "Ledger", by: By, *, folded: bool = False) -> dict[str, dict[str, int]]:
-    """The sums of the rows by their `by`, largest first; `folded` puts modules of layers that are alike together."""
-    names = {getattr(row, by) for row in ledger.rows}
-    shown = _folded(names) if folded and by == "module" else {name: name for name in names}
-    sums: defaultdict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(SUMS, 0))
-    for row in ledger.rows:
-        into = sums[shown[getattr(row, by)]]
-        into["calls"] += 1
-        for name in SUMS[1:]:
-            into[name] += getattr(row, name)
-    return dict(sorted(sums.items(), key=lambda item: (-item[1]["flops"], -item[1]["bytes_written"])))
-
-
-def _folded(modules: set[str]) -> dict[str, str]:
-    """What each module is shown as: "38 × blocks.*.feed_forward" for those that differ by a number alone."""
-    from napkin.accounting.pricing import numbered_alike
-
-    alike = Counter(map(numbered_alike, modules))
-    return {
-        module: f"{alike[name]} × {name}" if alike[name := numbered_alike(module)] > 1 else module for module in modules
-    }

@@ -1,9 +1,7 @@
-"""What plans of layouts print: the ranking of a search, the ranks and seconds of one layout, and both as JSON."""
+"""What plans of layouts print: the ranking of a search, the ranks and seconds of one layout."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from napkin.accounting.microbenchmark import EVEN_ROUTING
 from napkin.cli.common.terminal import print_table, print_verbatim, say
@@ -184,53 +182,3 @@ def print_tried(tried: list[Tried]) -> None:
     answer = tried[-1]
     price = "" if answer.dollars is None else f" for ${answer.dollars:,.0f}"
     say(f"{answer.n_devices:,} devices, {layout_name(answer.plan)}: {format_seconds(answer.seconds)}{price}")
-
-
-def search_json(found: SearchResult) -> dict[str, Any]:
-    """The result of a search for programs."""
-    return {
-        "considered": found.considered,
-        "evaluated": found.evaluated,
-        "layouts": [layout_json(plan) for plan in found.plans],
-        "too_large": [layout_json(plan) for plan in found.too_large],
-        "refused": dict(found.refused),
-    }
-
-
-def tried_json(each: Tried) -> dict[str, Any]:
-    """One number of devices for programs."""
-    return {"n_devices": each.n_devices, "seconds": each.seconds, "dollars": each.dollars, **layout_json(each.plan)}
-
-
-def layout_json(plan: LayoutPlan) -> dict[str, Any]:
-    """A plan of a layout for programs."""
-    choice, layout = plan.choice, plan.layout
-    return {
-        "device": plan.site.device_name,
-        "n_devices": plan.site.n_devices,
-        "layout": {**layout.sizes, "expert": layout.expert},
-        "schedule": layout.schedule if layout.pipeline > 1 else None,
-        "stages_per_rank": layout.stages_per_rank,
-        "shard_optimizer": layout.shard_optimizer,
-        "batch_size": plan.resolved.recipe.training.batch_size,
-        "micro_batch_size": choice.micro_batch_size,
-        "micro_batches": plan.micro_batches,
-        "recompute": choice.recompute,
-        "loss_chunk_size": choice.loss_chunk_size,
-        "fits": plan.fits,
-        "peak_bytes": round(plan.peak_bytes),
-        "counted_bytes": plan.counted_bytes,
-        "memory_bytes": plan.site.memory_bytes,
-        "ranks": [
-            {name: round(size) for name, size in {**dataclasses.asdict(rank), "total": rank.total}.items()}
-            for rank in plan.ranks
-        ],
-        "seconds_per_step": plan.seconds,
-        "interval": plan.interval,
-        "seconds_by_kind": plan.by_kind,
-        "seconds_hidden": plan.hidden,
-        "expert_seconds": plan.expert_seconds,
-        "mfu": plan.mfu,
-        "tokens_per_second": plan.tokens_per_second,
-        "dollars": plan.dollars,
-    }

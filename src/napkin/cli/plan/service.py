@@ -1,11 +1,10 @@
 """`napkin plan --serve ...`: what serving a model takes: of a catalogue's devices by degree of tensor parallelism, or,
 without --on, of napkin's own engine on this machine."""
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from napkin.cli.common.options import JsonOption
 from napkin.cli.common.progress import progress_line
@@ -70,7 +69,7 @@ def main(options: ServiceOptions, _: RecipeSource) -> None:
             progress=line.retitle,
         )
     if options.json:
-        print_json(service_json(plan))
+        print_json(plan.as_values())
     else:
         print_service(plan)
     if plan.best is None:
@@ -201,41 +200,3 @@ def _remarks(plan: "ServicePlan") -> Iterator[str]:
         yield "the catalogue has no price of the device: --usd-per-hour"
     elif price is not None and price.usd_per_hour == plan.usd_per_hour:
         yield f"price of one device: {price}"
-
-
-def service_json(plan: "ServicePlan") -> dict[str, Any]:
-    """The plan for programs: bytes, FLOPs, seconds and dollars."""
-    load, cluster = plan.load, plan.cluster
-    return {
-        "device": "this machine" if cluster is None else cluster.device.name,
-        "devices": 1 if cluster is None else cluster.n_devices,
-        "server": plan.server,
-        "weights": plan.weights,
-        "kv": plan.kv,
-        "concurrency": load.concurrency,
-        "input_tokens": load.input_tokens,
-        "output_tokens": load.output_tokens,
-        "requests_per_client": plan.requests_per_client,
-        "parameters": plan.work.parameters,
-        "weight_bytes": plan.weight_bytes,
-        "ridge": plan.ridge,
-        "prefill_flops": plan.prefill_flops,
-        "prefill_bytes": plan.prefill_bytes,
-        "prefill_intensity": plan.prefill_intensity,
-        "usd_per_hour": plan.usd_per_hour,
-        "degrees": [_degree_json(degree) for degree in plan.degrees],
-        "notes": list(plan.notes),
-    }
-
-
-def _degree_json(degree: "ServiceDegree") -> dict[str, Any]:
-    found = dataclasses.asdict(dataclasses.replace(degree, simulation=None))
-    del found["simulation"]
-    found["decode_intensity"] = degree.decode_intensity
-    if degree.simulation is not None:
-        for name, of in (
-            ("time_to_first_token", degree.simulation.first_token),
-            ("time_per_output_token", degree.simulation.per_token),
-        ):
-            found[name] = {percent: of(percent) for percent in (50, 90, 95, 99)}
-    return found

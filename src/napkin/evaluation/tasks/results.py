@@ -1,7 +1,7 @@
 """The result of a task: scores with their errors, by section and in all, and everything that reproduces it."""
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import napkin
 from napkin.errors import NapkinError
 from napkin.evaluation.tasks.item_log import ItemResult
 from napkin.evaluation.tasks.prompts import Prompting
-from napkin.evaluation.tasks.published import Task
+from napkin.evaluation.tasks.published import Item, Task
 from napkin.evaluation.uncertainty import Estimate, PairedDifference, mean_estimate, paired_difference
 from napkin.json_files import read_json, write_json
 
@@ -46,6 +46,31 @@ class TaskResult:
     """Items that lost tokens of their own."""
     left_out: list[str] = field(default_factory=list)
     """Items that could not be scored, and why."""
+
+    def refuse_other_items(self, items: Iterable[Item]) -> None:
+        """Raise NapkinError where the result has items that are not among these of a task."""
+        missing = {*self.names} - {item.name for item in items}
+        if missing:
+            raise NapkinError(
+                f"the result has items that the task does not have, such as {min(missing)!r}: name the task's own files"
+            )
+
+    def scores_without(self, contaminated: Collection[str]) -> dict[str, dict[str, Estimate | None]]:
+        """Each score of "all" items, of the "clean" ones and of the "contaminated" ones; None where there are none."""
+        # Without a group an item is one of its own.
+        groups = [group or f"\0{name}" for group, name in zip(self.groups, self.names, strict=True)]
+        chosen = {
+            "all": range(len(self.names)),
+            "clean": [at for at, name in enumerate(self.names) if name not in contaminated],
+            "contaminated": [at for at, name in enumerate(self.names) if name in contaminated],
+        }
+        return {
+            score: {
+                which: mean_estimate([values[at] for at in kept], [groups[at] for at in kept]) if kept else None
+                for which, kept in chosen.items()
+            }
+            for score, values in self.item_scores.items()
+        }
 
 
 def versions() -> dict[str, str]:

@@ -3,10 +3,12 @@
 A step is as long as its schedule, then the all-reduce of gradients that no backward pass hides, then the update.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from napkin.accounting.pipeline_simulation import PipelineTimeline, simulate_pipeline
 from napkin.accounting.pricing import dollars
@@ -135,6 +137,39 @@ class LayoutPlan:
     def fits(self) -> bool:
         """True if that fits into the device's memory, as `site.fits` says."""
         return fits(self.peak_bytes, self.site.memory_bytes)
+
+    def as_values(self) -> dict[str, Any]:
+        """The plan for programs: bytes, seconds and dollars."""
+        choice, layout = self.choice, self.layout
+        return {
+            "device": self.site.device_name,
+            "n_devices": self.site.n_devices,
+            "layout": {**layout.sizes, "expert": layout.expert},
+            "schedule": layout.schedule if layout.pipeline > 1 else None,
+            "stages_per_rank": layout.stages_per_rank,
+            "shard_optimizer": layout.shard_optimizer,
+            "batch_size": self.resolved.recipe.training.batch_size,
+            "micro_batch_size": choice.micro_batch_size,
+            "micro_batches": self.micro_batches,
+            "recompute": choice.recompute,
+            "loss_chunk_size": choice.loss_chunk_size,
+            "fits": self.fits,
+            "peak_bytes": round(self.peak_bytes),
+            "counted_bytes": self.counted_bytes,
+            "memory_bytes": self.site.memory_bytes,
+            "ranks": [
+                {name: round(size) for name, size in {**dataclasses.asdict(rank), "total": rank.total}.items()}
+                for rank in self.ranks
+            ],
+            "seconds_per_step": self.seconds,
+            "interval": self.interval,
+            "seconds_by_kind": self.by_kind,
+            "seconds_hidden": self.hidden,
+            "expert_seconds": self.expert_seconds,
+            "mfu": self.mfu,
+            "tokens_per_second": self.tokens_per_second,
+            "dollars": self.dollars,
+        }
 
     @functools.cached_property
     def busiest(self) -> tuple[int, ...]:

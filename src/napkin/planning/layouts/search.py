@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from napkin.errors import NapkinError
 from napkin.planning.layouts.costs import Choice, LayoutCosts
@@ -74,6 +75,16 @@ class SearchResult:
     evaluated: int
     refused: Counter[str] = field(default_factory=Counter)
     """Why layouts are left out that napkin does not train, and how many."""
+
+    def as_values(self) -> dict[str, Any]:
+        """The result for programs."""
+        return {
+            "considered": self.considered,
+            "evaluated": self.evaluated,
+            "layouts": [plan.as_values() for plan in self.plans],
+            "too_large": [plan.as_values() for plan in self.too_large],
+            "refused": dict(self.refused),
+        }
 
 
 def search_layouts(

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -130,6 +130,19 @@ class ServiceDegree:
         """FLOPs per byte of a decode step."""
         return self.decode_flops / (self.decode_bytes * self.tensor)
 
+    def as_values(self) -> dict[str, Any]:
+        """The degree for programs; the times that were simulated by their percentiles."""
+        found = dataclasses.asdict(dataclasses.replace(self, simulation=None))
+        del found["simulation"]
+        found["decode_intensity"] = self.decode_intensity
+        if self.simulation is not None:
+            for name, of in (
+                ("time_to_first_token", self.simulation.first_token),
+                ("time_per_output_token", self.simulation.per_token),
+            ):
+                found[name] = {percent: of(percent) for percent in (50, 90, 95, 99)}
+        return found
+
 
 @dataclass(frozen=True, repr=False)
 class ServicePlan(Summary):
@@ -166,6 +179,30 @@ class ServicePlan(Summary):
     def prefill_intensity(self) -> float:
         """FLOPs per byte of a prompt computed alone."""
         return self.prefill_flops / self.prefill_bytes
+
+    def as_values(self) -> dict[str, Any]:
+        """The plan for programs: bytes, FLOPs, seconds and dollars."""
+        load, cluster = self.load, self.cluster
+        return {
+            "device": "this machine" if cluster is None else cluster.device.name,
+            "devices": 1 if cluster is None else cluster.n_devices,
+            "server": self.server,
+            "weights": self.weights,
+            "kv": self.kv,
+            "concurrency": load.concurrency,
+            "input_tokens": load.input_tokens,
+            "output_tokens": load.output_tokens,
+            "requests_per_client": self.requests_per_client,
+            "parameters": self.work.parameters,
+            "weight_bytes": self.weight_bytes,
+            "ridge": self.ridge,
+            "prefill_flops": self.prefill_flops,
+            "prefill_bytes": self.prefill_bytes,
+            "prefill_intensity": self.prefill_intensity,
+            "usd_per_hour": self.usd_per_hour,
+            "degrees": [degree.as_values() for degree in self.degrees],
+            "notes": list(self.notes),
+        }
 
     @property
     def fitting(self) -> list[ServiceDegree]:
