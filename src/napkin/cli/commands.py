@@ -11,7 +11,7 @@ Main = Callable[[Sequence[str]], int | None]
 
 
 class Command(NamedTuple):
-    """What a command is for, and where it stands."""
+    """A command: a line on what it does, and the place of its function."""
 
     about: str
     place: str | Callable[[], Main]
@@ -34,7 +34,7 @@ class Group:
 
     @property
     def typed(self) -> str:
-        """What is typed for it.
+        """The words that are typed to call it.
 
         >>> Group("napkin.cli", {}).typed, Group("napkin.cli.tokenizer", {}).typed
         ('napkin', 'napkin tokenizer')

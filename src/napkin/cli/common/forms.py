@@ -18,7 +18,7 @@ class Form:
     """Arguments that choose it where its name is not given: an option, "--option=VALUE" for an option with this value,
     or a word, whatever its case and hyphens."""
     is_name: bool = False
-    """Whether that option only stands for the name of the form, and is no option of it."""
+    """True if that option stands for the name of the form, and is not one of its options."""
 
 
 class Forms:
@@ -43,7 +43,7 @@ class Forms:
         return self._run("", self.usual, list(arguments), None)
 
     def chooses(self, option: str, arguments: Sequence[str]) -> bool:
-        """Whether an option chooses its form among these arguments."""
+        """Return whether an argument chooses its form among the others."""
         return True
 
     @property
@@ -81,7 +81,7 @@ class Forms:
 
 
 def _choices(arguments: Sequence[str]) -> Iterator[str]:
-    """What may choose a form, in the order of the arguments.
+    """Yield what may choose a form, in the order of the arguments.
 
     >>> list(_choices(["All_Reduce", "--law", "gadre", "--out=law.json"]))
     ['all-reduce', '--law', '--law=gadre', 'gadre', '--out', '--out=law.json']

@@ -39,7 +39,7 @@ def asked_section(arguments: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def short_help(text: str, section: str, first: Sequence[str], command: str) -> str:
-    """Of tyro's help, that of one section; or of the options `first` with the names of all sections.
+    """Cut tyro's help to one section, or to the options `first` and the names of all sections.
 
     Raises NapkinError, with the names, for a section that is not there.
     """

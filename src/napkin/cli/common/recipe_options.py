@@ -28,7 +28,7 @@ class RecipeOptions:
         *("model.vocab-size", "model.context-length", "model.d-model", "model.n-layers", "model.n-heads"),
         *("training.steps", "training.batch-size", "training.precision"),
     )
-    """What `--help` shows first."""
+    """The options that `--help` shows first."""
 
     recipe: Annotated[Recipe, INLINED]
     preset: str | None = None

@@ -41,7 +41,7 @@ class Block:
     gap: int = 2
     """Spaces between two columns."""
     has_edge: bool = False
-    """Whether there is a space before the first column and after the last."""
+    """True if a space stands before the first column and after the last."""
 
 
 def lay_out(columns: Sequence[Column], width: int, *, edge: bool) -> list[Block]:

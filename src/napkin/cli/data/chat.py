@@ -50,7 +50,7 @@ def learned_text(tokenizer: Tokenizer, sequence: TokenSequence) -> Text:
 
 
 def is_coloured() -> bool:
-    """Whether standard output shows colours."""
+    """True if standard output shows colours."""
     return out.color_system is not None and not out.no_color
 
 
@@ -95,7 +95,7 @@ class ChatDataOptions(JsonOption):
 
 @dataclass
 class Counts:
-    """Of conversations."""
+    """Counts of conversations, of their tokens, and of what is learned of them."""
 
     conversations: int = 0
     tokens: int = 0
@@ -153,7 +153,7 @@ def _check(options: ChatDataOptions) -> None:
 
 
 def _encoder(options: ChatDataOptions) -> tuple["ChatEncoder", int]:
-    """What encodes, and how long a conversation may be."""
+    """The tokenizer, and how long a conversation may be."""
     from napkin.tuning.method import encoder_of_base, encoder_of_tokenizer
 
     if options.tokenizer:

@@ -38,7 +38,7 @@ class TrainClassifierOptions(JsonOption):
     max_n: int = 2
     """Words of the longest n-gram, 1 to 5."""
     penalty: float = 1e-4
-    """Of the squared weights; larger is smoother."""
+    """Penalty on the squared weights; larger is smoother."""
 
 
 @command("data train-classifier", TrainClassifierOptions)
@@ -132,7 +132,7 @@ class TrainLanguagesOptions(JsonOption):
     rate: float = 0.5
     """Learning rate at the start."""
     seed: int = 0
-    """Of the order of texts: the same seed and texts make the same file."""
+    """Seed of the order of texts: the same seed and texts make the same file."""
 
 
 @command("data train-languages", TrainLanguagesOptions)

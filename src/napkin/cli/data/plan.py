@@ -27,7 +27,7 @@ class PlanOptions(JsonOption):
     pipeline: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PIPELINE")]
     """The pipeline, a TOML file."""
     share: float = 0.001
-    """Of the input's bytes that is read: at least 8 MB, at most 268 MB."""
+    """Share of the input's bytes that is read, but at least 8 MB and at most 268 MB."""
     tokenizer: str | None = None
     """Tokenizer file to count tokens with; None takes 4 bytes per token."""
     workers: int | None = None
@@ -94,7 +94,7 @@ def reconcile_command(options: ReconcileOptions) -> None:
 
 
 def print_plan(plan: "CorpusPlan") -> None:
-    """What is expected at each place of the pipeline, and what it takes."""
+    """Print what is expected at each place of the pipeline, and what it takes."""
     rows = [_flow_row("read", plan.read, plan.read_seconds)]
     for stage in plan.stages:
         rows.append(_flow_row(stage.name, stage.remained, stage.seconds))

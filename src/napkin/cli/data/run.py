@@ -42,7 +42,7 @@ class RunOptions(JsonOption):
     """Who works on shards: processes of this machine, or a Ray cluster whose nodes see the same files at the same
     paths."""
     ray_address: str | None = None
-    """Of the Ray cluster, such as auto or 10.0.0.1:6379; None starts one on this machine."""
+    """Address of the Ray cluster, such as auto or 10.0.0.1:6379; None starts one on this machine."""
 
 
 @command("data run", RunOptions)
@@ -59,22 +59,22 @@ def run_command(options: RunOptions) -> None:
 
 @dataclass(frozen=True)
 class StageCommand(JsonOption):
-    """What the commands of all stages have."""
+    """Options of the commands of all stages."""
 
     paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT ...")] = ()
     """Files, folders, patterns such as 'crawl/*.warc.gz', and addresses that fsspec knows."""
     out: str = ""
     """Folder of the corpus."""
     input_format: InputFormat = "auto"
-    """Of the files; `auto` is told by the end of each name."""
+    """Format of the files; `auto` is told by the end of each name."""
     text_field: str = InputOptions.text_field
     """The field of JSON lines, or column of Parquet, that is the text."""
     output_format: OutputFormat = "jsonl.zst"
-    """Of the documents."""
+    """Format of the documents that are written."""
     workers: int | None = None
     """Processes that work on shards; None is one per core."""
     memory_bytes: int = Pipeline.memory_bytes
-    """What a stage that has to see all shards may hold."""
+    """Bytes that a stage may hold that has to see all shards."""
 
 
 def options_class(name: str) -> type:
@@ -182,7 +182,7 @@ class WhyOptions(JsonOption):
     """Tell a document's story: where it comes from, what each stage did to it, and why it was dropped if it was."""
 
     identity: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
-    """Of the document: the name of its file, #, and its number in it, such as pages/a.warc.gz#12."""
+    """Identity of the document: the name of its file, #, and its number in it, such as pages/a.warc.gz#12."""
     corpus: Annotated[str, tyro.conf.arg(name="in")]
     """Folder of the corpus."""
 

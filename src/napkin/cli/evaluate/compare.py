@@ -77,7 +77,7 @@ def _compare_bits(paths: Sequence[str], results: "Sequence[BitsResult | None]", 
 
 
 def _say_differences(first: "TaskResult", second: "TaskResult") -> None:
-    """What else than the model is not the same."""
+    """Name what differs besides the model."""
     ignored = ("files", "items", "sample")
     names = [name for name in first.task if name not in ignored and first.task[name] != second.task.get(name)]
     if first.model.get("weights_sha256") == second.model.get("weights_sha256"):

@@ -24,7 +24,7 @@ class BenchServeOptions(JsonOption):
     the same model on this machine's engine stands beside it."""
 
     address: Annotated[str, tyro.conf.Positional] = "http://127.0.0.1:8000"
-    """Of the server."""
+    """Address of the server."""
     requests: int = 64
     """In all."""
     concurrency: int = 16
@@ -44,7 +44,7 @@ class BenchServeOptions(JsonOption):
     run: str | None = None
     """The run or folder that is served, on this machine: its plan stands beside the measurement."""
     seed: int = 0
-    """Of prompts and moments."""
+    """Seed of prompts and of the moments at which they are sent."""
 
 
 @command("bench-serve", BenchServeOptions)

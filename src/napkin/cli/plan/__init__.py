@@ -10,7 +10,7 @@ class PlanForms(Forms):
     """The forms of `napkin plan`; --within is the time of a plan by rule, unless a recipe is to be trained in it."""
 
     def chooses(self, option: str, arguments: Sequence[str]) -> bool:
-        """Whether an option chooses its form among these arguments."""
+        """Return whether an option chooses its form among these arguments."""
         names_recipe = not arguments[0].startswith("-") or any(
             each.startswith(("--preset", "--model.", "--layout", "--for")) for each in arguments
         )

@@ -69,12 +69,12 @@ def main(options: LayoutOptions, source: RecipeSource) -> None:
 
 
 def chosen(options: LayoutOptions) -> bool:
-    """Whether a search was asked for."""
+    """True if the options ask for a search."""
     return any(each is not None for each in (options.layout, options.within, options.for_))
 
 
 def leaves_layout_open(on: str | None, given: set[str]) -> bool:
-    """Whether several devices are asked for, and neither recipe nor options say how they divide the work."""
+    """True if several devices are asked for, and neither recipe nor options say how they divide the work."""
     if on is None or find_cluster(on).n_devices == 1:
         return False
     return not any(field in LAYOUT_FIELDS or field.startswith("parallelism.") for field in given)
@@ -169,7 +169,7 @@ def print_one(recipe: Recipe, options: LayoutOptions) -> None:
 
 
 def splits_more_than_the_batch(recipe: Recipe, on: str) -> bool:
-    """Whether a recipe's layout of these devices has its own kind of plan."""
+    """True if a recipe's layout of these devices has its own kind of plan."""
     return not layout_of_recipe(recipe, find_cluster(on).n_devices).splits_only_batches
 
 

@@ -43,7 +43,7 @@ class LadderOptions(RecipeOptions, JsonOption):
     size_factor: float = 2.0
     """Parameters of a size over those of the one below."""
     tokens_per_parameter: float = 20.0
-    """Of the middle size; 20 is about optimal (Hoffmann et al. 2022)."""
+    """Tokens per parameter of the middle size; 20 is about optimal (Hoffmann et al. 2022)."""
     aspect: float = 64.0
     """d_model / n_layers of every model; the width of a head is the recipe's."""
     learning_rate: Literal["power-law", "mup", "recipe"] = "power-law"

@@ -23,7 +23,7 @@ class RunsOptions(JsonOption):
     folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER ...]")] = ()
     """Run folders, or folders that contain some; none is runs/."""
     over: Literal["steps", "tokens", "flops", "seconds", "dollars"] = "tokens"
-    """What they are compared over."""
+    """The horizontal axis of the comparison."""
     loss: Literal["training", "validation"] | None = None
     """Which loss is compared at equal points; None is validation where two runs or more have it. The training loss is
     a mean of neighbouring logged steps, as in the report."""

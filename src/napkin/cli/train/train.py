@@ -124,12 +124,12 @@ def _moved(data: DataConfig, moved: MovedData) -> DataConfig:
 
 
 def _names_layout(arguments: Sequence[str]) -> bool:
-    """Whether any option names a layout, be it the default one."""
+    """True if any option names a layout, be it the default one."""
     return any(argument.startswith("--parallelism.") for argument in arguments)
 
 
 def _say_it_is_finished(options: ResumeOptions, checkpoint: "Checkpoint") -> None:
-    """What training would have said, without the plan and the token files that nothing needs any more."""
+    """Print what training would have said, without the plan and the token files, which nothing needs any more."""
     from napkin.accounting.quantities import QuantityTable
     from napkin.report.page import write_report
     from napkin.runs.run_folder import RunFolder

@@ -33,7 +33,7 @@ class TuningDemoOptions:
     folder: str = "align-demo"
     """Folder to make for everything; if it exists, the next free name is used: align-demo-2, align-demo-3, ..."""
     seed: int = 0
-    """Of the teacher, of the weights and of what is drawn."""
+    """Seed of the teacher, of the weights and of what is drawn."""
 
 
 @command("tune demo", TuningDemoOptions)

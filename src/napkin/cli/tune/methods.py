@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TunedData:
-    """What is learned from, and evaluated on."""
+    """Files of examples to learn from and to evaluate on."""
 
     train: str = ""
     """JSONL file to learn from."""
@@ -66,7 +66,7 @@ class TuningOptions(JsonOption):
         *("preference.objective", "adapter.kind", "adapter.rank", "optimizer.learning-rate", "training.steps"),
         *("training.batch-size", "training.precision"),
     )
-    """What `--help` shows first, of those that the command has."""
+    """The options that `--help` shows first, where the command has them."""
 
     recipe: Annotated[TuningTables, INLINED]
     run: str | None = None
