@@ -7,6 +7,7 @@ traceback.
 
 import json
 import logging
+import os
 import posixpath
 import re
 import shlex
@@ -15,7 +16,9 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Literal
 
+from napkin.child_process import run_program
 from napkin.errors import NapkinError
 from napkin.recipe.layout import layout_of_recipe, refuse_impossible_layout
 from napkin.recipe.recipe import Recipe
@@ -26,6 +29,12 @@ RENDEZVOUS_SECONDS = 600
 the first connection is 60."""
 LONGEST_WARNING = 65_535
 """Seconds; Slurm takes no more."""
+
+LONGEST_NAME = 40
+"""Characters of a JobSet's name: with the pod's index and ending it is the name of a pod, of at most 63."""
+Scheduler = Literal["slurm", "kubernetes"]
+COMMAND: dict[Scheduler, tuple[str, ...]] = {"slurm": ("sbatch",), "kubernetes": ("kubectl", "apply", "-f", "-")}
+"""The command that takes a job from its standard input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +99,34 @@ def sequences_per_rank(recipe: Recipe, *, nodes: int, gpus_per_node: int) -> int
     rows = per_device(recipe, layout.batch_parts).training.batch_size
     refuse_impossible_layout(recipe, layout)
     return rows
+
+
+def job_name(run: str, scheduler: Scheduler) -> str:
+    """The name of a run with the characters that a scheduler takes."""
+    name = os.path.basename(os.path.abspath(run))
+    if scheduler == "slurm":
+        return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:100].strip("-._") or "napkin"
+    name = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")
+    return name[:LONGEST_NAME].strip("-") or "napkin"
+
+
+def submit(scheduler: Scheduler, script: str) -> str:
+    """Give the script to the scheduler and return its answer. Raises NapkinError where it is not taken."""
+    command = COMMAND[scheduler]
+    program = command[0]
+    try:
+        done = run_program(command, script.encode())
+    except FileNotFoundError:
+        raise NapkinError(
+            f"{program} is not installed here: leave --submit out, and give the script to {program} where it is"
+        ) from None
+    except OSError as error:
+        raise NapkinError(f"{program} cannot be started ({error.strerror}): leave --submit out") from None
+    answer = " ".join(done.stdout.decode(errors="replace").split())
+    if done.returncode:
+        told = " ".join(done.stderr.decode(errors="replace").split()) or f"exit status {done.returncode}"
+        raise NapkinError(f"{program} did not take the job ({told}): leave --submit out to see the script")
+    return answer or f"{program} took the job"
 
 
 def refuse_unprintable(**texts: str | None) -> None:
@@ -278,8 +315,6 @@ def _start(job: ClusterJob, settings: SlurmSettings) -> Iterator[str]:
 # resume.
 
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-LONGEST_NAME = 40
-"""Characters of a JobSet's name: with the pod's index and ending it is the name of a pod, of at most 63."""
 RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?", re.ASCII)
 CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 PORT = 29400

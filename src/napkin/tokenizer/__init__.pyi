@@ -4,6 +4,8 @@ from .bpe import BPETokenizer as BPETokenizer
 from .bpe import ByteTokenizer as ByteTokenizer
 from .bpe_training import train_bpe as train_bpe
 from .character_bpe import CharacterBPETokenizer as CharacterBPETokenizer
+from .comparison import EncodedText as EncodedText
+from .comparison import compare_tokenizers as compare_tokenizers
 from .inspection import Merge as Merge
 from .inspection import longest_tokens as longest_tokens
 from .inspection import merge_steps as merge_steps

@@ -1,13 +1,10 @@
 """`napkin tokenizer compare`."""
 
-import itertools
 import re
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -21,14 +18,13 @@ from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.inspection import printable
+from napkin.tokenizer.comparison import EncodedText, compare_tokenizers
 from napkin.tokenizer.text_input import utf8
 from napkin.tokenizer.tokenizer_file import load_tokenizer
-from napkin.tokenizer.word_level import CharacterTokenizer, UnknownRate, WordTokenizer, unknown_rate
+from napkin.tokenizer.word_level import CharacterTokenizer, WordTokenizer
 from napkin.units import format_bytes
 
 MOST_CHARACTERS = 10**6
-SECONDS_OF_TIMING = 0.1
 MOST_SHOWN = 10_000
 
 
@@ -52,17 +48,6 @@ class CompareOptions(JsonOption):
     """Number of characters of the text that are shown split into tokens."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """A tokenizer, and the text encoded with it."""
-
-    name: str
-    tokenizer: Tokenizer
-    ids: list[int]
-    seconds: float
-    cost: UnknownRate
-
-
 @command("tokenizer compare", CompareOptions)
 def main(options: CompareOptions) -> None:
     if not 0 <= options.show <= MOST_SHOWN:
@@ -74,17 +59,17 @@ def main(options: CompareOptions) -> None:
         learned = text if learned_from == (source,) else _beginning(learned_from)
         kinds = _kinds(text, learned, options.vocab_size, line)
         line.retitle("encoding")
-        results, refused = _encode_all([*kinds, *saved], text)
+        results, refused = compare_tokenizers([*kinds, *saved], text)
     text_bytes, excerpt = len(utf8(text)), _excerpt(text, options.show)
     if options.json:
         described = {"text": source or None, "characters": len(text), "bytes": text_bytes, "learned_from": learned_from}
-        rows = [_row(result, text_bytes, excerpt) for result in results]
+        rows = [result.as_values(excerpt) for result in results]
         print_json({**described, "tokenizers": rows, "refused": refused})
         return
     name = source or "given on the command line"
     learned_name = "itself" if learned is text else f"{format_bytes(len(utf8(learned)))} of {', '.join(learned_from)}"
     say(f"text: {name}, {format_bytes(text_bytes)}, {len(text):,} characters; vocabularies learned from {learned_name}")
-    _print_results(results, text_bytes)
+    _print_results(results)
     _say_what_is_lost(results, refused)
     for result in results if excerpt else []:
         say()
@@ -148,51 +133,24 @@ def _kinds(text: str, learned: str, vocab_size: int, line: ProgressLine) -> Iter
     )
 
 
-def _encode_all(tokenizers: Sequence[tuple[str, Tokenizer]], text: str) -> tuple[list[Result], dict[str, str]]:
-    """The results, and for each tokenizer that cannot encode the text the reason."""
-    results: list[Result] = []
-    refused: dict[str, str] = {}
-    for name, tokenizer in tokenizers:
-        try:
-            ids, seconds = _timed(lambda tokenizer=tokenizer: tokenizer.encode(text))
-        except NapkinError as error:
-            refused[name] = str(error)
-            continue
-        cost = unknown_rate(tokenizer, Counter(ids), len(utf8(text)))
-        results.append(Result(name, tokenizer, ids, seconds, cost))
-    return results, refused
-
-
-def _timed(encode: Callable[[], list[int]]) -> tuple[list[int], float]:
-    """The ids, and the seconds of the fastest of several runs."""
-    best, begin = float("inf"), time.perf_counter()
-    for _ in itertools.count():
-        start = time.perf_counter()
-        ids = encode()
-        best = min(best, time.perf_counter() - start)
-        if time.perf_counter() - begin > SECONDS_OF_TIMING:
-            return ids, best
-    raise AssertionError
-
-
-def _print_results(results: list[Result], text_bytes: int) -> None:
+def _print_results(results: list[EncodedText]) -> None:
     rows = [
         (
             result.name,
             f"{result.tokenizer.vocab_size:,}",
             f"{len(result.ids):,}",
-            f"{text_bytes / len(result.ids):.3f}",
-            f"{format_bytes(text_bytes / result.seconds)}/s",
+            f"{result.bytes_per_token:.3f}",
+            f"{format_bytes(result.bytes_per_second)}/s",
         )
         for result in results
     ]
     print_table(("tokenizer", "vocabulary", "tokens", "bytes per token", "bytes per second"), rows)
 
 
-def _say_what_is_lost(results: list[Result], refused: dict[str, str]) -> None:
+def _say_what_is_lost(results: list[EncodedText], refused: dict[str, str]) -> None:
     for result in results:
-        if result.cost.tokens:
-            say(f"{result.name}: {describe_unknown_words(result.cost)}, so the ratio does not compare with the others")
+        if result.lost.tokens:
+            say(f"{result.name}: {describe_unknown_words(result.lost)}, so the ratio does not compare with the others")
     for name, reason in refused.items():
         say(f"{name}: {reason}")
 
@@ -204,18 +162,3 @@ def _excerpt(text: str, n_characters: int) -> str:
     beginning = text[:n_characters]
     words = beginning.rstrip().rpartition(" ")[0]
     return words if len(words) > n_characters // 2 else beginning
-
-
-def _row(result: Result, text_bytes: int, excerpt: str) -> dict[str, Any]:
-    shown = result.tokenizer.encode(excerpt)
-    return {
-        "name": result.name,
-        "kind": result.tokenizer.kind,
-        "vocab_size": result.tokenizer.vocab_size,
-        "tokens": len(result.ids),
-        "bytes_per_token": text_bytes / len(result.ids),
-        "bytes_per_second": text_bytes / result.seconds,
-        "unknown_tokens": result.cost.tokens,
-        "lost_bytes": result.cost.bytes,
-        "first_tokens": [printable(result.tokenizer.vocabulary[i]) for i in shown],
-    }

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 import shlex
 import sys
 from dataclasses import dataclass
@@ -11,25 +10,23 @@ from typing import Annotated, Literal
 
 import tyro
 
-from napkin.child_process import run_program
 from napkin.cli.common.options import Switch, command
 from napkin.cli.common.terminal import notify, print_verbatim, say
 from napkin.distributed.cluster_job import (
-    LONGEST_NAME,
     ClusterJob,
     KubernetesSettings,
     SlurmSettings,
     batch_script,
+    job_name,
     jobset_manifest,
     sequences_per_rank,
+    submit,
 )
 from napkin.errors import NapkinError
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe
 from napkin.runs.run_folder import RunFolder, is_run
 
-COMMAND = {"slurm": ("sbatch",), "kubernetes": ("kubectl", "apply", "-f", "-")}
-"""What takes a job from its standard input."""
 OF_SLURM = ("time", "partition", "account", "exclusive")
 OF_KUBERNETES = ("volume_claim", "mount", "namespace", "gpu_resource")
 
@@ -91,7 +88,7 @@ def main(options: LaunchOptions) -> None:
     if options.scheduler == "slurm":
         _refuse_other_run(Path(job.run), recipe)
     if options.submit:
-        say(_submit(COMMAND[options.scheduler], script))
+        say(submit(options.scheduler, script))
     else:
         print_verbatim(script.removesuffix("\n"))
     notify(f"launch: {job.nodes} x {job.gpus_per_node} processes; sequences of each batch per process: {sequences}")
@@ -114,7 +111,7 @@ def _job(options: LaunchOptions, recipe: Recipe) -> ClusterJob:
     is_slurm = options.scheduler == "slurm"
     default_python = sys.executable if is_slurm and options.image is None else "python"
     return ClusterJob(
-        name=_default_name(run, is_slurm=is_slurm) if options.job_name is None else options.job_name,
+        name=job_name(run, options.scheduler) if options.job_name is None else options.job_name,
         recipe_file=_as_path(options.recipe),
         run=_as_path(run),
         nodes=options.nodes,
@@ -130,15 +127,6 @@ def _job(options: LaunchOptions, recipe: Recipe) -> ClusterJob:
 def _as_path(path: str) -> str:
     # A name that begins with a hyphen would be an option.
     return f"./{path}" if path.startswith("-") else path
-
-
-def _default_name(run: str, *, is_slurm: bool) -> str:
-    """The name of the run with the characters that a scheduler takes."""
-    name = os.path.basename(os.path.abspath(run))
-    if is_slurm:
-        return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:100].strip("-._") or "napkin"
-    name = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")
-    return name[:LONGEST_NAME].strip("-") or "napkin"
 
 
 def _slurm(options: LaunchOptions, job: ClusterJob) -> str:
@@ -189,21 +177,3 @@ def _refuse_other_run(run: Path, recipe: Recipe) -> None:
             f"that run's own recipe, {shlex.quote(str(run / 'recipe.toml'))}"
         )
     notify(f"launch: '{run}' exists, so the job resumes it")
-
-
-def _submit(command: tuple[str, ...], script: str) -> str:
-    """Give the script to the scheduler and return its answer. Raises NapkinError where it is not taken."""
-    program = command[0]
-    try:
-        done = run_program(command, script.encode())
-    except FileNotFoundError:
-        raise NapkinError(
-            f"{program} is not installed here: leave --submit out, and give the script to {program} where it is"
-        ) from None
-    except OSError as error:
-        raise NapkinError(f"{program} cannot be started ({error.strerror}): leave --submit out") from None
-    answer = " ".join(done.stdout.decode(errors="replace").split())
-    if done.returncode:
-        told = " ".join(done.stderr.decode(errors="replace").split()) or f"exit status {done.returncode}"
-        raise NapkinError(f"{program} did not take the job ({told}): leave --submit out to see the script")
-    return answer or f"{program} took the job"
