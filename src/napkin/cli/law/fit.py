@@ -45,10 +45,13 @@ class BudgetsOptions(RunsOptions):
     flops: tuple[str, ...] = ()
     """Budgets to give the best size for, such as 1e23; none is 10 and 100 times the largest run."""
 
-    def budgets(self, chosen: ChosenRuns) -> list[float]:
-        """The budgets in FLOPs."""
+    def read(self) -> tuple[ChosenRuns, list[float]]:
+        """The runs, and the budgets in FLOPs."""
+        # Before the runs, whose reader may print notes: an error is one line.
+        budgets = [float(parse_count(each)) for each in self.flops]
+        chosen = read_runs(self)
         largest = max(run.compute for run in chosen.runs)
-        return [float(parse_count(each)) for each in self.flops] or [10 * largest, 100 * largest]
+        return chosen, budgets or [10 * largest, 100 * largest]
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,7 @@ class FitOptions(BudgetsOptions):
 def fit_all(options: FitOptions) -> None:
     if options.out is not None:
         refuse_existing(Path(options.out))
-    chosen = read_runs(options)
-    budgets = options.budgets(chosen)
+    chosen, budgets = options.read()
     from napkin.scaling.law_fit import fit_law, leave_one_out, refit_with
 
     with progress_line("fitting"):
@@ -207,8 +209,7 @@ class SizesOptions(BudgetsOptions):
 
 @command("law fit sizes", SizesOptions)
 def fit_sizes(options: SizesOptions) -> None:
-    chosen = read_runs(options)
-    budgets = options.budgets(chosen)
+    chosen, budgets = options.read()
     from napkin.scaling.isoflop import approach_1, approach_2, approach_2_bias
     from napkin.scaling.law_fit import fit_law
 

@@ -350,6 +350,8 @@ def bench_collective(options: CollectiveOptions) -> None:
     from napkin.distributed.ranks import rank_info_of
     from napkin.recipe.precision import choose_device
 
+    if not options.name:
+        raise NapkinError(f"no collective is named: use one of {', '.join(COLLECTIVES)}")
     name = _known(options.name, COLLECTIVES)
     info = rank_info_of(os.environ)
     together = info.world_size > 1
