@@ -56,7 +56,7 @@ def test_a_step_of_two_layers_and_two_micro_batches_is_compared_with_its_operato
     asked: Recipe, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ProcessorClock(1e-3, others=others)
-    monkeypatch.setattr("napkin.hardware.competition.time", clock)
+    monkeypatch.setattr("napkin.hardware.timing.time", clock)
     monkeypatch.setattr(Watch, "conditions", lambda self, **_: Conditions(2, 2, float(others > 0)))
     steps: list[float] = []
 
