@@ -32,7 +32,7 @@ class DemoOptions:
 
 
 @command("demo", DemoOptions)
-def main(options: DemoOptions) -> int:
+def demo_command(options: DemoOptions) -> int:
     """Run the demo; returns the exit status of the first command that fails."""
     folder = free_folder(Path(options.folder))
     folder.mkdir(parents=True)

@@ -29,7 +29,7 @@ class CompareOptions(JsonOption):
 
 
 @command("evaluate compare", CompareOptions)
-def main(options: CompareOptions) -> None:
+def compare_command(options: CompareOptions) -> None:
     paths = options.results
     if len(paths) != 2:
         raise NapkinError(f"{len(paths)} result{'s' * (len(paths) != 1)} to compare: name two")

@@ -48,7 +48,7 @@ class BenchServeOptions(JsonOption):
 
 
 @command("bench-serve", BenchServeOptions)
-def main(options: BenchServeOptions) -> None:
+def bench_serve_command(options: BenchServeOptions) -> None:
     from napkin.inference.service_load import ServiceLoad
     from napkin.serving.http_load import Endpoint, measure_http_load, random_prompts
 

@@ -48,7 +48,7 @@ class ServeOptions:
 
 
 @command("serve", ServeOptions)
-def main(options: ServeOptions) -> None:
+def serve_command(options: ServeOptions) -> None:
     if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
         raise NapkinError(f"napkin serve needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if not 0 <= options.port < 2**16:

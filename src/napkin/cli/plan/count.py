@@ -35,7 +35,7 @@ class CountOptions(RecipeOptions, JsonOption):
 
 
 @recipe_command("count", CountOptions)
-def main(options: CountOptions, _: RecipeSource) -> None:
+def count_command(options: CountOptions, _: RecipeSource) -> None:
     with progress_line("counting the step") as line:
         from napkin.cli.plan.output import print_unknown_operators, print_unknown_scratch
         from napkin.planning.planner import resolve

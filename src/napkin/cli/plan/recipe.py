@@ -21,7 +21,7 @@ class PrintOptions(RecipeOptions):
 
 
 @recipe_command("recipe", PrintOptions)
-def main(options: PrintOptions, _: RecipeSource) -> None:
+def print_command(options: PrintOptions, _: RecipeSource) -> None:
     print_verbatim(with_comments(options.recipe).removesuffix("\n"))
 
 

@@ -37,7 +37,7 @@ class PlanOptions(layouts.LayoutOptions, FailureOptions):
 
 
 @recipe_command("plan", PlanOptions)
-def main(options: PlanOptions, source: RecipeSource) -> None:
+def plan_command(options: PlanOptions, source: RecipeSource) -> None:
     """Print rule and count side by side, and whether the run fits; the status is 2 if it does not."""
     require_above_zero(options, "decode_batch_size", "watts")
     options.refuse_impossible()

@@ -49,7 +49,7 @@ class CompareOptions(JsonOption):
 
 
 @command("tokenizer compare", CompareOptions)
-def main(options: CompareOptions) -> None:
+def compare_command(options: CompareOptions) -> None:
     if not 0 <= options.show <= MOST_SHOWN:
         raise NapkinError(f"--show is {options.show}: use 0 to {MOST_SHOWN:,} characters")
     saved = [(path, load_tokenizer(path)) for path in options.with_]

@@ -43,7 +43,7 @@ class EncodeOptions(TextOptions, JsonOption):
 
 
 @command("tokenizer encode", EncodeOptions)
-def main(options: EncodeOptions) -> None:
+def encode_command(options: EncodeOptions) -> None:
     require_texts(options, "encode")
     tokenizer = load_tokenizer(options.tokenizer)
     sides: list[Side] = ["training", "validation"] if options.validation_fraction else ["training"]

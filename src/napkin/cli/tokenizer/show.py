@@ -38,7 +38,7 @@ class ShowOptions(JsonOption):
 
 
 @command("tokenizer show", ShowOptions)
-def main(options: ShowOptions) -> None:
+def show_command(options: ShowOptions) -> None:
     for name, number in (("--longest", options.longest), ("--merges", options.merges)):
         if number < 0:
             raise NapkinError(f"{name} is {number}: use 0 or more")

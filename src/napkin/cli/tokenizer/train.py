@@ -51,7 +51,7 @@ class TrainOptions(TextOptions, JsonOption):
 
 
 @command("tokenizer train", TrainOptions)
-def main(options: TrainOptions) -> None:
+def train_command(options: TrainOptions) -> None:
     require_texts(options, "train")
     _refuse_meaningless(options)
     path = Path(options.out)

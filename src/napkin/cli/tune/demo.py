@@ -37,7 +37,7 @@ class TuningDemoOptions:
 
 
 @command("tune demo", TuningDemoOptions)
-def main(options: TuningDemoOptions) -> int:
+def tuning_demo_command(options: TuningDemoOptions) -> int:
     folder = free_folder(Path(options.folder))
     folder.mkdir(parents=True)
     begin = time.perf_counter()
