@@ -33,7 +33,7 @@ from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
-from napkin.report.live_report import live_report
+from napkin.report.page import live_report
 from napkin.runs.metrics import StepMetrics
 from napkin.train_step.step import build_train_state
 from napkin.training.pretraining import Pretraining

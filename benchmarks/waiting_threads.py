@@ -17,7 +17,7 @@ from napkin.cli import WAITING
 
 STEP = """
 import statistics, time, torch
-from napkin.cli.begin.demo import demo_recipe
+from napkin.cli.demo import demo_recipe
 from napkin.planning.step.machine import ThisMachine
 from napkin.planning.planner import resolve, with_vocab_size
 from napkin.train_step.step import build_train_state

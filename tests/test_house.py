@@ -13,7 +13,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # From the ground up; imports run downwards.
 FLOORS = [
     {"errors"},
-    {"bounds", "units", "files", "number_formats", "child_process", "private_folder", "missing_library"},
+    {"bounds", "units", "files", "number_formats", "child_process"},
     {"tensors", "torch_compile", "machine_code", "json_files", "toml_files"},
     {"kernels"},
     {"optim", "tokenizer"},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.private_folder import private_folder, read_private_file
+from napkin.files import private_folder, read_private_file
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="owners and modes of this kind are not those of Windows")
 

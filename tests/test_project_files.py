@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import napkin
-from napkin.missing_library import CURATION_LIBRARIES
+from napkin.errors import CURATION_LIBRARIES
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -1,9 +1,13 @@
 """napkin's errors: one line that names the subject, its value, the limit and what to do; and the known name that is
-meant by one that is not known, whose case, hyphens, underscores and spaces do not count."""
+meant by one that is not known, whose case, hyphens, underscores and spaces do not count.
+"""
 
 import difflib
+import importlib
+import importlib.util
 import re
 from collections.abc import Iterable
+from types import ModuleType
 
 _QUOTED = 150
 
@@ -84,3 +88,26 @@ def suggestion(name: str, known: Iterable[str], *, prefix: str = "") -> str:
     known = list(known)
     near = near_names(name, known)
     return f"did you mean '{prefix}{near[0]}'?" if near else f"use one of {', '.join(known)}"
+
+
+CURATION_LIBRARIES = ("fastwarc", "fsspec", "pyarrow", "pypdfium2", "resiliparse", "zstandard")
+
+
+def import_extra(name: str, purpose: str) -> ModuleType:
+    """Import a library of an extra.
+
+    Raises NapkinError where it is not installed, with what it is needed for, and the others of its extra that are
+    missing too.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        library = name.partition(".")[0]
+        others = CURATION_LIBRARIES if library in CURATION_LIBRARIES else ()
+        missing = [library, *(each for each in others if each != library and importlib.util.find_spec(each) is None)]
+        raise NapkinError(f"{purpose} needs {library}: pip install {' '.join(missing)}") from None
+
+
+def zstandard() -> ModuleType:
+    """The library for zstd."""
+    return import_extra("zstandard", "a zstd file")

@@ -1,10 +1,14 @@
-"""Atomic files: they appear whole or not at all.
+"""Atomic files: they appear whole or not at all; and files and folders that are this user's alone.
 
 A file is written under a temporary name in the same folder, synced to disk and then renamed. A crash at any moment
 leaves the old state or the new one, and at worst a hidden `.NAME.*.tmp` beside it, which the next writer of that file
 removes. A writer locks its temporary file or folder: one that is not locked was left behind.
 
 Files are opened for reading by `regular`, which refuses what could block or never end: fifos, devices, sockets.
+
+Caches of machine code are run, and another user could have made their folder first, or could write into it. So
+`private_folder` takes a folder only if it is no link, belongs to this user, and no other user may write into it;
+`read_private_file` a file only if it is no link and belongs to this user.
 """
 
 import contextlib
@@ -14,6 +18,7 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
@@ -290,3 +295,58 @@ def sync_folder(folder: Path) -> None:
 def already_exists(path: Path) -> NapkinError:
     """The error for a file that would have to be overwritten."""
     return NapkinError(f"'{path}' exists and is not overwritten: remove it or choose another name")
+
+
+# Windows has neither owners nor modes of this kind; the user's own folder for caches is closed to others there.
+_HAS_OWNERS = hasattr(os, "geteuid")
+
+
+def private_folder(path: Path) -> Path | None:
+    """`path` as a folder of mode 0700, made if it is missing; None, and a line about it, where it may not be used."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        obstacle = _obstacle(path)
+    except OSError as error:
+        obstacle = error.strerror or str(error)
+    if obstacle is None:
+        return path
+    line = f"napkin: {str(path)!r} is not used as a cache of machine code ({obstacle}): remove it or choose another"
+    print(f"{line} NAPKIN_CACHE_DIR", file=sys.stderr, flush=True)
+    return None
+
+
+def read_private_file(path: Path) -> bytes | None:
+    """The bytes of a regular file of this user's; None for any other."""
+    try:
+        # A fifo would block, and a link could point to a file of somebody else's choice.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or not _is_own(status):
+        os.close(descriptor)
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            return file.read()
+        except OSError:
+            return None
+
+
+def _obstacle(path: Path) -> str | None:
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is not a folder"
+    if not _is_own(status):
+        return "it belongs to another user"
+    if _HAS_OWNERS and status.st_mode & 0o022:
+        return "other users may write into it"
+    if _HAS_OWNERS and stat.S_IMODE(status.st_mode) != 0o700:
+        os.chmod(path, 0o700)
+    return None
+
+
+def _is_own(status: os.stat_result) -> bool:
+    return not _HAS_OWNERS or status.st_uid == os.geteuid()

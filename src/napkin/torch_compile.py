@@ -19,8 +19,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from napkin.files import atomic_write_text, cache_folder, publish, sync_file, temporary_name
-from napkin.private_folder import private_folder, read_private_file
+from napkin.files import (
+    atomic_write_text,
+    cache_folder,
+    private_folder,
+    publish,
+    read_private_file,
+    sync_file,
+    temporary_name,
+)
 
 _running: set[subprocess.Popen] = set()
 _stopped = threading.Event()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from napkin.cli import COMMANDS
-from napkin.cli.begin.completion import words_of_commands
+from napkin.cli.completion import words_of_commands
 
 ESCAPES = "\x1b[31mred\x1b]0;title\x07\x9b2J\u202e\u2066"
 VALUES = {

@@ -15,7 +15,7 @@ from napkin.benchmarking.collective_bench import COLLECTIVES
 from napkin.benchmarking.module_target import MODULES
 from napkin.benchmarking.operators import OPERATORS, OperatorTarget
 from napkin.benchmarking.subject import Subject
-from napkin.cli.measure.bench import bench
+from napkin.cli import BENCH
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
 
@@ -27,7 +27,7 @@ def test_without_a_name_everything_that_can_be_timed_is_listed(napkin) -> None:
     assert done.status == 0
     names = [line.split()[0] for line in done.out.splitlines()[1:]]
     assert names == [*OPERATORS, *MODULES, *COLLECTIVES]
-    assert [form.chosen_by for form in bench.others.values()] == [tuple(MODULES), tuple(COLLECTIVES)]
+    assert [form.chosen_by for form in BENCH.others.values()] == [tuple(MODULES), tuple(COLLECTIVES)]
 
 
 def test_programs_get_every_sample_and_what_else_was_so(napkin) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from napkin.cli import COMMANDS, GROUPS
-from napkin.cli.tokenizer import COMMANDS as TOKENIZER_COMMANDS
+from napkin.cli import COMMANDS, GROUPS, TOKENIZER
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
 
@@ -235,14 +234,14 @@ def test_the_help_of_all_commands_imports_neither_torch_nor_numpy() -> None:
     program = f"""
 import sys
 from napkin.cli import main
-in_group = [["tokenizer", name] for name in {list(TOKENIZER_COMMANDS)}]
+in_group = [["tokenizer", name] for name in {list(TOKENIZER.commands)}]
 for command in [[], *([name] for name in {list(COMMANDS)}), *in_group]:
     assert main([*command, "--help"]) == 0, command
     assert not {{"torch", "numpy", "numba"}} & sys.modules.keys(), command
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(f"\n  {name} " in done.stdout for name in (*COMMANDS, *TOKENIZER_COMMANDS))
+    assert all(f"\n  {name} " in done.stdout for name in (*COMMANDS, *TOKENIZER.commands))
 
 
 @pytest.mark.parametrize("command", [[], ["tokenizer"]])

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.cli import COMMANDS
-from napkin.cli.tokenizer import COMMANDS as TOKENIZER_COMMANDS
+from napkin.cli import COMMANDS, TOKENIZER
 
 BASH = shutil.which("bash")
 
@@ -71,7 +70,7 @@ def test_a_tab_in_a_real_bash_completes(scripts: Path, typed: str, completed: st
 def test_every_command_and_option_is_in_the_scripts(scripts: Path) -> None:
     for shell in ("bash", "fish"):
         script = (scripts / shell).read_text()
-        assert all(name in script for name in (*COMMANDS, *TOKENIZER_COMMANDS))
+        assert all(name in script for name in (*COMMANDS, *TOKENIZER.commands))
     program = "import sys\nfrom napkin.cli import main\nassert main(['completion', 'bash']) == 0\n"
     program += "assert not {'torch', 'numba'} & sys.modules.keys()\n"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0

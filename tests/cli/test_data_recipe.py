@@ -10,7 +10,7 @@ import pytest
 
 from cli.conftest import Napkin
 from napkin.cli.common.options import field_docstrings
-from napkin.cli.data.recipe import STANDARD, commented_pipeline
+from napkin.cli.data.pipelines import STANDARD, commented_pipeline
 from napkin.curation.engine.pipeline_file import InputOptions, OutputOptions, pipeline_of
 from napkin.curation.registry import STAGES, make_stage, stage_class
 

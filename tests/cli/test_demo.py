@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.cli.begin.demo import within
+from napkin.cli.demo import within
 from napkin.planning.planner import plan as make_plan
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 

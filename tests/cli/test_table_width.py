@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from napkin.cli.common import table_layout, terminal
-from napkin.cli.common.table_layout import Column, lay_out
-from napkin.cli.common.terminal import print_table
+from napkin.cli.common import terminal
+from napkin.cli.common.terminal import Column, lay_out, print_table
 
 SIZES = "--params 70B --on 1024xH100 --tokens 15T --rules --n-layers 80 --d-model 8192 --n-heads 64 --vocab-size 128256"
 MODEL = "--model.vocab-size 4096 --model.d-model 64 --model.n-layers 2 --model.n-heads 2 --model.context-length 64"
@@ -48,7 +47,7 @@ def set_width(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
 
 
 def test_the_examples_in_the_docstrings_are_true() -> None:
-    assert doctest.testmod(table_layout).failed == 0
+    assert doctest.testmod(terminal).failed == 0
 
 
 @pytest.mark.sampled(every=2)

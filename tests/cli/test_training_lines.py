@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from napkin.cli.common.progress import compose_line
-from napkin.cli.train.training_lines import PretrainingLines
+from napkin.cli.train.following import PretrainingLines
 from napkin.data import Document, write_token_file
 from napkin.data.mixing import TokenMixture
 from napkin.runs.metrics import StepMetrics, format_metrics, parse_metrics

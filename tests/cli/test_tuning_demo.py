@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from napkin.cli.tune.demo import ENVIRONMENT, SOLVED, demo_recipes, write_solved
+from napkin.cli.demo import ENVIRONMENT, SOLVED, demo_recipes, write_solved
 from napkin.environments import environment_named
 from napkin.environments.environment import is_held_out
 from napkin.recipe.toml_file import format_recipe, read_recipe

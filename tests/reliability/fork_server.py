@@ -18,11 +18,10 @@ from typing import Any
 
 IMPORTED = (
     "encodings.unicode_escape",
-    "napkin.cli.plan.count",
     "napkin.cli.evaluate.text",
     "napkin.cli.plan.budget",
     "napkin.cli.models.generate",
-    "napkin.cli.plan.training",
+    "napkin.cli.plan.recipe",
     "napkin.cli.train.runs",
     "napkin.cli.train.train",
     "napkin.cli.train.following",

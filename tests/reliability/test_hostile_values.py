@@ -17,8 +17,7 @@ import pytest
 from napkin.checkpoint.folder import read_checkpoint
 from napkin.errors import NapkinError
 from napkin.recipe.toml_file import read_recipe
-from napkin.report.comparison import equal_points, read_run
-from napkin.report.comparison_page import point_rows, summary_rows, write_comparison
+from napkin.report.comparison import equal_points, point_rows, read_run, summary_rows, write_comparison
 from napkin.report.page import render_report
 from napkin.runs.metrics import format_metrics, parse_metrics
 from napkin.runs.run_folder import RunFolder

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.report.comparison import equal_points, find_runs, read_run
-from napkin.report.comparison_page import MOST_RUNS, write_comparison
+from napkin.report.comparison import MOST_RUNS, equal_points, find_runs, read_run, write_comparison
 from napkin.report.templates import UPLOT, read_asset
 from napkin.report.xy_picture import AXES
 from report.conftest import metrics_line

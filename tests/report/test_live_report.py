@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from napkin.report import live_report as module
-from napkin.report import page, templates
-from napkin.report.live_report import MAX_TIME_FRACTION, LiveReport, live_report
-from napkin.report.liveness import REFRESH_SECONDS
+from napkin.report import page as module
+from napkin.report import templates
+from napkin.report.page import MAX_TIME_FRACTION, REFRESH_SECONDS, LiveReport, live_report
 
 
 class Clock:
@@ -76,8 +75,8 @@ def test_a_page_promises_the_next_when_its_own_cost_is_known(place: Path, monkey
         rendered.append("promise")
         return 30.0
 
-    monkeypatch.setattr(page, "render", render)
-    page.write_report("runs/tiny", training=True, every=every)
+    monkeypatch.setattr(module, "render", render)
+    module.write_report("runs/tiny", training=True, every=every)
     assert rendered == ["page.html", "promise", "liveness.html"]
 
 
@@ -109,7 +108,7 @@ def test_the_finished_run_s_page_stays_as_it_is(napkin, place: Path) -> None:
 
 
 def test_a_run_that_ends_with_an_error_is_not_said_to_train(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REFRESH_SECONDS", 0)
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 1e-9)
     monkeypatch.setattr(module, "MAX_TIME_FRACTION", 1e9)
     run = Path("runs/tiny")
     pages: list[str] = []

@@ -4,8 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from napkin.report.liveness import liveness
-from napkin.report.page import render_report
+from napkin.report.page import liveness, render_report
 from napkin.runs.accounting_files import PlanFile, PlannedDevice
 from napkin.runs.run_record import RunRecord
 from report.test_report_charts import logged

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from napkin.accounting.quantities import format_figure
-from napkin.report.comparison import read_run
-from napkin.report.comparison_page import write_comparison
+from napkin.report.comparison import read_run, write_comparison
 from napkin.report.page import write_report
 from napkin.units import format_count, format_three_digits
 from report.conftest import metrics_line

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from napkin.report.bars import bits_bars, stacked_bar
-from napkin.report.charts import as_data
+from napkin.report.charts import as_data, curves_of, run_charts
+from napkin.report.headline import bits_bars, stacked_bar
 from napkin.report.page import write_report
-from napkin.report.run_charts import curves_of, run_charts
 from napkin.runs.accounting_files import Evaluation
 from napkin.runs.metrics import StepMetrics, parse_metrics
 from napkin.runs.run_record import RunRecord

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from napkin.accounting.quantities import QuantityRow, format_figure, format_ratio
-from napkin.report.bars import reconcile_table
+from napkin.report.headline import reconcile_table
 
 ROWS = [
     QuantityRow("parameters", "count", 123_532_032, 124_475_904, 124_475_904, "no biases, norms and positions"),

@@ -1,4 +1,4 @@
-"""The command line: a folder per group of commands, each imported when it is called."""
+"""The command line: a table of all commands, each imported when it is called, and `main`, which runs one."""
 
 import contextlib
 import io
@@ -8,28 +8,138 @@ import warnings
 from collections.abc import Sequence
 
 import napkin
-from napkin.cli.commands import Command, Group
+from napkin.cli.commands import Command, Form, Forms, Group
 from napkin.errors import NapkinError, is_out_of_memory
+
+TOKENIZER = Group(
+    "napkin tokenizer",
+    {
+        "train": Command(
+            "train a tokenizer: byte-level BPE, words, characters or bytes", "tokenizer.making:train_command"
+        ),
+        "encode": Command("encode text into token files", "tokenizer.making:encode_command"),
+        "compare": Command("show how each kind of tokenizer encodes a text", "tokenizer.showing:compare_command"),
+        "show": Command(
+            "inspect a tokenizer: longest tokens, merges, how a word is built up", "tokenizer.showing:show_command"
+        ),
+        "import": Command(
+            "read a BPE vocabulary of Hugging Face, tiktoken or GPT-2", "tokenizer.exchange:import_command"
+        ),
+        "export": Command("write a BPE tokenizer for one of these", "tokenizer.exchange:export_command"),
+    },
+)
+
+
+def _chooses_plan(choice: str, arguments: Sequence[str]) -> bool:
+    """--within is the time of a plan by rule, unless a recipe is to be trained in it."""
+    names_recipe = not arguments[0].startswith("-") or any(
+        each.startswith(("--preset", "--model.", "--layout", "--for")) for each in arguments
+    )
+    return choice != "--within" or not names_recipe
+
+
+PLAN = Forms(
+    "plan",
+    Command("plan a training run by counting its step", "plan.recipe:plan_command"),
+    {
+        "rule": Form(
+            Command("plan by rules of thumb, without a recipe", "plan.rule"),
+            ("--params", "--active-params", "--tokens-per-second", "--within"),
+        ),
+        "layouts": Form(Command("search the layouts of several devices", "plan.layouts")),
+        "service": Form(Command("plan a service", "plan.service"), ("--serve",), is_name=True),
+    },
+    _chooses_plan,
+)
+TUNE = Group(
+    "napkin tune",
+    {
+        "sft": Command("fine-tune a model on conversations: all weights, or adapters", "tune:sft_command"),
+        "demo": Command(
+            "an arithmetic model from scratch: taught by a careless teacher, then by rewards",
+            "demo:tuning_demo_command",
+        ),
+        "rl": Command("reinforcement learning: a model learns from rewards of its own answers", "tune:rl_command"),
+        "preference": Command("learn from pairs of answers: DPO, IPO, KTO, ORPO, SimPO", "tune:preference_command"),
+        "reward-model": Command(
+            "learn which of two answers is better, as a number for each", "tune:reward_model_command"
+        ),
+    },
+)
+EVALUATE = Forms(
+    "evaluate",
+    Command("predict all validation tokens of a run", "evaluate.text:evaluate_tokens"),
+    {
+        "text": Form(
+            Command("estimate bits per byte from a sample of a text", "evaluate.text:evaluate_text"),
+            ("--text", "--stride", "--error", "--max-tokens"),
+        ),
+        "task": Form(Command("put the questions of a task to a model", "evaluate.tasks:evaluate_task"), ("--task",)),
+        "compare": Form(
+            Command("compare two results item by item", "evaluate.tasks:compare_command"), ("--compare",), is_name=True
+        ),
+    },
+)
+LAW_FIT = Forms(
+    "law fit",
+    Command("fit a law to all runs", "scale.law:fit_all"),
+    {
+        "sizes": Form(
+            Command("fit power laws to the best sizes (approaches 1 and 2)", "scale.law:fit_sizes"),
+            ("--approach=1", "--approach=2"),
+        ),
+        "repetitions": Form(
+            Command("say what repeated tokens are worth", "scale.law:fit_repetitions"), ("--law=data-constrained",)
+        ),
+    },
+)
+LAW = Group(
+    "napkin law",
+    {
+        "fit": Command("fit a scaling law to runs, and say how far it can be trusted", LAW_FIT),
+        "predict": Command(
+            "predict a loss, or the best size and tokens for some FLOPs, with intervals", "scale.law:predict"
+        ),
+        "compare": Command(
+            "say which law holds: fit on the smaller runs, predict the larger ones", "scale.law:compare"
+        ),
+    },
+)
+BENCH = Forms(
+    "bench",
+    Command("time an operator in its forms", "measure.bench:bench_operator"),
+    {
+        # Their names stand here too, as importing what they name takes torch.
+        "module": Form(
+            Command("time a part of a model", "measure.bench:bench_module"),
+            ("transformer", "block", "self-attention", "mlp"),
+        ),
+        "collective": Form(
+            Command("time a collective among ranks", "measure.bench:bench_collective"),
+            ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"),
+        ),
+    },
+)
 
 GROUPS: dict[str, dict[str, Command]] = {
     "begin": {
-        "demo": Command("train a model on Python's own library, and account for it", "begin.demo"),
+        "demo": Command("train a model on Python's own library, and account for it", "demo:demo_command"),
         "doctor": Command("say what this machine has and lacks, and what is broken", "measure.machine:doctor_command"),
         "calibrate": Command(
             "measure this machine's products, bandwidth and overhead", "measure.machine:calibrate_command"
         ),
-        "completion": Command("print a script that completes commands in bash, zsh or fish", "begin.completion"),
+        "completion": Command("print a script that completes commands in bash, zsh or fish", "completion"),
     },
     "text": {
-        "tokenizer": Command("train, compare, show, import or export one; encode text", "tokenizer"),
+        "tokenizer": Command("train, compare, show, import or export one; encode text", TOKENIZER),
         "data": Command("make a corpus of raw pages and files, by pipelines of stages", "data"),
         "contamination": Command("say which items of a task stand in a training text", "evaluate.contamination"),
     },
     "plan, before anything runs": {
-        "recipe": Command("print a recipe, the TOML file that says all that a run does", "plan.recipe"),
-        "plan": Command("say what a run will take: parameters, FLOPs, bytes, seconds", "plan:plan"),
+        "recipe": Command("print a recipe, the TOML file that says all that a run does", "plan.recipe:print_command"),
+        "plan": Command("say what a run will take: parameters, FLOPs, bytes, seconds", PLAN),
         "fit": Command("say how large a model some accelerators can train", "plan.budget:fit_command"),
-        "count": Command("trace a training step: FLOPs, bytes by operator or module", "plan.count"),
+        "count": Command("trace a training step: FLOPs, bytes by operator or module", "plan.recipe:count_command"),
         "budget": Command("say what FLOPs, days or dollars buy, by a fitted law", "plan.budget:budget_command"),
         "hardware": Command("print the catalogue of accelerators, or all about one", "plan.catalogue:hardware_command"),
         "formats": Command("print the number formats, or a number rounded to each", "plan.catalogue:formats_command"),
@@ -38,35 +148,35 @@ GROUPS: dict[str, dict[str, Command]] = {
         "train": Command("plan, train, meter and reconcile a run", "train.train:train_command"),
         "resume": Command("continue a run from its newest intact checkpoint", "train.train:resume_command"),
         "launch": Command("print or submit a job's script for Slurm or Kubernetes", "train.launch"),
-        "tune": Command("learn from conversations, preferences, or rewards of answers", "tune"),
+        "tune": Command("learn from conversations, preferences, or rewards of answers", TUNE),
         "runs": Command("list runs, and compare their losses over steps or dollars", "train.runs:runs_command"),
         "report": Command("write a run's report.html", "train.runs:report_command"),
     },
     "use a model": {
         "generate": Command("let a trained model continue a text", "models.generate:generate_command"),
         "chat": Command("talk with a model in the terminal", "models.generate:chat_command"),
-        "serve": Command("serve a model over HTTP, with OpenAI's interface and a page", "models.serve"),
-        "evaluate": Command("bits per byte beside gzip and xz; tasks; two models compared", "evaluate:evaluate"),
+        "serve": Command("serve a model over HTTP, with OpenAI's interface and a page", "models.serve:serve_command"),
+        "evaluate": Command("bits per byte beside gzip and xz; tasks; two models compared", EVALUATE),
         "quantize": Command("write a run's model with weights of 8 or 4 bits", "models.export:quantize_command"),
         "export": Command("write a model and its tokenizer as a Hugging Face folder", "models.export:export_command"),
     },
     "scale": {
         "sweep": Command("train a grid, a list or a sample of runs, and name the best", "scale.sweep"),
         "ladder": Command("recipes of growing runs whose law predicts a larger one", "scale.ladder"),
-        "law": Command("fit scaling laws to runs, predict losses and best sizes", "law"),
+        "law": Command("fit scaling laws to runs, predict losses and best sizes", LAW),
         "mup": Command("whether a learning rate of a small width holds at larger ones", "scale.mup"),
     },
     "measure": {
         "profile": Command("where the seconds of a step go, operator by operator", "measure.profile"),
-        "bench": Command("time operators, modules, collectives, beside their limits", "measure.bench:bench"),
-        "bench-serve": Command("send a load to a server: what its requests see", "measure.bench_serve"),
+        "bench": Command("time operators, modules, collectives, beside their limits", BENCH),
+        "bench-serve": Command("send a load to a server: what its requests see", "models.serve:bench_serve_command"),
         "autotune": Command(
             "choose the tiles of a recipe's GPU kernels by timing them", "measure.machine:autotune_command"
         ),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
-ALL = Group(__name__, COMMANDS)
+ALL = Group("napkin", COMMANDS)
 
 # GNU's OpenMP lets waiting threads spin for a long time. Beside another busy program they occupy the core that they are
 # waiting for; sleeping sooner costs nothing on an idle machine (benchmarks/waiting_threads.py).

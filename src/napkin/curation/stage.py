@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
-from napkin.errors import CorruptFile
-from napkin.missing_library import zstandard
+from napkin.errors import CorruptFile, zstandard
 
 
 @dataclass(slots=True)

@@ -15,12 +15,12 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from napkin.errors import import_extra
 from napkin.extraction.compiled import EXTRACTION
 from napkin.extraction.compiled import fields as f
 from napkin.extraction.page_metadata import PageMetadata, decode_page, page_metadata
 from napkin.extraction.rendering import PageTables, page_tables, render
 from napkin.extraction.tags import BIT, FIRST_PLACE, PATTERNS, PLACE_BIT, PLACES, TAG
-from napkin.missing_library import import_extra
 from napkin.toml_files import packaged_toml
 
 _GROUPS: dict[str, str] = {

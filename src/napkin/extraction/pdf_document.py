@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from napkin.child_process import run_program
+from napkin.errors import import_extra
 from napkin.extraction.html_page import NotExtracted
-from napkin.missing_library import import_extra
 
 _EDGE = 2
 """Lines at the top and at the bottom of a page that may be a header or a footer."""

@@ -6,7 +6,7 @@ The cache is a folder per package with a file per module, in napkin's own format
     JSON: {"FUNCTION": number of bytes, ...}
     the object code of the functions, one after another
 
-It is run, so a file counts only if it is this user's own (private_folder.py) and its SHA-256 is right; any other is
+It is run, so a file counts only if it is this user's own (files.py) and its SHA-256 is right; any other is
 removed and made again.
 """
 
@@ -25,8 +25,7 @@ from pathlib import Path
 
 from napkin.child_process import failure_of, start_python
 from napkin.errors import NapkinError
-from napkin.files import atomic_write_bytes, cache_folder, try_lock
-from napkin.private_folder import private_folder, read_private_file
+from napkin.files import atomic_write_bytes, cache_folder, private_folder, read_private_file, try_lock
 
 
 class MachineCode:

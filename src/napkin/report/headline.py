@@ -1,10 +1,21 @@
-"""The top of the page: the state of the run, warnings, and its key figures."""
+"""The top of the page of a run: its state, warnings and key figures; and the bars that the template makes of HTML.
+
+The table rule | count | meter | meter/count for a terminal.
+"""
 
 import math
-from typing import NamedTuple
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from napkin.report.comparison import recipe_values
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from napkin.accounting.quantities import QuantityRow, laid_out
 from napkin.report.overfitting import Evaluated, evaluations, lowest, overfitting
+from napkin.report.xy_picture import shade
+from napkin.runs.accounting_files import Evaluation
 from napkin.runs.run_record import RunRecord
 from napkin.units import format_bytes, format_seconds, format_share, format_three_digits
 
@@ -114,6 +125,23 @@ def _loss_figure(run: RunRecord) -> list[KeyFigure]:
     return []
 
 
+def recipe_values(text: str) -> dict[str, Any]:
+    """The values of a recipe by "table.name"; empty where it is not TOML."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return {}
+
+    def flat(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, value in values.items():
+            if isinstance(value, dict):
+                yield from flat(value, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}", value
+
+    return dict(flat(tables, ""))
+
+
 def sample_of(run: RunRecord) -> int | None:
     """Tokens of the held-out text in which the validation losses of a run's steps are measured; None where these are of
     all that is held out, as in tuning or of a short text, or the recipe does not say.
@@ -164,3 +192,83 @@ def _mfu_figure(run: RunRecord) -> list[KeyFigure]:
             KeyFigure("MFU", format_share(mfu), "" if measured.hfu is None else f"HFU {format_share(measured.hfu)}")
         ]
     return [KeyFigure("MFU", format_share(mfu), "over the logged steps")]
+
+
+class Segment(NamedTuple):
+    """A part of a stacked bar."""
+
+    colour: str
+    percent: float
+
+
+class StackedBar(NamedTuple):
+    """Parts of a whole, side by side."""
+
+    segments: list[Segment]
+    outlined: bool
+    """True if the whole bar is a limit that the parts are compared with; it is outlined."""
+    description: str
+
+
+class Bar(NamedTuple):
+    """A bar with its name and figure."""
+
+    name: str
+    figure: str
+    colour: str
+    percent: float
+
+
+def stacked_bar(parts: Mapping[str, float], description: str, *, limit: float | None = None) -> StackedBar:
+    """Parts as one stacked bar in the colours of `shade`.
+
+    With a `limit`, such as the free memory, 100% is the limit, unless the parts would be too small to see.
+    """
+    # A remainder such as "other" may be slightly negative.
+    sizes = {part: max(0.0, size) for part, size in parts.items()}
+    total = sum(sizes.values(), 0.0)
+    outlined = bool(limit and 0.2 * limit <= total)
+    full = max(total, limit or 0.0) if outlined else total
+    segments = [Segment(shade(part), round(100 * size / (full or 1.0), 3)) for part, size in sizes.items()]
+    return StackedBar(segments, outlined, description)
+
+
+def bits_bars(evaluation: Evaluation) -> list[Bar]:
+    """Bits per byte of held-out text for the model, xz and gzip; the longest bar has 100%."""
+    bits = {
+        "this model": evaluation.bits_per_byte,
+        "xz -9": evaluation.xz_bits_per_byte,
+        "gzip -9": evaluation.gzip_bits_per_byte,
+    }
+    longest = max(bits.values()) or 1.0
+    return [
+        Bar(name, format_three_digits(value), "grey" if index else "blue", round(100 * value / longest, 3))
+        for index, (name, value) in enumerate(bits.items())
+    ]
+
+
+def reconcile_table(rows: Sequence[QuantityRow]) -> Table:
+    """Lay rule, count and meter side by side for a terminal of 80 columns or more.
+
+    The meter's columns are left out where no row has a meter (a plan). Notes stand below the figures, numbered, each
+    once.
+    """
+    (first, *others), cells, notes = laid_out(rows)
+    table = Table(
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        # Notes are as wide as the table, and a plan's two columns would be too narrow.
+        min_width=66,
+        header_style="bold",
+        caption=Text("\n".join(notes)) if notes else None,
+        caption_justify="left",
+        caption_style="dim",
+    )
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    for quantity, *figures in cells:
+        # Text, not markup: a "[" in a quantity's name is a bracket.
+        table.add_row(Text(quantity), *figures)
+    return table

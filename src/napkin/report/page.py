@@ -1,10 +1,21 @@
-"""The report of a run: one self-contained HTML file, made from the run folder alone."""
+"""The report of a run: one self-contained HTML file, made from the run folder alone.
 
+While a process trains the run, the page is written about every half a minute, in at most half a percent of the time. A
+process that is killed cannot say so: the page knows when it was written and when the next one is due, and a short
+script compares that with the reader's clock.
+"""
+
+import contextlib
+import itertools
 import os
 import secrets
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,18 +24,83 @@ from markupsafe import Markup
 from napkin.accounting.pricing import loop_overhead
 from napkin.accounting.quantities import format_figure, format_ratio
 from napkin.accounting.rank_seconds import planned_bytes, ranks_to_show
+from napkin.errors import NapkinError
 from napkin.files import StrPath, atomic_write_text, is_marked
-from napkin.report.bars import bits_bars, stacked_bar
-from napkin.report.charts import constant_figures, figure_curves
-from napkin.report.headline import key_figures, status_of, warnings_of
-from napkin.report.liveness import REFRESH_SECONDS, liveness
-from napkin.report.run_charts import curves_of, figure_rows, run_charts
+from napkin.report.charts import constant_figures, curves_of, figure_curves, figure_rows, run_charts
+from napkin.report.headline import bits_bars, key_figures, stacked_bar, status_of, warnings_of
 from napkin.report.templates import UPLOT, UPLOT_STYLE, read_asset, render, scripts
 from napkin.report.xy_picture import COLOURS, shade
 from napkin.runs.accounting_files import PlanFile
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_record import Answers, RunRecord, read_run_record
 from napkin.units import format_bytes, format_flops, format_rate, format_seconds, format_share, format_three_digits
+
+REFRESH_SECONDS = 30
+# A process on a busy machine may be late without having been killed.
+_TIMEOUT_FACTOR, _GRACE_SECONDS = 3, 60.0
+_PAUSES = 200
+
+
+class Liveness(NamedTuple):
+    """The times that the template shows and compares."""
+
+    written: str
+    """Time of writing for people, in UTC."""
+    written_iso: str
+    every: str
+    """The interval at which the page is written while the process trains."""
+    due: int
+    """Seconds after `written` when the next page is expected: after the interval or, if it ends before, with the
+    run."""
+    next: str
+    """The same for people."""
+    is_last: bool
+    """True if the run is expected to end before another page of a run in training is due."""
+    timeout: int
+    """Seconds without a new page after which the process is presumed dead."""
+
+
+def liveness(run: RunRecord, every: float, *, now: datetime | None = None) -> Liveness:
+    """The liveness of a page that is written now, while the next one can be written in `every` seconds.
+
+    The process writes it after the step that is being taken then, and also when the run ends.
+    """
+    now = (datetime.now(UTC) if now is None else now).replace(microsecond=0)
+    every_step, to_the_end = every + _seconds_per_step(run), _seconds_to_the_end(run)
+    is_last = to_the_end is not None and to_the_end < every_step
+    due = to_the_end if to_the_end is not None and is_last else every_step
+    return Liveness(
+        written=now.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        written_iso=now.isoformat(),
+        every=_readable(every),
+        due=round(due),
+        next=_readable(due),
+        is_last=is_last,
+        timeout=round(_TIMEOUT_FACTOR * (every + _longest_pause(run)) + _GRACE_SECONDS),
+    )
+
+
+def _readable(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else format_seconds(seconds)
+
+
+def _seconds_per_step(run: RunRecord) -> float:
+    known = [logged.step_seconds for logged in run.metrics[-_PAUSES:] if logged.step_seconds > 0]
+    return median(known) if known else 0.0
+
+
+def _seconds_to_the_end(run: RunRecord) -> float | None:
+    if run.plan is None or not run.metrics or not run.metrics[-1].step:
+        return None
+    last = run.metrics[-1]
+    return last.seconds / last.step * max(0, run.plan.steps - last.step)
+
+
+def _longest_pause(run: RunRecord) -> float:
+    """The longest time between two of the last logged steps: a slow step, an evaluation, a checkpoint."""
+    seconds = [0.0, *(logged.seconds for logged in run.metrics)][-_PAUSES - 1 :]
+    return max((later - earlier for earlier, later in itertools.pairwise(seconds)), default=0.0)
+
 
 STEPS = 25
 """Logged steps that the balance is averaged over: a single batch is too noisy."""
@@ -357,3 +433,70 @@ def _part(share: float) -> str:
 def _breakable(name: str) -> Markup:
     # An operator's name may be wider than a phone, and should break after an underscore. join() escapes.
     return Markup("_<wbr>").join(name.split("_"))
+
+
+MAX_TIME_FRACTION = 0.005
+FIRST_GUESS_SECONDS = MAX_TIME_FRACTION * REFRESH_SECONDS
+"""Assumed cost of the first page, so that it is written after half a minute."""
+_MARGIN = 1.25
+
+
+class LiveReport:
+    """Call it after each step."""
+
+    def __init__(
+        self, run: Path, on_message: Callable[[str], None], *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._run = run
+        self._on_message = on_message
+        self._clock = clock
+        self._begin = clock()
+        self._due = self._promised = self._begin + REFRESH_SECONDS
+        self._spent, self._expected, self._writing = 0.0, FIRST_GUESS_SECONDS, 0.0
+        self._failed = False
+        self.pages = 0
+        """Pages written so far."""
+
+    def __call__(self) -> None:
+        """Write the page if it is due; a failure is reported once, and training continues without further pages."""
+        now = self._clock()
+        affordable = self._spent + self._expected <= MAX_TIME_FRACTION * (now - self._begin)
+        if self._failed or not affordable or now < self._due:
+            return
+        try:
+            write_report(self._run, training=True, every=lambda: self._next_page(now))
+        except (NapkinError, OSError) as error:
+            self._failed = True
+            self._on_message(f"the report is not updated while the run trains: {error}")
+            return
+        self.pages += 1
+        written = self._clock()
+        self._writing = written - self._promised
+        self._expected = written - now
+        self._spent += self._expected
+
+    def _next_page(self, begun: float) -> float:
+        """Seconds until the next page, as the page that was begun at `begun` promises them; it is not written sooner.
+
+        The cost of this page is not known before it is on the disk, and the promise has to be made in it: the seconds
+        so far are taken with a margin, and writing is assumed to take as long as it did the last time.
+        """
+        self._promised = self._clock()
+        cost = _MARGIN * (self._promised - begun) + self._writing
+        affordable = (self._spent + 2 * cost) / MAX_TIME_FRACTION - (self._promised - self._begin)
+        seconds = max(REFRESH_SECONDS, affordable)
+        self._due = self._promised + seconds
+        return seconds
+
+
+@contextmanager
+def live_report(run: Path, on_message: Callable[[str], None]) -> Iterator[LiveReport]:
+    """Report a run while the block trains it; if that raises, a last page says that the run has stopped."""
+    live = LiveReport(run, on_message)
+    try:
+        yield live
+    except BaseException:
+        if live.pages:
+            with contextlib.suppress(NapkinError, OSError):
+                write_report(run, training=False)
+        raise

@@ -7,29 +7,37 @@ from napkin.curation.registry import STAGES
 
 
 def _stage(name: str) -> Main:
-    from napkin.cli.data.run import stage_command
+    from napkin.cli.data.pipelines import stage_command
 
     return stage_command(name)
 
 
 COMMANDS = {
-    "run": Command("make a corpus of raw documents by the stages of a pipeline, or go on with it", "run:run_command"),
-    "recipe": Command("print a complete pipeline with a comment on each option, to begin with", "recipe"),
-    "plan": Command("predict what a pipeline will leave and take, from a sample of its input", "plan:plan_command"),
-    "reconcile": Command("compare a corpus with its plan", "plan:reconcile_command"),
-    "why": Command("tell a document's story: what each stage did to it, or why it was dropped", "run:why_command"),
-    "samples": Command(
-        "write a page with samples of what each stage dropped, beside what remained", "run:samples_command"
+    "run": Command(
+        "make a corpus of raw documents by the stages of a pipeline, or go on with it", "data.pipelines:run_command"
     ),
-    "chat": Command("turn conversations into tokens for tuning, and show what is learned of them", "chat"),
+    "recipe": Command(
+        "print a complete pipeline with a comment on each option, to begin with", "data.pipelines:recipe_command"
+    ),
+    "plan": Command(
+        "predict what a pipeline will leave and take, from a sample of its input", "data.pipelines:plan_command"
+    ),
+    "reconcile": Command("compare a corpus with its plan", "data.pipelines:reconcile_command"),
+    "why": Command(
+        "tell a document's story: what each stage did to it, or why it was dropped", "data.pipelines:why_command"
+    ),
+    "samples": Command(
+        "write a page with samples of what each stage dropped, beside what remained", "data.pipelines:samples_command"
+    ),
+    "chat": Command("turn conversations into tokens for tuning, and show what is learned of them", "data.chat"),
     "train-classifier": Command(
         "train a classifier of texts on your positives and negatives, for the stage `classifier`",
-        "classifiers:train_classifier_command",
+        "data.classifiers:train_classifier_command",
     ),
     "train-languages": Command(
-        "train a language classifier on texts of your own", "classifiers:train_languages_command"
+        "train a language classifier on texts of your own", "data.classifiers:train_languages_command"
     ),
     **{name: Command(stage.about, partial(_stage, name)) for name, stage in STAGES.items()},
 }
 
-main = Group(__name__, COMMANDS)
+main = Group("napkin data", COMMANDS)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from napkin.cli.commands import Command
-from napkin.cli.common.forms import Form, Forms
 from napkin.cli.common.options import JsonOption, Switch, command
 from napkin.cli.common.progress import ProgressLine, progress_line
 from napkin.cli.common.terminal import notify, print_json, print_table, say
@@ -30,22 +28,6 @@ if TYPE_CHECKING:
 
 PassName = Literal["forward", "backward", "both", "step"]
 MOST_SECONDS = 3600.0
-
-bench = Forms(
-    "bench",
-    "napkin.cli.measure",
-    Command("time an operator in its forms", "bench:bench_operator"),
-    {
-        # Their names stand here too, as importing what they name takes torch.
-        "module": Form(
-            Command("time a part of a model", "bench:bench_module"), ("transformer", "block", "self-attention", "mlp")
-        ),
-        "collective": Form(
-            Command("time a collective among ranks", "bench:bench_collective"),
-            ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"),
-        ),
-    },
-)
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,24 @@
-"""`napkin serve`."""
+"""`napkin serve` serves a model over HTTP, `napkin bench-serve` sends a load to a server."""
 
 import importlib.util
 import os
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from napkin.cli.common.options import INLINED, Switch, command
+from napkin.cli.common.options import INLINED, JsonOption, Switch, command
 from napkin.cli.common.progress import progress_line
-from napkin.cli.common.terminal import notify, say
+from napkin.cli.common.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
 from napkin.files import regular
 from napkin.serving.limits import Limits
-from napkin.units import format_count
+from napkin.units import format_count, format_seconds
+
+if TYPE_CHECKING:
+    from napkin.inference.service_load import ServiceLoad, ServiceMeasurement
+
 
 KEY_VARIABLE = "NAPKIN_API_KEY"
 _LONGEST_KEY = 4096
@@ -102,3 +107,128 @@ def _key(file: str | None) -> str | None:
             f"{source} holds no key: put one there, of up to {_LONGEST_KEY} printable ASCII characters without spaces"
         )
     return key
+
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True)
+class BenchServeOptions(JsonOption):
+    """Send a load to a server with OpenAI's completions interface, and say what its requests see. With --run, a plan of
+    the same model on this machine's engine stands beside it."""
+
+    address: Annotated[str, tyro.conf.Positional] = "http://127.0.0.1:8000"
+    """Address of the server."""
+    requests: int = 64
+    """In all."""
+    concurrency: int = 16
+    """Clients that each send their next request when the last one has ended."""
+    rate: float | None = None
+    """Requests per second at random moments (a Poisson process), instead of --concurrency."""
+    input_tokens: int = 128
+    """Tokens of each prompt: random ids below --vocab-size."""
+    output_tokens: int = 64
+    """Tokens that each request generates."""
+    vocab_size: int = 256
+    """Ids of random prompts are below it."""
+    prompts: str | None = None
+    """Text file with a prompt per line, instead of random ids; --input-tokens is then what the plan assumes."""
+    api_key_file: str | None = None
+    """File with the server's key."""
+    run: str | None = None
+    """The run or folder that is served, on this machine: its plan stands beside the measurement."""
+    seed: int = 0
+    """Seed of prompts and of the moments at which they are sent."""
+
+
+@command("bench-serve", BenchServeOptions)
+def bench_serve_command(options: BenchServeOptions) -> None:
+    from napkin.inference.service_load import ServiceLoad
+    from napkin.serving.http_load import Endpoint, measure_http_load, random_prompts
+
+    if options.vocab_size < 1:
+        raise NapkinError(f"--vocab-size is {options.vocab_size}: use 1 or more")
+    load = ServiceLoad(
+        options.requests,
+        options.input_tokens,
+        options.output_tokens,
+        concurrency=None if options.rate is not None else options.concurrency,
+        rate=options.rate,
+        seed=options.seed,
+    )
+    endpoint = Endpoint.of(options.address, _read(options.api_key_file).strip() if options.api_key_file else None)
+    if options.prompts is None:
+        prompts: list[Any] = random_prompts(load, options.vocab_size)
+    else:
+        prompts = [line for line in _read(options.prompts).splitlines() if line.strip()]
+        if not prompts:
+            raise NapkinError(f"'{options.prompts}' holds no prompt: write one per line")
+    planned = None
+    if options.run is not None:
+        with progress_line("timing steps of the engine") as line:
+            planned = _planned(options.run, load, line.retitle)
+    with progress_line("sending requests") as line:
+        measured = measure_http_load(
+            endpoint, load, prompts, progress=lambda done: line.retitle(f"{done} of {load.requests} requests")
+        )
+    if options.json:
+        print_json({"planned": planned and _figures(planned), "measured": _figures(measured)})
+        return
+    _print(measured, planned)
+
+
+def _planned(run: str, load: "ServiceLoad", progress: Any) -> "ServiceMeasurement | None":
+    from napkin.inference import Engine, loaded_model
+    from napkin.planning import plan_service
+
+    # As `napkin serve` opens it.
+    model = loaded_model.load(run, weights="auto").model
+    plan = plan_service(
+        model,
+        concurrency=load.concurrency,
+        input_tokens=load.input_tokens,
+        output_tokens=load.output_tokens,
+        requests=load.requests,
+        rate=load.rate,
+        seed=load.seed,
+        cache_bytes=Engine(model).cache.nbytes,
+        progress=progress,
+    )
+    return plan.degrees[0].simulation
+
+
+def _print(measured: "ServiceMeasurement", planned: "ServiceMeasurement | None") -> None:
+    rows: list[tuple[str, ...]] = []
+    for what, of in (("time to first token", "first_token"), ("time per output token", "per_token")):
+        for percentile in PERCENTILES:
+            meter = getattr(measured, of)(percentile)
+            row = (f"{what}, {percentile}%", format_seconds(meter))
+            if planned is not None:
+                plan = getattr(planned, of)(percentile)
+                row = (row[0], format_seconds(plan), row[1], f"{plan / meter:.2f}" if meter else "")
+            rows.append(row)
+    heading = ("", "meter") if planned is None else ("", "plan", "meter", "plan/meter")
+    print_table(heading, rows, align="l" + "r" * (len(heading) - 1))
+    tokens = sum(each.output_tokens for each in measured.served)
+    beside = "" if planned is None else f", {planned.tokens_per_second:,.1f} planned"
+    say(
+        f"{len(measured.served)} requests, {tokens:,} tokens in {format_seconds(measured.seconds)}: "
+        f"{measured.tokens_per_second:,.1f} tokens per second{beside}"
+    )
+
+
+def _figures(found: "ServiceMeasurement") -> dict[str, Any]:
+    return {
+        "requests": len(found.served),
+        "seconds": found.seconds,
+        "tokens_per_second": found.tokens_per_second,
+        "time_to_first_token": {percent: found.first_token(percent) for percent in PERCENTILES},
+        "time_per_output_token": {percent: found.per_token(percent) for percent in PERCENTILES},
+    }
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NapkinError(f"'{path}' cannot be read ({error}): name a text file") from None

@@ -116,7 +116,7 @@ def search(recipe: Recipe, options: LayoutOptions, given: set[str], *, why: str 
     if why is not None and not options.json:
         say(f"{why}: the best of all layouts follows, as with --layout auto")
     with progress_line("planning") as line:
-        from napkin.cli.plan.layout_output import print_search, print_tried
+        from napkin.cli.plan.output import print_search, print_tried
         from napkin.planning.fit import MOST_DEVICES, least_hardware
         from napkin.planning.layouts.search import search_layouts, with_best_counted
 
@@ -150,7 +150,7 @@ def print_one(recipe: Recipe, options: LayoutOptions) -> None:
     assert options.on is not None
     picture = _picture_path(options)
     with progress_line("planning") as line:
-        from napkin.cli.plan.layout_output import print_layout_plan, refuse_too_large
+        from napkin.cli.plan.output import print_layout_plan, refuse_too_large
         from napkin.planning.planner import plan as make_plan
 
         plan = make_plan(recipe, options.on, progress=line.retitle).at(usd_per_hour=options.usd_per_hour).layout

@@ -11,7 +11,6 @@ from napkin.accounting.quantities import format_figure
 from napkin.accounting.rules import RuleRow
 from napkin.cli.common.options import INLINED, JsonOption, Switch, command
 from napkin.cli.common.terminal import print_json, print_table, say
-from napkin.cli.plan.failure_options import FailureOptions
 from napkin.errors import NapkinError
 from napkin.planning.rules.by_rule import (
     USUAL_MFU,
@@ -23,6 +22,27 @@ from napkin.planning.rules.by_rule import (
 )
 from napkin.planning.rules.sizes import RuleSizes, rules_by_size
 from napkin.units import format_count, parse_count, parse_seconds
+
+_MOST = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureOptions:
+    """How often something fails, and what a failure costs."""
+
+    mtbf_hours: float | None = None
+    """Mean time between failures of all devices together, in hours; None is the rate of the Llama 3 405B run."""
+    restart_minutes: float | None = None
+    """From a failure until training continues; None is 10 minutes."""
+
+    def refuse_impossible(self) -> None:
+        """Raise NapkinError for hours or minutes that cannot be."""
+        hours, minutes = self.mtbf_hours, self.restart_minutes
+        if hours is not None and not 0 < hours <= _MOST:
+            raise NapkinError(f"--mtbf-hours is {hours}: use a number above 0, up to {_MOST:.0e}")
+        if minutes is not None and not 0 <= minutes <= _MOST:
+            raise NapkinError(f"--restart-minutes is {minutes}: use a number from 0 to {_MOST:.0e}")
+
 
 LARGE = 100 * 10**9
 """Parameters from which on models are mostly mixtures of experts."""

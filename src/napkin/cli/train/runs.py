@@ -54,7 +54,7 @@ def runs_command(options: RunsOptions) -> None:
         for problem in run.problems:
             notify(problem)
     if options.page is not None:
-        from napkin.report.comparison_page import write_comparison
+        from napkin.report.comparison import write_comparison
 
         write_comparison(Path(options.page), compared, loss=loss, axis=options.over, points=points)
     if options.json:
@@ -92,7 +92,7 @@ def _read(folders: list[Path], options: RunsOptions) -> "list[ComparedRun]":
 
 
 def _print_list(runs: "list[ComparedRun]") -> None:
-    from napkin.report.comparison_page import summary_rows
+    from napkin.report.comparison import summary_rows
 
     rows = summary_rows(runs)
     print_table(list(rows[0]), [list(row.values()) for row in rows], align="ll" + "r" * (len(rows[0]) - 2))
@@ -107,7 +107,7 @@ def _print_statements(compared: "list[ComparedRun]") -> None:
 
 
 def _print_points(compared: "list[ComparedRun]", points: list[float], loss: "Loss", over: "Axis") -> None:
-    from napkin.report.comparison_page import point_rows
+    from napkin.report.comparison import point_rows
 
     say()
     say(f"{loss} loss, nats per token, at equal {over}:")
@@ -139,9 +139,7 @@ class ReportOptions(RunOptions):
 
 @command("report", ReportOptions)
 def report_command(options: ReportOptions) -> None:
-    from napkin.report.live_report import MAX_TIME_FRACTION
-    from napkin.report.liveness import REFRESH_SECONDS
-    from napkin.report.page import write_report
+    from napkin.report.page import MAX_TIME_FRACTION, REFRESH_SECONDS, write_report
     from napkin.runs.metrics import METRICS_FILE, read_metrics_record
     from napkin.runs.run_folder import RunFolder, is_being_trained
 

@@ -11,7 +11,6 @@ from napkin.cli.common.recipe_options import RecipeOptions, RecipeSource, TokenB
 from napkin.cli.common.terminal import notify, print_json, say
 from napkin.recipe.data_config import DataConfig, TrainFiles
 from napkin.recipe.training_config import ParallelismConfig
-from napkin.recipe.tuning_recipe import TuningRecipe
 
 if TYPE_CHECKING:
     from napkin.checkpoint.state import Checkpoint
@@ -109,10 +108,6 @@ def resume_command(arguments: Sequence[str]) -> int:
                 on_message=notify,
                 ranks=ranks,
             )
-        if isinstance(recipe, TuningRecipe):
-            from napkin.cli.tune.methods import follow_tuning
-
-            return follow_tuning(method, run, as_json=options.json)
         from napkin.cli.train.following import train_and_report
 
         return train_and_report(method, run, as_json=options.json)

@@ -16,9 +16,8 @@ import msgspec
 from napkin.curation.engine.pipeline_file import OutputFormat
 from napkin.curation.stage import Record
 from napkin.data.file_sections import SEPARATOR_LINE
-from napkin.errors import NapkinError
+from napkin.errors import NapkinError, import_extra, zstandard
 from napkin.json_files import read_json
-from napkin.missing_library import import_extra, zstandard
 
 NAME = "manifest.json"
 KIND = "napkin corpus"

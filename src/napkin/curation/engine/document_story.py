@@ -18,9 +18,8 @@ from napkin.curation.reading.bounded_stream import decompressed
 from napkin.curation.stage import TraceEntry
 from napkin.errors import NapkinError, suggestion
 from napkin.files import atomic_write_text, refuse_unmarked
-from napkin.report.flow_picture import FlowStep, flow_svg
 from napkin.report.templates import WITHOUT_CHARTS, render
-from napkin.report.xy_picture import COLOURS
+from napkin.report.xy_picture import COLOURS, FlowStep, flow_svg
 from napkin.units import format_bytes, format_share
 
 _RATIO = 2**20
@@ -120,7 +119,7 @@ def _story(line: dict[str, Any], ending: str) -> Story:
 
 def _rows(path: Path, identity: str) -> Iterator[dict[str, Any]]:
     if path.suffix == ".parquet":
-        from napkin.missing_library import import_extra
+        from napkin.errors import import_extra
 
         table = import_extra("pyarrow.parquet", "a Parquet file").ParquetFile(path)
         columns = [name for name in table.schema_arrow.names if name != "text"]

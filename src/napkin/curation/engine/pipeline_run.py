@@ -21,10 +21,9 @@ from napkin.curation.engine.workers import do_tasks, do_tasks_on_ray, ray_cluste
 from napkin.curation.reading.bounded_stream import SetAside
 from napkin.curation.reading.input_file import InputFile, find_files
 from napkin.curation.registry import divide_into_passes
-from napkin.errors import NapkinError
+from napkin.errors import NapkinError, import_extra, zstandard
 from napkin.files import StrPath, try_lock
 from napkin.json_files import read_json, write_json
-from napkin.missing_library import import_extra, zstandard
 from napkin.units import format_bytes
 
 STATE = "pipeline.json"

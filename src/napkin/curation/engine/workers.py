@@ -29,8 +29,7 @@ import msgspec
 from napkin.child_process import AnsweringProcess, interrupts_wait, start_answering
 from napkin.curation.engine.pipeline_file import Pipeline, pipeline_of, values_of
 from napkin.curation.engine.shard_work import DecisionTask, ShardTask, Task, do_task
-from napkin.errors import NapkinError, first_line
-from napkin.missing_library import import_extra
+from napkin.errors import NapkinError, first_line, import_extra
 
 MOST_ENDINGS = 6
 """Workers that one task may end before the command gives up."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from napkin.curation.stage import Record
 from napkin.data.file_sections import SEPARATOR_LINE, has_text
-from napkin.missing_library import zstandard
+from napkin.errors import zstandard
 from napkin.units import format_bytes
 
 

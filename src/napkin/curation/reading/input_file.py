@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from napkin.curation.reading.bounded_stream import SetAside
-from napkin.errors import NapkinError, first_line
+from napkin.errors import NapkinError, first_line, import_extra
 from napkin.files import regular
-from napkin.missing_library import import_extra
 
 InputFormat = Literal["auto", "text", "html", "pdf", "jsonl", "parquet", "warc"]
 """Format of files; `auto` is told by the end of each name."""

@@ -8,8 +8,7 @@ import msgspec
 from napkin.curation.reading.bounded_stream import FREE_BYTES, ReadLimits, SetAside, Unreadable, too_large
 from napkin.curation.reading.jsonl import record_of_fields
 from napkin.curation.stage import Record
-from napkin.errors import first_line
-from napkin.missing_library import import_extra
+from napkin.errors import first_line, import_extra
 from napkin.units import format_bytes
 
 _BATCH_ROWS = 64

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from napkin.cli.commands import Group
-from napkin.cli.common.options import command, option_choices, options_of
+from napkin.cli.commands import Group, options_of
+from napkin.cli.common.options import command, option_choices
 from napkin.cli.common.recipe_options import RecipeOptions
 from napkin.cli.common.terminal import print_verbatim
 
@@ -45,7 +45,7 @@ def _of_group(group: Group) -> Iterator[tuple[str, dict[str, tuple[str, ...]]]]:
     prefix = group.typed.removeprefix("napkin").strip()
     yield prefix, dict.fromkeys((*group.commands, "--help", *(() if prefix else ("--version",))), ())
     for name, each in group.commands.items():
-        main = each.load(group.package)
+        main = each.load()
         if isinstance(main, Group):
             yield from _of_group(main)
             continue

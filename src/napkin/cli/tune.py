@@ -10,7 +10,6 @@ from napkin.cli.common.options import INLINED, JsonOption, parse, takes
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.recipe_options import RecipeSource
 from napkin.cli.common.terminal import notify
-from napkin.cli.train.training_lines import TrainingLines
 from napkin.errors import NapkinError
 from napkin.recipe.data_config import DataConfig
 from napkin.recipe.recipe import Recipe
@@ -24,11 +23,9 @@ from napkin.recipe.tuning_recipe import (
     TuningConfig,
     TuningRecipe,
 )
-from napkin.runs.metrics import StepMetrics
-from napkin.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from napkin.training.method import Method
+    pass
 
 
 @dataclass(frozen=True)
@@ -90,30 +87,13 @@ def tuning_command(method: str, options: type[Options], tables: type[TuningTable
 
         with join_ranks(recipe.training) as ranks:
             with progress_line("starting", shown=ranks.is_rank_zero) as line:
+                from napkin.cli.train.following import train_and_report
                 from napkin.training.start import create_run
 
                 started, run = create_run(recipe, folder, progress=line.retitle, on_message=notify, ranks=ranks)
-            return follow_tuning(started, run, as_json=parsed.json)
+            return train_and_report(started, run, as_json=parsed.json)
 
     return main
-
-
-def follow_tuning(method: "Method", run: RunFolder, *, as_json: bool) -> int:
-    """Train a run of tuning with its lines on the terminal; the exit status."""
-    from napkin.cli.train.following import follow_training
-
-    lines = TuningLines(run.path, steps=method.recipe.training.steps)
-    return follow_training(method, run, lines, as_json=as_json)
-
-
-class TuningLines(TrainingLines):
-    """With the figures that a method is judged by."""
-
-    SHOWN = ("reward", "accuracy", "held-out reward", "held-out accuracy")
-
-    def _shown(self, metrics: StepMetrics) -> list[str]:
-        figures = metrics.figures or {}
-        return [f"{name} {figures[name]:.3f}" for name in self.SHOWN if figures.get(name) is not None]
 
 
 def _parsed(

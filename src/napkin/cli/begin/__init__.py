@@ -1,1 +1,0 @@
-"""The first commands: what this machine has, a demo, completion in a shell."""
