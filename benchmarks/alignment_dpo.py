@@ -41,7 +41,7 @@ from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.recipe.tuning_recipe import PreferenceConfig
 from napkin.train_step.step import build_train_state
 from napkin.tuning.objective import REFERENCE
-from napkin.tuning.preference_method import preference_objective
+from napkin.tuning.preferences import preference_objective
 from napkin.tuning.sequence_step import score_examples, train_on_examples
 from napkin.units import format_bytes
 from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer

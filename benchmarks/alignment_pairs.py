@@ -25,7 +25,7 @@ from napkin.chats.chat_format import Message
 from napkin.files import cache_folder
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.tuning.example_file import example_file_of
-from napkin.tuning.examples import chunks_of
+from napkin.tuning.packing import chunks_of
 from napkin.tuning.preference_method import UnpairedExamples
 from napkin.tuning.reference_scores import ReferencedExamples, ReferenceKey, read_reference_scores, reference_writer
 from napkin.units import format_bytes, format_seconds

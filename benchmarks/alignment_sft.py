@@ -37,8 +37,8 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import build_train_state
+from napkin.tuning.example_method import SupervisedObjective
 from napkin.tuning.sequence_step import train_on_examples
-from napkin.tuning.supervised import SupervisedObjective
 from napkin.units import format_bytes
 from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
 from result_files import write_result

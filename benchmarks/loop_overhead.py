@@ -37,8 +37,7 @@ from napkin.report.page import live_report
 from napkin.runs.metrics import StepMetrics
 from napkin.train_step.step import build_train_state
 from napkin.training.pretraining import Pretraining
-from napkin.training.run import train_run
-from napkin.training.start import create_run
+from napkin.training.run import create_run, train_run
 from napkin.units import format_seconds
 from result_files import write_result
 

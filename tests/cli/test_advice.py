@@ -10,7 +10,7 @@ import pytest
 
 from napkin import errors
 from napkin.recipe.toml_file import read_recipe
-from napkin.training.start import recipe_differences
+from napkin.training.run import recipe_differences
 
 pytestmark = pytest.mark.usefixtures("place")
 

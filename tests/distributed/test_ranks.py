@@ -22,8 +22,8 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import per_device
 from napkin.runs.run_folder import RunFolder, is_run
 from napkin.tokenizer.bpe import ByteTokenizer
+from napkin.training.run import recipe_differences
 from napkin.training.signals import Interruption, agree_on_signal
-from napkin.training.start import recipe_differences
 from oracles.tiny_run import MODEL, tiny_recipe, write_tiny_text
 
 TORCHRUN = {

@@ -22,8 +22,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig
 from napkin.train_step.step import TrainState, build_train_state
-from napkin.training.run import train_run
-from napkin.training.start import create_run, open_run
+from napkin.training.run import create_run, open_run, train_run
 from oracles.tiny_run import MODEL, TRAINING, tiny_recipe, write_tiny_text
 from reliability.conftest import Tally
 from reliability.harness import Napkin, assert_same_run, checkpoints

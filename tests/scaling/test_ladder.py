@@ -28,8 +28,7 @@ from napkin.scaling.law_fit import fit_law
 from napkin.scaling.observations import Observation
 from napkin.scaling.predicted_loss import count_parameters, predicting, with_predicted_loss
 from napkin.scaling.sweep import run_seconds
-from napkin.training.run import train_run
-from napkin.training.start import create_run, open_run
+from napkin.training.run import create_run, open_run, train_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 

@@ -27,8 +27,7 @@ from napkin.runs.metrics import read_metrics
 from napkin.runs.run_folder import RunFolder
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step
-from napkin.training.run import train_run
-from napkin.training.start import create_run, open_run
+from napkin.training.run import create_run, open_run, train_run
 from oracles.tiny_run import tiny_recipe
 
 STEPS, STOPPED_AT, N_STEPS_ALONE = 12, 5, 6

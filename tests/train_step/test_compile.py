@@ -31,8 +31,7 @@ from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import ParallelismConfig
-from napkin.training.run import train_run
-from napkin.training.start import create_run, open_run
+from napkin.training.run import create_run, open_run, train_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 from train_step.compiled_run import CASES, N_STEPS_ALONE, STOPPED_AT
 

@@ -12,8 +12,7 @@ from napkin.recipe.training_config import TrainingConfig
 from napkin.runs.metrics import read_metrics
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step
-from napkin.training.run import train_run
-from napkin.training.start import create_run
+from napkin.training.run import create_run, train_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 EXPERTS = {"n_experts": 4, "experts_per_token": 2}

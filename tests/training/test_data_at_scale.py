@@ -24,8 +24,7 @@ from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
 from napkin.training.pretraining import Pretraining
-from napkin.training.run import train_run
-from napkin.training.start import create_run
+from napkin.training.run import create_run, train_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 STEPS = 6

@@ -22,8 +22,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.runs.metrics import StepMetrics, read_metrics
 from napkin.runs.run_folder import RunFolder
 from napkin.training.pretraining import Pretraining
-from napkin.training.run import Outcome, train_run
-from napkin.training.start import create_run, open_run
+from napkin.training.run import Outcome, create_run, open_run, train_run
 from oracles.clock import Clock, ProcessorClock
 from oracles.tiny_run import TRAINING, tiny_recipe, write_tiny_text
 

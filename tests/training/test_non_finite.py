@@ -22,10 +22,9 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.history import History
 from napkin.runs.metrics import read_metrics
 from napkin.train_step.step import TrainState, build_train_state
-from napkin.training.non_finite import NonFiniteSteps, Verdict, find_source
+from napkin.training.non_finite import Verdict, find_source, skip_or_stop
 from napkin.training.pretraining import Pretraining
-from napkin.training.run import train_run
-from napkin.training.start import create_run, open_run
+from napkin.training.run import create_run, open_run, train_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 TOKENS = torch.randint(0, 17, (4, 33), generator=torch.Generator().manual_seed(0))
@@ -230,9 +229,8 @@ def test_what_is_kept_of_a_step_names_the_precision_that_ran(tmp_path: Path, pre
     verdict = Verdict()
     batch = (torch.zeros(4, 32, dtype=torch.int64), torch.zeros(4, 32, dtype=torch.int64))
     train_state.step(0, *batch, is_fit=verdict)
+    again = step_again(train_state, *batch)
     with pytest.raises(NapkinError):
-        NonFiniteSteps(train_state, History(), run, print).skip_or_stop(
-            0, {"inputs": batch[0]}, verdict, step_again(train_state, *batch)
-        )
+        skip_or_stop(train_state, History(), run, 0, {"inputs": batch[0]}, verdict, again, print)
     [story] = (run.path / "non-finite").glob("*.json")
     assert json.loads(story.read_text())["precision"] == precision

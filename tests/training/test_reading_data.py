@@ -25,8 +25,7 @@ from napkin.runs.metrics import read_metrics
 from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.training.pretraining import Pretraining
-from napkin.training.run import train_run
-from napkin.training.start import create_run, open_run
+from napkin.training.run import create_run, open_run, train_run
 from oracles.altered_tokens import flip_bit
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 

@@ -12,7 +12,7 @@ from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.recipe.toml_file import format_recipe
 from napkin.training.pretraining import Pretraining
-from napkin.training.start import create_run, open_run
+from napkin.training.run import create_run, open_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 

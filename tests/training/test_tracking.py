@@ -13,10 +13,9 @@ from napkin.errors import NapkinError
 from napkin.recipe.training_config import TrackerName, TrackingConfig
 from napkin.runs.metrics import StepMetrics, read_metrics
 from napkin.runs.run_folder import RunFolder
+from napkin.training.callbacks import TRACKERS, TrackedRun, metrics_of
 from napkin.training.pretraining import Pretraining
-from napkin.training.run import train_run
-from napkin.training.start import create_run, prepare
-from napkin.training.trackers import TRACKERS, TrackedRun, metrics_of
+from napkin.training.run import create_run, prepare, train_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 from peers import peer
 

@@ -9,8 +9,7 @@ from napkin.accounting.pricing import mfu, mfu_of_steps
 from napkin.report.comparison import read_run
 from napkin.report.headline import key_figures
 from napkin.runs.run_record import read_run_record
-from napkin.training.run import train_run
-from napkin.training.start import create_run
+from napkin.training.run import create_run, train_run
 from napkin.units import format_share
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 

@@ -19,8 +19,9 @@ from napkin.grading.answers import chosen_letter
 from napkin.grading.mathematics.final_answer import final_number
 from napkin.kernels.loss.log_probabilities import linear_log_probabilities
 from napkin.model.transformer import TokenScores, Transformer
-from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
+from napkin.recipe.tuning_recipe import PolicyAlgorithm, PreferenceConfig, ReinforcementConfig
 from napkin.tokenizer.base import Tokenizer
+from napkin.tuning.example_method import SupervisedObjective
 from napkin.tuning.objective import (
     REFERENCE,
     BatchTotals,
@@ -38,8 +39,7 @@ from napkin.tuning.policy_gradient import (
     token_ratios,
 )
 from napkin.tuning.policy_loss import policy_objective
-from napkin.tuning.preferences import DPOObjective
-from napkin.tuning.supervised import SupervisedObjective
+from napkin.tuning.preferences import preference_objective
 
 Loss = tuple[Tensor, dict[str, Tensor]]
 
@@ -188,7 +188,7 @@ def run_compute_per_instance_dpo_loss(
     with torch.no_grad():
         references = [_scores(lm_ref, _part([answer])).log_probabilities.numpy() for answer in answers]
     part = _part([answer.with_values(**{REFERENCE: known}) for answer, known in zip(answers, references, strict=True)])
-    loss, _ = DPOObjective(beta).loss(part, _scores(lm, part), totals_of([part]))
+    loss, _ = preference_objective(PreferenceConfig("dpo", beta=beta)).loss(part, _scores(lm, part), totals_of([part]))
     return loss
 
 

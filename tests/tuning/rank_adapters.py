@@ -20,8 +20,8 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.recipe.tuning_recipe import AdapterConfig, TuningRecipe
 from napkin.train_step.step import build_train_state
+from napkin.tuning.example_method import SupervisedObjective
 from napkin.tuning.sequence_step import train_on_examples
-from napkin.tuning.supervised import SupervisedObjective
 from oracles.alignment_cases import MODEL, gradient_of, some_examples
 from reliability.rank_cases import leave_groups
 from reliability.ranks import fork_ranks

@@ -27,8 +27,7 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.tuning_recipe import AdapterConfig, TuningRecipe
 from napkin.train_step.step import build_train_state
 from napkin.training.callbacks import finished_checkpoint
-from napkin.training.run import train_run
-from napkin.training.start import create_run, open_run
+from napkin.training.run import create_run, open_run, train_run
 from napkin.tuning.method import open_base, tune
 from oracles.tiny_tuning import make_start, tuning_recipe, write_conversations
 

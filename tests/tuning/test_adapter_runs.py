@@ -21,14 +21,13 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.recipe.tuning_recipe import AdapterConfig, TuningRecipe
 from napkin.train_step.step import TrainState, build_train_state
-from napkin.training.run import train_run
-from napkin.training.start import open_run
+from napkin.training.run import open_run, train_run
+from napkin.tuning.example_method import SupervisedObjective
 from napkin.tuning.example_plan import count_examples
 from napkin.tuning.method import open_base, tune
 from napkin.tuning.objective import totals_of
 from napkin.tuning.packing import micro_batches_of
 from napkin.tuning.sequence_step import train_on_examples
-from napkin.tuning.supervised import SupervisedObjective
 from oracles.alignment_cases import MODEL, some_examples
 from oracles.tiny_tuning import make_start, tuning_recipe, write_conversations
 from reliability.ranks import free_port

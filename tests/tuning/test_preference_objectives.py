@@ -18,12 +18,12 @@ from napkin.recipe.layout import Layout
 from napkin.recipe.tuning_recipe import PreferenceConfig
 from napkin.tuning.objective import REFERENCE, Objective, totals_of
 from napkin.tuning.packing import Packing, micro_batches_of
-from napkin.tuning.preference_method import preference_objective
 from napkin.tuning.preferences import (
     DESIRABLE,
     RewardObjective,
     log_odds,
     mismatched_number,
+    preference_objective,
     rewarded,
     with_kl_estimate,
 )

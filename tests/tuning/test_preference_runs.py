@@ -14,8 +14,7 @@ from napkin.chats.token_sequence import Example
 from napkin.errors import NapkinError
 from napkin.recipe.tuning_recipe import PreferenceConfig, PreferenceObjective, PreferenceRecipe, TuningRecipe
 from napkin.runs.metrics import read_metrics
-from napkin.training.run import train_run
-from napkin.training.start import create_run, open_run
+from napkin.training.run import create_run, open_run, train_run
 from napkin.tuning.example_method import ExampleMethod
 from napkin.tuning.method import tune
 from napkin.tuning.sequence_step import score_examples

@@ -12,8 +12,7 @@ from napkin.errors import NapkinError
 from napkin.recipe.tuning_recipe import AdapterConfig, ReinforcementConfig, ReinforcementRecipe
 from napkin.runs.metrics import read_metrics
 from napkin.runs.run_record import read_run_record
-from napkin.training.run import train, train_run
-from napkin.training.start import open_run
+from napkin.training.run import open_run, train, train_run
 from napkin.tuning.method import tune
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 from oracles.tiny_tuning import tuning_recipe

@@ -11,8 +11,7 @@ from napkin.chats.read_conversations import read_chats
 from napkin.errors import NapkinError
 from napkin.inference.loaded_model import load
 from napkin.runs.metrics import read_metrics
-from napkin.training.run import train_run
-from napkin.training.start import open_run
+from napkin.training.run import open_run, train_run
 from napkin.tuning.method import encoder_of_run, tune
 from oracles.tiny_tuning import make_start, tuning_recipe, write_conversations
 

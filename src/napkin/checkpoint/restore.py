@@ -11,15 +11,13 @@ from typing import Any
 import torch
 
 from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint, set_aside
-from napkin.checkpoint.shard_files import Parts, frozen_path, read_sums, tensor_files
+from napkin.checkpoint.shard_files import Parts, copy_files_into, formats_of, frozen_path, read_sums, tensor_files
 from napkin.checkpoint.state import Checkpoint, frozen_tensors, in_parts, model_tensors, optimizer_tensors, whole
-from napkin.checkpoint.stored_tensors import copy_files_into, formats_of
 from napkin.errors import CorruptFile, NapkinError
 from napkin.model.transformer import Transformer
 from napkin.optim.clipping import LossScale
 from napkin.recipe.recipe import Recipe
-from napkin.train_step.step import TrainState
-from napkin.train_step.tuned_model import add_tuned_parts, remove_tuned_parts
+from napkin.train_step.step import TrainState, add_tuned_parts, remove_tuned_parts
 
 
 def load_model(checkpoint: Checkpoint, model: Transformer) -> None:

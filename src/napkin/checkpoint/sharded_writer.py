@@ -21,9 +21,8 @@ from safetensors import SafetensorError
 
 from napkin.checkpoint.folder import checkpoint_path, read_checkpoint, refuse_full_disk, set_aside
 from napkin.checkpoint.restore import load_train_state, restore_newest
-from napkin.checkpoint.shard_files import Part, Parts, shard_name, write_state
+from napkin.checkpoint.shard_files import Part, Parts, shard_name, write_state, write_tensors
 from napkin.checkpoint.state import Checkpoint, Snapshot, State
-from napkin.checkpoint.stored_tensors import write_tensors
 from napkin.checkpoint.writer import CheckpointWriter, cannot_be_written, refuse_non_finite
 from napkin.distributed.ranks import Ranks
 from napkin.errors import CorruptFile, NapkinError

@@ -25,13 +25,16 @@ from napkin.checkpoint.shard_files import (
     Part,
     Parts,
     checksum_of,
+    copy_files_into,
     damaged,
+    formats_of,
     frozen_path,
+    is_finite,
     parse_sums,
     parts_of,
     write_sums,
+    write_tensors,
 )
-from napkin.checkpoint.stored_tensors import copy_files_into, formats_of, is_finite, write_tensors
 from napkin.distributed.parallel_model import ParallelModel
 from napkin.errors import NapkinError
 from napkin.files import draft_folder, sync_folder

@@ -27,9 +27,8 @@ from napkin.checkpoint.folder import (
     refuse_full_disk,
     set_aside,
 )
-from napkin.checkpoint.shard_files import TENSOR_FILES, Part, write_state
+from napkin.checkpoint.shard_files import TENSOR_FILES, Part, is_finite, write_state, write_tensors
 from napkin.checkpoint.state import Checkpoint, Snapshot, State, keep_frozen, snapshot
-from napkin.checkpoint.stored_tensors import is_finite, write_tensors
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import read_bytes, sync_folder
 from napkin.runs.history import History, best_step

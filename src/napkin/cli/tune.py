@@ -88,7 +88,7 @@ def tuning_command(method: str, options: type[Options], tables: type[TuningTable
         with join_ranks(recipe.training) as ranks:
             with progress_line("starting", shown=ranks.is_rank_zero) as line:
                 from napkin.cli.train.following import train_and_report
-                from napkin.training.start import create_run
+                from napkin.training.run import create_run
 
                 started, run = create_run(recipe, folder, progress=line.retitle, on_message=notify, ranks=ranks)
             return train_and_report(started, run, as_json=parsed.json)

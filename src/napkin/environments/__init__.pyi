@@ -4,11 +4,11 @@ from .environment import ParallelEnvironment as ParallelEnvironment
 from .environment import SolvedEnvironment as SolvedEnvironment
 from .environment import Task as Task
 from .environment import ask as ask
-from .prompt_file import PromptFile as PromptFile
 from .puzzles import Arithmetic as Arithmetic
 from .puzzles import Copying as Copying
 from .puzzles import Maze as Maze
 from .puzzles import Sorting as Sorting
 from .registry import ENVIRONMENTS as ENVIRONMENTS
+from .registry import PromptFile as PromptFile
 from .registry import environment_chats as environment_chats
 from .registry import environment_named as environment_named

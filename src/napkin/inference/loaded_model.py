@@ -63,7 +63,7 @@ from napkin.runs.run_folder import RunFolder, is_run, what_is_there
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.inspection import pattern_of
 from napkin.tokenizer.interchange.huggingface import read_huggingface
-from napkin.train_step.tuned_model import adapter_of
+from napkin.train_step.step import adapter_of
 
 WeightFormat = Literal["auto", "fp32", "bf16"]
 Ids = Sequence[int]

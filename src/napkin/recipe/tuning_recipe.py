@@ -277,7 +277,7 @@ def _data() -> DataConfig:
 class TuningRecipe(Recipe):
     """Everything that is chosen for tuning a model."""
 
-    METHOD: ClassVar[str] = "napkin.tuning.supervised:SupervisedMethod"
+    METHOD: ClassVar[str] = "napkin.tuning.example_method:SupervisedMethod"
     data: DataConfig = field(default_factory=_data)
     optimizer: OptimizerConfig = field(default_factory=_optimizer)
     tuning: TuningConfig = field(default_factory=TuningConfig)

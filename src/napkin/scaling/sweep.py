@@ -35,7 +35,7 @@ from napkin.scaling.sweep_workers import Ended, train_one, train_side_by_side
 from napkin.scaling.trials import Trial, Value
 from napkin.training.callbacks import finished_checkpoint
 from napkin.training.method import Setting
-from napkin.training.start import prepare, recipe_differences
+from napkin.training.run import prepare, recipe_differences
 from napkin.units import format_bytes
 
 SWEEP_FILE = "sweep.json"

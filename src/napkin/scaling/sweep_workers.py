@@ -29,9 +29,8 @@ from napkin.runs.run_folder import is_run
 from napkin.scaling.trials import Trial
 from napkin.toml_files import parse_toml
 from napkin.training.callbacks import finished_checkpoint
-from napkin.training.run import train_run
+from napkin.training.run import create_run, open_run, train_run
 from napkin.training.signals import Interruption, catch_interruption
-from napkin.training.start import create_run, open_run
 
 _STEP_PARTS = ("data", "forward", "backward", "optimizer", "evaluation")
 

@@ -16,10 +16,11 @@ from napkin.distributed.pipeline_stages import MicroBatch, PackedRows, Passes
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.distributed.sharding import parallelize
 from napkin.kernels.products.narrow import narrow_linear
+from napkin.model.adapters import add_adapters, merge_adapters
 from napkin.model.kernel_forms import use_compiled_kernels, use_triton_kernels
 from napkin.model.moe import Routing
 from napkin.model.narrow_weights import hold_frozen_narrow, multiplied_matrices, multiply_narrow, read_narrow_copies
-from napkin.model.transformer import TokenScores, Transformer, mixtures
+from napkin.model.transformer import TokenScores, Transformer, add_scalar_head, mixtures
 from napkin.optim.averaging import WeightAverage
 from napkin.optim.base import Optimizer
 from napkin.optim.clipping import LossScale, clip_gradients
@@ -28,8 +29,8 @@ from napkin.optim.registry import build_optimizer
 from napkin.recipe.precision import NARROW, Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.tuning_recipe import AdapterConfig, ReinforcementRecipe, RewardModelRecipe, TuningRecipe
 from napkin.train_step.compile import compile_blocks, recompute_blocks
-from napkin.train_step.tuned_model import adapter_of, add_tuned_parts, held_dtype
 
 
 class ExpertCounts:
@@ -371,3 +372,46 @@ def _cast(model: Transformer, dtype: torch.dtype) -> None:
         for name, parameter in list(module.named_parameters(recurse=False)):
             cast = nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
             setattr(module, name, cast)
+
+
+# What tuning adds to a model: a head of one number for values and rewards, adapters.
+
+
+def add_tuned_parts(model: Transformer, recipe: Recipe) -> None:
+    """Give a model the parts that its recipe trains besides it, or in place of it; a recipe of pre-training has none.
+
+    Raises NapkinError for adapters of matrices that the model does not have.
+    """
+    adapter = adapter_of(recipe)
+    if adapter is not None:
+        add_adapters(
+            model,
+            with_magnitude=adapter.kind == "dora",
+            rank=adapter.rank,
+            alpha=adapter.alpha,
+            modules=adapter.modules,
+            seed=adapter.seed,
+        )
+    # A reward model's head of one number, or ppo's of values.
+    is_ppo = isinstance(recipe, ReinforcementRecipe) and recipe.rl.algorithm == "ppo"
+    if isinstance(recipe, RewardModelRecipe) or is_ppo:
+        add_scalar_head(model)
+
+
+def remove_tuned_parts(model: Transformer) -> None:
+    """Turn a tuned model into a plain one: adapters are merged, a scalar head is left out."""
+    merge_adapters(model)
+    model.scalar_head = None
+
+
+def adapter_of(recipe: Recipe) -> AdapterConfig | None:
+    """The adapters that a recipe trains; None without."""
+    return recipe.adapter if isinstance(recipe, TuningRecipe) and recipe.adapter.kind != "none" else None
+
+
+def held_dtype(kind: str, frozen: str, precision: str) -> torch.dtype | None:
+    """The format that frozen matrices are held in, with adapter.kind, adapter.frozen and a precision of a recipe; None
+    leaves them as they are."""
+    if kind == "none" or frozen != "auto":
+        return None
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)

@@ -8,8 +8,8 @@ from .method import Method as Method
 from .pretraining import Evaluation as Evaluation
 from .pretraining import Pretraining as Pretraining
 from .run import Outcome as Outcome
+from .run import create_run as create_run
+from .run import open_run as open_run
+from .run import prepare as prepare
 from .run import train as train
 from .run import train_run as train_run
-from .start import create_run as create_run
-from .start import open_run as open_run
-from .start import prepare as prepare

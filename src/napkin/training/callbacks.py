@@ -4,8 +4,16 @@ The loop knows only the protocol `Callback`. Callbacks are called in their order
 training steps.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+import dataclasses
+import io
+import re
+import secrets
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 from napkin.accounting.metering import METERED_STEP
 from napkin.checkpoint.folder import checkpoint_paths, disk_warning, read_checkpoint, refuse_full_disk
@@ -19,7 +27,6 @@ from napkin.runs.accounting_files import MEASUREMENT_FILE
 from napkin.runs.metrics import METRICS_FILE, MetricsFile, StepMetrics, read_metrics_record
 from napkin.runs.run_folder import RunFolder
 from napkin.training.loop import Callback, TrainingLoop
-from napkin.training.trackers import open_tracking
 
 
 class MetricsLog(Callback):
@@ -107,22 +114,50 @@ class Checkpointing(Callback):
 
 
 class Trackers(Callback):
-    """Sends the lines of metrics.jsonl to the recipe's trackers, on rank 0."""
+    """Sends the lines of metrics.jsonl to the recipe's trackers, on rank 0. One that fails is reported and disabled."""
 
     def __init__(self) -> None:
-        self._track: Callable[[StepMetrics], None] = lambda metrics: None
+        self._open: dict[str, Tracker] = {}
 
-    def running(self, loop: TrainingLoop) -> AbstractContextManager:
+    @contextmanager
+    def running(self, loop: TrainingLoop) -> Iterator[None]:
         """Open the trackers, and close them at the end."""
-        stack = ExitStack()
-        if loop.ranks.is_rank_zero:
-            opened = open_tracking(loop.recipe, loop.run, loop.step, loop.on_message)
-            self._track = stack.enter_context(opened)
-        return stack
+        names = loop.recipe.tracking.trackers if loop.ranks.is_rank_zero else ()
+        if names:
+            known = loop.run.read_json("tracking.json")
+            identifier = known.get("id") if isinstance(known, dict) else None
+            if not isinstance(identifier, str):
+                identifier = secrets.token_hex(8)
+                loop.run.write_json("tracking.json", {"id": identifier})
+            recipe = dataclasses.asdict(loop.recipe)
+            tracked = TrackedRun(loop.run.path, identifier, loop.recipe.tracking.project, loop.step, recipe)
+            for name in dict.fromkeys(names):
+                opened = self._try(loop, name, lambda name=name: TRACKERS[name](tracked))
+                if opened is not None:
+                    self._open[name] = opened
+        try:
+            yield
+        finally:
+            for name, tracker in list(self._open.items()):
+                self._try(loop, name, tracker.close)
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
-        self._track(metrics)
+        training = loop.recipe.training
+        is_logged = metrics.step == training.steps or metrics.step % training.log_every == 0
+        if self._open and (is_logged or metrics.validation_loss is not None):
+            found = metrics_of(metrics)
+            for name, tracker in list(self._open.items()):
+                self._try(loop, name, lambda tracker=tracker: tracker.log(metrics.step, found))
         return metrics
+
+    def _try(self, loop: TrainingLoop, name: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:  # no error of a tracker may stop a run
+            self._open.pop(name, None)
+            reason = " ".join(str(error).split()) or type(error).__name__
+            loop.on_message(f"tracker {name} has failed and is disabled ({reason}); metrics.jsonl has everything")
+            return None
 
 
 class OnStep(Callback):
@@ -180,3 +215,118 @@ def _accounts_are_closed(run: RunFolder) -> bool:
         return False
     record = read_metrics_record(run.path / METRICS_FILE)
     return not record.messages() and record.incomplete is None
+
+
+# TensorBoard, Weights & Biases and trackio behind one small interface; each is imported when it is used.
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """The description of a run for trackers."""
+
+    folder: Path
+    identifier: str
+    """The same for every process that trains the run."""
+    project: str
+    step: int
+    """Updates done before: the step that a resumed run continues from."""
+    recipe: dict[str, dict[str, Any]]
+
+
+class Tracker(Protocol):
+    """Receives metrics of steps."""
+
+    def log(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def close(self) -> None:
+        """Write everything that is buffered."""
+        ...
+
+
+class TensorBoard:
+    """Event files in the run's folder, tensorboard/."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torch.utils.tensorboard import SummaryWriter
+
+            # Events of an earlier process for steps that are repeated are hidden.
+            purge = run.step + 1 if run.step else None
+            self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge, flush_secs=30)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run at wandb.ai, or wherever WANDB_MODE and WANDB_BASE_URL say; its files are in the run's folder, wandb/."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        self._run = wandb.init(
+            project=run.project,
+            name=run.folder.name,
+            id=run.identifier,
+            resume="allow",
+            dir=str(run.folder),
+            config=run.recipe,
+            # wandb must not capture the terminal.
+            settings=wandb.Settings(console="off"),
+        )
+        # A step that is repeated after a kill has a smaller number than the last one; wandb's own step must increase.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._run.log({"step": step, **metrics})
+
+    def close(self) -> None:
+        """Send everything that is buffered, if there is a network."""
+        self._run.finish()
+
+
+class Trackio:
+    """A run in trackio's own database, which `trackio show` displays."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            import trackio  # pyright: ignore[reportMissingImports]
+
+            # trackio identifies a run by its name.
+            name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', run.folder.name)}-{run.identifier[:6]}"
+            own = {"auto_log_cpu": False, "auto_log_gpu": False, "embed": False}
+            self._finish = trackio.finish
+            self._run = trackio.init(run.project, name=name, config=run.recipe, resume="allow", **own)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._run.log(metrics, step=step)
+
+    def close(self) -> None:
+        # trackio prints to standard output, which holds the command's results.
+        with redirect_stdout(io.StringIO()):
+            self._finish()
+
+
+TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "trackio": Trackio,
+}
+
+
+def metrics_of(metrics: StepMetrics) -> dict[str, float]:
+    """The numbers of a line of metrics.jsonl by name; of experts, the largest load relative to a uniform one."""
+    found = {
+        name: float(value) for name, value in vars(metrics).items() if isinstance(value, int | float) and name != "step"
+    }
+    if metrics.expert_tokens is not None:
+        found["busiest_expert"] = max(max(layer) * len(layer) / max(1, sum(layer)) for layer in metrics.expert_tokens)
+    if metrics.dropped_tokens is not None:
+        found["dropped_tokens"] = float(sum(metrics.dropped_tokens))
+    return found

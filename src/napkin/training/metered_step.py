@@ -21,8 +21,7 @@ from napkin.accounting.quantities import QuantityTable
 from napkin.accounting.rank_seconds import RankSeconds, seconds_of_ranks, told
 from napkin.checkpoint.folder import checkpoint_path, checkpoint_paths, read_checkpoint
 from napkin.checkpoint.restore import load_train_state
-from napkin.checkpoint.shard_files import frozen_path
-from napkin.checkpoint.stored_tensors import stored_bytes
+from napkin.checkpoint.shard_files import frozen_path, stored_bytes
 from napkin.errors import NapkinError
 from napkin.hardware.competition import Sample, Sampler
 from napkin.planning.step.run_plan import CHECKPOINT_BYTES, FROZEN_BYTES
@@ -30,7 +29,7 @@ from napkin.runs.accounting_files import MEASUREMENT_FILE, write_measurement
 from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics_record
 from napkin.train_step.step import Watch
 from napkin.training.loop import Callback, TrainingLoop
-from napkin.training.non_finite import NonFiniteSteps, Verdict
+from napkin.training.non_finite import Verdict, skip_or_stop
 from napkin.training.signals import Interrupted
 
 IsFit = Callable[[Tensor, Tensor], bool]
@@ -107,12 +106,14 @@ class MeteredStep(ABC):
             raise
         skipped = None
         if not verdict.is_fit:
-            non_finite = NonFiniteSteps(train_state, loop.history, loop.run, loop.on_message)
 
             def repeat() -> Tensor:
                 return self.train(loop, loop.step, batch, no_watch, lambda loss, norm: False)
 
-            skipped = non_finite.skip_or_stop(loop.step, self.tensors(batch), verdict, repeat)
+            kept = self.tensors(batch)
+            skipped = skip_or_stop(
+                train_state, loop.history, loop.run, loop.step, kept, verdict, repeat, loop.on_message
+            )
         step_seconds = time.perf_counter() - begin
         learning_rate = train_state.learning_rate(loop.step)
         expert_tokens, dropped_tokens = train_state.expert_tokens()

@@ -41,47 +41,52 @@ class Verdict:
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
-class NonFiniteSteps:
-    """Handles steps whose loss or gradient is not finite, by the recipe's `on_non_finite`."""
+def skip_or_stop(
+    train_state: TrainState,
+    history: History,
+    run: RunFolder,
+    number: int,
+    batch: Mapping[str, Tensor],
+    verdict: Verdict,
+    repeat: Callable[[], Tensor],
+    on_message: Callable[[str], None],
+) -> str:
+    """Find the source, and save the batch, of step `number` (counted from 0), whose update was skipped.
 
-    def __init__(
-        self, train_state: TrainState, history: History, run: RunFolder, on_message: Callable[[str], None]
-    ) -> None:
-        self.train_state = train_state
-        self.history = history
-        self.run = run
-        self.on_message = on_message
-
-    def skip_or_stop(
-        self, number: int, batch: Mapping[str, Tensor], verdict: Verdict, repeat: Callable[[], Tensor]
-    ) -> str:
-        """Find the source, and save the batch, of step `number` (counted from 0), whose update was skipped.
-
-        `repeat` repeats the step without an update and returns its loss. Returns the source if the run continues;
-        raises NapkinError if it stops.
-        """
-        ranks, history = self.train_state.parallel_model.ranks, self.history
-        # The search repeats a step and stops early, which ranks cannot do together.
-        source = find_source(self.train_state, repeat) if ranks.world_size == 1 else "on one of the ranks"
-        story = _story(self.train_state, number, verdict, source)
-        kept = keep_batch(self.run.path / "non-finite", number + 1, batch, story) if ranks.is_rank_zero else None
-        what = (
-            f"step {number + 1}: the loss is {verdict.loss}, the gradient's norm {verdict.gradient_norm}, "
-            f"the first such number {source}"
-        )
-        look = f"; its batch is in '{kept}'" if kept else ""
-        training = self.train_state.recipe.training
-        if training.on_non_finite == "skip" and history.skipped_in_a_row < training.most_skipped:
-            history.skipped += 1
-            history.skipped_in_a_row += 1
-            self.on_message(f"{what}: its update is skipped ({history.skipped_in_a_row} in a row){look}")
-            return source
-        other_way = (
-            f"raise most_skipped, which is {training.most_skipped}"
-            if training.on_non_finite == "skip"
-            else 'pass over such steps with on_non_finite = "skip"'
-        )
-        raise NapkinError(f"{what}: {lower_learning_rate(self.run.path, otherwise=f', or {other_way},')}{look}")
+    `repeat` repeats the step without an update and returns its loss. Returns the source if the run continues, by the
+    recipe's `on_non_finite`; raises NapkinError if it stops.
+    """
+    ranks, training = train_state.parallel_model.ranks, train_state.recipe.training
+    # The search repeats a step and stops early, which ranks cannot do together.
+    source = find_source(train_state, repeat) if ranks.world_size == 1 else "on one of the ranks"
+    # Enough to repeat the step; JSON has no infinity and no NaN.
+    story = {
+        "step": number + 1,
+        "batch": number,
+        "loss": str(verdict.loss),
+        "gradient_norm": str(verdict.gradient_norm),
+        "first_non_finite": source,
+        "learning_rate": train_state.learning_rate(number),
+        "seeds": {name: value for name, value in dataclasses.asdict(training).items() if "seed" in name},
+        "precision": train_state.precision.name,
+    }
+    kept = keep_batch(run.path / "non-finite", number + 1, batch, story) if ranks.is_rank_zero else None
+    what = (
+        f"step {number + 1}: the loss is {verdict.loss}, the gradient's norm {verdict.gradient_norm}, "
+        f"the first such number {source}"
+    )
+    look = f"; its batch is in '{kept}'" if kept else ""
+    if training.on_non_finite == "skip" and history.skipped_in_a_row < training.most_skipped:
+        history.skipped += 1
+        history.skipped_in_a_row += 1
+        on_message(f"{what}: its update is skipped ({history.skipped_in_a_row} in a row){look}")
+        return source
+    other_way = (
+        f"raise most_skipped, which is {training.most_skipped}"
+        if training.on_non_finite == "skip"
+        else 'pass over such steps with on_non_finite = "skip"'
+    )
+    raise NapkinError(f"{what}: {lower_learning_rate(run.path, otherwise=f', or {other_way},')}{look}")
 
 
 def find_source(train_state: TrainState, repeat: Callable[[], Tensor]) -> str:
@@ -119,23 +124,6 @@ def keep_batch(folder: Path, step: int, batch: Mapping[str, Tensor], story: dict
     except Exception:
         return None
     return path
-
-
-def _story(train_state: TrainState, number: int, verdict: Verdict, source: str) -> dict[str, Any]:
-    """The metadata saved beside a batch: enough to repeat the step."""
-    return {
-        "step": number + 1,
-        "batch": number,
-        # JSON has no infinity and no NaN.
-        "loss": str(verdict.loss),
-        "gradient_norm": str(verdict.gradient_norm),
-        "first_non_finite": source,
-        "learning_rate": train_state.learning_rate(number),
-        "seeds": {
-            name: value for name, value in dataclasses.asdict(train_state.recipe.training).items() if "seed" in name
-        },
-        "precision": train_state.precision.name,
-    }
 
 
 class _Found(Exception):

@@ -1,5 +1,7 @@
-"""Train a run of any kind: the training loop with the step of its method and the standard callbacks."""
+"""The life of a run, whatever its kind of training: it is created or opened, and trained by the training loop with the
+step of its method and the standard callbacks."""
 
+import dataclasses
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,21 +9,36 @@ from pathlib import Path
 
 from napkin.accounting.pricing import Measurement
 from napkin.accounting.quantities import QuantityTable
+from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint, refuse_too_small_disk
+from napkin.data.token_file import TokenFile
 from napkin.distributed.joining import join_ranks
+from napkin.distributed.ranks import ALONE, Ranks
+from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath
+from napkin.json_files import read_json
+from napkin.planning.planner import Planner, plan_resolved
+from napkin.planning.step.failure_plan import whole_checkpoint_bytes
 from napkin.planning.step.machine import Progress
+from napkin.planning.step.memory_savings import refuse_what_does_not_fit
 from napkin.planning.step.plan_file import plan_file_of
+from napkin.planning.step.run_plan import Plan
+from napkin.recipe.data_config import DataConfig, TrainFiles, paths_and_weights, renamed_phase
+from napkin.recipe.mixture import open_mixture
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe
+from napkin.recipe.training_config import ParallelismConfig
+from napkin.recipe.tuning_recipe import TuningRecipe
+from napkin.runs.accounting_files import PlanFile
 from napkin.runs.metrics import StepMetrics
-from napkin.runs.run_folder import RunFolder
+from napkin.runs.run_folder import ReadOnlyRunFolder, RunFolder, is_run
+from napkin.runs.run_record import read_run_record
+from napkin.tokenizer.tokenizer_file import load_tokenizer
 from napkin.train_step.step import TrainState
 from napkin.training.callbacks import Checkpointing, MetricsLog, OnStep, Trackers
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.metered_step import Accounting
-from napkin.training.method import Method
+from napkin.training.method import Method, Setting, method_of
 from napkin.training.signals import catch_interruption
-from napkin.training.start import create_or_open_run
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,3 +135,262 @@ def train_run(
         return Outcome(
             loop.train_state, loop.step, last, stopped_by, accounting.measurement, accounting.table, loop.first_step
         )
+
+
+# Create a run, or open one to continue it: files are verified, the step is planned, plan.json is written. With several
+# ranks, rank 0 does this and the others read what it has written.
+
+Run = tuple[Method, RunFolder]
+
+
+def create_run(
+    recipe: Recipe,
+    folder: StrPath,
+    *,
+    progress: Progress = lambda doing: None,
+    on_message: Callable[[str], None] = lambda message: None,
+    ranks: Ranks = ALONE,
+    planner: Planner = plan_resolved,
+) -> Run:
+    """Check and plan a recipe of any kind of training, make its run folder and write plan.json.
+
+    `planner` plans the steps of pre-training. A job that torchrun restarts has the same command line as before: it
+    continues the run that it had created, if the recipe is the same. Otherwise raises NapkinError where the folder
+    exists, the files do not belong together or the step does not fit; nothing is left behind then.
+    """
+    path, setting = Path(folder), Setting(ranks, progress, on_message, planner)
+
+    def create() -> Run:
+        if ranks.info.restart_count and is_run(path) and not recipe_differences(recipe, path):
+            return _open(path, setting, None if isinstance(recipe, TuningRecipe) else recipe.data)
+        RunFolder.refuse_existing(path)
+        method = prepare(recipe, path, setting)
+        plan = method.plan
+        assert plan is not None
+        refuse_too_small_disk(path, whole_checkpoint_bytes(plan), plan.ledger.frozen_bytes)
+        run = RunFolder.create(path, method.recipe, method.tokenizer, method.run_files(), method.write_weights)
+        run.write_json("plan.json", plan_file_of(plan))
+        return method, run
+
+    return _on_rank_zero(path, setting, create)
+
+
+def prepare(recipe: Recipe, folder: Path = Path(), setting: Setting | None = None) -> Method:
+    """Open what the recipe of a new run names, check that it fits together, and plan its steps, which have to fit.
+
+    Raises NapkinError for files that are missing, damaged or do not belong together.
+    """
+    setting = setting or Setting()
+    method = method_of(recipe).begin(recipe, folder, setting)
+    _plan(method, setting)
+    return method
+
+
+def open_run(
+    folder: StrPath,
+    *,
+    data: DataConfig | None = None,
+    parallelism: ParallelismConfig | None = None,
+    progress: Progress = lambda doing: None,
+    on_message: Callable[[str], None] = lambda message: None,
+    ranks: Ranks = ALONE,
+    planner: Planner = plan_resolved,
+) -> Run:
+    """Open a run folder and plan what it holds; training continues from its newest good checkpoint.
+
+    `data` says where the token files of a run of pre-training are, if they have moved without the run, and
+    `parallelism` is the layout of its ranks, if that has changed; the run's recipe then says so. Raises NapkinError
+    where the files are not the same, and where the ranks cannot train it in this layout.
+    """
+    setting = Setting(ranks, progress, on_message, planner)
+    return _on_rank_zero(Path(folder), setting, lambda: _open(Path(folder), setting, data, parallelism))
+
+
+def create_or_open_run(
+    recipe: Recipe,
+    folder: StrPath,
+    *,
+    progress: Progress = lambda doing: None,
+    on_message: Callable[[str], None] = lambda message: None,
+    ranks: Ranks = ALONE,
+) -> Run:
+    """Open the folder if it is a run of this recipe, otherwise create the run; see `create_run` and `open_run`.
+
+    Raises NapkinError where the folder is a run of another recipe.
+    """
+
+    def is_of_this_recipe() -> bool:
+        if not is_run(Path(folder)):
+            return False
+        if differences := recipe_differences(recipe, Path(folder)):
+            raise NapkinError(
+                f"'{folder}' is a run of another recipe: there {'; '.join(differences)}: choose another folder, or "
+                f"continue that run with `napkin resume {folder}`"
+            )
+        return True
+
+    if not ranks.broadcast_from_zero(is_of_this_recipe):
+        return create_run(recipe, folder, progress=progress, on_message=on_message, ranks=ranks)
+    data = None if isinstance(recipe, TuningRecipe) else recipe.data
+    return open_run(folder, data=data, progress=progress, on_message=on_message, ranks=ranks)
+
+
+def recipe_differences(recipe: Recipe, folder: Path) -> list[str]:
+    """The differences of a run's recipe from `recipe`, as "model.n_layers is 4, not 2".
+
+    Fields that `recipe` leaves open are not compared, nor are threads, which ranks divide; a file of [data] that has
+    moved is the same. The [model] of a recipe of tuning is that of its base model.
+    """
+    run = RunFolder.open(folder)
+    resolved = dataclasses.asdict(run.recipe)
+    return [
+        f"{table}.{name} is {resolved[table][name]}, not {value}"
+        for table, values in dataclasses.asdict(recipe).items()
+        if not (table == "model" and isinstance(recipe, TuningRecipe))
+        for name, value in values.items()
+        if value not in (None, "auto")
+        and (table, name, value) != ("model", "vocab_size", 0)
+        and name != "threads"
+        and value != resolved[table][name]
+        and not (table == "data" and _has_moved(run, name, value))
+    ]
+
+
+def _open(folder: Path, setting: Setting, data: DataConfig | None, parallelism: ParallelismConfig | None = None) -> Run:
+    run = RunFolder.open(folder)
+    # A file that is damaged is named now, and not by the report, after all steps.
+    read_run_record(run.path)
+    recipe = _with_changes(run, data, parallelism)
+    method = method_of(recipe).reopen(run, recipe, setting)
+    plan = _plan(method, setting)
+    began = read_json(run.path / "plan.json", PlanFile)
+    if began is not None and began.predicted_loss is not None:
+        # The loss stays the one that was predicted when the run began.
+        method.plan = dataclasses.replace(plan, predicted_loss=began.predicted_loss)
+    if recipe != run.recipe:
+        with run.locked():
+            run.replace_recipe(recipe)
+            if parallelism is not None:
+                run.write_json("plan.json", plan_file_of(method.plan or plan))
+    return method, run
+
+
+def _plan(method: Method, setting: Setting) -> Plan:
+    method.plan = plan = method.make_plan(setting)
+    method.resolved = plan.resolved
+    refuse_what_does_not_fit(plan)
+    return plan
+
+
+def _on_rank_zero(folder: Path, setting: Setting, make: Callable[[], Run]) -> Run:
+    """Rank 0 makes or opens the run; the others read what it has written."""
+    made: list[Run] = []
+
+    def make_and_agree() -> int | str | None:
+        made.append(make())
+        return made[0][0].recipe.training.micro_batch_size
+
+    micro_batch_size = setting.ranks.broadcast_from_zero(make_and_agree)
+    if setting.ranks.is_rank_zero:
+        return made[0]
+    run = ReadOnlyRunFolder.open(folder)
+    # Resolved from each rank's own free memory, "auto" could differ between ranks.
+    training = dataclasses.replace(run.recipe.training, micro_batch_size=micro_batch_size)
+    recipe = dataclasses.replace(run.recipe, training=training)
+    return method_of(recipe).reopen(run, recipe, setting), run
+
+
+def _with_changes(run: RunFolder, data: DataConfig | None, parallelism: ParallelismConfig | None) -> Recipe:
+    """The run's recipe with the present paths of its token files, and with another layout."""
+    if isinstance(run.recipe, TuningRecipe):
+        if parallelism is not None or data not in (None, run.recipe.data):
+            raise NapkinError(
+                f"'{run.path}' is a run of tuning, which continues with the files and the layout that it began with: "
+                "leave out --data and --parallelism"
+            )
+        return run.recipe
+    recipe = _with_moved_data(run, _found_again(run, data or run.recipe.data))
+    return recipe if parallelism is None else dataclasses.replace(recipe, parallelism=parallelism)
+
+
+def _has_moved(run: RunFolder, name: str, now: TrainFiles | None) -> bool:
+    """True if `now`, another value of the run's data.`name`, names the same contents at another path."""
+    try:
+        match name, now:
+            case "tokenizer", str():
+                return load_tokenizer(now).fingerprint == run.tokenizer.fingerprint
+            case "train", str() | tuple() | dict():
+                return _train_checksum(_with_train(run.recipe, now)) == _checksum_before(run)
+            case "validation", str():
+                before = run.recipe.data.validation
+                return before is not None and _validation_has_moved(run, before, now)
+    except NapkinError:
+        pass
+    return False
+
+
+def _found_again(run: RunFolder, data: DataConfig) -> DataConfig:
+    """`data` with the present paths of its token files, where the run was moved together with them; see
+    `RunFolder.token_file`."""
+    train: TrainFiles
+    match data.train:
+        case str():
+            train = run.token_file(data.train)
+        case dict():
+            train = {run.token_file(path): weight for path, weight in data.train.items()}
+        case paths:
+            train = tuple(map(run.token_file, paths))
+    validation = None if data.validation is None else run.token_file(data.validation)
+    return dataclasses.replace(data, train=train, validation=validation)
+
+
+def _with_moved_data(run: RunFolder, data: DataConfig) -> Recipe:
+    """The run's recipe with the paths of `data`'s token files. Raises NapkinError where the training tokens are not
+    those that the run was trained with."""
+    recipe = run.recipe
+    before = recipe.data
+    if (data.train, data.validation) == (before.train, before.validation):
+        return recipe
+    moved = recipe
+    if data.train != before.train:
+        moved = _with_train(recipe, data.train)
+        trained_with = _checksum_before(run)
+        if trained_with is not None and _train_checksum(moved) != trained_with:
+            paths = ", ".join(f"'{path}'" for path in paths_and_weights(data.train)[0])
+            raise NapkinError(
+                f"{paths}: these are not the tokens that '{run.path}' was trained with: name the same files at their "
+                "new place, or start a new run with `napkin train`"
+            )
+    return dataclasses.replace(moved, data=dataclasses.replace(moved.data, validation=data.validation))
+
+
+def _with_train(recipe: Recipe, train: TrainFiles) -> Recipe:
+    """The recipe with other names of its training files, in its curriculum too: the first is the first, and so on."""
+    names = dict(zip(paths_and_weights(recipe.data.train)[0], paths_and_weights(train)[0], strict=False))
+    curriculum = tuple(renamed_phase(line, names) for line in recipe.data.curriculum)
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, train=train, curriculum=curriculum))
+
+
+def _train_checksum(recipe: Recipe) -> str:
+    return open_mixture(recipe, TokenFile.open).sha256
+
+
+def _checksum_before(run: RunFolder) -> str | None:
+    """The checksum of the tokens that the run was trained with; None before its first checkpoint if they are gone."""
+    for path in checkpoint_paths(run.checkpoints):
+        try:
+            return read_checkpoint(path, verify=False).state.train_tokens
+        except CorruptFile:
+            continue
+    try:
+        return _train_checksum(run.recipe)
+    except NapkinError:
+        return None
+
+
+def _validation_has_moved(run: RunFolder, before: str, now: str) -> bool:
+    """A run does not record the checksum of its validation tokens: where the old file is gone, the name has to do."""
+    found = TokenFile.open(now, tokenizer_fingerprint=run.tokenizer.fingerprint)
+    if Path(before).is_file():
+        return TokenFile.open(before).sha256 == found.sha256
+    return Path(before).name == Path(now).name

@@ -1,5 +1,6 @@
 from . import policy_gradient as policy_gradient
 from . import preferences as preferences
+from .example_method import SupervisedObjective as SupervisedObjective
 from .method import encoder_of_base as encoder_of_base
 from .method import encoder_of_run as encoder_of_run
 from .method import open_base as open_base
@@ -14,7 +15,7 @@ from .policy_loss import PolicyObjective as PolicyObjective
 from .policy_loss import advantages_of as advantages_of
 from .policy_loss import policy_objective as policy_objective
 from .policy_loss import trained_examples as trained_examples
-from .preference_method import preference_objective as preference_objective
+from .preferences import preference_objective as preference_objective
 from .reinforcement_step import ReinforcementOutcome as ReinforcementOutcome
 from .reinforcement_step import ReinforcementSettings as ReinforcementSettings
 from .reinforcement_step import train_on_rollouts as train_on_rollouts
@@ -26,4 +27,3 @@ from .sequence_step import SequenceScores as SequenceScores
 from .sequence_step import SequenceStep as SequenceStep
 from .sequence_step import score_examples as score_examples
 from .sequence_step import train_on_examples as train_on_examples
-from .supervised import SupervisedObjective as SupervisedObjective

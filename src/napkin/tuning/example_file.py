@@ -11,34 +11,44 @@ The index is a row of little-endian int64 per sequence: its end in tokens; for u
 "judged answers") also the number of its run, which stays the same while prompts are, and 1 for a good completion, 0
 for a bad one.
 
-Files of JSON lines (`pair_file.py` has those of pairs and unpaired preferences) are encoded once, and the result is
-kept.
+Files of JSON lines are encoded once, and the result is kept; the forms of preferences are at the end.
 """
 
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, BinaryIO, Literal, TypeVar
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from napkin.chats.chat_encoder import ChatEncoder, LeftOut
+from napkin.chats.chat_format import Message
 from napkin.chats.chat_template import RefusedConversation
-from napkin.chats.read_conversations import encoded_chats, in_batches, in_line, longer_than, refused
+from napkin.chats.read_conversations import (
+    NotText,
+    WrongForm,
+    as_messages,
+    encoded_chats,
+    in_batches,
+    in_line,
+    json_lines,
+    longer_than,
+    refused,
+)
 from napkin.chats.token_sequence import Example, TokenSequence, prompt_of, sequence_of
 from napkin.checkpoint.shard_files import checksum_of
 from napkin.data.sidecar import NUMPY_DTYPES, cannot_be_read, dtype_name, sidecar_path
-from napkin.errors import CorruptFile, NapkinError
+from napkin.errors import CorruptFile, NapkinError, suggestion
 from napkin.files import StrPath, atomic_file, cache_folder, regular
 from napkin.json_files import format_json, read_json
 from napkin.tokenizer.base import Tokenizer
-from napkin.tuning.examples import LazyExamples
-from napkin.tuning.pair_file import Pair, UnpairedPreference, read_pairs, read_unpaired_preferences
+from napkin.tuning.packing import LazyExamples
 from napkin.tuning.preferences import DESIRABLE
 
 ExampleKind = Literal["conversations", "pairs", "judged answers"]
@@ -90,12 +100,6 @@ class ExampleSidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def index_bytes(self) -> int:
         """Bytes of the index behind the mask."""
         return 8 * COLUMNS[self.kind] * self.sequences
-
-
-class _Versioned(msgspec.Struct):
-    """The field that every version has."""
-
-    version: int
 
 
 class ExampleFile(LazyExamples):
@@ -184,6 +188,12 @@ def mask_path(path: Path) -> Path:
     return Path(f"{path}.mask")
 
 
+class _Versioned(msgspec.Struct):
+    """The field that every version has."""
+
+    version: int
+
+
 def _read_sidecar(path: Path) -> ExampleSidecar:
     found = read_json(path, _Versioned)
     if found is None:
@@ -213,6 +223,26 @@ def _verified(path: Path, size_bytes: int, checksum: str) -> mmap.mmap:
     if actual.hexdigest() != checksum:
         raise CorruptFile(f"'{path}' was altered, its SHA-256 is not what its sidecar says: make it again")
     return content
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two completions of a prompt, and the line that they are in."""
+
+    line: int
+    prompt: tuple[Message, ...]
+    chosen: str
+    rejected: str
+
+
+@dataclass(frozen=True)
+class UnpairedPreference:
+    """A completion of a prompt that is good or bad, and the line that it is in."""
+
+    line: int
+    prompt: tuple[Message, ...]
+    completion: str
+    is_good: bool
 
 
 Answered = TypeVar("Answered", Pair, UnpairedPreference)
@@ -450,3 +480,112 @@ class _Writer:
     def _write_mask(self, data: bytes) -> None:
         self._mask_file.write(data)
         self._mask_checksum.update(data)
+
+
+# Preferences in files of JSON lines.
+#
+# | form | a line |
+# |---|---|
+# | pairs | `{"prompt": "...", "chosen": "...", "rejected": "..."}`: texts, or lists of messages |
+# | whole conversations | `{"chosen": [...], "rejected": [...]}`: lists of messages that differ in the last one |
+# | unpaired preferences | `{"prompt": "...", "completion": "...", "label": true}`, for KTO; it reads pairs too |
+#
+# Other fields are not read.
+
+PAIR_FIELDS = ("prompt", "chosen", "rejected")
+UNPAIRED_FIELDS = ("prompt", "completion", "label")
+
+
+def read_pairs(path: StrPath, left_out: LeftOut) -> Iterator[Pair]:
+    """Read the pairs of a file, one at a time.
+
+    Pairs with nothing to train on are counted in `left_out`: equal or empty completions, contents that are not text,
+    and completions that are more than one message. Raises NapkinError, naming the line, for a line without the fields
+    of a pair.
+    """
+    return _read(path, left_out, lambda line, fields: [_pair(line, fields)])
+
+
+def read_unpaired_preferences(path: StrPath, left_out: LeftOut) -> Iterator[UnpairedPreference]:
+    """Read labelled completions, one at a time; a pair is a good one and a bad one.
+
+    What is left out, and raised, is as in `read_pairs`.
+    """
+    return _read(path, left_out, _judged)
+
+
+def _read(path: StrPath, left_out: LeftOut, parse: Callable[[int, Mapping[str, Any]], list[Any]]) -> Iterator[Any]:
+    for line, fields in json_lines(path):
+        try:
+            found = parse(line, fields)
+        except WrongForm as error:
+            raise in_line(path, line, str(error)) from None
+        except NotText as error:
+            left_out.add(line, str(error))
+        else:
+            yield from found
+
+
+def _pair(line: int, fields: Mapping[str, Any]) -> Pair:
+    _refuse_missing(fields, ("chosen", "rejected"), PAIR_FIELDS)
+    chosen, rejected = (_messages(fields[name], "assistant", name) for name in ("chosen", "rejected"))
+    prompt = _messages(fields["prompt"], "user", "prompt") if "prompt" in fields else []
+    if not prompt and not (len(chosen) > 1 and len(rejected) > 1):
+        raise WrongForm('has no "prompt": add it, or give "chosen" and "rejected" as whole lists of messages')
+    if not prompt:
+        prompt = chosen[: min(_shared(chosen, rejected), len(chosen) - 1, len(rejected) - 1)]
+        if not prompt:
+            raise NotText("without a shared beginning of chosen and rejected")
+    # Without a field of its own the prompt stands in both completions, and in some files with one as well.
+    n = len(prompt)
+    if chosen[:n] == prompt and rejected[:n] == prompt:
+        chosen, rejected = chosen[n:], rejected[n:]
+    pair = Pair(line, tuple(prompt), _completion(chosen), _completion(rejected))
+    if pair.chosen == pair.rejected:
+        raise NotText("without a difference between the answers")
+    return pair
+
+
+def _judged(line: int, fields: Mapping[str, Any]) -> list[UnpairedPreference]:
+    if "chosen" in fields and "rejected" in fields:
+        pair = _pair(line, fields)
+        return [
+            UnpairedPreference(line, pair.prompt, text, text == pair.chosen) for text in (pair.chosen, pair.rejected)
+        ]
+    _refuse_missing(fields, UNPAIRED_FIELDS, UNPAIRED_FIELDS)
+    label = fields["label"]
+    if not isinstance(label, bool) and label not in (0, 1):
+        raise WrongForm(f"has the label {str(label)[:40]!r}: use true for a good completion, false for a bad one")
+    prompt = _messages(fields["prompt"], "user", "prompt")
+    completion = _completion(_messages(fields["completion"], "assistant", "completion"))
+    return [UnpairedPreference(line, tuple(prompt), completion, bool(label))]
+
+
+def _refuse_missing(fields: Mapping[str, Any], needed: tuple[str, ...], known: tuple[str, ...]) -> None:
+    missing = next((name for name in needed if name not in fields), None)
+    if missing is None:
+        return
+    unknown = next((name for name in fields if name not in known), None)
+    hint = f"fields are {', '.join(known)}"
+    if unknown is not None:
+        hint = f"'{unknown[:40]}': {suggestion(unknown, known)}"
+    raise WrongForm(f'has no "{missing}": {hint}')
+
+
+def _messages(value: Any, role: str, name: str) -> list[Message]:
+    return [Message(role, value)] if isinstance(value, str) else as_messages(value, name)
+
+
+def _shared(chosen: list[Message], rejected: list[Message]) -> int:
+    """Count the messages that two lists begin with alike."""
+    differ = (number for number, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other)
+    return next(differ, min(len(chosen), len(rejected)))
+
+
+def _completion(messages: list[Message]) -> str:
+    """The assistant's one message."""
+    if [each.role for each in messages] != ["assistant"]:
+        raise NotText("with an answer that is not one message of the assistant's")
+    if not messages[0].content.strip():
+        raise NotText("with an empty answer")
+    return messages[0].content

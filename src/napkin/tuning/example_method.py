@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from napkin.accounting.metering import METERED_STEP
@@ -15,8 +16,7 @@ from napkin.accounting.pricing import Measurement
 from napkin.chats.token_sequence import Example
 from napkin.data.permutation import KeyedPermutation
 from napkin.errors import NapkinError
-from napkin.files import StrPath
-from napkin.model.language_model import evaluation_mode
+from napkin.model.transformer import TokenScores
 from napkin.planning.step.run_plan import Plan
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import lower_learning_rate
@@ -26,66 +26,29 @@ from napkin.training.metered_step import IsFit, MeteredStep
 from napkin.training.method import Setting
 from napkin.tuning.example_file import ExampleFile, ExampleKind, example_file_of
 from napkin.tuning.example_plan import plan_examples
-from napkin.tuning.examples import chunks_of
 from napkin.tuning.method import TuningContext, TuningMethod
-from napkin.tuning.objective import BatchTotals, Objective, add_metrics
-from napkin.tuning.packing import Packing, micro_batches_of, resolved_packing
-from napkin.tuning.sequence_step import SequenceStep, examples_of_rank, train_on_examples
-
-
-@dataclass(frozen=True)
-class ObjectiveValue:
-    """The loss and metrics of an objective on some examples."""
-
-    loss: float
-    metrics: dict[str, float]
-
-
-def evaluate_examples(
-    train_state: TrainState,
-    examples: Sequence[Example],
-    objective: Objective,
-    *,
-    max_tokens: int,
-    packing: Packing = "packed",
-) -> ObjectiveValue:
-    """Evaluate an objective on all examples, a chunk at a time, divided among ranks; a collective."""
-    model = train_state.parallel_model
-    settings = {"max_tokens": max_tokens, "row_length": model.model.config.context_length, "packing": packing}
-    totals = BatchTotals.of_examples(examples)
-    found: dict[str, float] = {}
-    with torch.no_grad(), evaluation_mode(model.model):
-        for chunk in chunks_of(examples):
-            own = micro_batches_of(examples_of_rank(chunk, model.layout, model.ranks.info.rank), **settings)
-            if model.layout.batch_parts > 1:
-                own += micro_batches_of([], **settings, at_least=model.ranks.all_reduce_max(len(own)) - len(own))
-            for part in own:
-                part = part.to(model.model.device)
-                with train_state.precision.autocast():
-                    scores = model.token_scores(part.rows)
-                    if part.examples:
-                        loss, metrics = objective.loss(part, scores, totals)
-                        add_metrics(found, {name: float(value) for name, value in {"loss": loss, **metrics}.items()})
-    model.reshard()
-    everywhere: dict[str, float] = {}
-    for each in model.ranks.all_gather(found):
-        add_metrics(everywhere, each)
-    return ObjectiveValue(everywhere.pop("loss"), everywhere)
-
-
-MICRO_BATCH_TOKENS = 4096
-"""Tokens of a forward and backward pass, where a recipe names no number."""
+from napkin.tuning.objective import (
+    BatchTotals,
+    Metrics,
+    Normalisation,
+    Objective,
+    normalised_sum,
+    normalised_weights,
+)
+from napkin.tuning.packing import SequenceMicroBatch, chunks_of
+from napkin.tuning.sequence_step import (
+    SequenceScores,
+    SequenceStep,
+    evaluate_examples,
+    score_examples,
+    train_on_examples,
+)
 
 
 class ExampleMethod(TuningMethod):
     """Trains on a fixed set of examples by an objective; each epoch is a different permutation of all of them.
 
-    Args:
-        context: the recipe, and what it is read with.
-        examples: the training set, read when a batch needs it.
-        held_out: the examples to evaluate on; may be empty.
-        checksum: of the training set.
-        objective: the loss to minimise.
+    `examples` are read when a batch needs them; `held_out` are evaluated on, and may be empty.
     """
 
     def __init__(
@@ -97,13 +60,9 @@ class ExampleMethod(TuningMethod):
         objective: Objective,
     ) -> None:
         super().__init__(context)
-        recipe = context.recipe
         if not len(examples):
-            raise NapkinError(f"'{recipe.data.train}' holds nothing to train on: name a file that does")
+            raise NapkinError(f"'{context.recipe.data.train}' holds nothing to train on: name a file that does")
         self.examples, self.held_out, self.objective = examples, held_out, objective
-        self.max_tokens = recipe.tuning.micro_batch_tokens or MICRO_BATCH_TOKENS
-        """The size of a micro-batch, padding included."""
-        self.packing: Packing = resolved_packing(recipe.tuning.arrangement)
         self._checksum = checksum
 
     @property
@@ -132,6 +91,20 @@ class ExampleMethod(TuningMethod):
     def planned(self, examples: Sequence[Example]) -> Sequence[Example]:
         """The batch with stand-ins for what a run computes first, as a plan counts it."""
         return examples
+
+    def scores(
+        self, train_state: TrainState, examples: Sequence[Example]
+    ) -> Iterator[tuple[Example, tuple[SequenceScores, ...]]]:
+        """Score examples without gradients, a chunk of them at a time; a collective."""
+        for chunk in chunks_of(examples):
+            scores = score_examples(
+                train_state.parallel_model,
+                chunk,
+                max_tokens=self.max_tokens,
+                packing=self.packing,
+                autocast=train_state.precision.autocast,
+            )
+            yield from zip(chunk, scores, strict=True)
 
     @property
     def reference_tokens(self) -> int:
@@ -223,20 +196,18 @@ class ExampleEvaluation(Callback):
         if not loop.evaluation_is_due or not len(method.held_out):
             return metrics
         with loop.watch("evaluation"), loop.train_state.averaged():
-            found = evaluate_examples(
+            loss, found = evaluate_examples(
                 loop.train_state,
                 method.prepared(loop.train_state, method.held_out),
                 method.objective,
                 max_tokens=method.max_tokens,
                 packing=method.packing,
             )
-        if not math.isfinite(found.loss):
-            raise NapkinError(
-                f"step {loop.step}: the held-out loss is {found.loss}: {lower_learning_rate(loop.run.path)}"
-            )
-        loop.history.add_validation(loop.step, found.loss)
-        figures = {**(metrics.figures or {}), **{f"held-out {name}": value for name, value in found.metrics.items()}}
-        return dataclasses.replace(metrics, validation_loss=found.loss, figures=figures, seconds=loop.seconds)
+        if not math.isfinite(loss):
+            raise NapkinError(f"step {loop.step}: the held-out loss is {loss}: {lower_learning_rate(loop.run.path)}")
+        loop.history.add_validation(loop.step, loss)
+        figures = {**(metrics.figures or {}), **{f"held-out {name}": value for name, value in found.items()}}
+        return dataclasses.replace(metrics, validation_loss=loss, figures=figures, seconds=loop.seconds)
 
 
 def open_examples(
@@ -251,20 +222,63 @@ def open_examples(
         raise NapkinError("data.train names several files, and tuning reads one: join them")
     if not data.train:
         raise NapkinError(f"no {kind} to train on are named: use --data.train with a file of JSON lines")
-    train = _opened(context, data.train, kind, max_length)
-    return train, _opened(context, data.validation, kind, max_length) if data.validation else None
+
+    def opened(path: str) -> ExampleFile:
+        examples = example_file_of(
+            path,
+            kind,
+            context.encoder,
+            max_length=max_length,
+            progress=lambda n: None if n % 1000 else context.setting.progress(f"encoding {n:,} {kind}"),
+        )
+        left_out = examples.left_out
+        if left_out.n and context.setting.ranks.is_rank_zero:
+            n = left_out.n + len(examples)
+            context.setting.on_message(f"'{path}': {left_out.n:,} of {n:,} {kind} are left out: {left_out.describe()}")
+        return examples
+
+    return opened(data.train), opened(data.validation) if data.validation else None
 
 
-def _opened(context: TuningContext, path: StrPath, kind: ExampleKind, max_length: int) -> ExampleFile:
-    examples = example_file_of(
-        path,
-        kind,
-        context.encoder,
-        max_length=max_length,
-        progress=lambda n: None if n % 1000 else context.setting.progress(f"encoding {n:,} {kind}"),
-    )
-    left_out = examples.left_out
-    if left_out.n and context.setting.ranks.is_rank_zero:
-        n = left_out.n + len(examples)
-        context.setting.on_message(f"'{path}': {left_out.n:,} of {n:,} {kind} are left out: {left_out.describe()}")
-    return examples
+@dataclass(frozen=True)
+class SupervisedObjective:
+    """-log p(token), averaged by `normalisation`; `constant` is the divisor of "constant"."""
+
+    normalisation: Normalisation = "token"
+    constant: float | None = None
+
+    def coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"]:
+        return -normalised_weights(part, totals, self.normalisation, self.constant)
+
+    def loss(
+        self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
+    ) -> tuple[Float[Tensor, ""], Metrics]:
+        loss = scores.weighted_sum
+        if loss is None:
+            loss = normalised_sum(-scores.log_probabilities, part, totals, self.normalisation, self.constant)
+        entropy = scores.entropies.detach().sum() / max(totals.tokens, 1)
+        return loss, {"entropy": entropy}
+
+
+class SupervisedMethod(ExampleMethod):
+    """Trains on conversations: data.train and data.validation are JSON lines, or files of `napkin data chat`."""
+
+    @classmethod
+    def open(cls, context: TuningContext) -> "SupervisedMethod":
+        tuning, limit = context.recipe.tuning, context.recipe.model.context_length
+        if tuning.max_length > limit:
+            raise NapkinError(
+                f"tuning.max_length is {tuning.max_length:,}, the model's context length is {limit:,}: use at most that"
+            )
+        longest = tuning.max_length or limit
+        if not context.encoder.end_ids:
+            context.setting.on_message(
+                "the chat template ends answers with text and not with a special token: the tuned model may not know "
+                "where to end"
+            )
+        train, held_out = open_examples(context, "conversations", max_length=longest)
+        checksum = train.checksum
+        if held_out is not None:
+            checksum = sha256(f"{train.checksum} {held_out.checksum}".encode()).hexdigest()
+        objective = SupervisedObjective(tuning.normalisation, float(longest))
+        return cls(context, train, held_out or (), checksum, objective)

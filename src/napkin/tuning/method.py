@@ -27,10 +27,10 @@ from napkin.runs.metrics import StepMetrics
 from napkin.runs.model_files import conversation_files, is_quantized
 from napkin.runs.run_folder import RunFolder, is_run
 from napkin.tokenizer.base import Tokenizer
-from napkin.train_step.step import build_model
-from napkin.train_step.tuned_model import adapter_of
+from napkin.train_step.step import adapter_of, build_model
 from napkin.training.method import Method, Setting
 from napkin.training.run import Outcome, train
+from napkin.tuning.packing import Packing, resolved_packing
 from napkin.tuning.sequence_step import refuse_divided_models
 
 
@@ -74,12 +74,19 @@ class TuningContext:
         return recipe
 
 
+MICRO_BATCH_TOKENS = 4096
+"""Tokens of a forward and backward pass, where a recipe names no number."""
+
+
 class TuningMethod(Method):
     """The common part of supervised tuning, preferences, reward models and reinforcement learning."""
 
     def __init__(self, context: TuningContext) -> None:
         super().__init__(context.resolved, context.tokenizer, ranks=context.setting.ranks)
         self.context = context
+        self.max_tokens = context.recipe.tuning.micro_batch_tokens or MICRO_BATCH_TOKENS
+        """The size of a micro-batch, padding included."""
+        self.packing: Packing = resolved_packing(context.recipe.tuning.arrangement)
 
     @classmethod
     @abstractmethod
@@ -91,7 +98,16 @@ class TuningMethod(Method):
         assert isinstance(recipe, TuningRecipe)
         recipe.tracking.refuse_missing()
         base = open_base(recipe.tuning.start)
-        resolved = _resolved(recipe, base, setting)
+        training = replace(recipe.training, compile="off")
+        if recipe.training.compile == "on":
+            raise NapkinError("training.compile is 'on', and the sequences of tuning differ in length: leave it out")
+        if training.micro_batch_size is not None:
+            raise NapkinError(
+                f"training.micro_batch_size is {training.micro_batch_size!r}, and sequences differ in length: use "
+                "--tuning.micro-batch-tokens"
+            )
+        resolved = resolve(replace(recipe, model=base.config, training=training), setting.machine(recipe))
+        refuse_divided_models(resolved.layout)
         encoder = encoder_of_base(base, recipe.tuning.chat_template, recipe.tuning.learned)
         return cls.open(TuningContext(resolved, base.tokenizer, encoder, folder, setting, base))
 
@@ -120,21 +136,6 @@ class TuningMethod(Method):
             assert self.context.base is not None
             self.context.setting.progress("keeping the frozen weights")
             write_frozen(checkpoints, build_model(self.resolved, self.context.base.load_into))
-
-
-def _resolved(recipe: TuningRecipe, base: LoadedModel, setting: Setting) -> ResolvedRecipe:
-    training = recipe.training
-    if training.compile == "on":
-        raise NapkinError("training.compile is 'on', and the sequences of tuning differ in length: leave it out")
-    if training.micro_batch_size is not None:
-        raise NapkinError(
-            f"training.micro_batch_size is {training.micro_batch_size!r}, and sequences differ in length: use "
-            "--tuning.micro-batch-tokens"
-        )
-    training = replace(training, compile="off")
-    resolved = resolve(replace(recipe, model=base.config, training=training), setting.machine(recipe))
-    refuse_divided_models(resolved.layout)
-    return resolved
 
 
 def open_base(folder: StrPath) -> LoadedModel:

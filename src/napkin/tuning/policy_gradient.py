@@ -12,6 +12,7 @@ Each token of a completion with reward r, advantage A and probability π adds a 
 applies them to batches, `objective.py` normalises.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,6 +112,17 @@ def less_mean_of_others(rewards: Rewards) -> Rewards:
 def less_batch_mean(rewards: Rewards) -> Rewards:
     """r - mean of all completions of the batch, REINFORCE's baseline (Williams 1992)."""
     return rewards - rewards.mean()
+
+
+ADVANTAGES: dict[str, Callable[[Rewards], Rewards]] = {
+    "group": group_normalised,
+    "group mean": less_group_mean,
+    "leave one out": less_mean_of_others,
+    "batch": less_batch_mean,
+    "none": lambda rewards: rewards,
+    # The reward that a completion's last token gets: `generalised_advantages` divides it among the tokens.
+    "gae": lambda rewards: rewards,
+}
 
 
 def has_equal_rewards(rewards: Rewards) -> Bool[Tensor, " group"]:

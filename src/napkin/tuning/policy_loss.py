@@ -4,7 +4,7 @@ The formulas are in `policy_gradient.py`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -29,15 +29,12 @@ from napkin.tuning.objective import (
 )
 from napkin.tuning.packing import SequenceMicroBatch
 from napkin.tuning.policy_gradient import (
+    ADVANTAGES,
     PRESETS,
     PolicyParts,
     divergence_terms,
     generalised_advantages,
-    group_normalised,
     has_equal_rewards,
-    less_batch_mean,
-    less_group_mean,
-    less_mean_of_others,
     overlong_penalty,
     pessimistic_terms,
     plain_terms,
@@ -80,8 +77,11 @@ class PolicyObjective:
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
     ) -> tuple[Float[Tensor, ""], Metrics]:
+        def normalised(terms: Float[Tensor, " token"]) -> Float[Tensor, ""]:
+            return normalised_sum(terms, part, totals, self.parts.normalisation, self.constant)
+
         terms, means = self._policy_terms(part, scores)
-        policy_loss = self._normalised(terms.detach(), part, totals)
+        policy_loss = normalised(terms.detach())
         if self.kl_weight:
             reference = values_of(part, REFERENCE)
             means["kl"] = divergence_terms(scores.log_probabilities, reference, self.kl_estimator)
@@ -89,7 +89,7 @@ class PolicyObjective:
         means["entropy"] = scores.entropies
         if self.entropy_weight:
             terms = terms - self.entropy_weight * scores.entropies
-        loss = self._normalised(terms, part, totals)
+        loss = normalised(terms)
         n_tokens = max(totals.tokens, 1)
         if self.parts.advantage == "gae":
             means["value_loss"] = self._value_terms(part, scores)
@@ -122,7 +122,11 @@ class PolicyObjective:
         if parts.ratio == "none":
             terms = plain_terms(logprobs, advantages)
         else:
-            ratios = self._ratios(part, logprobs)
+            old = values_of(part, OLD)
+            if parts.ratio == "token":
+                ratios = token_ratios(logprobs, old)
+            else:
+                ratios = sequence_ratios(logprobs, old, part.sequence, part.n_sequences)
             limited = torch.zeros_like(ratios, dtype=torch.bool)
             if parts.clip == "ppo":
                 terms, limited = pessimistic_terms(ratios, advantages, low=parts.clip_low, high=parts.clip_high)
@@ -136,12 +140,6 @@ class PolicyObjective:
             terms = terms * truncated_sampler_ratios(old, sampler, self.sampler_ratio_limit)
         return terms, means
 
-    def _ratios(self, part: SequenceMicroBatch, logprobs: Float[Tensor, " token"]) -> Float[Tensor, " token"]:
-        old = values_of(part, OLD)
-        if self.parts.ratio == "token":
-            return token_ratios(logprobs, old)
-        return sequence_ratios(logprobs, old, part.sequence, part.n_sequences)
-
     def _value_terms(self, part: SequenceMicroBatch, scores: TokenScores) -> Float[Tensor, " token"]:
         """max((V - R)², (V_clipped - R)²) / 2, where V_clipped is within value_clip of the old value: the value loss of
         PPO's published code (Huang et al. 2022, detail 9)."""
@@ -154,11 +152,6 @@ class PolicyObjective:
             held = old + (scores.scalars - old).clamp(-self.value_clip, self.value_clip)
             errors = torch.maximum(errors, (held - returns).square())
         return errors / 2
-
-    def _normalised(
-        self, terms: Float[Tensor, " token"], part: SequenceMicroBatch, totals: BatchTotals
-    ) -> Float[Tensor, ""]:
-        return normalised_sum(terms, part, totals, self.parts.normalisation, self.constant)
 
 
 @dataclass(frozen=True)
@@ -214,21 +207,11 @@ def parts_of(config: ReinforcementConfig) -> PolicyParts:
     Raises NapkinError for parts that contradict each other.
     """
     preset = PRESETS[config.algorithm]
-    chosen = {
-        name: getattr(config, name)
-        for name in ("advantage", "ratio", "clip", "normalisation", "clip_low", "clip_high", "drop_equal_groups")
-        if getattr(config, name) not in ("auto", None)
-    }
-    if config.overlong != "auto":
-        chosen["overlong"] = config.overlong
+    names = [each.name for each in fields(PolicyParts) if hasattr(config, each.name)]
+    chosen = {name: getattr(config, name) for name in names if getattr(config, name) not in ("auto", None)}
     if config.ratio == "none" and config.clip == "auto":
         chosen["clip"] = "none"
     parts = replace(preset, **chosen)
-    _check(config, parts)
-    return parts
-
-
-def _check(config: ReinforcementConfig, parts: PolicyParts) -> None:
     if parts.ratio == "none" and parts.clip != "none":
         raise NapkinError(f"rl.clip is '{parts.clip}', and without a ratio there is nothing to clip: set rl.ratio")
     if (parts.advantage == "gae") != (config.algorithm == "ppo"):
@@ -248,6 +231,7 @@ def _check(config: ReinforcementConfig, parts: PolicyParts) -> None:
         )
     if parts.clip_low >= 1 and parts.clip == "ppo":
         raise NapkinError(f"rl.clip_low is {parts.clip_low}, and no ratio is below 0: use a number below 1")
+    return parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,7 +268,12 @@ def advantages_of(
     is_truncated = (
         sizes >= config.max_answer if truncated is None else torch.as_tensor(np.asarray(truncated, dtype=bool))
     )
-    _check_finite(given, prompts)
+    for group, completion in (~given.isfinite()).nonzero().tolist():
+        name = f" '{prompts[group][:60]}'" if prompts else ""
+        raise NapkinError(
+            f"the reward of completion {completion + 1} to prompt {group + 1}{name} is "
+            f"{float(given[group, completion])}: let the reward be a finite number"
+        )
     equal = has_equal_rewards(given)
     shaped = given
     if parts.overlong == "penalty":
@@ -298,7 +287,8 @@ def advantages_of(
         trained_on &= ~is_truncated
     if parts.only_rewarded:
         trained_on &= given > 0
-    return Credit(_advantages(parts, shaped), trained_on, shaped, int(equal.sum()))
+    advantages = torch.ones_like(shaped) if parts.only_rewarded else ADVANTAGES[parts.advantage](shaped)
+    return Credit(advantages, trained_on, shaped, int(equal.sum()))
 
 
 def overlong_window(config: ReinforcementConfig) -> int:
@@ -342,28 +332,3 @@ def _with_credit(
     return completion.with_values(
         advantages=advantages.numpy().astype(np.float32), returns=(advantages + values).numpy().astype(np.float32)
     )
-
-
-def _advantages(parts: PolicyParts, rewards: Float[Tensor, "group completion"]) -> Float[Tensor, "group completion"]:
-    if parts.only_rewarded:
-        return torch.ones_like(rewards)
-    match parts.advantage:
-        case "group":
-            return group_normalised(rewards)
-        case "group mean":
-            return less_group_mean(rewards)
-        case "leave one out":
-            return less_mean_of_others(rewards)
-        case "batch":
-            return less_batch_mean(rewards)
-        case "none" | "gae":
-            return rewards
-
-
-def _check_finite(rewards: Float[Tensor, "group completion"], prompts: Sequence[str]) -> None:
-    for group, completion in (~rewards.isfinite()).nonzero().tolist():
-        name = f" '{prompts[group][:60]}'" if prompts else ""
-        raise NapkinError(
-            f"the reward of completion {completion + 1} to prompt {group + 1}{name} is "
-            f"{float(rewards[group, completion])}: let the reward be a finite number"
-        )

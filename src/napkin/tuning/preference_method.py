@@ -9,28 +9,23 @@ import numpy as np
 
 from napkin.chats.token_sequence import Example, prompt_of, sequence_of
 from napkin.errors import NapkinError
-from napkin.recipe.tuning_recipe import PreferenceConfig, PreferenceRecipe, TuningRecipe
+from napkin.recipe.tuning_recipe import PreferenceRecipe
 from napkin.train_step.step import TrainState
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.tuning.example_file import ExampleFile, ExampleKind
 from napkin.tuning.example_method import ExampleMethod, open_examples
-from napkin.tuning.examples import LazyExamples, MappedExamples, chunks_of, tokens_of
 from napkin.tuning.method import TuningContext
-from napkin.tuning.objective import REFERENCE, Objective
+from napkin.tuning.objective import REFERENCE
+from napkin.tuning.packing import LazyExamples, MappedExamples, tokens_of
 from napkin.tuning.preferences import (
-    DPOObjective,
-    IPOObjective,
-    KTOObjective,
-    ORPOObjective,
     RewardObjective,
-    SimPOObjective,
     calibration_of,
     mismatched_number,
+    preference_objective,
     rewarded,
     with_kl_estimate,
 )
 from napkin.tuning.reference_scores import ReferencedExamples, ReferencePass, with_stand_ins
-from napkin.tuning.sequence_step import score_examples
 
 
 class UnpairedExamples(LazyExamples):
@@ -57,41 +52,16 @@ class UnpairedExamples(LazyExamples):
         return completion, sequence_of(prompt.tolist(), behind.tolist())
 
 
-def preference_objective(config: PreferenceConfig) -> Objective:
-    beta, per_token = config.beta, config.takes_means
-    match config.objective:
-        case "dpo":
-            return DPOObjective(beta, per_token, config.label_smoothing, config.supervised_weight)
-        case "ipo":
-            return IPOObjective(beta, per_token)
-        case "kto":
-            return KTOObjective(beta, per_token, config.desirable_weight, config.undesirable_weight)
-        case "orpo":
-            return ORPOObjective(beta, per_token)
-        case "simpo":
-            return SimPOObjective(beta, per_token, config.margin)
-
-
 class PreferenceMethod(ExampleMethod):
-    """Trains on pairs; with KTO on single completions that are good or bad.
-
-    Args:
-        context: the recipe, and what it is read with.
-        train: the training set.
-        held_out: the examples to evaluate on.
-        checksum: of the training set.
-        held_out_checksum: of the held-out examples.
-    """
+    """Trains on pairs; with KTO on single completions that are good or bad."""
 
     @classmethod
     def open(cls, context: TuningContext) -> "PreferenceMethod":
         assert isinstance(context.recipe, PreferenceRecipe)
-        if context.recipe.preference.objective != "kto":
-            train, held_out = _opened(context, "pairs", n_after=0)
-            return cls(context, train, held_out or (), train.checksum, _checksum(held_out))
-        train, held_out = _opened(context, "judged answers", n_after=0)
-        evaluated = () if held_out is None else UnpairedExamples(held_out)
-        return cls(context, UnpairedExamples(train), evaluated, train.checksum, _checksum(held_out))
+        is_kto = context.recipe.preference.objective == "kto"
+        files = _opened(context, "judged answers" if is_kto else "pairs")
+        train, held_out = (() if file is None else UnpairedExamples(file) if is_kto else file for file in files)
+        return cls(context, train, held_out, *("" if file is None else file.checksum for file in files))
 
     def __init__(
         self,
@@ -129,24 +99,16 @@ class PreferenceMethod(ExampleMethod):
 
     def scored(self, examples: Sequence[Example]) -> Sequence[Example]:
         """With KTO, the mismatched sequences."""
-        return [(mismatched,) for _, mismatched in examples] if self.preference.objective == "kto" else ()
+        return MappedExamples(examples, lambda pair: pair[1:]) if self.preference.objective == "kto" else ()
 
     def prepared(self, train_state: TrainState, examples: Sequence[Example]) -> Sequence[Example]:
         """With KTO, replace the mismatched sequences by the divergence that they show; a collective."""
         if self.preference.objective != "kto":
             return examples
         ratios: list[float] = []
-        for chunk in chunks_of(examples):
-            scores = score_examples(
-                train_state.parallel_model,
-                self.scored(chunk),
-                max_tokens=self.max_tokens,
-                packing=self.packing,
-                autocast=train_state.precision.autocast,
-            )
-            for (_, mismatched), (found,) in zip(chunk, scores, strict=True):
-                terms = found.log_probabilities.astype("f8") - mismatched.values[REFERENCE]
-                ratios.append(float(terms.mean() if self.preference.takes_means else terms.sum()))
+        for (mismatched,), (found,) in self.scores(train_state, self.scored(examples)):
+            terms = found.log_probabilities.astype("f8") - mismatched.values[REFERENCE]
+            ratios.append(float(terms.mean() if self.preference.takes_means else terms.sum()))
         return with_kl_estimate(examples, ratios)
 
     def planned(self, examples: Sequence[Example]) -> Sequence[Example]:
@@ -182,19 +144,10 @@ class CalibrationAtEnd(Callback):
         """Score the held-out pairs; a collective."""
         if loop.step < loop.recipe.training.steps:
             return
-        state, method = loop.train_state, self.method
-        with state.averaged():
-            margins: list[float] = []
-            for chunk in chunks_of(method.held_out):
-                scores = score_examples(
-                    state.parallel_model,
-                    chunk,
-                    max_tokens=method.max_tokens,
-                    packing=method.packing,
-                    autocast=state.precision.autocast,
-                )
-                rewards = [[float(each.scalars[-1]) for each in pair if each.scalars is not None] for pair in scores]
-                margins += [chosen - rejected for chosen, rejected in rewards]
+        with loop.train_state.averaged():
+            scores = self.method.scores(loop.train_state, self.method.held_out)
+            rewards = [[float(each.scalars[-1]) for each in pair if each.scalars is not None] for _, pair in scores]
+        margins = [chosen - rejected for chosen, rejected in rewards]
         found = calibration_of(margins)
         if loop.ranks.is_rank_zero:
             loop.run.write_json("calibration.json", found)
@@ -202,22 +155,14 @@ class CalibrationAtEnd(Callback):
                 loop.on_message(line)
 
 
-def _opened(context: TuningContext, kind: ExampleKind, *, n_after: int) -> tuple[ExampleFile, ExampleFile | None]:
+def _opened(context: TuningContext, kind: ExampleKind, *, n_after: int = 0) -> tuple[ExampleFile, ExampleFile | None]:
     """Open data.train and data.validation, with room for `n_after` tokens that are added later."""
     recipe = context.recipe
-    _refuse_unread(recipe)
-    max_length = recipe.tuning.max_length or recipe.model.context_length + 1 - n_after
-    return open_examples(context, kind, max_length=max_length)
-
-
-def _checksum(file: ExampleFile | None) -> str:
-    return "" if file is None else file.checksum
-
-
-def _refuse_unread(recipe: TuningRecipe) -> None:
-    """Refuse settings of the loss that preferences do not read, rather than ignore them."""
     default = type(recipe)().tuning
+    # Settings of the loss that preferences do not read are refused rather than ignored.
     for name in ("learned", "normalisation"):
         value = getattr(recipe.tuning, name)
         if value != getattr(default, name):
             raise NapkinError(f"tuning.{name} is '{value}', and objectives of preferences do not read it: leave it out")
+    max_length = recipe.tuning.max_length or recipe.model.context_length + 1 - n_after
+    return open_examples(context, kind, max_length=max_length)

@@ -9,8 +9,9 @@ gives each completion a number.
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch.nn.functional import logsigmoid
 from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
-from napkin.tuning.examples import MappedExamples
+from napkin.recipe.tuning_recipe import PreferenceConfig
 from napkin.tuning.objective import (
     REFERENCE,
     BatchTotals,
@@ -31,7 +32,7 @@ from napkin.tuning.objective import (
     trained_tokens_of_sequences,
     values_of,
 )
-from napkin.tuning.packing import PADDING, SequenceMicroBatch
+from napkin.tuning.packing import PADDING, MappedExamples, SequenceMicroBatch
 
 
 def dpo_losses(
@@ -118,16 +119,20 @@ def bradley_terry_losses(chosen: Float[Tensor, " pair"], rejected: Float[Tensor,
 
 @dataclass(frozen=True)
 class PairObjective:
-    """The mean loss of pairs (chosen, rejected); each objective says what a pair's loss is.
+    """The mean loss of pairs (chosen, rejected).
 
     A completion's implicit reward is beta times the log-probability that the objective compares.
     """
 
+    pair_losses: Callable[[Float[Tensor, " pair"], Float[Tensor, " pair"]], Float[Tensor, " pair"]]
+    """The loss of each pair, from its completions' log-probabilities or log-ratios."""
     beta: float
-    per_token: bool = False
+    per_token: bool
     """True for the mean over a completion's tokens instead of the sum."""
-    has_reference = True
+    has_reference: bool
     """True for log-ratios to a reference model instead of log-probabilities."""
+    supervised_weight: float = 0.0
+    """Weight of the chosen completion's negative log-likelihood per token (Pang et al. 2024, equation 1)."""
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
@@ -135,21 +140,26 @@ class PairObjective:
         score = completion_log_ratios if self.has_reference else completion_log_probabilities
         chosen, rejected = pairs_of(score(part, scores, per_token=self.per_token), part)
         likelihoods, _ = pairs_of(completion_log_probabilities(part, scores, per_token=True), part)
-        losses = self.pair_losses(chosen, rejected) + self.supervised_share * -likelihoods
+        losses = self.pair_losses(chosen, rejected) + self.supervised_weight * -likelihoods
         sums, rejected_sums = pairs_of(completion_log_probabilities(part, scores), part)
         metrics = pair_metrics(self.beta * chosen, self.beta * rejected, totals)
         metrics["chosen_log_probability"] = sums.detach().sum() / max(totals.examples, 1)
         metrics["rejected_log_probability"] = rejected_sums.detach().sum() / max(totals.examples, 1)
         return losses.sum() / max(totals.examples, 1), metrics
 
-    @property
-    def supervised_share(self) -> float:
-        """Weight of the negative log-likelihood of the chosen completion, per token."""
-        return 0.0
 
-    def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
-        """The loss of each pair, from its completions' log-probabilities or log-ratios."""
-        raise NotImplementedError
+def preference_objective(config: PreferenceConfig) -> "PairObjective | KTOObjective":
+    """The objective of a recipe."""
+    beta, per_token = config.beta, config.takes_means
+    if config.objective == "kto":
+        return KTOObjective(beta, per_token, config.desirable_weight, config.undesirable_weight)
+    losses = {
+        "dpo": partial(dpo_losses, beta=beta, label_smoothing=config.label_smoothing),
+        "ipo": partial(ipo_losses, beta=beta),
+        "orpo": partial(orpo_losses, beta=beta),
+        "simpo": partial(simpo_losses, beta=beta, margin=config.margin),
+    }
+    return PairObjective(losses[config.objective], beta, per_token, config.has_reference, config.supervised_weight)
 
 
 def pair_metrics(chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"], totals: BatchTotals) -> Metrics:
@@ -160,58 +170,11 @@ def pair_metrics(chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"
     return {name: value.sum() / max(totals.examples, 1) for name, value in means.items()}
 
 
-@dataclass(frozen=True)
-class DPOObjective(PairObjective):
-    """`dpo_losses`, plus `supervised_weight` times the chosen completion's negative log-likelihood per token (Pang et
-    al. 2024, equation 1)."""
-
-    label_smoothing: float = 0.0
-    supervised_weight: float = 0.0
-
-    @property
-    def supervised_share(self) -> float:
-        return self.supervised_weight
-
-    def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
-        return dpo_losses(chosen, rejected, beta=self.beta, label_smoothing=self.label_smoothing)
-
-
-@dataclass(frozen=True)
-class IPOObjective(PairObjective):
-    """Pairs by `ipo_losses`."""
-
-    def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
-        return ipo_losses(chosen, rejected, beta=self.beta)
-
-
-@dataclass(frozen=True)
-class SimPOObjective(PairObjective):
-    """Pairs by `simpo_losses`."""
-
-    per_token: bool = True
-    margin: float = 0.0
-    has_reference = False
-
-    def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
-        return simpo_losses(chosen, rejected, beta=self.beta, margin=self.margin)
-
-
-@dataclass(frozen=True)
-class ORPOObjective(PairObjective):
-    """Pairs by `orpo_losses`."""
-
-    per_token: bool = True
-    has_reference = False
-
-    def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
-        return orpo_losses(chosen, rejected, beta=self.beta)
-
-
 def completion_log_probabilities(
     part: SequenceMicroBatch, scores: TokenScores, *, per_token: bool = False
 ) -> Float[Tensor, " sequence"]:
     """log π(completion | prompt): the sum over the completion's tokens, or with `per_token` their mean."""
-    return _of_answers(scores.log_probabilities, part, per_token)
+    return _of_completions(scores.log_probabilities, part, per_token)
 
 
 def completion_log_ratios(
@@ -222,7 +185,7 @@ def completion_log_ratios(
     Raises NapkinError where the sequences have no reference's log-probabilities.
     """
     # Token by token: two large sums that are nearly equal would lose digits.
-    return _of_answers(scores.log_probabilities - values_of(part, REFERENCE), part, per_token)
+    return _of_completions(scores.log_probabilities - values_of(part, REFERENCE), part, per_token)
 
 
 def last_of_completions(values: Float[Tensor, " token"], part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:
@@ -247,7 +210,7 @@ def pairs_of(
     return pairs[:, 0], pairs[:, 1]
 
 
-def _of_answers(terms: Tensor, part: SequenceMicroBatch, per_token: bool) -> Tensor:
+def _of_completions(terms: Tensor, part: SequenceMicroBatch, per_token: bool) -> Tensor:
     sums = sums_of_sequences(terms, part)
     return sums / trained_tokens_of_sequences(part).clamp(min=1) if per_token else sums
 
@@ -270,11 +233,14 @@ def with_kl_estimate(examples: Sequence[Example], mismatched_ratios: Sequence[fl
     takes a completion's: sums, or means per token (Ethayarajh et al. 2024, section 4.1).
     """
     kl = max(0.0, float(np.mean(mismatched_ratios)))
-    good = sum(_is_desirable(completion) for completion, _ in examples)
-    alike = {True: good, False: len(examples) - good}
-    return MappedExamples(
-        examples, lambda example: (_with_constants(example[0], kl, alike[_is_desirable(example[0])]),)
-    )
+    labels = [bool(completion.values[DESIRABLE][0]) for completion, _ in examples]
+
+    def with_constants(example: Example) -> Example:
+        completion, n = example[0], example[0].n_trained
+        alike = labels.count(bool(completion.values[DESIRABLE][0]))
+        return (completion.with_values(**{_KL: np.full(n, kl, "f4"), _ALIKE: np.full(n, alike, "f4")}),)
+
+    return MappedExamples(examples, with_constants)
 
 
 def mismatched_number(runs: Sequence[int] | NDArray[np.int64], number: int, *, is_closed: bool) -> int:
@@ -322,15 +288,6 @@ class KTOObjective:
             "kl": kl.sum() / n,
         }
         return losses.sum() / n, metrics
-
-
-def _is_desirable(completion: TokenSequence) -> bool:
-    return bool(completion.values[DESIRABLE][0])
-
-
-def _with_constants(completion: TokenSequence, kl: float, alike: int) -> TokenSequence:
-    n = completion.n_trained
-    return completion.with_values(**{_KL: np.full(n, kl, np.float32), _ALIKE: np.full(n, alike, np.float32)})
 
 
 def rewarded(sequence: TokenSequence) -> TokenSequence:
@@ -416,14 +373,16 @@ def calibration_of(margins: Float[np.ndarray, " pair"] | Sequence[float], *, bin
     right = np.where(differences == 0, 0.5, differences > 0)
     numbers = np.minimum((2 * bins * (confidence - 0.5)).astype(int), bins - 1)
     found = tuple(
-        _bin(number, bins, confidence[numbers == number], right[numbers == number])
+        ReliabilityBin(
+            low=0.5 + 0.5 * number / bins,
+            high=0.5 + 0.5 * (number + 1) / bins,
+            pairs=int(own.sum()),
+            probability=float(confidence[own].mean()),
+            right=float(right[own].mean()),
+        )
         for number in np.unique(numbers).tolist()
+        for own in [numbers == number]
     )
     error = sum(each.pairs * abs(each.probability - each.right) for each in found) / len(differences)
     loss = float(np.logaddexp(0, -differences).mean())
     return Calibration(found, len(differences), float(right.mean()), loss, float(error))
-
-
-def _bin(number: int, bins: int, confidence: NDArray[np.float64], right: NDArray[np.float64]) -> ReliabilityBin:
-    low, high = (0.5 + 0.5 * edge / bins for edge in (number, number + 1))
-    return ReliabilityBin(float(low), float(high), len(right), float(confidence.mean()), float(right.mean()))

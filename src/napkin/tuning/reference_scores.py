@@ -43,10 +43,9 @@ from napkin.model.adapters import adapters_off
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.signals import Interrupted, agree_on_signal
 from napkin.tuning.example_plan import REFERENCE_SECONDS, REFERENCE_TOKENS
-from napkin.tuning.examples import LazyExamples, chunks_of
 from napkin.tuning.method import open_base, reference_model
 from napkin.tuning.objective import REFERENCE
-from napkin.tuning.packing import Packing
+from napkin.tuning.packing import LazyExamples, Packing, chunks_of
 from napkin.tuning.sequence_step import score_examples
 from napkin.units import format_seconds
 

@@ -10,27 +10,30 @@ from torch import Tensor
 
 from napkin.accounting.pricing import Measurement
 from napkin.distributed.parallel_model import all_resident
-from napkin.environments.environment import Environment
 from napkin.environments.registry import environment_named
 from napkin.errors import NapkinError
 from napkin.grading.reward import NamedFailures
 from napkin.model.transformer import Transformer
 from napkin.planning.step.run_plan import Plan
-from napkin.recipe.precision import Precision
-from napkin.recipe.tuning_recipe import ReinforcementConfig, ReinforcementRecipe
+from napkin.recipe.tuning_recipe import ReinforcementRecipe
 from napkin.report.headline import CORRECT
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_record import MOST_ANSWERS, Answered, Said, write_answers
-from napkin.train_step.step import TrainState, Watch
+from napkin.train_step.step import Watch
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.metered_step import IsFit, MeteredStep, no_watch
 from napkin.training.method import Setting
 from napkin.training.non_finite import Verdict
 from napkin.tuning.method import TuningContext, TuningMethod, initial_weights, open_base, reference_model
-from napkin.tuning.packing import resolved_packing
-from napkin.tuning.phase_accounting import PhaseMeters, PhaseMetrics, PhaseTimes, metered_rows
 from napkin.tuning.policy_loss import parts_of
-from napkin.tuning.reinforcement_plan import ReinforcementPlan, plan_reinforcement
+from napkin.tuning.reinforcement_plan import (
+    PhaseMeters,
+    PhaseMetrics,
+    PhaseTimes,
+    ReinforcementPlan,
+    metered_rows,
+    plan_reinforcement,
+)
 from napkin.tuning.reinforcement_step import (
     PHASES,
     Phases,
@@ -67,9 +70,6 @@ class LostSteps(Callback):
                 loop.on_message(f"in {n:,} of {self.steps:,} steps {REASONS[figure]}")
 
 
-MICRO_BATCH_TOKENS = 4096
-
-
 class ReinforcementMethod(TuningMethod):
     """Trains on rewards of the model's own completions; the prompts of step i follow from rl.seed and i alone."""
 
@@ -96,14 +96,16 @@ class ReinforcementMethod(TuningMethod):
         recipe = context.recipe
         assert isinstance(recipe, ReinforcementRecipe)
         self.config = recipe.rl
-        self.environment = _environment(self.config, held_out=False)
-        self.held_out = _environment(self.config, held_out=True)
+        self.environment, self.held_out = (
+            environment_named(self.config.environment, reward=self.config.reward, held_out=held_out)
+            for held_out in (False, True)
+        )
         self.settings = ReinforcementSettings(
             self.config,
             self.environment,
             context.encoder,
-            recipe.tuning.micro_batch_tokens or MICRO_BATCH_TOKENS,
-            resolved_packing(recipe.tuning.arrangement),
+            self.max_tokens,
+            self.packing,
         )
 
     @property
@@ -120,15 +122,9 @@ class ReinforcementMethod(TuningMethod):
 
     @property
     def has_second_model(self) -> bool:
-        """True if the base model's weights are held too."""
-        return self.config.kl_weight > 0 and self.context.recipe.adapter.kind == "none"
-
-    def reference(self, precision: Precision) -> Transformer | None:
-        """The second model that a divergence is measured from; None without one, and where adapters are trained: the
+        """True if the base model's weights are held too, to measure a divergence from; where adapters are trained, the
         model without them is the reference."""
-        if not self.has_second_model:
-            return None
-        return reference_model(open_base(self.context.recipe.tuning.start), precision)
+        return self.config.kl_weight > 0 and self.context.recipe.adapter.kind == "none"
 
     def make_plan(self, setting: Setting) -> Plan:
         return plan_reinforcement(
@@ -171,8 +167,7 @@ class ReinforcementStep(MeteredStep):
         return self.method.batch(number)
 
     def train(self, loop: TrainingLoop, number: int, batch: Sequence[int], watch: Watch, is_fit: IsFit) -> Tensor:
-        phases: Phases = self._times if watch is not no_watch else Phases()
-        self.last = self._taken(loop, number, batch, watch, is_fit, phases)
+        self.last = self._taken(loop, number, batch, watch, is_fit, Phases() if watch is no_watch else self._times)
         self._times.end_step()
         episodes = (episode for group in self.last.rollout.groups for episode in group)
         for reason in self._failures.new(episode.failure for episode in episodes):
@@ -180,16 +175,11 @@ class ReinforcementStep(MeteredStep):
         return torch.tensor(self.last.loss)
 
     def _taken(
-        self,
-        loop: TrainingLoop,
-        number: int,
-        batch: Sequence[int],
-        watch: Watch,
-        is_fit: IsFit,
-        phases: Phases,
+        self, loop: TrainingLoop, number: int, batch: Sequence[int], watch: Watch, is_fit: IsFit, phases: Phases
     ) -> ReinforcementOutcome:
-        if self._reference is None:
-            self._reference = self.method.reference(loop.preparation.precision)
+        if self._reference is None and self.method.has_second_model:
+            base = open_base(self.method.context.recipe.tuning.start)
+            self._reference = reference_model(base, loop.preparation.precision)
         return train_on_rollouts(
             loop.train_state,
             number,
@@ -284,9 +274,19 @@ class HeldOutRollouts(Callback):
         return dataclasses.replace(metrics, figures={**(metrics.figures or {}), **found}, seconds=loop.seconds)
 
     def _answered(self, loop: TrainingLoop, step: int) -> dict[str, float]:
-        method, ranks = self.method, loop.ranks
-        own = own_range(method.config.evaluation_prompts, method.context)
-        episodes = held_out_episodes(loop.train_state, method, own)
+        """Complete this rank's held-out tasks, the same ones at every evaluation, greedily; a collective."""
+        method, config, ranks = self.method, self.method.config, loop.ranks
+        episodes: list[Episode] = []
+        if own := own_range(config.evaluation_prompts, method.context):
+            episodes = roll_out(
+                loop.train_state.model,
+                method.held_out,
+                method.context.encoder,
+                RolloutSettings(1, config.max_answer, 0.0, config.seed, config.answers_at_a_time),
+                step=0,
+                prompts=own,
+                autocast=loop.train_state.precision.autocast,
+            ).episodes
         own_episodes = [[each.reward, each.truncated, each.sequence.n_trained] for each in episodes]
         everyone = [each for part in ranks.all_gather(own_episodes) for each in part]
         if ranks.is_rank_zero:
@@ -298,23 +298,6 @@ class HeldOutRollouts(Callback):
             "held-out cut_share": sum(truncated for _, truncated, _ in everyone) / n,
             "held-out length": sum(length for _, _, length in everyone) / n,
         }
-
-
-def held_out_episodes(train_state: TrainState, method: ReinforcementMethod, prompts: Sequence[int]) -> list[Episode]:
-    """Greedy completions of held-out tasks by number, the same tasks at every evaluation."""
-    if not prompts:
-        return []
-    config = method.config
-    settings = RolloutSettings(1, config.max_answer, 0.0, config.seed, config.answers_at_a_time)
-    return roll_out(
-        train_state.model,
-        method.held_out,
-        method.context.encoder,
-        settings,
-        step=0,
-        prompts=prompts,
-        autocast=train_state.precision.autocast,
-    ).episodes
 
 
 def own_range(n: int, context: TuningContext) -> range:
@@ -332,7 +315,3 @@ def _file_content(name: str) -> bytes:
     """The content of FILE.py:NAME, or of a file of prompts; empty for what is bundled."""
     path = Path(name.partition(".py:")[0] + ".py" if ".py:" in name else name)
     return path.read_bytes() if path.is_file() else b""
-
-
-def _environment(config: ReinforcementConfig, *, held_out: bool) -> Environment:
-    return environment_named(config.environment, reward=config.reward, held_out=held_out)

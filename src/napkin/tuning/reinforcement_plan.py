@@ -5,19 +5,23 @@ The plan of the rollout is what the trial took; updates and log-probabilities ar
 of the trial's completions, and priced like any step.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.metering import METERED_STEP, Stopwatch, meter_step
-from napkin.accounting.pricing import Price
-from napkin.accounting.quantities import QuantityTable
+from napkin.accounting.metering import METERED_STEP, StepMeasurement, Stopwatch, meter_step
+from napkin.accounting.pricing import Price, dollars
+from napkin.accounting.quantities import QuantityRow, QuantityTable, Unit
 from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.model.adapters import adapters_off
 from napkin.model.transformer import Transformer
@@ -25,15 +29,29 @@ from napkin.planning.rules.sizes import multiplying_parameters_by_rule
 from napkin.planning.step.machine import Machine, Progress
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.train_step.step import TrainState, build_train_state
+from napkin.train_step.step import TrainState, Watch, build_train_state
 from napkin.tuning.example_plan import count_parts
 from napkin.tuning.objective import REFERENCE, Objective, totals_of
 from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
-from napkin.tuning.phase_accounting import PhaseMetrics, joined, phase_rows, sum_of, tokens_of
 from napkin.tuning.policy_loss import OLD, OLD_VALUES, FreshObjective, policy_objective
-from napkin.tuning.reinforcement_step import ReinforcementSettings
+from napkin.tuning.reinforcement_step import PHASES, Phases, ReinforcementSettings, Result
 from napkin.tuning.rollout import Rollout, roll_out
 from napkin.tuning.sequence_step import loss_of_parts, score_parts, with_known_coefficients
+
+
+@dataclass(frozen=True)
+class PhaseMetrics:
+    """The costs of a phase, per step; None is unknown."""
+
+    tokens: float | None = None
+    """Tokens through the model, padding included."""
+    flops: float | None = None
+    peak_bytes: float | None = None
+    """The most bytes allocated while the phase runs, weights and optimizer state included."""
+    seconds: float | None = None
+
+
+ByPhase = Mapping[str, PhaseMetrics]
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,11 +67,11 @@ class ReinforcementPlan(Plan):
     @property
     def tokens_per_step(self) -> int:
         """Tokens through the model in all phases, on all devices, each of which has about as many."""
-        return int(tokens_of(self.count) or 0) * self.resolved.layout.batch_parts
+        return int(sum_of(self.count, "tokens") or 0) * self.resolved.layout.batch_parts
 
     @property
     def rule_flops(self) -> float:
-        return sum_of(each.flops for each in self.rule.values()) or 0.0
+        return sum_of(self.rule, "flops") or 0.0
 
     @property
     def flops_by_phase(self) -> dict[str, int]:
@@ -76,7 +94,7 @@ class ReinforcementPlan(Plan):
 
     @property
     def seconds_per_step(self) -> float:
-        return sum(each.seconds or 0.0 for each in self.count.values())
+        return sum_of(self.count, "seconds") or 0.0
 
     @property
     def longest_phase(self) -> str:
@@ -88,15 +106,15 @@ class ReinforcementPlan(Plan):
         whole = {row.quantity: row for row in super().table()}
         share = (self.count[self.longest_phase].seconds or 0.0) / max(self.seconds_per_step, 1e-30)
         changed = {
-            "peak bytes": dataclasses.replace(whole["peak bytes"], count=self.peak_bytes, note="over all phases"),
-            "seconds per step": dataclasses.replace(
+            "peak bytes": replace(whole["peak bytes"], count=self.peak_bytes, note="over all phases"),
+            "seconds per step": replace(
                 whole["seconds per step"],
                 rule=None,
                 note=f"count: the rollout as in a trial, updates operator by operator; {share:.0%} is "
                 f"{self.longest_phase}: faster hardware is worth most there",
             ),
-            "MFU": dataclasses.replace(whole["MFU"], rule=None),
-            "seconds in all": dataclasses.replace(whole["seconds in all"], rule=None),
+            "MFU": replace(whole["MFU"], rule=None),
+            "seconds in all": replace(whole["seconds in all"], rule=None),
         }
         rows = [changed.get(name, row) for name, row in whole.items()]
         return QuantityTable([*rows, *phase_rows(self.rule, self.count, self.site.usd_per_hour)])
@@ -123,9 +141,9 @@ def plan_reinforcement(
     """
     machine.prepare(resolved.recipe.training)
     progress("answering on trial")
-    trial = _trial(resolved, settings, prompts, load)
+    rollout, sampling, grading, sampled, weight_bytes, n_parameters = _trial(resolved, settings, prompts, load)
     progress("counting the updates")
-    sequences = [episode.sequence for episode in trial.rollout.episodes]
+    sequences = [episode.sequence for episode in rollout.episodes]
     updates = _counted_updates(resolved, settings, sequences)
     scores = _counted_scores(resolved, settings, sequences)
     progress("measuring this machine, once")
@@ -134,46 +152,20 @@ def plan_reinforcement(
     rows, length = max((part.rows.inputs.shape for part in updates.parts), key=lambda shape: shape[0] * shape[1])
     alike = resolved.with_model(context_length=length).with_training(batch_size=rows, micro_batch_size=None)
     scored = [] if scores is None else [scores.ledger]
-    prices = machine.price(dataclasses.replace(alike, world_size=1), [updates.ledger, *scored], ceilings, progress)
-    optimizer_bytes = updates.ledger.resident_bytes - trial.weight_bytes
-    count = {
-        "rollout": PhaseMetrics(
-            trial.tokens, trial.ledger.flops, trial.peak_bytes + optimizer_bytes, trial.seconds.get("rollout", 0.0)
-        ),
-        "reward": PhaseMetrics(seconds=trial.seconds.get("reward", 0.0)),
-        "update": updates.metrics(prices[0]),
-    }
+    prices = machine.price(replace(alike, world_size=1), [updates.ledger, *scored], ceilings, progress)
+    count = {"rollout": sampling, "reward": grading, "update": updates.metrics(prices[0])}
     if scores is not None:
-        metrics = scores.metrics(prices[1])
-        count["log-probabilities"] = dataclasses.replace(
-            metrics, peak_bytes=(metrics.peak_bytes or 0) + optimizer_bytes
-        )
-    if has_second_model:
-        held = {
-            phase: (each.peak_bytes or 0) + 4 * trial.n_parameters for phase, each in count.items() if each.peak_bytes
-        }
-        count |= {phase: dataclasses.replace(count[phase], peak_bytes=peak) for phase, peak in held.items()}
+        count["log-probabilities"] = scores.metrics(prices[1])
+    # The trial and the scores were counted without an optimizer; a reference is held besides, in fp32.
+    optimizer_bytes = updates.ledger.resident_bytes - weight_bytes
+    for phase, each in count.items():
+        if each.peak_bytes is not None:
+            held = (0 if phase == "update" else optimizer_bytes) + (4 * n_parameters if has_second_model else 0)
+            count[phase] = replace(each, peak_bytes=each.peak_bytes + held)
     rule = _rule(resolved, settings, len(prompts), sequences, scores)
-    step = joined([trial.ledger, *scored, *[updates.ledger] * updates.times])
+    step = joined([sampled, *scored, *[updates.ledger] * updates.times])
     by_pass = {name: updates.times * flops for name, flops in updates.ledger.flops_by("phase").items()}
     return ReinforcementPlan(resolved, step, prices[0], site, rule=rule, count=count, update=by_pass)
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """The cost of a trial rollout before the run."""
-
-    rollout: Rollout
-    seconds: dict[str, float]
-    ledger: Ledger
-    peak_bytes: int
-    """The peak besides the weights, without the optimizer's state."""
-    weight_bytes: int
-    n_parameters: int
-
-    @property
-    def tokens(self) -> int:
-        return self.rollout.computed_prompt_tokens + self.rollout.generated_tokens
 
 
 def _trial(
@@ -181,7 +173,8 @@ def _trial(
     settings: ReinforcementSettings,
     prompts: Sequence[int],
     load: Callable[[Transformer], None],
-) -> _Trial:
+) -> tuple[Rollout, PhaseMetrics, PhaseMetrics, Ledger, int, int]:
+    """A rollout before the run: it, what it and its rewards cost, its ledger, the bytes and the number of weights."""
     device = resolved.precision.device_type
     model = build_train_state(resolved, initialize=load).model
     weights = [*model.parameters(), *model.buffers()]
@@ -199,9 +192,12 @@ def _trial(
     metered = meter_step(model, sample, device_type=device, resident=weights if device == "cpu" else None)
     watch = Stopwatch(device)
     rollout = sample(watch=watch)
-    nbytes = sum(tensor.untyped_storage().nbytes() for tensor in weights)
+    tokens = rollout.computed_prompt_tokens + rollout.generated_tokens
+    sampling = PhaseMetrics(tokens, metered.ledger.flops, metered.peak_bytes, watch.seconds.get("rollout", 0.0))
+    grading = PhaseMetrics(seconds=watch.seconds.get("reward", 0.0))
+    weight_bytes = sum(tensor.untyped_storage().nbytes() for tensor in weights)
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return _Trial(rollout, dict(watch.seconds), metered.ledger, metered.peak_bytes, nbytes, n_parameters)
+    return rollout, sampling, grading, metered.ledger, weight_bytes, n_parameters
 
 
 @dataclass(frozen=True)
@@ -315,3 +311,132 @@ def _rule(
     if scores is not None:
         rule["log-probabilities"] = PhaseMetrics(scores.passes * tokens, 2 * parameters * tokens * scores.passes)
     return rule
+
+
+# The accounts of a step by phase: tokens, FLOPs, peak bytes, seconds and dollars.
+
+
+_UNITS: dict[str, Unit] = {"tokens": "count", "flops": "FLOP", "peak_bytes": "bytes", "seconds": "seconds"}
+
+
+TOKENS = "tokens per step"
+"""The row of all phases' tokens."""
+
+
+def sum_of(by_phase: ByPhase, what: str) -> float | None:
+    """Add up the known values of all phases; None without any."""
+    known = [value for each in by_phase.values() if (value := getattr(each, what)) is not None]
+    return sum(known) if known else None
+
+
+def joined(ledgers: Sequence[Ledger]) -> Ledger:
+    """One ledger of computations that follow each other; its bytes are those of the last."""
+    *before, last = ledgers
+    n_before = sum(len(each.rows) for each in before)
+    unknown = [Counter(each.unknown_operators) for each in ledgers]
+    return replace(
+        last,
+        rows=tuple(row for each in ledgers for row in each.rows),
+        timeline=tuple(moment._replace(row=moment.row + n_before) for moment in last.timeline),
+        unknown_operators=dict(sum(unknown, Counter())),
+    )
+
+
+def phase_rows(rule: ByPhase, count: ByPhase, usd_per_hour: float | None) -> list[QuantityRow]:
+    """The rows of a plan: the tokens of a step, and each quantity of each phase that it has."""
+    rows = [QuantityRow(TOKENS, "count", sum_of(rule, "tokens"), sum_of(count, "tokens"))]
+    nothing = PhaseMetrics()
+    for phase in PHASES:
+        by_rule, counted = rule.get(phase, nothing), count.get(phase, nothing)
+        for what, unit in _UNITS.items():
+            metrics = getattr(by_rule, what), getattr(counted, what)
+            if metrics != (None, None):
+                rows.append(QuantityRow(row_name(phase, what), unit, *metrics))
+        if usd_per_hour is not None and counted.seconds is not None:
+            rows.append(QuantityRow(row_name(phase, "dollars"), "USD", None, dollars(counted.seconds, usd_per_hour)))
+    return rows
+
+
+def metered_rows(metered: ByPhase, usd_per_hour: float | None) -> dict[str, float]:
+    """The metered values by the names of the plan's rows."""
+    found: dict[str, float] = {TOKENS: sum_of(metered, "tokens") or 0}
+    for phase, metrics in metered.items():
+        for what in _UNITS:
+            value = getattr(metrics, what)
+            if value is not None:
+                found[row_name(phase, what)] = value
+        if usd_per_hour is not None and metrics.seconds is not None:
+            found[row_name(phase, "dollars")] = dollars(metrics.seconds, usd_per_hour)
+    return found
+
+
+def row_name(phase: str, what: str) -> str:
+    """A row's name, such as "rollout: peak bytes"."""
+    return f"{phase}: {'FLOPs' if what == 'flops' else what.replace('_', ' ')}"
+
+
+@dataclass
+class PhaseTimes(Phases):
+    """Times the phases of steps; grading within the rollout is a phase of its own."""
+
+    steps: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds of each step, by phase."""
+    _now: dict[str, float] = field(default_factory=dict)
+
+    def run(self, phase: str, function: Callable[[], Result]) -> Result:
+        begin, graded = time.perf_counter(), self._now.get("reward", 0.0)
+        result = function()
+        # Grading within the phase was timed by `watching`.
+        within = self._now.get("reward", 0.0) - graded
+        self._now[phase] = self._now.get(phase, 0.0) + time.perf_counter() - begin - within
+        return result
+
+    def watching(self, watch: Watch) -> Watch:
+        """Wrap a watch so that the seconds of "reward" are kept here too."""
+
+        @contextmanager
+        def watched(part: str) -> Iterator[None]:
+            begin = time.perf_counter()
+            with watch(part):
+                yield
+            if part == "reward":
+                self._now[part] = self._now.get(part, 0.0) + time.perf_counter() - begin
+
+        return watched
+
+    def end_step(self) -> None:
+        for phase, seconds in self._now.items():
+            self.steps.setdefault(phase, []).append(seconds)
+        self._now = {}
+
+    @property
+    def medians(self) -> dict[str, float]:
+        return {phase: statistics.median(seconds) for phase, seconds in self.steps.items()}
+
+
+@dataclass
+class PhaseMeters(Phases):
+    """Meters the phases of one step."""
+
+    model: nn.Module
+    device_type: str
+    resident: Callable[[], Iterable[Tensor]]
+    """The tensors that last: weights and the optimizer's state."""
+    found: dict[str, StepMeasurement] = field(default_factory=dict)
+
+    def run(self, phase: str, function: Callable[[], Result]) -> Result:
+        results: list[Result] = []
+        self.found[phase] = meter_step(
+            self.model,
+            lambda: results.append(function()),
+            device_type=self.device_type,
+            resident=self.resident() if self.device_type == "cpu" else None,
+        )
+        return results[0]
+
+    @property
+    def step(self) -> StepMeasurement:
+        """All phases together: their operators, and the largest of their peaks."""
+        found = [self.found[phase] for phase in PHASES if phase in self.found]
+        ledger = joined([each.ledger for each in found])
+        return replace(found[-1], ledger=ledger, peak_bytes=max(each.peak_bytes for each in found))

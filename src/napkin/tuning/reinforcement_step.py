@@ -37,7 +37,7 @@ from napkin.tuning.policy_loss import (
     sampler_gap,
     trained_examples,
 )
-from napkin.tuning.rollout import ConversationTokens, Episode, Rollout, RolloutSettings, roll_out
+from napkin.tuning.rollout import ConversationTokens, Rollout, RolloutSettings, roll_out
 from napkin.tuning.sequence_step import SequenceScores, score_examples, train_on_examples
 
 PHASES = ("rollout", "reward", "log-probabilities", "update")
@@ -148,19 +148,13 @@ def train_on_rollouts(
     with watch("advantages"):
         credit = everyone.credit(settings.config)
         examples = trained_examples(settings.config, sequences, everyone.own(credit))
-    parts = [
-        _Part(
-            [
-                example
-                for place, group in enumerate(examples)
-                if (everyone.first + place) % n == part
-                for example in group
-            ],
-            int(everyone.lengths[part::n][credit.trained_on.numpy()[part::n]].sum()),
-        )
-        for n in [min(settings.config.updates_per_rollout, len(everyone.lengths))]
-        for part in range(n)
-    ]
+    n_parts = min(settings.config.updates_per_rollout, len(everyone.lengths))
+    parts: list[list[Example]] = [[] for _ in range(n_parts)]
+    for place, group in enumerate(examples, start=everyone.first):
+        parts[place % n_parts] += group
+    trained_tokens = everyone.lengths * credit.trained_on.numpy()
+    # Parts of which no rank trains on a token have no update.
+    parts = [each for part, each in enumerate(parts) if trained_tokens[part::n_parts].any()]
 
     def updated() -> _Updates:
         return _update(train_state, number, parts, settings, computed, watch, later_watch or watch, is_fit)
@@ -168,16 +162,8 @@ def train_on_rollouts(
     updates = phases.run("update", updated)
     gap = {} if not settings.needs_old else everyone.gathered_gap(sequences)
     metrics: dict[str, float | None] = {**everyone.metrics(credit), **updates.metrics, **gap}
-    n_trained = int(everyone.lengths[credit.trained_on.numpy()].sum())
+    n_trained = int(trained_tokens.sum())
     return ReinforcementOutcome(updates.loss, metrics, n_trained, updates.made, computed, rollout)
-
-
-@dataclass(frozen=True)
-class _Part:
-    examples: list[Example]
-    """This rank's examples."""
-    tokens: int
-    """Tokens that are trained on, over all ranks."""
 
 
 @dataclass
@@ -190,7 +176,7 @@ class _Updates:
 def _update(
     train_state: TrainState,
     number: int,
-    parts: Sequence[_Part],
+    parts: Sequence[list[Example]],
     settings: ReinforcementSettings,
     computed: dict[str, int],
     watch: Watch,
@@ -208,11 +194,11 @@ def _update(
         return fit
 
     found: list[dict[str, float]] = []
-    for part in [part for _ in range(settings.config.epochs) for part in parts if part.tokens]:
+    for part in [*parts] * settings.config.epochs:
         step = train_on_examples(
             train_state,
             number,
-            part.examples,
+            part,
             objective,
             max_tokens=settings.max_tokens,
             packing=settings.packing,
@@ -245,13 +231,6 @@ def _with_scores(
 ) -> list[list[TokenSequence]]:
     """Add the trainer's log-probabilities, values, and the reference's log-probabilities."""
     examples: list[Example] = [(sequence,) for group in groups for sequence in group]
-    options: dict[str, Any] = {
-        "max_tokens": settings.max_tokens,
-        "packing": settings.packing,
-        "temperature": settings.config.temperature,
-        "divided": True,
-        "autocast": train_state.precision.autocast,
-    }
     values: list[dict[str, NDArray[np.float32]]] = [{} for _ in examples]
     n_tokens = tokens_in_rows(
         examples,
@@ -259,25 +238,33 @@ def _with_scores(
         row_length=train_state.model.config.context_length,
         packing=settings.packing,
     )
+
+    def scores_of(model: ParallelModel) -> list[SequenceScores]:
+        computed["log-probabilities"] = computed.get("log-probabilities", 0) + n_tokens
+        scores = score_examples(
+            model,
+            examples,
+            max_tokens=settings.max_tokens,
+            packing=settings.packing,
+            temperature=settings.config.temperature,
+            divided=True,
+            autocast=train_state.precision.autocast,
+        )
+        return [each for (each,) in scores]
+
     if settings.needs_old:
-        for each, found in zip(values, _scores(train_state.parallel_model, examples, options), strict=True):
+        for each, found in zip(values, scores_of(train_state.parallel_model), strict=True):
             each[OLD] = found.log_probabilities
             if found.scalars is not None:
                 each[OLD_VALUES] = found.scalars
-        computed["log-probabilities"] = computed.get("log-probabilities", 0) + n_tokens
     if settings.config.kl_weight:
         # A model in training is its own reference without its adapters.
         frozen = train_state.parallel_model if reference is None else ParallelModel(reference, ALONE, Layout())
         with adapters_off(frozen.model):
-            for each, found in zip(values, _scores(frozen, examples, options), strict=True):
+            for each, found in zip(values, scores_of(frozen), strict=True):
                 each[REFERENCE] = found.log_probabilities
-        computed["log-probabilities"] = computed.get("log-probabilities", 0) + n_tokens
     scored = iter([example[0].with_values(**each) for example, each in zip(examples, values, strict=True)])
     return [[next(scored) for _ in group] for group in groups]
-
-
-def _scores(model: ParallelModel, examples: list[Example], options: dict[str, Any]) -> list[SequenceScores]:
-    return [scores[0] for scores in score_examples(model, examples, **options)]
 
 
 class _Everyone:
@@ -285,7 +272,20 @@ class _Everyone:
 
     def __init__(self, parallel: ParallelModel, rollout: Rollout) -> None:
         self.ranks = parallel.ranks
-        own = [[_summary_of(episode) for episode in group] for group in rollout.groups]
+        own = [
+            [
+                {
+                    "reward": episode.reward,
+                    "length": episode.sequence.n_trained,
+                    "truncated": episode.truncated,
+                    "turns": episode.turns,
+                    "parts": episode.parts,
+                    "failed": episode.failure is not None,
+                }
+                for episode in group
+            ]
+            for group in rollout.groups
+        ]
         gathered = self.ranks.all_gather(own)
         self.first = sum(len(each) for each in gathered[: self.ranks.info.rank])
         self.n_own = len(own)
@@ -336,15 +336,3 @@ class _Everyone:
 
     def _table(self, name: str) -> NDArray[np.float64]:
         return np.array([[each[name] for each in group] for group in self.answers], dtype=np.float64)
-
-
-def _summary_of(episode: Episode) -> dict[str, Any]:
-    """The part of an episode that other ranks need."""
-    return {
-        "reward": episode.reward,
-        "length": episode.sequence.n_trained,
-        "truncated": episode.truncated,
-        "turns": episode.turns,
-        "parts": episode.parts,
-        "failed": episode.failure is not None,
-    }

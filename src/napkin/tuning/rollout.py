@@ -9,9 +9,9 @@ uninterrupted one would. An environment may judge in threads while other complet
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -28,6 +28,7 @@ from napkin.inference.engine import Engine
 from napkin.inference.paged_cache import bytes_per_token
 from napkin.inference.request import Completion, Request
 from napkin.inference.settings import Sampling
+from napkin.model.language_model import evaluation_mode
 from napkin.model.transformer import Transformer
 from napkin.train_step.step import Watch
 from napkin.tuning.policy_loss import SAMPLER
@@ -180,9 +181,18 @@ def roll_out(
         if not drafts:
             return Rollout([], 0, 0, 0, 0, 0, 0)
         longest = max(len(draft.ids) for draft in drafts) + settings.max_completion_tokens
-    with evaluating(model), autocast(), BackgroundJudging(environment) as judging:
+    with evaluation_mode(model), autocast(), BackgroundJudging(environment) as judging:
         with watch("rollout"):
-            engine = _engine(model, settings, len(drafts), longest, tokens.stop_ids)
+            max_running = min(settings.max_running, len(drafts))
+            engine = Engine(
+                model,
+                cache_bytes=pool_bytes(model, max_running, longest),
+                max_running=max_running,
+                prefill_chunk=PREFILL_CHUNK,
+                block_size=BLOCK_SIZE,
+                stop_ids=tokens.stop_ids,
+                prompts_together=True,
+            )
             running = {engine.submit(draft.request(settings, step)): draft for draft in drafts}
         done, judged = 0, list[tuple[_Draft, Callable[[], Outcome]]]()
         while engine.has_work:
@@ -229,16 +239,6 @@ def completion_seed(seed: int, step: int, prompt: int, completion: int, turn: in
     return word >> 2
 
 
-@contextmanager
-def evaluating(model: Transformer) -> Iterator[None]:
-    """Run a block in evaluation mode, then restore the mode."""
-    training = model.training
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
 def pool_bytes(model: Transformer, n_completions: int, longest: int) -> int:
     """The size of a KV pool for so many completions, prompts included; one sequence of the context always fits.
 
@@ -247,21 +247,6 @@ def pool_bytes(model: Transformer, n_completions: int, longest: int) -> int:
     context = model.config.context_length
     blocks = max(n_completions * -(-min(longest + 1, context) // BLOCK_SIZE), -(-context // BLOCK_SIZE))
     return blocks * BLOCK_SIZE * bytes_per_token(model.config, model.head_weight.dtype)
-
-
-def _engine(
-    model: Transformer, settings: RolloutSettings, n_completions: int, longest: int, stop_ids: Sequence[int]
-) -> Engine:
-    running = min(settings.max_running, n_completions)
-    return Engine(
-        model,
-        cache_bytes=pool_bytes(model, running, longest),
-        max_running=running,
-        prefill_chunk=PREFILL_CHUNK,
-        block_size=BLOCK_SIZE,
-        stop_ids=stop_ids,
-        prompts_together=True,
-    )
 
 
 class _Draft:
@@ -314,7 +299,13 @@ class _Draft:
         return text
 
     def add_outcome(self, outcome: Outcome) -> None:
-        self._add_reward(outcome.reward, outcome.parts, outcome.failure)
+        reward, parts, failure = outcome.reward, outcome.parts, outcome.failure
+        if not math.isfinite(reward):
+            failure, reward, parts = failure or f"the reward is {reward}", 0.0, {}
+        self.failure = self.failure or failure
+        self.reward += reward
+        for name, value in parts.items():
+            self.parts[name] = self.parts.get(name, 0.0) + value
         self.state = outcome.state
         if self.is_truncated:
             self.ending = "cut"
@@ -329,14 +320,6 @@ class _Draft:
             else:
                 self.ids += between
                 self.loss_mask += [False] * len(between)
-
-    def _add_reward(self, reward: float, parts: Mapping[str, float], failure: str | None) -> None:
-        if not math.isfinite(reward):
-            failure, reward, parts = failure or f"the reward is {reward}", 0.0, {}
-        self.failure = self.failure or failure
-        self.reward += reward
-        for name, value in parts.items():
-            self.parts[name] = self.parts.get(name, 0.0) + value
 
     def episode(self) -> Episode:
         assert self.ending is not None

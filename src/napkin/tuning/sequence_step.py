@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Float32
-from numpy.typing import NDArray
 from torch import Tensor
 
 from napkin.chats.token_sequence import Example
@@ -24,7 +23,7 @@ from napkin.model.transformer import TokenScores
 from napkin.recipe.layout import Layout
 from napkin.train_step.step import TrainState, Watch
 from napkin.tuning.objective import BatchTotals, Metrics, Objective, WeightedLogProbabilities, add_metrics
-from napkin.tuning.packing import Packing, SequenceMicroBatch, micro_batches_of
+from napkin.tuning.packing import Packing, SequenceMicroBatch, chunks_of, micro_batches_of
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class SequenceScores(NamedTuple):
 
     log_probabilities: Float32[np.ndarray, " counted"]
     entropies: Float32[np.ndarray, " counted"]
-    scalars: Float32[np.ndarray, " counted"] | None
+    scalars: Float32[np.ndarray, " counted"] | None = None
     """Outputs of the scalar head; None without one."""
 
 
@@ -73,7 +72,10 @@ def train_on_examples(
     model = train_state.parallel_model
     own = examples if divided else examples_of_rank(examples, model.layout, model.ranks.info.rank)
     refuse_divided_models(model.layout)
-    totals = _totals(model, examples, divided=divided)
+    totals = BatchTotals.of_examples(examples)
+    if divided:
+        own_totals = torch.tensor([totals.tokens, totals.sequences, totals.examples])
+        totals = BatchTotals(*model.ranks.all_reduce_sum(own_totals).tolist())
     if not totals.tokens:
         raise NapkinError(
             f"none of the {sum(len(each.tokens) for example in examples for each in example):,} tokens of a batch of "
@@ -87,7 +89,10 @@ def train_on_examples(
         number, [part.rows for part in parts], loss_of, watch=watch, is_fit=is_fit
     )
     tokens_computed = sum(part.rows.inputs.numel() for part in parts)
-    return SequenceStep(float(loss), float(norm), _summed(model, metrics), totals, tokens_computed)
+    # All at once: a GPU is waited for once.
+    values = torch.stack([*metrics.values()]).tolist() if metrics else []
+    summed = _summed(model, dict(zip(metrics, values, strict=True)))
+    return SequenceStep(float(loss), float(norm), summed, totals, tokens_computed)
 
 
 def with_known_coefficients(
@@ -157,8 +162,35 @@ def score_examples(
         model.reshard()
     if shared:
         table = model.ranks.all_reduce_sum(table)
-    sequences = [_scores(table.numpy()[:, start:end]) for start, end in pairwise(ends)]
+    scores = table.numpy()
+    sequences = [SequenceScores(*scores[:, start:end]) for start, end in pairwise(ends)]
     return [tuple(sequences[a:b]) for a, b in pairwise(first_sequences)]
+
+
+def evaluate_examples(
+    train_state: TrainState,
+    examples: Sequence[Example],
+    objective: Objective,
+    *,
+    max_tokens: int,
+    packing: Packing = "packed",
+) -> tuple[float, dict[str, float]]:
+    """The loss and metrics of an objective on all examples, a chunk at a time, divided among ranks; a collective."""
+    model, totals = train_state.parallel_model, BatchTotals.of_examples(examples)
+    found: dict[str, float] = {}
+
+    def keep(part: SequenceMicroBatch, scores: TokenScores) -> None:
+        if part.examples:
+            loss, metrics = objective.loss(part, scores, totals)
+            add_metrics(found, {name: float(value) for name, value in {"loss": loss, **metrics}.items()})
+
+    for chunk in chunks_of(examples):
+        own = examples_of_rank(chunk, model.layout, model.ranks.info.rank)
+        parts = _micro_batches(model, own, max_tokens, packing, temperature=1.0)
+        score_parts(model, parts, autocast=train_state.precision.autocast, keep=keep)
+    model.reshard()
+    metrics = _summed(model, found)
+    return metrics.pop("loss"), metrics
 
 
 def score_parts(
@@ -213,26 +245,12 @@ def _micro_batches(
     if model.layout.strategy == "fsdp":
         wanted = model.ranks.all_reduce_max(wanted)
     parts += micro_batches_of([], **settings, packing=packing, temperature=temperature, at_least=wanted - len(parts))
-    device = model.model.device
-    return [part.to(device) for part in parts]
+    return [part.to(model.model.device) for part in parts]
 
 
-def _totals(model: ParallelModel, examples: Sequence[Example], *, divided: bool) -> BatchTotals:
-    own = BatchTotals.of_examples(examples)
-    if not divided:
-        return own
-    return BatchTotals(*model.ranks.all_reduce_sum(torch.tensor([own.tokens, own.sequences, own.examples])).tolist())
-
-
-def _summed(model: ParallelModel, metrics: Metrics) -> dict[str, float]:
+def _summed(model: ParallelModel, metrics: dict[str, float]) -> dict[str, float]:
     """Add up metrics over ranks; a rank without examples has none."""
-    values = torch.stack([*metrics.values()]).tolist() if metrics else []
     total: dict[str, float] = {}
-    for part in model.ranks.all_gather(dict(zip(metrics, values, strict=True))):
+    for part in model.ranks.all_gather(metrics):
         add_metrics(total, part)
     return total
-
-
-def _scores(columns: NDArray[np.float32]) -> SequenceScores:
-    log_probabilities, entropies, *scalars = columns
-    return SequenceScores(log_probabilities, entropies, scalars[0] if scalars else None)

@@ -13,7 +13,7 @@ from napkin.errors import NapkinError
 from napkin.evaluation.tasks.published import Item, Kind
 from napkin.evaluation.tasks.running import generated_scores
 from napkin.grading import answers, reward_named
-from napkin.grading.mathematics import final_answer, forms, math_answer
+from napkin.grading.mathematics import equality, final_answer, math_answer
 from napkin.grading.mathematics.math_answer import answers_equal, check_number_reference, math_score, number_score
 
 HERE = Path(__file__).parent
@@ -194,7 +194,7 @@ def test_values_are_those_of_floating_point(seed: int, n: int) -> None:
             assert answers_equal(one, other) == same, (one, other)
 
 
-@pytest.mark.parametrize("module", [answers, final_answer, math_answer, forms], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("module", [answers, final_answer, math_answer, equality], ids=lambda each: each.__name__)
 def test_the_examples_of_docstrings_are_true(module: ModuleType) -> None:
     tried = doctest.testmod(module)
     assert (tried.failed, tried.attempted > 0) == (0, True)

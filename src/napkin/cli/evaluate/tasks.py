@@ -150,8 +150,7 @@ def _refuse_unknown_score(task: "Task", *, unconditional: bool) -> None:
 def _run(
     path: Path | None, settings: dict[str, Any], task: "Task", model: "LoadedModel", prompting: "Prompting"
 ) -> "TaskResult":
-    from napkin.evaluation.tasks.item_log import open_log
-    from napkin.evaluation.tasks.results import read_result, summarise, write_result
+    from napkin.evaluation.tasks.results import open_log, read_result, summarise, write_result
     from napkin.evaluation.tasks.running import run_task
 
     if path is None:

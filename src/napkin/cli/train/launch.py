@@ -168,7 +168,7 @@ def _refuse_other_run(run: Path, recipe: Recipe) -> None:
     if not is_run(run):
         RunFolder.refuse_existing(run)
         return
-    from napkin.training.start import recipe_differences
+    from napkin.training.run import recipe_differences
 
     differences = recipe_differences(recipe, run)
     if differences:

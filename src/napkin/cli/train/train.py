@@ -41,7 +41,7 @@ def train_command(options: TrainOptions, source: RecipeSource) -> int:
         with progress_line("starting", shown=ranks.is_rank_zero) as line:
             from napkin.cli.train.following import train_and_report
             from napkin.planning.planner import plan_resolved
-            from napkin.training.start import create_run
+            from napkin.training.run import create_run
 
             planner = plan_resolved
             if options.law is not None:
@@ -98,7 +98,7 @@ def resume_command(arguments: Sequence[str]) -> int:
                 if ranks.is_rank_zero:
                     _say_it_is_finished(options, finished[0])
                 return 0
-            from napkin.training.start import open_run
+            from napkin.training.run import open_run
 
             method, run = open_run(
                 options.run,

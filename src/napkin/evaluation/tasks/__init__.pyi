@@ -1,10 +1,10 @@
-from .item_log import ItemResult as ItemResult
-from .item_log import open_log as open_log
 from .prompts import Prompting as Prompting
 from .published import Item as Item
 from .published import Task as Task
+from .results import ItemResult as ItemResult
 from .results import TaskResult as TaskResult
 from .results import compare_results as compare_results
+from .results import open_log as open_log
 from .results import read_result as read_result
 from .results import settings_of as settings_of
 from .results import summarise as summarise

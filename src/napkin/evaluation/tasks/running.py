@@ -21,9 +21,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from napkin.errors import NapkinError
-from napkin.evaluation.tasks.item_log import ItemLog, ItemResult
 from napkin.evaluation.tasks.prompts import Prompted, Prompting, PromptModel, common_length, examples_of, prompted
 from napkin.evaluation.tasks.published import Item, Kind, Task
+from napkin.evaluation.tasks.results import ItemLog, ItemResult
 from napkin.grading.answers import exact_score
 from napkin.grading.mathematics.final_answer import final_answer, final_number
 from napkin.grading.mathematics.math_answer import math_score, number_score

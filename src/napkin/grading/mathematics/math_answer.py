@@ -6,7 +6,7 @@ from fractions import Fraction
 from napkin.errors import NapkinError
 from napkin.grading.answers import names_a_choice, split_label
 from napkin.grading.mathematics.answer_tokens import MOST_CHARACTERS, tokens_of
-from napkin.grading.mathematics.equality import Comparison
+from napkin.grading.mathematics.equality import Comparison, plain_words, scaled, set_in_words
 from napkin.grading.mathematics.expression import (
     Call,
     Collection,
@@ -20,7 +20,6 @@ from napkin.grading.mathematics.expression import (
 )
 from napkin.grading.mathematics.expression_parser import parse_tokens
 from napkin.grading.mathematics.final_answer import bare, final_answer, final_number, with_number_words
-from napkin.grading.mathematics.forms import plain_words, scaled, set_in_words
 from napkin.grading.mathematics.units import Unit, split_unit
 
 # \{x \mid x > 3\} is what it says of x.

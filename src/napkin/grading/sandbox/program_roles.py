@@ -176,7 +176,7 @@ def _answer_calls(told: dict[str, Any]) -> int:
     exec(compile(told["text"], "<program>", "exec"), names)
     # A program's own `len` or `all` would answer what its tests ask of Python.
     functions = {name: each for name, each in names.items() if callable(each) and is_offered(name)}
-    _write(answers, {"functions": sorted(functions)})
+    write_line(answers, {"functions": sorted(functions)})
     for line in sys.stdin.buffer:
         asked = json.loads(line)
         arguments, named = from_plain(asked["arguments"]), from_plain(asked["named"])
@@ -188,7 +188,7 @@ def _answer_calls(told: dict[str, Any]) -> int:
             told = {"untold": str(error)[:200]}
         except Exception as error:
             told = {"raised": type(error).__name__, "message": str(error)[:200]}
-        _write(answers, told)
+        write_line(answers, told)
     return 0
 
 
@@ -216,7 +216,7 @@ def _run_tests(told: dict[str, Any]) -> int:
         passed, why = False, None
     except BaseException as error:
         passed, why, kind = False, f"{type(error).__name__}: {str(error)[:200]}", _kind_of(error)
-    _write(answers, {"passed": passed, "why": why, "kind": kind})
+    write_line(answers, {"passed": passed, "why": why, "kind": kind})
     return 0
 
 
@@ -242,7 +242,7 @@ class _Remote:
             sent = {"arguments": to_plain(list(arguments)), "named": to_plain(named)}
         except NotPlain as error:
             raise _ArgumentNotPlain(f"{self._name} cannot be given a value of type {error}") from None
-        _write(self._answers, {"call": self._name, **sent})
+        write_line(self._answers, {"call": self._name, **sent})
         answer = json.loads(sys.stdin.buffer.readline())
         if "raised" in answer:
             raise _error(str(answer["raised"]), str(answer["message"]))
@@ -292,6 +292,7 @@ def _run_script(told: dict[str, Any]) -> int:
     return (code & 0xFF) if isinstance(code, int) else int(code is not None)
 
 
-def _write(stream: TextIO, answer: dict[str, Any]) -> None:
+def write_line(stream: TextIO, answer: dict[str, Any]) -> None:
+    """Write a line of JSON, at once."""
     stream.write(json.dumps(answer) + "\n")
     stream.flush()

@@ -21,7 +21,7 @@ from napkin.planning.step.site import Site, fits
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.accounting_files import PlannedFile, PredictedLoss
-from napkin.train_step.tuned_model import adapter_of, held_dtype
+from napkin.train_step.step import adapter_of, held_dtype
 from napkin.units import format_bytes, format_count, format_flops, format_seconds, format_three_digits
 
 FROZEN_BYTES, CHECKPOINT_BYTES = "frozen bytes", "checkpoint bytes"
