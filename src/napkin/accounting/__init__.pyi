@@ -1,4 +1,9 @@
 from . import cuda as cuda
+from .comparison import Limit as Limit
+from .comparison import StepDifference as StepDifference
+from .comparison import StepFigures as StepFigures
+from .comparison import compare_steps as compare_steps
+from .comparison import step_figures as step_figures
 from .counting import count as count
 from .educational import EducationalLedger as EducationalLedger
 from .educational import educational_ledger as educational_ledger
