@@ -1,11 +1,16 @@
 """`napkin diff`: of files, of a file at a commit of a real repository, and of what another command has printed."""
 
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
 
 BEFORE = "[model]\nvocab_size = 64\ncontext_length = 16\nd_model = 16\nn_layers = 1\nn_heads = 2\n"
 AFTER = BEFORE.replace("n_layers = 1", "n_layers = 2")
@@ -83,3 +88,25 @@ def test_what_cannot_be_compared_is_refused(
     if "small.json" in arguments:
         Path("small.json").write_text(napkin("count", "small.toml", "--json", "--by", "module").out)
     assert says in refusal("diff", *arguments)
+
+
+def test_the_action_and_the_hook_compare_a_pull_request(recipes: Path) -> None:
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    script = next(step for step in action["runs"]["steps"] if step["name"] == "compare")
+    (recipes / "summary.md").touch()
+    given = {"RECIPES": "*.toml", "SINCE": "HEAD", "DEVICES": "H100", "LIMITS": "parameters=0 flops=900%"}
+    assert given.keys() == script["env"].keys()
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, **given, "PATH": path, "GITHUB_STEP_SUMMARY": "summary.md"}
+    # GitHub's own options of `shell: bash`.
+    shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script["run"]]
+    done = subprocess.run(shell, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done
+    summary = (recipes / "summary.md").read_text()
+    assert "small.toml exceeds the limit parameters=0" in summary
+    assert "before.toml is new since HEAD" in summary
+    assert summary.count("```") == 2
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    done = subprocess.run([*hook["entry"].split(), "small.toml"], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done
+    assert b"+4,128" in done.stdout

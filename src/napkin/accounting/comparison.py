@@ -79,13 +79,19 @@ def step_figures(ledger: Ledger, *, by: Column = "module", price: Price | None =
         "collective_bytes": sum(sums["bytes"] for sums in collectives.values()),
         "seconds": None if price is None else price.seconds,
     }
-    parts: dict[str, Counter[str]] = defaultdict(Counter)
+    parts: dict[str, dict[str, int | float]] = {}
+
+    def add(name: str, figures: Mapping[str, int | float]) -> None:
+        sums = parts.setdefault(numbered_alike(name), {})
+        for figure, value in figures.items():
+            sums[figure] = sums.get(figure, 0) + value
+
     for name, sums in ledger.sums_by(by).items():
-        parts[numbered_alike(name)].update(sums)
+        add(name, sums)
     if price is not None and by in PLACES:
         for site, spent in price.by_call_site.items():
-            parts[numbered_alike(site[PLACES[by]])]["seconds"] += spent.seconds
-    return StepFigures(totals, ledger.peak_by_category, parts, collectives, by)
+            add(site[PLACES[by]], {"seconds": spent.seconds})
+    return StepFigures(totals, {**ledger.peak_by_category}, parts, collectives, by)
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ def compare_steps(before: StepFigures, after: StepFigures) -> StepDifference:
     """The figures in which `after` differs from `before`. Raises NapkinError where their parts are not of a kind."""
     if before.parts and after.parts and before.by != after.by:
         raise NapkinError(f"one step is summed by {before.by}, the other by {after.by}: count both --by {after.by}")
-    sizes: dict[str, Unit] = dict.fromkeys([*before.peak, *after.peak], "bytes")
+    sizes: dict[str, Unit] = dict.fromkeys((*before.peak, *after.peak), "bytes")
     parts = _differing(before.parts, after.parts, PARTS)
     largest_first = sorted(parts.items(), key=lambda part: [-abs(each.difference) for each in _in_order(part[1])])
     collectives = _differing(before.collectives, after.collectives, {"calls": "count", "bytes": "bytes"})
@@ -191,7 +197,9 @@ def _differing(
 
 
 def _changes(before: Figures, after: Figures, units: Mapping[str, Unit]) -> tuple[Change, ...]:
-    pairs = ((name, unit, before.get(name), after.get(name)) for name, unit in units.items())
+    pairs: Iterator[tuple[str, Unit, Any, Any]] = (
+        (name, unit, before.get(name), after.get(name)) for name, unit in units.items()
+    )
     return tuple(Change(name, unit, old, new) for name, unit, old, new in pairs if (old or 0) != (new or 0))
 
 
