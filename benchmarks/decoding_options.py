@@ -19,10 +19,9 @@ from unittest import mock
 
 import torch
 
-from napkin.inference.generation import cache_for, continue_prompt, next_logits
+from napkin.inference.generation import cache_for, continue_prompt, prefill
 from napkin.inference.settings import Sampling
-from napkin.inference.speculation import PromptLookup, speculate
-from napkin.inference.speculation_plan import SpeculationMeter
+from napkin.inference.speculation import PromptLookup, SpeculationMeter, speculate
 from napkin.kernels.attention import decode
 from napkin.kernels.products import linear
 from napkin.model.config import ModelConfig
@@ -78,11 +77,11 @@ def without_compiled(measure: Callable[[], float]) -> float:
 def seconds_per_token(model: Transformer, n_tokens: int = 12) -> float:
     """The fastest of a few tokens after a prompt."""
     cache = cache_for(model, 1, 64)
-    next_logits(model, list(range(16)), cache)
+    prefill(model, [list(range(16))], cache)
     seconds = []
     for token in range(n_tokens):
         started = time.perf_counter()
-        next_logits(model, [token], cache)
+        prefill(model, [[token]], cache)
         seconds.append(time.perf_counter() - started)
     return min(seconds[2:])
 

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from napkin.hardware.host import detect_host
-from napkin.inference.generation import cache_for, next_logits
+from napkin.inference.generation import cache_for, prefill
 from napkin.inference.scoring import score
 from napkin.kernels.products.linear import linear
 from napkin.model.config import ModelConfig
@@ -42,11 +42,11 @@ Work = Callable[[], object]
 def decoding(model: Transformer, length: int) -> Work:
     """One token after a prompt of that length, again and again."""
     cache = cache_for(model, 1, GPT2.context_length)
-    next_logits(model, [5] * length, cache)
+    prefill(model, [[5] * length], cache)
 
     def work() -> None:
         cache.truncate(length)
-        next_logits(model, [7], cache).argmax()
+        prefill(model, [[7]], cache).argmax()
 
     return work
 

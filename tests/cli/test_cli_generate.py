@@ -3,9 +3,8 @@ import math
 from pathlib import Path
 
 from cli.conftest import Napkin
-from napkin.inference.engine import Engine
+from napkin.inference.engine import Engine, Request
 from napkin.inference.loaded_model import load
-from napkin.inference.request import Request
 from napkin.inference.settings import Sampling
 
 

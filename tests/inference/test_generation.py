@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from napkin.inference.generation import cache_for, generate, next_logits, prefill
+from napkin.inference.generation import cache_for, generate, prefill
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import ContiguousCache
@@ -76,9 +76,9 @@ def test_a_sliding_window_keeps_no_more_than_the_window() -> None:
 def test_logits_in_bf16_stay_within_its_resolution_of_fp32() -> None:
     model = Transformer(dataclasses.replace(config_of("grouped"), context_length=64)).eval()
     prompt = random_tokens(model.config, 1, 50)[0].tolist()
-    exact = next_logits(model, prompt, cache_for(model, 1, 64))
+    exact = prefill(model, [prompt], cache_for(model, 1, 64))
     narrow = model.to(torch.bfloat16)
     cache = cache_for(narrow, 1, 64)
     assert {tensor.dtype for tensor in cache.keys} == {torch.bfloat16}
-    close = next_logits(narrow, prompt, cache, chunk_size=7)
+    close = prefill(narrow, [prompt], cache, chunk_size=7)
     assert (close - exact).norm() < 0.03 * exact.norm()

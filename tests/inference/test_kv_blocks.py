@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from napkin.inference.engine import Engine
-from napkin.inference.paged_cache import Int8Blocks, bytes_per_token
-from napkin.inference.request import Request
+from napkin.inference.engine import Engine, Request
+from napkin.inference.paged_cache import Blocks, bytes_per_token
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import ContiguousCache, ExtendingPass
@@ -40,7 +39,7 @@ def test_a_number_is_off_by_half_a_scale_at_most() -> None:
     generator = torch.Generator().manual_seed(0)
     new = torch.randn(3, 2, 5, 8, generator=generator) * 10.0 ** torch.arange(-6, 9, 3)[:, None]
     new[0, 0, 0] = 0
-    held = Int8Blocks((7, 2, 4, 8), torch.float32, torch.device("cpu"))
+    held = Blocks((7, 2, 4, 8), torch.float32, torch.device("cpu"), "int8")
     table = torch.tensor([[5, 1], [0, 2], [4, 3]])
     positions = torch.arange(5).expand(3, -1)
     held.put(table.gather(1, positions // 4), positions % 4, new)

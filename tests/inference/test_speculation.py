@@ -11,8 +11,16 @@ from napkin.errors import NapkinError
 from napkin.inference.generation import continue_prompt
 from napkin.inference.sampling import Draw, distributions, inverted, uniform
 from napkin.inference.settings import Sampling
-from napkin.inference.speculation import DraftModel, PromptLookup, modified_rejection, speculate
-from napkin.inference.speculation_plan import SpeculationMeter, best_proposed, expected_tokens, improvement
+from napkin.inference.speculation import (
+    DraftModel,
+    PromptLookup,
+    SpeculationMeter,
+    best_proposed,
+    expected_tokens,
+    improvement,
+    modified_rejection,
+    speculate,
+)
 from napkin.model.transformer import Transformer
 from oracles.model_switches import config_of, disturbed, random_tokens
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from napkin.inference.text_stream import TextStream
+from napkin.inference.generation import TextStream
 from napkin.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer(special_tokens=())

@@ -12,7 +12,7 @@ from napkin.errors import NapkinError
 from napkin.kernels.products.narrow import narrow_linear
 from napkin.model.adapters import adapted_layers, adapters_off, add_adapters, merge_adapters
 from napkin.model.config import ModelConfig
-from napkin.model.narrow_weights import hold_frozen_narrow
+from napkin.model.kernel_forms import hold_frozen_narrow
 from napkin.model.transformer import Transformer
 
 SIZES: dict[str, Any] = {"vocab_size": 31, "context_length": 16, "d_model": 24, "n_layers": 2, "n_heads": 4}

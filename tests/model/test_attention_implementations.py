@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from napkin.kernels.attention.reference import softcap
-from napkin.model.attention_implementations import (
+from napkin.model.attention import (
+    CausalMask,
     CompiledAttention,
     FlexAttention,
-    MaskedFusedAttention,
+    FusedAttention,
     PlainAttention,
+    SlidingWindowMask,
+    document_ids,
 )
 from napkin.model.config import ModelConfig
-from napkin.model.masks import CausalMask, SlidingWindowMask, additive_mask, document_ids
 from napkin.model.positions import AlibiPositions, NoPositions, alibi_slopes, position_ids
 from napkin.model.transformer import Transformer
 from oracles.model_switches import BASE, random_tokens
@@ -77,7 +79,7 @@ def mixed_by_hand(
 def implementations(positions: NoPositions) -> list[Any]:
     """Those that compute on a CPU with these positions."""
     without_biases = [] if isinstance(positions, AlibiPositions) else [CompiledAttention]
-    return [PlainAttention, MaskedFusedAttention, FlexAttention, *without_biases]
+    return [PlainAttention, FusedAttention, FlexAttention, *without_biases]
 
 
 @contextmanager
@@ -125,7 +127,7 @@ def test_in_bf16_the_implementations_are_as_close_to_exact_as_the_format_allows(
 ) -> None:
     queries, keys, values = (tensor.detach() for tensor in problem(2, torch.bfloat16))
     exact = mixed_by_hand(queries, keys, values, sees, positions, documents, lambda scores: scores)
-    for implementation in (PlainAttention, MaskedFusedAttention):
+    for implementation in (PlainAttention, FusedAttention):
         attend = implementation(4, scale=0.3, sees=sees)
         actual = attend(queries, keys, values, attend.prepare(positions, 16, documents, CPU))
         assert actual.dtype == torch.bfloat16
@@ -135,7 +137,7 @@ def test_in_bf16_the_implementations_are_as_close_to_exact_as_the_format_allows(
 
 def test_a_mask_is_as_small_as_its_rules_allow() -> None:
     def shape(positions: NoPositions, documents: Tensor | None) -> tuple[int, ...]:
-        return tuple(additive_mask(CausalMask(), positions, 4, 16, documents, CPU).shape)
+        return tuple(PlainAttention(4, scale=0.3, sees=CausalMask()).prepare(positions, 16, documents, CPU).shape)
 
     assert shape(NoPositions(), None) == (16, 16)
     assert shape(AlibiPositions(4), None) == (1, 4, 16, 16)
@@ -173,33 +175,6 @@ def test_on_a_gpu_flex_attention_equals_fused_attention_with_gradients() -> None
         loss = model.loss(tokens, tokens)
         results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-3)
-
-
-@CASES
-def test_later_queries_attend_as_they_do_in_the_whole(
-    sees: CausalMask, positions: NoPositions, documents: Tensor | None
-) -> None:
-    queries, keys, values = (tensor.detach() for tensor in problem(2))
-    for implementation in implementations(positions):
-        attend = implementation(4, scale=0.3, sees=sees)
-        whole = attend(queries, keys, values, attend.prepare(positions, 16, documents, CPU))
-        prepared = attend.prepare(positions, 16, documents, CPU, query_offset=11)
-        torch.testing.assert_close(attend(queries[:, :, 11:], keys, values, prepared), whole[:, :, 11:])
-
-
-@ALL_RULES
-def test_the_kernel_is_given_the_same_rules_for_later_queries(
-    sees: CausalMask, positions: NoPositions, documents: Tensor | None
-) -> None:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    queries, keys, values = (tensor.detach() for tensor in problem(2))
-    attend = FlexAttention(4, scale=0.3, sees=sees)
-    with unfused():
-        prepared = attend.prepare_kernel(positions, 16, documents, CPU, query_offset=11)
-        actual = attend(queries[:, :, 11:], keys, values, prepared, kernel=flex_attention)
-    expected = mixed_by_hand(queries, keys, values, sees, positions, documents, lambda scores: scores)
-    torch.testing.assert_close(actual, expected[:, :, 11:].float(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_trains_with_compiled_attention_as_with_plain() -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface import load_huggingface, save_huggingface
-from napkin.model.huggingface.llama import write_llama
+from napkin.model.huggingface.families import FAMILIES
 from napkin.model.transformer import Transformer
 
 CONFIGS = {
@@ -99,7 +99,9 @@ def refused(folder: Path) -> None:
 def test_settings_of_any_type_and_size_are_refused_or_ignored(folder: Path) -> None:
     settings = json.loads((folder / "config.json").read_text())
     # Those that others share with Llama are read by the same code.
-    shared = set(write_llama(CONFIGS["llama"])) if settings["model_type"] in ("gemma2", "mixtral") else set()
+    shared = (
+        set(FAMILIES["llama"].write(CONFIGS["llama"])) if settings["model_type"] in ("gemma2", "mixtral") else set()
+    )
     for name in settings.keys() - shared:
         for value in VALUES:
             (folder / "config.json").write_text(json.dumps(settings | {name: value}))

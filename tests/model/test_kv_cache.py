@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from napkin.model.attention import document_ids
 from napkin.model.kv_cache import ContiguousCache
-from napkin.model.masks import document_ids
 from napkin.model.transformer import Transformer
 from oracles.model_switches import SWITCHES, config_of, disturbed, random_tokens
 

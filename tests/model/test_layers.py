@@ -12,9 +12,8 @@ from napkin.kernels.pointwise.rotary import rotate_interleaved
 from napkin.model.attention import CausalSelfAttention, ForwardContext
 from napkin.model.block import BLOCKS, BlockParts
 from napkin.model.config import ModelConfig
+from napkin.model.feed_forward import FEED_FORWARDS, DroplessExperts, MixtureOfExperts, SharedMixtureOfExperts, SwiGLU
 from napkin.model.layers import Dropout, Embedding, Linear, LinearFactory, fan_in_std, glorot_std, truncated_normal
-from napkin.model.mlp import FEED_FORWARDS, SwiGLU
-from napkin.model.moe import DroplessExperts, MixtureOfExperts, SharedMixtureOfExperts
 from napkin.model.norm import LayerNorm, RMSNorm
 from napkin.model.positions import RotaryEmbedding, unrotated
 from napkin.model.transformer import Transformer

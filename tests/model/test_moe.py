@@ -7,9 +7,8 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
+from napkin.model.feed_forward import CapacityExperts, DroplessExperts, MixtureOfExperts, SwiGLU
 from napkin.model.layers import LinearFactory
-from napkin.model.mlp import SwiGLU
-from napkin.model.moe import CapacityExperts, DroplessExperts, MixtureOfExperts
 from napkin.model.transformer import Transformer
 from oracles.model_switches import random_tokens
 

@@ -1,8 +1,8 @@
 from napkin.kernels.products.linear import linear
 from napkin.kernels.products.narrow import fp8_linear_emulated
 from napkin.model.config import ModelConfig
+from napkin.model.kernel_forms import multiply_narrow
 from napkin.model.layers import Linear
-from napkin.model.narrow_weights import multiply_narrow
 from napkin.model.transformer import Transformer
 
 

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from napkin.model import config as names
-from napkin.model.attention import CausalSelfAttention
-from napkin.model.attention_implementations import PlainAttention
+from napkin.model.attention import CausalSelfAttention, PlainAttention
 from napkin.model.block import BLOCKS
 from napkin.model.config import ModelConfig
+from napkin.model.feed_forward import FEED_FORWARDS
 from napkin.model.layers import INITIAL_STDS
-from napkin.model.mlp import FEED_FORWARDS
 from napkin.model.norm import NORMS, QK_NORMS
 from napkin.model.positions import PAIRINGS, ROPE_SCALINGS
 from napkin.model.transformer import Transformer

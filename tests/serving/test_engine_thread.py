@@ -9,11 +9,10 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 
-from napkin.inference.engine import Engine
-from napkin.inference.request import Completion, Request
+from napkin.inference.engine import Completion, Engine, Request
 from napkin.inference.settings import Sampling
 from napkin.serving.limits import Limits
-from napkin.serving.service import REQUEST_DUE, EngineThread, Service, Watch, connection_class
+from napkin.serving.service import REQUEST_DUE, EngineThread, Service, connection_class
 from oracles.served_model import tiny_served_model
 from serving.conftest import Serve
 
@@ -28,10 +27,11 @@ def while_it_runs(engine: Engine, scenario: Callable[[EngineThread, Complete], A
         thread = EngineThread(engine)
 
         async def complete(*prompt: int) -> Completion:
-            watch = Watch()
-            (completion,) = thread.submit([Request(prompt or (1, 2), 3, GREEDY)], watch)
+            changed = asyncio.Event()
+            (completion,) = thread.submit([Request(prompt or (1, 2), 3, GREEDY)], changed)
             while completion.finish is None:
-                await asyncio.wait_for(watch.wait(), 60)
+                await asyncio.wait_for(changed.wait(), 60)
+                changed.clear()
             thread.release([completion])
             return completion
 

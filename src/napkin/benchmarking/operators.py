@@ -16,8 +16,7 @@ from napkin.benchmarking.case import Case, Target
 from napkin.benchmarking.shapes import Shape
 from napkin.benchmarking.subject import Draw, Operation, Subject, count_passes
 from napkin.kernels.triton_usable import triton_is_installed
-from napkin.model.attention_implementations import FlexAttention
-from napkin.model.masks import CausalMask
+from napkin.model.attention import CausalMask, FlexAttention
 from napkin.model.positions import NoPositions, RotaryEmbedding
 from napkin.recipe.precision import Precision
 from napkin.torch_compile import set_up_compiler

@@ -31,12 +31,9 @@ def built_in_template(start: str, end: str) -> str:
 
     The text is that of `napkin.chats.chat_format.PlainChat` with `end` behind each answer.
     """
-    return _SOURCE.replace("START", _text_in_jinja(start)).replace("END", _text_in_jinja(end))
-
-
-def _text_in_jinja(text: str) -> str:
-    """A text as jinja2 writes it: JSON's form, but for characters beyond ASCII."""
-    return json.dumps(text, ensure_ascii=False)
+    # A text as jinja2 writes it: JSON's form, but for characters beyond ASCII.
+    start, end = (json.dumps(text, ensure_ascii=False) for text in (start, end))
+    return _SOURCE.replace("START", start).replace("END", end)
 
 
 TrainOn = Literal["assistant", "last", "all"]
@@ -56,15 +53,10 @@ class NothingTrainedOn(NapkinError):
 class ChatEncoder:
     """Turns conversations into token sequences, for training and for asking alike.
 
-    Args:
-        tokenizer: That of the model.
-        template: The model's; None is the built-in one, a line per message that begins with its role.
-        first_ids: Tokens before every text; the built-in template begins a conversation with them.
-        stop_ids: Before which the model's texts end; the built-in template ends an answer with the first of them. None
-            is `<|endoftext|>`.
-        train_on: Every answer of the assistant's with the token that ends it, the last one, or all tokens.
-
-    Raises NapkinError for a template that cannot be read.
+    `template` None is the built-in one, a line per message that begins with its role: it begins a conversation with
+    `first_ids` and ends an answer with the first of `stop_ids`, none is `<|endoftext|>`. `train_on` is every answer of
+    the assistant's with the token that ends it, the last one, or all tokens. Raises NapkinError for a template that
+    cannot be read.
     """
 
     def __init__(
@@ -199,11 +191,7 @@ def _special_text(tokenizer: Tokenizer, token: int) -> str:
 
 
 class LeftOut:
-    """Counts what is left out by reason, with the first line of each.
-
-    Args:
-        by_reason: what is left out already, as `by_reason` gives it.
-    """
+    """Counts what is left out by reason, with the first line of each; begins with what `by_reason` gave."""
 
     def __init__(self, by_reason: Mapping[str, tuple[int, int]] | None = None) -> None:
         kept = by_reason or {}

@@ -14,9 +14,16 @@ from torch import Tensor
 
 from napkin.distributed.process_group import all_gather
 from napkin.kernels.attention.ring import ring_attention
-from napkin.model.attention import CausalSelfAttention
-from napkin.model.attention_implementations import Documents, FusedAttention, Keys, PlainAttention, Queries
-from napkin.model.masks import CausalMask, additive_mask_of
+from napkin.model.attention import (
+    CausalMask,
+    CausalSelfAttention,
+    Documents,
+    FusedAttention,
+    Keys,
+    PlainAttention,
+    Queries,
+    additive_mask_of,
+)
 from napkin.model.positions import NoPositions, Rotation
 from napkin.model.transformer import Transformer
 from napkin.recipe.layout import chunks
@@ -109,15 +116,7 @@ class RingAttention(FusedAttention):
         self.softcap: float = getattr(attend, "softcap", None) or 0.0
         self.columns = columns
 
-    def prepare(
-        self,
-        positions: NoPositions,
-        length: int,
-        documents: Documents,
-        device: torch.device,
-        *,
-        query_offset: int = 0,
-    ) -> Any:
+    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
         """The mask of this rank's queries over all keys; None where it is the causal one. A collective if there are
         documents."""
         is_causal = type(self.sees) is CausalMask and type(positions).bias is NoPositions.bias

@@ -33,9 +33,8 @@ from napkin.distributed.process_group import (
 from napkin.kernels.loss.cross_entropy import Vocabulary, linear_cross_entropy
 from napkin.kernels.products.narrow import Multiply, is_narrow, takes_narrow
 from napkin.model.attention import CausalSelfAttention
+from napkin.model.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts, Routing
 from napkin.model.layers import Embedding, Linear
-from napkin.model.mlp import FeedForward, GatedFeedForward
-from napkin.model.moe import MixtureOfExperts, Routing
 from napkin.model.norm import AllHeadsQKNorm, HeadQKNorm, LayerNorm, RMSNorm
 from napkin.model.positions import AlibiPositions, NoPositions
 from napkin.model.transformer import Transformer

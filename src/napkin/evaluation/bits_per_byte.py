@@ -23,8 +23,7 @@ from napkin.evaluation.text_windows import SampledBits
 from napkin.hardware.host import detect_host
 from napkin.json_files import read_json
 from napkin.model.kernel_forms import compiled_kernels, is_worth_compiling
-from napkin.model.language_model import evaluation_mode
-from napkin.model.transformer import Transformer
+from napkin.model.transformer import Transformer, evaluation_mode
 from napkin.recipe.layout import Layout
 from napkin.recipe.precision import Precision, choose_precision
 from napkin.runs.accounting_files import Evaluation as Evaluation

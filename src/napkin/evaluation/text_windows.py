@@ -28,7 +28,7 @@ from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
 from napkin.hardware.host import detect_host
 from napkin.kernels.loss.cross_entropy import target_log_probabilities
-from napkin.model.language_model import HasModes, evaluation_mode
+from napkin.model.transformer import HasModes, evaluation_mode
 from napkin.tokenizer.base import Tokenizer
 
 LEAST_WINDOWS = 100

@@ -1,15 +1,15 @@
 """A conversation with a model in this process: what was said so far, and the next answer as it is made."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 from napkin.chats.chat_format import Message
 from napkin.errors import NapkinError
-from napkin.inference.engine import Engine
+from napkin.inference.engine import Engine, Request
+from napkin.inference.generation import TextStream
 from napkin.inference.loaded_model import LoadedModel
-from napkin.inference.request import Request
 from napkin.inference.settings import Sampling
-from napkin.inference.text_stream import TextStream
 
 
 class Conversation:
@@ -42,19 +42,15 @@ class Conversation:
         most = min(max_new_tokens, self._opened.model.config.context_length - len(ids))
         stop = (*sampling.stop, *self._opened.chat_format.stop)
         drawing = replace(sampling, stop=(), stop_ids=(*sampling.stop_ids, *self._opened.stop_ids))
-        completion = self._engine.submit(Request(ids, most, drawing))
-        stream, said, n_read = TextStream(self._opened.tokenizer, stop, at_start=True), "", 0
-        while completion.finish is None and self._wanted and not stream.stopped:
-            self._engine.step()
-            for drawn in completion.draws[n_read:]:
-                n_read += 1
-                # The model's vocabulary may be padded: such an id has no text.
-                if drawn.token < self._opened.tokenizer.vocab_size and (piece := stream.push(drawn.token)):
+        draws = self._engine.stream(Request(ids, most, drawing))
+        stream, said = TextStream(self._opened.tokenizer, stop, at_start=True), ""
+        with closing(draws):
+            for drawn in draws:
+                if piece := stream.push(drawn.token):
                     said += piece
                     yield piece
-        if completion.finish is None:
-            self._engine.cancel(completion)
-            self._engine.run()
+                if stream.stopped or not self._wanted:
+                    break
         if rest := stream.finish():
             said += rest
             yield rest

@@ -9,20 +9,73 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from napkin.errors import NapkinError, first_line
-from napkin.inference.block_pool import BlockPool
 from napkin.inference.paged_cache import KVFormat, PagedCache, bytes_per_token, n_blocks_that_fit
-from napkin.inference.request import Completion, Finish, Request
 from napkin.inference.sampling import NOT_FINITE, Draw, draw, told_draws
-from napkin.inference.scheduler import Pass, ScheduledSequence, Scheduler
+from napkin.inference.scheduler import BlockPool, Pass, ScheduledSequence, Scheduler
+from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer
+
+Finish = Literal["stop", "length", "cancelled", "failed"]
+"""A stop id was drawn; as many tokens were drawn as asked for; the rest is not wanted; it cannot be computed."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Token ids to continue, and how."""
+
+    prompt: Sequence[int]
+    """At least one."""
+    max_new_tokens: int
+    """Tokens to draw at most; 0 only scores the prompt."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """Its stop texts are for whoever turns ids into text."""
+    prompt_logprobs: bool = False
+    """Whether to tell the log-probability of each prompt token after those before it."""
+    sampled_logprobs: bool = False
+    """Whether to tell the log-probability with which each token was drawn."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise NapkinError("the prompt holds no token: begin with a separator or with text")
+        if self.max_new_tokens < 0:
+            raise NapkinError(f"max_new_tokens is {self.max_new_tokens}: use 0 or more")
+
+
+@dataclass(eq=False)
+class Completion:
+    """A request on its way; only the engine writes to it."""
+
+    request: Request
+    number: int
+    """In the order of arrival."""
+    draws: list[Draw] = field(default_factory=list)
+    """The tokens so far, the stop id left out."""
+    stop_draw: Draw | None = None
+    """The stop id that ended it, if one did."""
+    prompt_draws: list[Draw | None] = field(default_factory=list)
+    """Of each prompt token, if they were asked for; None for the first."""
+    finish: Finish | None = None
+    failure: str | None = None
+    """Why it failed, in a line."""
+    cached_tokens: int = 0
+    """Of the prompt, those whose keys and values other requests had left."""
+    submitted_at: float = field(default_factory=time.perf_counter)
+    first_token_at: float | None = None
+    finished_at: float | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The ids drawn so far."""
+        return [draw.token for draw in self.draws]
 
 
 @dataclass(eq=False)
@@ -58,19 +111,6 @@ _SHAPE_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 a CPU. The shapes of requests are without number, and each cache would keep 1,024 of them. They read their capacity from
 the environment at the first such product of the process."""
 _SHAPES_KEPT = 128
-
-
-@dataclass(frozen=True)
-class _Computed:
-    """What a pass gave, before any sequence is changed by it."""
-
-    scored: dict[EngineSequence, list[Draw]]
-    """Of sequences that want their prompts scored."""
-    drawn: dict[EngineSequence, Draw]
-    ended: list[EngineSequence]
-    """Those that are computed to their end; those without a draw want none."""
-    copies: list[EngineSequence]
-    """Those whose keys and values are copies of others'."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +233,23 @@ class Engine:
             seconds=self._seconds,
         )
 
+    def stream(self, request: Request) -> Generator[Draw, None, None]:
+        """Yield the draws of a request as they come, a step at a time; where the iterator is closed, it is cancelled.
+
+        Raises NapkinError for a request that can never run.
+        """
+        completion, n_read = self.submit(request), 0
+        try:
+            while completion.finish is None:
+                self.step()
+                new = completion.draws[n_read:]
+                n_read += len(new)
+                yield from new
+        finally:
+            if completion.finish is None:
+                self.cancel(completion)
+                self.run()
+
     def run(self) -> None:
         """Step until nothing is left to do."""
         while self.has_work:
@@ -269,7 +326,7 @@ class Engine:
         Where that raises, each sequence is computed alone: those for which it raises again fail.
         """
         try:
-            computed = self._pass(work)
+            scored, drawn = self._pass(work)
         except Exception as error:
             if not isolate:
                 raise
@@ -277,11 +334,12 @@ class Engine:
                 return [self._fail(work.sequences[0], error)]
             alone = [Pass([each], work.n_new, [0]) for each in work.sequences]
             return [progress for each in alone for progress in self._compute(each, isolate)]
-        return self._advance(work, computed)
+        return self._advance(work, scored, drawn)
 
-    def _pass(self, work: Pass[EngineSequence]) -> "_Computed":
-        """What the model says of the next tokens of sequences. Only the cache changes: what raises changes nothing,
-        since the same places are written again."""
+    def _pass(self, work: Pass[EngineSequence]) -> tuple[dict[EngineSequence, list[Draw]], dict[EngineSequence, Draw]]:
+        """What the model says of the next tokens of sequences: scores of prompts that are wanted, and draws where a
+        sequence is computed to its end. Only the cache changes: what raises changes nothing, since the same places are
+        written again."""
         sequences, n_new, firsts = work.sequences, work.n_new, work.firsts
         row_of = {place: row for row, place in enumerate(dict.fromkeys(firsts))}
         computed = [sequences[place] for place in row_of]
@@ -299,12 +357,12 @@ class Engine:
             for row, sequence in zip(rows, sequences, strict=True)
             if not sequence.shares
         }
-        ended = [place for place, each in enumerate(sequences) if each.n_computed + n_new == len(each.tokens)]
-        drawing = [place for place in ended if sequences[place].wants_more]
-        draws = self._draws([sequences[place] for place in drawing], [hidden[rows[place], -1] for place in drawing])
-        drawn = dict(zip((sequences[place] for place in drawing), draws, strict=True))
-        copies = [sequences[place] for place, first in enumerate(firsts) if place != first]
-        return _Computed(scored, drawn, [sequences[place] for place in ended], copies)
+        drawing = {
+            sequence: hidden[row, -1]
+            for row, sequence in zip(rows, sequences, strict=True)
+            if sequence.n_computed + n_new == len(sequence.tokens) and sequence.wants_more
+        }
+        return scored, dict(zip(drawing, self._draws([*drawing], [*drawing.values()]), strict=True))
 
     def _copy_to_equals(self, work: Pass[EngineSequence]) -> None:
         """Keys and values that a pass has written, into the blocks of the sequences that are equal to the computed."""
@@ -343,20 +401,27 @@ class Engine:
             raise NapkinError(NOT_FINITE)
         return told_draws(logits, targets, sequence.completion.request.sampling.logprobs or 0)
 
-    def _advance(self, work: Pass[EngineSequence], computed: "_Computed") -> list[Progress]:
+    def _advance(
+        self,
+        work: Pass[EngineSequence],
+        scored: dict[EngineSequence, list[Draw]],
+        drawn: dict[EngineSequence, Draw],
+    ) -> list[Progress]:
         """Take over what a pass has computed; nothing here raises."""
-        for sequence in computed.copies:
-            if not sequence.completion.draws:
+        for place, (sequence, first) in enumerate(zip(work.sequences, work.firsts, strict=True)):
+            # Keys and values of others' tokens were copied, and not computed.
+            if place != first and not sequence.completion.draws:
                 sequence.completion.cached_tokens += work.n_new
                 self._cached_tokens += work.n_new
-        for sequence, told in computed.scored.items():
+        for sequence, told in scored.items():
             found = sequence.completion.prompt_draws
             # After a preemption the prompt is scored again from its beginning.
             found[:] = [*found[: sequence.n_computed + 1], *told] if sequence.n_computed else [None, *told]
+        ended = [each for each in work.sequences if each.n_computed + work.n_new == len(each.tokens)]
         for sequence in work.sequences:
             self.scheduler.advance(sequence, work.n_new)
         now = time.perf_counter()
-        return [self._ended_or_drawn(each, computed.drawn.get(each), now) for each in computed.ended]
+        return [self._ended_or_drawn(each, drawn.get(each), now) for each in ended]
 
     def _ended_or_drawn(self, sequence: EngineSequence, drawn: Draw | None, now: float) -> Progress:
         """A sequence that is computed to its end gets its next token, unless it wants none."""

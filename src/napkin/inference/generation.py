@@ -1,6 +1,9 @@
-"""Tokens that continue a prompt, one after another; keys and values of earlier ones are kept in a cache."""
+"""Tokens that continue a prompt, one after another, with keys and values of earlier ones in a cache; and their text as
+they come: whole characters only, and never a part of a stop text."""
 
-from collections.abc import Iterator, Sequence
+import codecs
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float
@@ -10,8 +13,8 @@ from napkin.errors import NapkinError
 from napkin.inference.sampling import Draw, draw
 from napkin.inference.settings import Sampling
 from napkin.model.kv_cache import ContiguousCache
-from napkin.model.language_model import evaluation_mode
-from napkin.model.transformer import Transformer
+from napkin.model.transformer import Transformer, evaluation_mode
+from napkin.tokenizer.base import Tokenizer
 
 PREFILL_CHUNK = 512
 """Tokens of a prompt that go through the model at a time: enough to keep a processor busy, and scores stay small."""
@@ -44,7 +47,7 @@ def continue_prompt(
 
     A sequence that would exceed the model's context length loses its oldest tokens, down to three quarters of that
     length, so that the rest goes through the model again once for many tokens and not for each. `sampling.stop` is for
-    text, see `napkin.inference.text_stream`.
+    text, see `napkin.inference.generation`.
     """
     if not prompt:
         raise NapkinError("the prompt holds no token: begin with a separator or with text")
@@ -56,7 +59,7 @@ def continue_prompt(
         if cache.lengths[0] + len(new) > limit:
             cache.truncate(0)
             new = tokens[-kept_tokens(limit) :]
-        logits = next_logits(model, new, cache, chunk_size=chunk_size)
+        logits = prefill(model, [new], cache, chunk_size=chunk_size)
         (drawn,) = draw(logits, [sampling], [number], [tokens])
         if drawn.token in ends:
             return
@@ -71,14 +74,6 @@ def cache_for(model: Transformer, batch_size: int, capacity: int, *, slack: int 
     device_type = weight.device.type
     dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else weight.dtype
     return ContiguousCache(model.config, batch_size, capacity, dtype=dtype, device=weight.device, slack=slack)
-
-
-@torch.inference_mode()
-def next_logits(
-    model: Transformer, tokens: Sequence[int], cache: ContiguousCache, *, chunk_size: int = PREFILL_CHUNK
-) -> Float[Tensor, "1 vocab_size"]:
-    """Extend a cache of one sequence by tokens, a chunk at a time; the logits of the token after the last."""
-    return prefill(model, [tokens], cache, chunk_size=chunk_size)
 
 
 @torch.inference_mode()
@@ -104,7 +99,11 @@ def hidden_states(
         parts = [list(tokens[start : start + chunk_size]) for tokens in sequences]
         counts = [len(part) for part in parts]
         padded = [part + [0] * (max(counts) - len(part)) for part in parts]
-        yield _hidden(model, torch.tensor(padded, device=cache.device), cache, counts), counts
+        extending = cache.extend(max(counts), counts)
+        # Not even a look at each layer's mode if it need not change: that takes as long as a small model's token.
+        with evaluation_mode(model) if model.training else nullcontext():
+            hidden = model.hidden(torch.tensor(padded, device=cache.device), cache=extending)
+        yield hidden, counts
 
 
 @torch.inference_mode()
@@ -112,13 +111,8 @@ def last_logits(
     model: Transformer, tokens: Sequence[int], cache: ContiguousCache, n_last: int, *, chunk_size: int = PREFILL_CHUNK
 ) -> Float[Tensor, "n_last vocab_size"]:
     """Extend a cache of one sequence by tokens, a chunk at a time; the logits after each of the last `n_last`."""
-    hidden = torch.cat(
-        [
-            _hidden(model, part[None], cache, [len(part)])[0, -n_last:]
-            for part in torch.tensor(tokens, device=cache.device).split(chunk_size)
-        ]
-    )
-    return model.logits_of(hidden[-n_last:]).float()
+    parts = [hidden[0, -n_last:] for hidden, _ in hidden_states(model, [tokens], cache, chunk_size)]
+    return model.logits_of(torch.cat(parts)[-n_last:]).float()
 
 
 def kept_tokens(limit: int) -> int:
@@ -129,10 +123,73 @@ def kept_tokens(limit: int) -> int:
     return limit - limit // 4
 
 
-def _hidden(model: Transformer, tokens: Tensor, cache: ContiguousCache, counts: Sequence[int]) -> Tensor:
-    extending = cache.extend(tokens.shape[1], counts)
-    if not model.training:
-        # Not even a look at each layer's mode, which takes as long as a small model's token.
-        return model.hidden(tokens, cache=extending)
-    with evaluation_mode(model):
-        return model.hidden(tokens, cache=extending)
+def stream_text(
+    draws: Iterable[Draw],
+    tokenizer: Tokenizer,
+    stop: Sequence[str] = (),
+    *,
+    at_start: bool = False,
+    on_draw: Callable[[Draw], object] = lambda drawn: None,
+) -> Iterator[str]:
+    """Yield the text of drawn tokens as they come, up to a stop text; `on_draw` is called with each token.
+
+    `at_start` is that of `TextStream`.
+    """
+    text = TextStream(tokenizer, stop, at_start=at_start)
+    for drawn in draws:
+        on_draw(drawn)
+        if piece := text.push(drawn.token):
+            yield piece
+        if text.stopped:
+            return
+    if piece := text.finish():
+        yield piece
+
+
+class TextStream:
+    """Turns tokens into text piece by piece; the pieces together are the text of their bytes.
+
+    Tokens continue a text unless they are `at_start`: then the space is left out that some tokenizers put before one.
+
+    A token may end within a character: its bytes wait for the rest. What may become a stop text waits until it has or
+    cannot any more; where one is found, the text ends before it, and `stopped` is True.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, at_start: bool = False) -> None:
+        self.stopped = False
+        self._leaves_out_space = at_start and tokenizer.strips_space
+        self._tokenizer, self._stop = tokenizer, tuple(stop)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+
+    def push(self, token: int) -> str:
+        """The text that is certain after one more token; it may be empty."""
+        if token >= self._tokenizer.vocab_size:
+            return ""  # The model's vocabulary may be padded: such an id has no text.
+        content = self._tokenizer.decode_bytes([token])
+        if self._leaves_out_space and content:
+            self._leaves_out_space, content = False, content.removeprefix(b" ")
+        return self._released(self._decoder.decode(content))
+
+    def finish(self) -> str:
+        """The rest, where no more tokens come; a part of a character becomes U+FFFD."""
+        text = self._released(self._decoder.decode(b"", final=True))
+        rest, self._held = self._held, ""
+        return text + rest
+
+    def _released(self, text: str) -> str:
+        if self.stopped:
+            return ""
+        text = self._held + text
+        ends = [place for each in self._stop if (place := text.find(each)) >= 0]
+        if ends:
+            self.stopped, self._held = True, ""
+            return text[: min(ends)]
+        kept = max((_overlap(text, each) for each in self._stop), default=0)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of the text with which a stop text begins."""
+    return next(length for length in range(min(len(text), len(stop) - 1), -1, -1) if text.endswith(stop[:length]))

@@ -32,17 +32,14 @@ from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import evaluate, sampled_bits_per_byte
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
-from napkin.inference.engine import Engine
-from napkin.inference.engine_generation import continue_tokens
-from napkin.inference.paged_cache import KVFormat
+from napkin.inference.engine import Engine, Request
+from napkin.inference.generation import TextStream, continue_prompt, stream_text
+from napkin.inference.paged_cache import KVFormat, bytes_per_token
 from napkin.inference.quantized_run import open_quantized, read_quantized
-from napkin.inference.request import Request
 from napkin.inference.sampling import Draw
 from napkin.inference.scoring import BRANCH_TOKENS, Score, score
 from napkin.inference.settings import Sampling, Speculation, read_generation_config
-from napkin.inference.speculation import DraftModel, PromptLookup, Proposer
-from napkin.inference.speculation_plan import SpeculationMeter
-from napkin.inference.text_stream import TextStream, stream_text
+from napkin.inference.speculation import DraftModel, PromptLookup, Proposer, SpeculationMeter, speculate
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface import save_adapters, save_huggingface
 from napkin.model.huggingface.convert import (
@@ -64,6 +61,8 @@ from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.inspection import pattern_of
 from napkin.tokenizer.interchange.huggingface import read_huggingface
 from napkin.train_step.step import adapter_of
+
+_BLOCK = 16
 
 WeightFormat = Literal["auto", "fp32", "bf16"]
 Ids = Sequence[int]
@@ -242,16 +241,18 @@ class LoadedModel:
         "int8" all tokens must fit the context.
         """
         sampling = self._with_ends(replace(sampling or self.sampling, **how))
-        draws = continue_tokens(
-            self.model,
-            self.encode_prompt(prompt),
-            max_new_tokens,
-            sampling,
-            proposer=proposer,
-            proposed=proposed,
-            meter=meter,
-            kv=kv,
-        )
+        ids, model = self.encode_prompt(prompt), self.model
+        if kv != "auto":
+            if proposer is not None:
+                raise NapkinError(f"keys and values in {kv} do not go with a draft model or a lookup: use one of them")
+            n_blocks = -(-min(len(ids) + max_new_tokens, self.context_length) // _BLOCK)
+            cache_bytes = n_blocks * _BLOCK * bytes_per_token(self.config, model.head_weight.dtype, kv)
+            engine = Engine(model, cache_bytes=cache_bytes, max_running=1, block_size=_BLOCK, kv=kv)
+            draws = engine.stream(Request(ids, max_new_tokens, sampling))
+        elif proposer is not None:
+            draws = speculate(model, ids, max_new_tokens, sampling, proposer, proposed=proposed, meter=meter)
+        else:
+            draws = continue_prompt(model, ids, max_new_tokens, sampling)
         return stream_text(draws, self.tokenizer, sampling.stop, at_start=not prompt, on_draw=on_draw)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int = 1024, **how: Any) -> str:
@@ -261,7 +262,7 @@ class LoadedModel:
         """
         prompt = self._template("use generate").encode_fields(messages)
         sampling = self._with_ends(replace(self.sampling, **how))
-        draws = continue_tokens(self.model, prompt, max_new_tokens, sampling)
+        draws = continue_prompt(self.model, prompt, max_new_tokens, sampling)
         return "".join(stream_text(draws, self.tokenizer, sampling.stop, at_start=True))
 
     def proposer(self, speculation: Speculation) -> Proposer | None:
@@ -327,39 +328,27 @@ class LoadedModel:
         `progress(done, total)` counts tokens. Raises NapkinError where there is none, or where another tokenizer made
         it. For questions, `napkin.evaluation.tasks.run_task` takes this model.
         """
-        return evaluate(
-            self.model,
-            self._token_file(tokens),
-            self.tokenizer,
-            self.precision,
-            step=self.step,
-            separate_documents=self._separates_documents,
-            progress=progress,
-        )
+        how = self._evaluated_on(tokens)
+        return evaluate(**how, step=self.step, progress=progress)
 
     def sampled_bits_per_byte(self, max_tokens: int, tokens: StrPath | None = None) -> tuple[float, int]:
         """Bits per byte on the first tokens of a file, up to so many, and how many they are; None as in `evaluate`."""
-        return sampled_bits_per_byte(
-            self.model,
-            self._token_file(tokens),
-            self.tokenizer,
-            self.precision,
-            max_tokens=max_tokens,
-            separate_documents=self._separates_documents,
-        )
+        return sampled_bits_per_byte(**self._evaluated_on(tokens), max_tokens=max_tokens)
 
-    @property
-    def _separates_documents(self) -> bool:
-        return self.run_folder is not None and self.recipe.data.separate_documents
-
-    def _token_file(self, tokens: StrPath | None) -> TokenFile:
+    def _evaluated_on(self, tokens: StrPath | None) -> dict[str, Any]:
         path = self.run.validation_tokens if tokens is None else tokens
         if path is None:
             raise NapkinError(f"'{self.folder}' has no validation tokens: name a token file")
         # In memory, as the whole text will be: nothing that becomes of the file can end the process.
         token_file = TokenFile.open(path, tokenizer_fingerprint=self.tokenizer.fingerprint, verify=True, in_memory=True)
         token_file.refuse_other_vocabulary(self.tokenizer)
-        return token_file
+        return {
+            "model": self.model,
+            "token_file": token_file,
+            "tokenizer": self.tokenizer,
+            "precision": self.precision,
+            "separate_documents": self.run_folder is not None and self.recipe.data.separate_documents,
+        }
 
     # What `napkin.evaluation.tasks.TaskModel` asks for besides `encode` and `encode_chat`
 
@@ -380,15 +369,17 @@ class LoadedModel:
     def complete(self, prompts: Sequence[Ids], max_new_tokens: int, stop: Sequence[str]) -> Iterator[tuple[int, str]]:
         """The likeliest tokens after each prompt, up to a stop text, with its number, as they end."""
         sampling = Sampling(temperature=0.0)
-        running = [
-            (number, self._engine.submit(Request(tuple(prompt), max_new_tokens, sampling)), self._text_stream(stop))
+        running = {
+            number: (
+                self._engine.submit(Request(tuple(prompt), max_new_tokens, sampling)),
+                TextStream(self.tokenizer, stop),
+            )
             for number, prompt in enumerate(prompts)
-        ]
+        }
         texts, read = [""] * len(prompts), [0] * len(prompts)
         while running:
             self._engine.step()
-            for each in list(running):
-                number, completion, stream = each
+            for number, (completion, stream) in list(running.items()):
                 for drawn in completion.draws[read[number] :]:
                     read[number] += 1
                     texts[number] += stream.push(drawn.token) if not stream.stopped else ""
@@ -396,7 +387,7 @@ class LoadedModel:
                     texts[number] += stream.finish()
                     if completion.finish is None:
                         self._engine.cancel(completion)
-                    running.remove(each)
+                    del running[number]
                     yield number, texts[number]
 
     def about(self) -> dict[str, Any]:
@@ -416,9 +407,6 @@ class LoadedModel:
         """Parameters of the model, without reading the weights."""
         model = self.__dict__.get("model") or Transformer(self.config, device="meta")
         return sum(parameter.numel() for parameter in model.parameters())
-
-    def _text_stream(self, stop: Sequence[str]) -> TextStream:
-        return TextStream(self.tokenizer, stop)
 
     @cached_property
     def _engine(self) -> Engine:

@@ -1,10 +1,4 @@
-"""A KV cache in blocks: sequences of any lengths in one pool of fixed size.
-
-What the blocks of a KV cache hold: keys or values of a layer as they are computed, or in int8.
-
-In int8 a vector of a token and head is q · scale, q from -127 to 127 and one scale in bf16: head_dim + 2 bytes in place
-of 2 · head_dim in bf16. A number is off by at most half a scale, 1/254 of the vector's largest.
-"""
+"""A KV cache in blocks: sequences of any lengths in one pool of fixed size, as they are computed or in int8."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +12,7 @@ from torch import Tensor
 from napkin.errors import NapkinError
 from napkin.kernels.attention.decode import Slots, reads_slots
 from napkin.model.config import ModelConfig
-from napkin.model.kv_cache import NOWHERE, NewKeys
+from napkin.model.kv_cache import NOWHERE, CachedPass, KVCache, NewKeys
 from napkin.model.transformer import Transformer
 from napkin.units import format_bytes
 
@@ -60,88 +54,48 @@ def n_blocks_that_fit(
     return n_blocks
 
 
-def make_blocks(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, kv: KVFormat
-) -> "PlainBlocks | Int8Blocks":
-    """Blocks [block, kv_heads, slot, head_dim] for a layer's keys or values of some dtype."""
-    return PlainBlocks(shape, dtype, device) if kv == "auto" else Int8Blocks(shape, dtype, device)
+class Blocks:
+    """Blocks [block, kv_heads, slot, head_dim] for a layer's keys or values of some dtype.
 
+    In int8 a vector of a token and head is q · scale, q from -127 to 127 and one scale in bf16: head_dim + 2 bytes in
+    place of 2 · head_dim in bf16. A number is off by at most half a scale, 1/254 of the vector's largest.
+    """
 
-class PlainBlocks:
-    """Numbers as they are computed."""
-
-    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-        # Zeros, since what is hidden is multiplied by 0, not left out.
-        self.numbers = torch.zeros(shape, dtype=dtype, device=device)
-
-    @property
-    def nbytes(self) -> int:
-        """Of all blocks."""
-        return self.numbers.nbytes
-
-    def put(self, blocks: Places, places: Places, new: NewKeys) -> None:
-        """Keep those of new tokens in places of blocks."""
-        self.numbers[blocks, :, places] = new.transpose(1, 2).to(self.numbers.dtype)
-
-    def copy(self, blocks: Int[Tensor, " n"], others: Int[Tensor, " n"]) -> None:
-        """Keep in others[i] what blocks[i] holds."""
-        self.numbers[others] = self.numbers[blocks]
-
-    def clear(self, blocks: Int[Tensor, " n"]) -> None:
-        """Keep zeros in blocks."""
-        self.numbers[blocks] = 0
-
-    def seen(self, table: Table, longest: int) -> Seen:
-        """The first `longest` of sequences that are in blocks table[b]."""
-        return _joined(self.numbers[table], longest)
-
-
-class Int8Blocks:
-    """Numbers as q · scale."""
-
-    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, kv: KVFormat = "auto"
+    ) -> None:
         self.dtype = dtype
-        self.numbers = torch.zeros(shape, dtype=torch.int8, device=device)
-        self.scales = torch.zeros((*shape[:-1], 1), dtype=_SCALE, device=device)
-
-    @property
-    def nbytes(self) -> int:
-        """Of all blocks."""
-        return self.numbers.nbytes + self.scales.nbytes
+        # Zeros, since what is hidden is multiplied by 0, not left out.
+        self.numbers = torch.zeros(shape, dtype=dtype if kv == "auto" else torch.int8, device=device)
+        self.scales = None if kv == "auto" else torch.zeros((*shape[:-1], 1), dtype=_SCALE, device=device)
+        self.tensors = [self.numbers] if self.scales is None else [self.numbers, self.scales]
 
     def put(self, blocks: Places, places: Places, new: NewKeys) -> None:
         """Keep those of new tokens in places of blocks."""
-        rows = new.transpose(1, 2).float()
+        rows = new.transpose(1, 2)
+        if self.scales is None:
+            self.numbers[blocks, :, places] = rows.to(self.dtype)
+            return
+        rows = rows.float()
         scales = (rows.abs().amax(-1, keepdim=True) / _LARGEST).to(_SCALE)
         # A vector of zeros has scale 0. The scale may have been rounded down: its largest number stays in range.
         whole = (rows / scales.float().clamp(min=torch.finfo(_SCALE).tiny)).round().clamp(-_LARGEST, _LARGEST)
         self.numbers[blocks, :, places] = whole.to(torch.int8)
         self.scales[blocks, :, places] = scales
 
-    def copy(self, blocks: Int[Tensor, " n"], others: Int[Tensor, " n"]) -> None:
-        """Keep in others[i] what blocks[i] holds."""
-        self.numbers[others] = self.numbers[blocks]
-        self.scales[others] = self.scales[blocks]
-
-    def clear(self, blocks: Int[Tensor, " n"]) -> None:
-        """Keep zeros in blocks."""
-        self.numbers[blocks] = 0
-        self.scales[blocks] = 0
-
     def seen(self, table: Table, longest: int) -> Seen:
         """The first `longest` of sequences that are in blocks table[b]."""
-        return _joined(self.numbers[table].to(self.dtype) * self.scales[table].to(self.dtype), longest)
-
-
-def _joined(blocks: Float[Tensor, "batch block kv_heads slot head_dim"], longest: int) -> Seen:
-    return blocks.transpose(1, 2).flatten(2, 3)[:, :, :longest]
+        blocks = self.numbers[table]
+        if self.scales is not None:
+            blocks = blocks.to(self.dtype) * self.scales[table].to(self.dtype)
+        return blocks.transpose(1, 2).flatten(2, 3)[:, :, :longest]
 
 
 _SHAPE = "sequence_or_block kv_heads key head_dim"
 Held = Float[Tensor, _SHAPE] | Int8[Tensor, _SHAPE]
 
 
-class PagedCache:
+class PagedCache(KVCache):
     """Keys and values of n_blocks · block_size tokens, in blocks for each layer; `kv` is what they are held in."""
 
     def __init__(
@@ -160,25 +114,22 @@ class PagedCache:
         self.padding_block = n_blocks
         """Takes what padding writes."""
         shape = (n_blocks + 1, config.resolved_n_kv_heads, block_size, config.resolved_head_dim)
-        self.keys = [make_blocks(shape, dtype, self.device, kv) for _ in range(config.n_layers)]
-        self.values = [make_blocks(shape, dtype, self.device, kv) for _ in range(config.n_layers)]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return sum(blocks.nbytes for blocks in (*self.keys, *self.values))
+        self.keys = [Blocks(shape, dtype, self.device, kv) for _ in range(config.n_layers)]
+        self.values = [Blocks(shape, dtype, self.device, kv) for _ in range(config.n_layers)]
+        self._tensors = [tensor for held in (*self.keys, *self.values) for tensor in held.tensors]
+        self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
 
     def copy(self, blocks: Sequence[int], others: Sequence[int]) -> None:
         """Keep in others[i] what blocks[i] holds, in all layers."""
-        places = [torch.tensor(each, device=self.device) for each in (blocks, others)]
-        for held in (*self.keys, *self.values):
-            held.copy(*places)
+        of, to = (torch.tensor(each, device=self.device) for each in (blocks, others))
+        for tensor in self._tensors:
+            tensor[to] = tensor[of]
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Keep zeros in blocks, in all layers."""
         places = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        for held in (*self.keys, *self.values):
-            held.clear(places)
+        for tensor in self._tensors:
+            tensor[places] = 0
 
     def extend(
         self, tables: Sequence[Sequence[int]], lengths: Sequence[int], counts: Sequence[int], n_new: int
@@ -190,10 +141,8 @@ class PagedCache:
         return PagedPass(self, tables, lengths, counts, n_new)
 
 
-class PagedPass:
-    """A pass that extends sequences of a `PagedCache`: a `napkin.model.kv_cache.CachedPass`."""
-
-    start = None
+class PagedPass(CachedPass):
+    """A pass that extends sequences of a `PagedCache`."""
 
     def __init__(
         self,
@@ -216,11 +165,13 @@ class PagedPass:
         real = positions < self._ends[:, None]
         new_blocks = self._table.gather(1, (positions // size).clamp(max=n_blocks - 1))
         self._new = new_blocks.where(real, cache.padding_block), positions % size
-        self.positions: Int[Tensor, "batch new"] = positions.clamp(max=cache.most_positions - 1)
+        self.positions = positions.clamp(max=cache.most_positions - 1)
         self.document_positions = self.positions
         self.all_seen = n_new == 1 and len(set(after)) == 1 and not cache.has_windows
         self._slots = None
-        if n_new == 1 and not cache.has_windows and _reads_slots(cache.keys[0]):
+        numbers = cache.keys[0].numbers
+        reads = reads_slots(numbers.dtype, numbers.device, numbers.shape[1] * numbers.shape[3])
+        if n_new == 1 and not cache.has_windows and reads:
             self._slots = Slots(self._ends, self._table, self._longest)
 
     def key_positions(self, layer: int) -> Int[Tensor, "batch key"]:
@@ -228,27 +179,16 @@ class PagedPass:
         positions = torch.arange(self._longest, device=self.cache.device)
         return positions.where(positions < self._ends[:, None], NOWHERE)
 
-    def together(self, layer: int) -> None:
-        """Positions decide alone."""
-        return
-
     def slots(self, layer: int) -> Slots | None:
         """All that a sequence holds, where one new token of each is compared with keys in their blocks."""
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        if self._slots is not None and isinstance(keys, Int8Blocks) and isinstance(values, Int8Blocks):
-            return replace(self._slots, scales=(keys.scales, values.scales))
+        keys, values = self.cache.keys[layer].scales, self.cache.values[layer].scales
+        if self._slots is not None and keys is not None and values is not None:
+            return replace(self._slots, scales=(keys, values))
         return self._slots
 
     def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Held, Held]:
-        """Keep a layer's new keys and values; return all that the queries may see."""
         return self._updated(self.cache.keys[layer], keys), self._updated(self.cache.values[layer], values)
 
-    def _updated(self, held: PlainBlocks | Int8Blocks, new: Tensor) -> Tensor:
+    def _updated(self, held: Blocks, new: Tensor) -> Tensor:
         held.put(*self._new, new)
         return held.numbers if self._slots is not None else held.seen(self._table, self._longest)
-
-
-def _reads_slots(held: PlainBlocks | Int8Blocks) -> bool:
-    """Whether attention reads keys where they are kept."""
-    numbers = held.numbers
-    return reads_slots(numbers.dtype, numbers.device, numbers.shape[1] * numbers.shape[3])

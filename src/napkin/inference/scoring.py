@@ -9,16 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.evaluation.tasks.prompts import common_length
 from napkin.inference.generation import PREFILL_CHUNK, cache_for, hidden_states
 from napkin.kernels.loss.cross_entropy import target_log_probabilities
 from napkin.model.kv_cache import ContiguousCache
-from napkin.model.language_model import evaluation_mode
-from napkin.model.transformer import Transformer
+from napkin.model.transformer import Transformer, evaluation_mode
 
 BRANCH_TOKENS = 1024
 """Tokens of branches in a pass, which all compute scores with each other: more would waste more than passes cost."""
@@ -120,7 +117,12 @@ def _scored(model: Transformer, cache: ContiguousCache, group: list[_Sequence], 
         (hidden,) = model.hidden(torch.tensor([tokens], device=device), cache=branching)
     nodes = [node for each, path in zip(group, paths, strict=True) for node in path[each.first - trunk :]]
     targets = [target for each in group for target in each.targets]
-    logprobs, greedy = _of_targets(model, hidden[nodes], torch.tensor(targets, device=device))
+    logprobs, greedy = [], []
+    parts = (each.split(_ROWS_OF_LOGITS) for each in (hidden[nodes], torch.tensor(targets, device=device)))
+    for states, wanted in zip(*parts, strict=True):
+        logits = model.logits_of(states)
+        logprobs += target_log_probabilities(logits, wanted).tolist()
+        greedy += (logits.argmax(dim=-1) == wanted).tolist()
     found, start = {}, 0
     for each in group:
         own = slice(start, start + len(each.targets))
@@ -147,14 +149,3 @@ def _tree(branches: list[tuple[int, ...]]) -> tuple[list[int], list[int], list[i
         paths.append(path)
         before = branch
     return tokens, depths, parents, paths
-
-
-def _of_targets(
-    model: Transformer, hidden: Float[Tensor, "target d_model"], targets: Tensor
-) -> tuple[list[float], list[bool]]:
-    logprobs, greedy = [], []
-    for rows, wanted in zip(hidden.split(_ROWS_OF_LOGITS), targets.split(_ROWS_OF_LOGITS), strict=True):
-        logits = model.logits_of(rows)
-        logprobs += target_log_probabilities(logits, wanted).tolist()
-        greedy += (logits.argmax(dim=-1) == wanted).tolist()
-    return logprobs, greedy

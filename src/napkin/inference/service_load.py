@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from napkin.errors import NapkinError
-from napkin.inference.engine import Engine
-from napkin.inference.request import Completion, Request
+from napkin.inference.engine import Completion, Engine, Request
 from napkin.inference.settings import Sampling
 
 
@@ -103,7 +102,9 @@ def measure_load(
     in_flight = done = 0
     while done < load.requests:
         now = time.perf_counter() - begin
-        while waiting and _comes(load, arrivals, len(completions), in_flight, now):
+        while waiting and (
+            arrivals[len(completions)] <= now if load.concurrency is None else in_flight < load.concurrency
+        ):
             completions.append(engine.submit(waiting.pop(0)))
             in_flight += 1
         if not engine.has_work:
@@ -114,12 +115,6 @@ def measure_load(
         if ended:
             progress(done)
     return ServiceMeasurement(tuple(map(_served, completions)), time.perf_counter() - begin)
-
-
-def _comes(load: ServiceLoad, arrivals: Sequence[float], sent: int, in_flight: int, now: float) -> bool:
-    if load.concurrency is not None:
-        return in_flight < load.concurrency
-    return arrivals[sent] <= now
 
 
 def _request(engine: Engine, load: ServiceLoad, number: int) -> Request:

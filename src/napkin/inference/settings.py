@@ -1,6 +1,6 @@
-"""Settings of sampling. Does not import torch: the command line reads this class for its help.
+"""Settings of sampling, also as generation_config.json of a Hugging Face folder has them.
 
-generation_config.json of a Hugging Face folder: how its makers draw tokens, and where a text ends.
+Does not import torch: the command line reads the classes for its help.
 """
 
 import math
@@ -67,18 +67,19 @@ class Sampling:
 
     def __post_init__(self) -> None:
         # Comparisons that NaN fails.
-        if not 0 <= self.temperature < math.inf:
-            raise NapkinError(f"temperature is {self.temperature}: use a finite number, 0 or more")
-        if self.top_k is not None and not 1 <= self.top_k <= MOST_TOP_K:
-            raise NapkinError(f"top_k is {self.top_k}: use 1 to {MOST_TOP_K}, or leave it out")
-        if not 0 < self.top_p <= 1:
-            raise NapkinError(f"top_p is {self.top_p}: use a probability above 0, up to 1")
-        if not 0 <= self.min_p <= 1:
-            raise NapkinError(f"min_p is {self.min_p}: use 0 to 1")
-        if not 1 / MOST_PENALTY <= self.repetition_penalty <= MOST_PENALTY:
-            raise NapkinError(
-                f"repetition_penalty is {self.repetition_penalty}: use {1 / MOST_PENALTY:g} to {MOST_PENALTY:g}"
-            )
+        penalty_fits = 1 / MOST_PENALTY <= self.repetition_penalty <= MOST_PENALTY
+        logprobs_fit = self.logprobs is None or 0 <= self.logprobs <= MOST_TOP_LOGPROBS
+        for name, fits, way_out in (
+            ("temperature", 0 <= self.temperature < math.inf, "a finite number, 0 or more"),
+            ("top_k", self.top_k is None or 1 <= self.top_k <= MOST_TOP_K, f"1 to {MOST_TOP_K}, or leave it out"),
+            ("top_p", 0 < self.top_p <= 1, "a probability above 0, up to 1"),
+            ("min_p", 0 <= self.min_p <= 1, "0 to 1"),
+            ("repetition_penalty", penalty_fits, f"{1 / MOST_PENALTY:g} to {MOST_PENALTY:g}"),
+            ("logprobs", logprobs_fit, f"0 to {MOST_TOP_LOGPROBS}, or leave it out"),
+            ("seed", 0 <= self.seed <= LARGEST_SEED, f"0 to {LARGEST_SEED}"),
+        ):
+            if not fits:
+                raise NapkinError(f"{name} is {getattr(self, name)}: use {way_out}")
         for token, bias in self.logit_bias:
             if token < 0 or not -MOST_BIAS <= bias <= MOST_BIAS:
                 raise NapkinError(
@@ -88,10 +89,6 @@ class Sampling:
             raise NapkinError("stop holds an empty text, which is everywhere: leave it out")
         if any(token < 0 for token in self.stop_ids):
             raise NapkinError(f"stop_ids holds {min(self.stop_ids)}: use token ids")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_TOP_LOGPROBS:
-            raise NapkinError(f"logprobs is {self.logprobs}: use 0 to {MOST_TOP_LOGPROBS}, or leave it out")
-        if not 0 <= self.seed <= LARGEST_SEED:
-            raise NapkinError(f"seed is {self.seed}: use 0 to {LARGEST_SEED}")
 
     @cached_property
     def bias_arrays(self) -> "tuple[array[int], array[float]]":
@@ -143,10 +140,6 @@ class _Settings(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
-class _End(msgspec.Struct):
-    eos_token_id: int | list[int] | None = None
-
-
 def read_generation_config(folder: StrPath) -> Sampling:
     """The settings of a folder, greedy unless they say `do_sample`; ids at which a text ends are `stop_ids`.
 
@@ -158,8 +151,9 @@ def read_generation_config(folder: StrPath) -> Sampling:
     path = folder / "generation_config.json"
     raw = read_json(path) if path.exists() else {}
     if raw.get("eos_token_id") is None:
-        raw["eos_token_id"] = _converted(folder / "config.json", read_json(folder / "config.json"), _End).eos_token_id
-    settings = _converted(path, raw, _Settings)
+        config = folder / "config.json"
+        raw["eos_token_id"] = _converted(config, {"eos_token_id": read_json(config).get("eos_token_id")}).eos_token_id
+    settings = _converted(path, raw)
     ends = settings.eos_token_id
     try:
         sampling = Sampling(
@@ -180,8 +174,8 @@ def read_generation_config(folder: StrPath) -> Sampling:
         raise NapkinError(f"'{path}': {error}") from None
 
 
-def _converted(path: Path, raw: dict[str, Any], kind: type[Any]) -> Any:
+def _converted(path: Path, raw: dict[str, Any]) -> _Settings:
     try:
-        return msgspec.convert({key: raw[key] for key in kind.__struct_fields__ if key in raw}, kind)
+        return msgspec.convert({key: raw[key] for key in _Settings.__struct_fields__ if key in raw}, _Settings)
     except msgspec.ValidationError as error:
         raise CorruptFile(f"'{path}' holds a value of the wrong type ({error}): download it again") from None

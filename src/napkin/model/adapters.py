@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from napkin.errors import NapkinError
 from napkin.model.attention import CausalSelfAttention
 from napkin.model.config import ADAPTED_MATRICES, adapted_matrices, refuse_unknown_matrices
-from napkin.model.layers import Linear, LinearAdapter, Multiply
-from napkin.model.mlp import FeedForward, GatedFeedForward
-from napkin.model.moe import MixtureOfExperts
+from napkin.model.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
+from napkin.model.layers import Linear, Multiply
 from napkin.model.transformer import Transformer
 
 
@@ -48,7 +47,7 @@ class Rows:
         return self.stop - self.start
 
 
-class Adapter(LinearAdapter):
+class Adapter(nn.Module):
     """The adapters of some matrices of a linear layer."""
 
     a: Float[Tensor, "n_matrices_times_rank in_features"]

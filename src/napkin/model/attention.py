@@ -1,22 +1,45 @@
-"""Self-attention, multi-head, grouped-query or multi-query: softmax(q · kᵀ / sqrt(head_dim)) · v under a mask."""
+"""Self-attention, multi-head, grouped-query or multi-query: softmax(q · kᵀ / sqrt(head_dim)) · v under a mask.
+
+A config names an implementation: the same numbers, computed in different ways. Its `prepare` makes, once per step, what
+all layers share: the mask, or what replaces it. A call then mixes the values of one layer.
+
+A mask is a rule about positions, a function of tensors of any shape, so that a matrix and a compiled kernel can both be
+made from it. Functions that a kernel's compiler reads are exempt from the type checks that tests enforce.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, no_type_check
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int, Int8, Int32
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
+from napkin.kernels.attention.by_rows import compiled_attention, first_keys_of
+from napkin.kernels.attention.decode import Slots, attend_to_slots
+from napkin.kernels.attention.flash import document_bounds, flash_attention
+from napkin.kernels.attention.reference import (
+    flex_attention,
+    fused_attention,
+    plain_attention,
+    softcap,
+    softcapped_attention,
+)
 from napkin.kernels.pointwise.rotary import COMPILED_ROTATIONS, FUSED_ROTATIONS, rotate_halves
-from napkin.model.attention_implementations import FusedAttention, PlainAttention
 from napkin.model.kv_cache import CachedPass
 from napkin.model.layers import Device, LinearFactory
-from napkin.model.masks import CausalMask
 from napkin.model.norm import NoQKNorm
 from napkin.model.positions import PAIRINGS, NoPositions, RotaryEmbedding, Rotation
+
+Queries = Float[Tensor, "batch heads query head_dim"]
+Keys = Float[Tensor, "batch_or_block kv_heads key head_dim"] | Int8[Tensor, "batch_or_block kv_heads key head_dim"]
+"""Int8 only with `Slots` that have scales."""
+Documents = Int[Tensor, "batch position"] | None
+
+HIDDEN = -30000.0
+"""Added to a score it makes a weight of exactly 0 beside any seen key; a number of every format, fp16 among them."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +77,7 @@ class CausalSelfAttention(nn.Module):
         n_kv_heads: int | None = None,
         *,
         head_dim: int | None = None,
-        attend: PlainAttention | FusedAttention | None = None,
+        attend: "PlainAttention | None" = None,
         rotate: Callable[..., Tensor] = rotate_halves,
         qk_norm: nn.Module | None = None,
         qkv_bias: bool = False,
@@ -65,7 +88,14 @@ class CausalSelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-        _check_heads(d_model, n_heads, n_kv_heads, head_dim)
+        if head_dim is None and d_model % n_heads:
+            raise NapkinError(
+                f"d_model {d_model} does not divide into n_heads {n_heads}: use a divisor, or set head_dim"
+            )
+        if n_heads % n_kv_heads:
+            raise NapkinError(
+                f"n_heads {n_heads} does not divide into n_kv_heads {n_kv_heads} groups: use a divisor of {n_heads}"
+            )
         linears = (linears or LinearFactory()).on(device, dtype)
         head_dim = head_dim or d_model // n_heads
         self.head_dim = head_dim
@@ -104,10 +134,232 @@ class CausalSelfAttention(nn.Module):
         return ForwardContext(rotation, self.attend.prepare(NoPositions(), length, None, x.device))
 
 
-def _check_heads(d_model: int, n_heads: int, n_kv_heads: int, head_dim: int | None) -> None:
-    if head_dim is None and d_model % n_heads:
-        raise NapkinError(f"d_model {d_model} does not divide into n_heads {n_heads}: use a divisor, or set head_dim")
-    if n_heads % n_kv_heads:
-        raise NapkinError(
-            f"n_heads {n_heads} does not divide into n_kv_heads {n_kv_heads} groups: use a divisor of {n_heads}"
-        )
+class CausalMask:
+    """A token sees itself and all tokens before it."""
+
+    @no_type_check
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        """True where the query at one position sees the key at another."""
+        return key <= query
+
+
+class SlidingWindowMask(CausalMask):
+    """A token sees itself and the size - 1 tokens before it (Beltagy et al. 2020)."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    @no_type_check
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query - key < self.size)
+
+
+class PlainAttention:
+    """Matrix products and a softmax, which holds the scores of all pairs; and the base of all implementations.
+
+    Scores and weights have the dtype of queries and keys; the softmax sums in fp32.
+    """
+
+    def __init__(self, n_heads: int, *, scale: float, sees: CausalMask, softcap: float | None = None) -> None:
+        self.n_heads = n_heads
+        self.scale = scale
+        self.sees = sees
+        self.softcap = softcap
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that a token sees, itself included; None is all before it."""
+        return self.sees.size if isinstance(self.sees, SlidingWindowMask) else None
+
+    def needs_mask(self, positions: NoPositions, documents: Documents) -> bool:
+        """True if pairs are hidden or scores changed in ways that the kernel does not know."""
+        return True
+
+    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
+        """The mask for queries and keys of `length` positions; None where none is needed."""
+        if not self.needs_mask(positions, documents):
+            return None
+        query, key = torch.arange(length, device=device), torch.arange(length, device=device)
+        together = None if documents is None else documents[:, None, :, None] == documents[:, None, None, :]
+        return additive_mask_of(self.sees, positions, self.n_heads, query, key, together)
+
+    def prepare_cached(self, positions: NoPositions, cache: CachedPass, layer: int) -> Tensor | Slots | None:
+        """The slots that new tokens see in a layer's cache, or their mask, if they need any."""
+        if not positions.has_bias and (slots := cache.slots(layer)) is not None:
+            return slots
+        together = cache.together(layer)
+        first = cache.start == 0 and together is None and not self.needs_mask(positions, None)
+        if first or (cache.all_seen and not positions.has_bias):
+            return None
+        query, key = cache.positions, cache.key_positions(layer)
+        return additive_mask_at(self.sees, positions, self.n_heads, query, key, together)
+
+    def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
+        if isinstance(prepared, Slots):
+            return attend_to_slots(queries, keys, values, prepared, self.scale, self.softcap)
+        if self.softcap is None:
+            return plain_attention(queries, keys, values, prepared, self.scale)
+        return softcapped_attention(queries, keys, values, prepared, self.scale, self.softcap)
+
+
+class FusedAttention(PlainAttention):
+    """torch's scaled_dot_product_attention, causal: it holds no scores.
+
+    With documents, windows and biased scores it takes a mask, and computes hidden pairs too.
+    """
+
+    def needs_mask(self, positions: NoPositions, documents: Documents) -> bool:
+        return documents is not None or self.window is not None or positions.has_bias
+
+    def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
+        if isinstance(prepared, Slots):
+            return attend_to_slots(queries, keys, values, prepared, self.scale)
+        return fused_attention(queries, keys, values, prepared, self.scale)
+
+
+class FlashBounds(NamedTuple):
+    """The bounds of each token's document, as `document_bounds` makes them; None is one document."""
+
+    bounds: Int32[Tensor, "2 batch position"] | None
+
+
+class FlashAttention(PlainAttention):
+    """napkin's FlashAttention-2, in Triton on a GPU: it holds no scores, and skips blocks of pairs that are hidden.
+
+    With a cache of keys and values it is plain attention.
+    """
+
+    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> FlashBounds:
+        return FlashBounds(None if documents is None else document_bounds(documents))
+
+    def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
+        if not isinstance(prepared, FlashBounds):
+            return super().__call__(queries, keys, values, prepared)
+        (bounds,) = prepared
+        settings = {"scale": self.scale, "window": self.window, "softcap": self.softcap}
+        return flash_attention(queries, keys, values, bounds=bounds, query_offset=0, **settings)
+
+
+class FirstKeys(NamedTuple):
+    """The first key that each query sees."""
+
+    of_queries: Int[Tensor, "batch_or_1 query"]
+
+
+class CompiledAttention(PlainAttention):
+    """napkin's attention by blocks of queries, compiled for a CPU: it holds some MB of scores, and no mask.
+
+    With a cache of keys and values, and on a GPU, it is plain attention.
+    """
+
+    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> FirstKeys:
+        return FirstKeys(first_keys_of(documents, self.window, length, 0, device))
+
+    def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
+        if not isinstance(prepared, FirstKeys):
+            return super().__call__(queries, keys, values, prepared)
+        (first_keys,) = prepared
+        return compiled_attention(queries, keys, values, self.scale, first_keys=first_keys, softcap=self.softcap)
+
+
+class FlexAttention(PlainAttention):
+    """torch's flex_attention, compiled for a GPU: it holds no scores and skips blocks of pairs that are all hidden.
+
+    torch has no backward pass of it on a CPU: there this is plain attention.
+    """
+
+    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
+        prepare = super().prepare if device.type == "cpu" else self.prepare_kernel
+        return prepare(positions, length, documents, device)
+
+    def __call__(
+        self,
+        queries: Queries,
+        keys: Keys,
+        values: Keys,
+        prepared: Any,
+        *,
+        kernel: Callable[..., Tensor] | None = None,
+    ) -> Queries:
+        """Mix the values by their weights; `kernel` replaces the compiled kernel."""
+        if prepared is None or isinstance(prepared, (Tensor, Slots)):
+            return super().__call__(queries, keys, values, prepared)
+        score_mod, block_mask = prepared
+        return flex_attention(queries, keys, values, score_mod, block_mask, self.scale, kernel=kernel)
+
+    def prepare_kernel(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
+        """The rules as functions of one pair, which the compiler builds into its kernel, and the blocks to compute."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        # The compiler reads these functions: no decorator may wrap them, not even the type checks of the tests.
+        @no_type_check
+        def score_mod(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            capped = score if self.softcap is None else softcap(score, self.softcap)
+            return capped + positions.bias(head, query - key)
+
+        @no_type_check
+        def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return self.sees(query, key)
+
+        @no_type_check
+        def sees_in_document(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return self.sees(query, key) & (documents[batch, query] == documents[batch, key])  # pyright: ignore[reportOptionalSubscript]
+
+        n_batches = None if documents is None else len(documents)
+        rule = sees if documents is None else sees_in_document
+        return score_mod, create_block_mask(rule, n_batches, None, length, length, device=device)
+
+
+ATTENTION_IMPLEMENTATIONS: dict[str, type[PlainAttention]] = {
+    "plain": PlainAttention,
+    "sdpa": FusedAttention,
+    "flex": FlexAttention,
+    "flash": FlashAttention,
+    "compiled": CompiledAttention,
+}
+
+
+def additive_mask_of(
+    sees: CausalMask,
+    positions: NoPositions,
+    n_heads: int,
+    query: Int[Tensor, " query"],
+    key: Int[Tensor, " key"],
+    together: Bool[Tensor, "batch 1 query key"] | None,
+) -> Float[Tensor, "*batch_and_heads query key"]:
+    """The mask that is added to the scores [batch, head, query, key]: the positions' bias where a key is seen, else
+    -infinity; where `together` is False, a key is not seen.
+
+    Four dimensions, or two if it is the same for all sequences and heads.
+    """
+    seen = sees(query[:, None], key)
+    if together is not None:
+        seen = seen & together
+    heads = torch.arange(n_heads, device=query.device)[None, :, None, None]
+    return positions.bias(heads, query[:, None] - key).masked_fill(~seen, float("-inf"))
+
+
+def additive_mask_at(
+    sees: CausalMask,
+    positions: NoPositions,
+    n_heads: int,
+    query: Int[Tensor, "#batch query"],
+    key: Int[Tensor, "#batch key"],
+    together: Bool[Tensor, "batch 1 query key"] | None,
+) -> Float[Tensor, "batch_or_1 heads_or_1 query key"]:
+    """`additive_mask_of` where each sequence has positions of its own; what is hidden gets HIDDEN instead of -infinity.
+
+    Padding may see no key at all: a softmax over -infinity alone would make NaN of it, and of what is computed of it.
+    """
+    distance = query[:, None, :, None] - key[:, None, None, :]
+    seen = sees(query[:, None, :, None], key[:, None, None, :])
+    if together is not None:
+        seen = seen & together
+    heads = torch.arange(n_heads, device=query.device)[None, :, None, None]
+    return positions.bias(heads, distance).masked_fill(~seen, HIDDEN)
+
+
+def document_ids(tokens: Int[Tensor, "batch position"], separator: int) -> Int[Tensor, "batch position"]:
+    """The number of each token's document, from 0; a separator ends a document and belongs to it."""
+    ends = tokens == separator
+    return ends.cumsum(dim=1) - ends.to(torch.int64)

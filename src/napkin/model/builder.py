@@ -1,9 +1,6 @@
 """Builds a model's layers from its config: each choice is looked up here, and nowhere else.
 
-A deep linear model: square linear layers, one after another, and a head to one number.
-
-It is all matrix products, so it is the smallest model on which to compare the rule 6·N·T with the count. They differ in
-one term: the first layer needs no gradient of its input.
+`DeepLinear` is another model: all matrix products, so the smallest on which to compare the rule 6·N·T with the count.
 """
 
 import functools
@@ -14,21 +11,25 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.model.attention import CausalSelfAttention
-from napkin.model.attention_implementations import (
-    CompiledAttention,
-    FlashAttention,
-    FlexAttention,
-    FusedAttention,
-    MaskedFusedAttention,
+from napkin.model.attention import (
+    ATTENTION_IMPLEMENTATIONS,
+    CausalMask,
+    CausalSelfAttention,
     PlainAttention,
+    SlidingWindowMask,
 )
 from napkin.model.block import BLOCKS, Block, BlockParts, ParallelBlock
 from napkin.model.config import ModelConfig
+from napkin.model.feed_forward import (
+    FEED_FORWARDS,
+    CapacityExperts,
+    DroplessExperts,
+    FeedForward,
+    GatedFeedForward,
+    MixtureOfExperts,
+    SharedMixtureOfExperts,
+)
 from napkin.model.layers import INITIAL_STDS, Linear, LinearFactory, make_dropout
-from napkin.model.masks import CausalMask, SlidingWindowMask
-from napkin.model.mlp import FEED_FORWARDS, FeedForward, GatedFeedForward
-from napkin.model.moe import CapacityExperts, DroplessExperts, MixtureOfExperts, SharedMixtureOfExperts
 from napkin.model.norm import NORMS, QK_NORMS, LayerNorm
 from napkin.model.positions import (
     AlibiPositions,
@@ -46,62 +47,60 @@ class ModelBuilder:
     def __init__(self, config: ModelConfig, generator: torch.Generator) -> None:
         self.config = config
         self.generator = generator
-        self.linears = self._linear_factory()
-        self.make_norm = self._norm_factory()
+        self.linears = LinearFactory(
+            std=INITIAL_STDS.get(config.init, lambda inputs, outputs: config.init_std),
+            residual_scale=(2 * config.n_layers) ** -0.5 if config.depth_scaled else 1.0,
+            mup_multiplier=None if config.mup_base_d_model is None else config.mup_base_d_model / config.d_model,
+            generator=generator,
+        )
+        norm = NORMS[config.norm]
+        settings = {"bias": config.biases == "all"} if norm is LayerNorm else {}
+        self.make_norm: Callable[[int], nn.Module] = functools.partial(norm, eps=config.norm_eps, **settings)
 
     def positions(self, embedding_rms: float) -> NoPositions:
         """The position scheme; learned positions start at `embedding_rms`, as large as the token embeddings."""
         config = self.config
 
-        def rope() -> NoPositions:
-            return RotaryPositions(
-                RotaryEmbedding(
-                    config.resolved_head_dim,
-                    config.context_length,
-                    theta=config.rope_theta,
-                    pairing=config.rope_pairing,
-                    scaling=config.rope_scaling,
-                    factor=config.rope_factor,
-                    original_context=config.resolved_original_context,
+        match config.positions:
+            case "rope":
+                return RotaryPositions(
+                    RotaryEmbedding(
+                        config.resolved_head_dim,
+                        config.context_length,
+                        theta=config.rope_theta,
+                        pairing=config.rope_pairing,
+                        scaling=config.rope_scaling,
+                        factor=config.rope_factor,
+                        original_context=config.resolved_rope_original_context,
+                    )
                 )
-            )
+            case "learned":
+                return LearnedPositions(
+                    config.context_length, config.d_model, std=embedding_rms, generator=self.generator
+                )
+            case "sinusoidal":
+                return SinusoidalPositions(config.context_length, config.d_model)
+            case "alibi":
+                return AlibiPositions(config.n_heads)
+            case "none":
+                return NoPositions()
 
-        def learned() -> NoPositions:
-            return LearnedPositions(config.context_length, config.d_model, std=embedding_rms, generator=self.generator)
-
-        schemes: dict[str, Callable[[], NoPositions]] = {
-            "rope": rope,
-            "learned": learned,
-            "sinusoidal": lambda: SinusoidalPositions(config.context_length, config.d_model),
-            "alibi": lambda: AlibiPositions(config.n_heads),
-            "none": NoPositions,
-        }
-        return schemes[config.positions]()
-
-    def attention_implementations(self) -> list[PlainAttention | FusedAttention]:
+    def attention_implementations(self) -> list[PlainAttention]:
         """The implementation of attention in each layer; layers that see the same tokens share it."""
-        windows = self.config.attention_windows
-        made = {each: self._attention_implementation(each) for each in dict.fromkeys(windows)}
-        return [made[each] for each in windows]
-
-    def _attention_implementation(self, window: int | None) -> PlainAttention | FusedAttention:
         config = self.config
         scale = config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-        sees = CausalMask() if window is None else SlidingWindowMask(window)
-        caps = {} if config.attention_softcap is None else {"softcap": config.attention_softcap}
-        needs_mask = window is not None or config.positions == "alibi"
-        implementations: dict[str, Callable[..., PlainAttention | FusedAttention]] = {
-            "plain": PlainAttention,
-            "sdpa": MaskedFusedAttention if needs_mask else FusedAttention,
-            "flex": FlexAttention,
-            "flash": FlashAttention,
-            "compiled": CompiledAttention,
+        made = {
+            window: ATTENTION_IMPLEMENTATIONS[config.resolved_attention](
+                config.n_heads,
+                scale=scale,
+                sees=CausalMask() if window is None else SlidingWindowMask(window),
+                softcap=config.attention_softcap,
+            )
+            for window in dict.fromkeys(config.attention_windows)
         }
-        return implementations[config.resolved_attention](config.n_heads, scale=scale, sees=sees, **caps)
+        return [made[window] for window in config.attention_windows]
 
-    def block(
-        self, layer: int, attend: PlainAttention | FusedAttention, positions: NoPositions
-    ) -> Block | ParallelBlock:
+    def block(self, layer: int, attend: PlainAttention, positions: NoPositions) -> Block | ParallelBlock:
         """Block number `layer`, counted from 0."""
         config = self.config
         n_heads, n_kv_heads, head_dim = config.n_heads, config.resolved_n_kv_heads, config.resolved_head_dim
@@ -129,20 +128,6 @@ class ModelBuilder:
     def final_norm(self) -> nn.Module:
         """The norm before the head; an identity if the blocks end with one."""
         return nn.Identity() if BLOCKS[self.config.block].output_is_normalized else self.make_norm(self.config.d_model)
-
-    def _linear_factory(self) -> LinearFactory:
-        config = self.config
-        return LinearFactory(
-            std=INITIAL_STDS.get(config.init, lambda inputs, outputs: config.init_std),
-            residual_scale=(2 * config.n_layers) ** -0.5 if config.depth_scaled else 1.0,
-            mup_multiplier=None if config.mup_base_d_model is None else config.mup_base_d_model / config.d_model,
-            generator=self.generator,
-        )
-
-    def _norm_factory(self) -> Callable[[int], nn.Module]:
-        norm = NORMS[self.config.norm]
-        settings = {"bias": self.config.biases == "all"} if norm is LayerNorm else {}
-        return functools.partial(norm, eps=self.config.norm_eps, **settings)
 
     def _feed_forward(self, d_ff: int) -> FeedForward | GatedFeedForward:
         kind = FEED_FORWARDS[self.config.feed_forward]

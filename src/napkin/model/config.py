@@ -6,7 +6,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -202,7 +202,12 @@ class ModelConfig:
     layer learn as fast as it would there. None has no multipliers."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        for problem in _problems(self):
+            raise NapkinError(problem)
+
+    def resolved(self, name: str) -> Any:
+        """A field by its name, with its default filled in."""
+        return getattr(self, f"resolved_{name}" if hasattr(self, f"resolved_{name}") else name)
 
     @property
     def resolved_head_dim(self) -> int:
@@ -254,142 +259,114 @@ class ModelConfig:
         return (self.mup_base_d_model or self.d_model) ** 0.5 if self.tie_embeddings else 1.0
 
     @property
-    def resolved_original_context(self) -> float:
+    def resolved_rope_original_context(self) -> float:
         """rope_original_context with its default filled in."""
         return self.rope_original_context or self.context_length / self.rope_factor
 
 
-def _check(config: ModelConfig) -> None:
-    """Raise NapkinError for the first value that is impossible or does not fit the others."""
-    _check_sizes(config)
-    _check_heads(config)
-    _check_positions(config)
-    _check_attention(config)
-    _check_norms(config)
-    _check_experts(config)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    """The smallest multiple that is at least value."""
-    return -(-value // multiple) * multiple
-
-
-def _check_sizes(config: ModelConfig) -> None:
+def _problems(config: ModelConfig) -> Iterator[str]:
+    """Values that are impossible or do not fit the others; each may rest on those before it being none."""
     for name, value in vars(config).items():
         if value is None or isinstance(value, (bool, str)):
             continue
         if name in _MAY_BE_ZERO:
             # A negated comparison catches NaN too.
             if not value >= 0:
-                raise NapkinError(f"{name} is {value}: use 0 or more")
+                yield f"{name} is {value}: use 0 or more"
         elif not value > 0:
-            raise NapkinError(f"{name} is {value}: use a number above 0")
+            yield f"{name} is {value}: use a number above 0"
         if value == math.inf:
-            raise NapkinError(f"{name} is infinite: use a finite number")
+            yield f"{name} is infinite: use a finite number"
     if config.dropout >= 1:
-        raise NapkinError(f"dropout is {config.dropout}: use less than 1, or nothing is left")
-
-
-def _check_heads(config: ModelConfig) -> None:
+        yield f"dropout is {config.dropout}: use less than 1, or nothing is left"
     if config.head_dim is None and config.d_model % config.n_heads:
-        raise NapkinError(
+        yield (
             f"d_model {config.d_model} does not divide into n_heads {config.n_heads}: use d_model "
             f"{_round_up(config.d_model, config.n_heads)}, another n_heads, or set head_dim"
         )
     if config.n_heads % config.resolved_n_kv_heads:
-        raise NapkinError(
+        yield (
             f"n_heads {config.n_heads} does not divide into n_kv_heads {config.resolved_n_kv_heads} groups: use "
             f"a divisor of {config.n_heads}"
         )
 
-
-def _check_positions(config: ModelConfig) -> None:
     if config.positions == "rope" and config.resolved_head_dim % 2:
-        raise NapkinError(
+        yield (
             f"d_model {config.d_model} over n_heads {config.n_heads} makes heads of {config.resolved_head_dim}, rotary "
             f"positions need an even number: use d_model {config.n_heads * (config.resolved_head_dim + 1)}"
             if config.head_dim is None
             else f"head_dim is {config.head_dim}, rotary positions need an even number: use {config.head_dim + 1}"
         )
     if config.positions == "sinusoidal" and config.d_model % 2:
-        raise NapkinError(
-            f"d_model is {config.d_model}, sinusoidal positions need an even number: use {config.d_model + 1}"
-        )
+        yield f"d_model is {config.d_model}, sinusoidal positions need an even number: use {config.d_model + 1}"
     if config.rope_scaling != "none" and config.positions != "rope":
-        raise NapkinError(
+        yield (
             f"rope_scaling is '{config.rope_scaling}' and positions are '{config.positions}': use positions 'rope', or "
             "rope_scaling 'none'"
         )
     if config.rope_factor < 1:
-        raise NapkinError(f"rope_factor is {config.rope_factor}: use 1 or more, the context can only grow")
+        yield f"rope_factor is {config.rope_factor}: use 1 or more, the context can only grow"
     if (config.rope_scaling == "none") != (config.rope_factor == 1):
-        raise NapkinError(
+        yield (
             f"rope_scaling is '{config.rope_scaling}' and rope_factor is {config.rope_factor}: use a scaling with a "
             "factor above 1, or 'none' with 1"
         )
     if config.rope_scaling == "none" and config.rope_original_context is not None:
-        raise NapkinError(
+        yield (
             f"rope_original_context is {config.rope_original_context} and rope_scaling is 'none': set rope_scaling "
             "too, or leave it out"
         )
     if config.rope_scaling == "ntk" and config.resolved_head_dim == 2:
-        raise NapkinError(
-            "rope_scaling is 'ntk' and heads are 2 wide: their one wavelength cannot be scaled, use 'linear'"
-        )
+        yield "rope_scaling is 'ntk' and heads are 2 wide: their one wavelength cannot be scaled, use 'linear'"
 
-
-def _check_attention(config: ModelConfig) -> None:
     if config.attention_softcap is not None and config.attention == "sdpa":
-        raise NapkinError(
+        yield (
             f"attention_softcap is {config.attention_softcap}, which attention 'sdpa' does not support: use "
             "attention 'plain', 'flex', 'flash' or 'compiled'"
         )
     if config.attention in ("flash", "compiled") and config.positions == "alibi":
-        raise NapkinError(
-            f"positions is 'alibi', whose biases attention '{config.attention}' does not add: use attention 'flex'"
-        )
+        yield f"positions is 'alibi', whose biases attention '{config.attention}' does not add: use attention 'flex'"
     if config.attention == "flash" and config.resolved_head_dim > WIDEST_FLASH_HEAD:
-        raise NapkinError(
+        yield (
             f"attention is 'flash' and heads are {config.resolved_head_dim} wide, the limit is {WIDEST_FLASH_HEAD}: "
             "use more heads, or attention 'sdpa'"
         )
     every = config.full_attention_every
     if every is not None and config.attention_window is None:
-        raise NapkinError(
-            f"full_attention_every is {every} and there is no window: set attention_window too, or leave it out"
-        )
+        yield f"full_attention_every is {every} and there is no window: set attention_window too, or leave it out"
     if every == 1:
-        raise NapkinError("full_attention_every is 1, which leaves no block a window: leave attention_window out")
+        yield "full_attention_every is 1, which leaves no block a window: leave attention_window out"
 
-
-def _check_norms(config: ModelConfig) -> None:
     if config.norm == "none" and config.qk_norm != "none":
-        raise NapkinError(
+        yield (
             f"qk_norm is '{config.qk_norm}' and norm is 'none', which says how queries and keys are normed too: use "
             "norm 'rms' or 'layer', or qk_norm 'none'"
         )
 
-
-def _check_experts(config: ModelConfig) -> None:
     if not config.n_experts:
         for name in ("n_shared_experts", "n_dense_layers", "d_expert", "expert_capacity"):
             if getattr(config, name):
-                raise NapkinError(f"{name} is {getattr(config, name)} and there are no experts: set n_experts too")
+                yield f"{name} is {getattr(config, name)} and there are no experts: set n_experts too"
         return
     if config.n_experts < config.experts_per_token:
-        raise NapkinError(
+        yield (
             f"experts_per_token {config.experts_per_token} exceeds n_experts {config.n_experts}: use at most "
             f"{config.n_experts}"
         )
     if config.biases == "all":
-        raise NapkinError("biases 'all' and n_experts: experts have no biases, use 'none' or 'qkv'")
+        yield "biases 'all' and n_experts: experts have no biases, use 'none' or 'qkv'"
     if config.mup_base_d_model is not None:
-        raise NapkinError("mup_base_d_model and n_experts: experts have no multipliers, use one or the other")
+        yield "mup_base_d_model and n_experts: experts have no multipliers, use one or the other"
     if config.n_dense_layers >= config.n_layers:
-        raise NapkinError(
+        yield (
             f"n_dense_layers {config.n_dense_layers} leaves none of n_layers {config.n_layers} to the experts: use at "
             f"most {config.n_layers - 1}"
         )
+
+
+def _round_up(value: int, multiple: int) -> int:
+    """The smallest multiple that is at least value."""
+    return -(-value // multiple) * multiple
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""A model whose operators between matrix products are napkin's compiled loops for a CPU, where there are some.
+"""The forms in which a model's operators and products are computed, put into its modules' attributes.
 
-A model whose operators between matrix products are napkin's compiled loops for a CPU, where there are some.
+Operators between products are napkin's compiled loops on a CPU, its fused kernels on a GPU. Products read copies of
+matrices in the format of autocast, or frozen matrices that are held in it, or are taken in a format of 8 bits.
 """
 
 import functools
@@ -18,12 +19,15 @@ from napkin.kernels.norms.normalization import compiled_rms_norm, layer_norm, rm
 from napkin.kernels.pointwise.activations import compiled_gelu_tanh, compiled_swiglu, fused_gelu_tanh, fused_swiglu
 from napkin.kernels.pointwise.rotary import COMPILED_ROTATIONS, FUSED_ROTATIONS
 from napkin.kernels.products.grouped import fused_grouped_matmul, grouped_matmul
+from napkin.kernels.products.linear import linear
+from napkin.kernels.products.narrow import Multiply, takes_narrow
 from napkin.model.block import Block, ParallelBlock, PostNormBlock, ReorderedBlock
 from napkin.model.config import ModelConfig
+from napkin.model.feed_forward import DroplessExperts, MixtureOfExperts, SwiGLU, TanhGELU
 from napkin.model.layers import Linear
-from napkin.model.mlp import SwiGLU, TanhGELU
 from napkin.model.norm import LayerNorm, RMSNorm
 from napkin.model.transformer import Transformer, fused_next_token_loss, next_token_loss
+from napkin.optim.narrow_copies import NarrowCopies
 
 Forms = dict[Callable[..., Any], Callable[..., Any]]
 
@@ -159,3 +163,88 @@ FUSED: Forms = {
     next_token_loss: fused_next_token_loss,
 }
 """The fused form of an operator, by the form that a model has without."""
+
+
+def multiplied_matrices(model: Transformer) -> list[Tensor]:
+    """The matrices of a model whose products may read copies: of linear layers, of experts, and the head's."""
+    found: list[Tensor] = []
+    for module in model.modules():
+        if isinstance(module, Linear) and module.multiply is linear and module is not model.head:
+            found.append(module.weight)
+        elif isinstance(module, DroplessExperts):
+            found += (module.up, module.down)
+    if model.next_token_loss is fused_next_token_loss:
+        found.append(model.head_weight)
+    # The update writes copies, and it writes only what is trained.
+    return [each for each in found if each.requires_grad and each.is_leaf]
+
+
+def read_narrow_copies(model: Transformer, copies: NarrowCopies) -> None:
+    """Let the products of a model with fused kernels read those copies, where there is autocast and a copy."""
+    for module in model.modules():
+        if isinstance(module, Linear) and module.multiply is linear:
+            module.multiply = functools.partial(_multiply_copy, copies, linear)
+        elif isinstance(module, DroplessExperts):
+            module.multiply_groups = functools.partial(_multiply_copy, copies, module.multiply_groups)
+    if model.next_token_loss is fused_next_token_loss:
+        model.next_token_loss = functools.partial(_next_token_loss, copies)
+
+
+def _multiply_copy(
+    copies: NarrowCopies, multiply: Callable[..., Tensor], x: Tensor, weight: Tensor, *more: Tensor | None
+) -> Tensor:
+    return multiply(x, copies.narrowed(weight), *more)
+
+
+def _next_token_loss(
+    copies: NarrowCopies, hidden: Tensor, head_weight: Tensor, targets: Tensor, **settings: Any
+) -> Tensor:
+    return fused_next_token_loss(hidden, head_weight, targets, narrow_weight=copies.of(head_weight), **settings)
+
+
+def multiply_narrow(blocks: nn.Module, multiply: Multiply) -> None:
+    """Let all linear layers inside `blocks` multiply in a form of `napkin.kernels.products.narrow`.
+
+    Routers stay as they are, since their choices depend on small differences, and so do layers whose sizes the
+    hardware does not take.
+    """
+    for name, module in blocks.named_modules():
+        if isinstance(module, Linear) and not name.endswith("router") and takes_narrow(module.weight):
+            module.multiply = multiply
+
+
+def hold_frozen_narrow(model: Transformer, dtype: torch.dtype) -> None:
+    """Hold the matrices of a model's linear layers that are not trained in `dtype`, that of products under autocast.
+
+    Autocast would cast them for each product: the numbers are the same, fewer bytes are held and read. The embedding,
+    gains and biases stay as they are, and routers, which multiply in fp32.
+    """
+    for _, layer in _narrow_layers(model):
+        layer.weight = torch.nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
+        if layer.multiply is linear:
+            layer.multiply = _held_linear
+
+
+def narrow_names(model: Transformer) -> list[str]:
+    """The parameters that `hold_frozen_narrow` holds in another format."""
+    return [f"{name}.weight" for name, _ in _narrow_layers(model)]
+
+
+def _narrow_layers(model: Transformer) -> list[tuple[str, Linear]]:
+    routers = {module.router for module in model.modules() if isinstance(module, MixtureOfExperts)}
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, Linear) and module not in routers and not module.weight.requires_grad
+    ]
+
+
+def _held_linear(
+    x: Float[Tensor, "*batch in_features"],
+    weight: Float[Tensor, "out_features in_features"],
+    bias: Float[Tensor, " out_features"] | None = None,
+) -> Float[Tensor, "*batch out_features"]:
+    """The product, without autocast in the input's format."""
+    if not torch.is_autocast_enabled(x.device.type):
+        weight = weight.to(x.dtype)
+    return linear(x, weight, bias)

@@ -11,10 +11,10 @@ that its queries may see. Keys are kept as they are compared: normed and rotated
 """
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from napkin.errors import NapkinError
@@ -28,66 +28,48 @@ NOWHERE = 2**30
 """The position of a slot without a key: after every query, so that a causal mask hides it."""
 
 
-@runtime_checkable
-class CachedPass(Protocol):
+class CachedPass:
     """One forward pass over new tokens of sequences whose earlier keys and values are kept."""
 
-    @property
-    def start(self) -> int | None:
-        """The position of the first new token, if all sequences have the same, and positions count up from there."""
-        ...
-
-    @property
-    def positions(self) -> Int[Tensor, "batch_or_1 new"]:
-        """The positions of the new tokens; padding stands at any position of the model's."""
-        ...
-
-    @property
-    def document_positions(self) -> Int[Tensor, "batch_or_1 new"]:
-        """The positions of the new tokens in their documents: the same, if sequences are not packed."""
-        ...
-
-    @property
-    def all_seen(self) -> bool:
-        """True if each query sees every key that `update` returns, as one new token of equally long sequences does."""
-        ...
+    start: int | None = None
+    """The position of the first new token, if all sequences have the same, and positions count up from there."""
+    positions: Int[Tensor, "batch_or_1 new"]
+    """The positions of the new tokens; padding stands at any position of the model's."""
+    document_positions: Int[Tensor, "batch_or_1 new"]
+    """The positions of the new tokens in their documents: the same, if sequences are not packed."""
+    all_seen: bool = False
+    """True if each query sees every key that `update` returns, as one new token of equally long sequences does."""
 
     def key_positions(self, layer: int) -> Int[Tensor, "batch_or_1 key"]:
         """The positions of the keys that `update` returns; NOWHERE for those that no query sees."""
-        ...
+        raise NotImplementedError
 
     def together(self, layer: int) -> Bool[Tensor, "batch_or_1 1 new key"] | None:
         """True for pairs that may see each other, if positions do not decide it alone: those of one document or one
         branch."""
-        ...
+        return None
 
     def slots(self, layer: int) -> Slots | None:
         """The slots of the keys that one new token of each sequence sees, if they can be read where they are kept.
 
         `update` then returns the blocks that hold them: [block, kv_heads, slot, head_dim].
         """
-        ...
+        return None
 
-    def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
+    def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Tensor, Tensor]:
         """Keep a layer's new keys and values; return all that the queries may see."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class KVCache(Protocol):
-    """Keys and values of a batch of sequences in all layers."""
+class KVCache:
+    """Keys and values of a batch of sequences in all layers; `extend` gives the next `CachedPass`."""
 
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Tokens of each sequence."""
-        ...
-
-    def extend(self, n_new: int, counts: Sequence[int] | None = None) -> CachedPass:
-        """A pass over n_new tokens of each sequence, of which the first counts[b] are no padding; None is all."""
-        ...
+    device: torch.device
+    nbytes: int
+    """Bytes of keys and values."""
 
 
-class ContiguousCache:
+class ContiguousCache(KVCache):
     """A cache with a fixed slot for each position: [batch, kv_heads, slot, head_dim] for each layer.
 
     `capacity` is the most tokens of a sequence; None is the context length. In layers with a sliding window the slots
@@ -122,12 +104,8 @@ class ContiguousCache:
         self.keys = [torch.zeros(batch_size, heads, n + 1, width, **place) for n in self.n_slots]
         self.values = [torch.zeros(batch_size, heads, n + 1, width, **place) for n in self.n_slots]
         self.device = self.keys[0].device
+        self.nbytes = sum(tensor.nbytes for tensor in (*self.keys, *self.values))
         self._documents: Documents | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
 
     def extend(
         self,
@@ -178,8 +156,8 @@ class ContiguousCache:
             raise NapkinError(f"only a KV cache of one sequence without documents can {what}: use one per sequence")
 
 
-class ExtendingPass:
-    """A pass that extends a `ContiguousCache`: a `CachedPass`."""
+class ExtendingPass(CachedPass):
+    """A pass that extends a `ContiguousCache`."""
 
     def __init__(
         self,
@@ -187,8 +165,8 @@ class ExtendingPass:
         before: list[int],
         counts: list[int],
         n_new: int,
-        kept_documents: "Documents | None",
-        documents: Int[Tensor, "batch new"] | None,
+        kept_documents: "Documents | None" = None,
+        documents: Int[Tensor, "batch new"] | None = None,
     ) -> None:
         self.cache, self.before, self.counts, self.n_new = cache, before, counts, n_new
         uniform = len(set(before)) == 1 and set(counts) == {n_new}
@@ -200,8 +178,19 @@ class ExtendingPass:
             starts = torch.tensor(before, device=cache.device)[:, None]
             self.positions = (starts + torch.arange(n_new, device=cache.device)).clamp(max=cache.capacity - 1)
         self._places = {n: _Places(self, n) for n in set(cache.n_slots)}
-        self.documents = None if kept_documents is None else kept_documents.extend(self, documents)
-        self.document_positions = self.positions if self.documents is None else self.documents.positions
+        self._kept_documents, self.document_positions = kept_documents, self.positions
+        if kept_documents is not None:
+            self._documents, self.document_positions = kept_documents.extend(self, documents)
+
+    @cached_property
+    def n_real(self) -> Int[Tensor, "batch 1"]:
+        """How many tokens of each sequence are not padding."""
+        return torch.tensor(self.counts, device=self.cache.device)[:, None]
+
+    @cached_property
+    def real(self) -> Bool[Tensor, "batch new"]:
+        """True for tokens that are not padding."""
+        return torch.arange(self.n_new, device=self.cache.device) < self.n_real
 
     def key_positions(self, layer: int) -> Int[Tensor, "batch_or_1 key"]:
         """Positions of the keys that are held, in the order of their slots, and where new ones are not among them, of
@@ -211,7 +200,7 @@ class ExtendingPass:
     def slots(self, layer: int) -> Slots | None:
         """The first slots, of as many as the sequence has tokens."""
         cache, held = self.cache, self.cache.keys[layer]
-        if self.n_new != 1 or self.documents is not None:
+        if self.n_new != 1 or self._kept_documents is not None:
             return None
         if cache.slack and max(cache.lengths) > cache.n_slots[layer] - cache.slack:
             return None  # The ring may hold more than a window.
@@ -221,11 +210,14 @@ class ExtendingPass:
         return Slots(torch.tensor(n_seen), torch.arange(len(n_seen))[:, None], max(n_seen))
 
     def together(self, layer: int) -> Bool[Tensor, "batch_or_1 1 new key"] | None:
-        """True for pairs of one document."""
-        return None if self.documents is None else self.documents.together(self.key_positions(layer))
+        """True for queries and keys of one document."""
+        if self._kept_documents is None:
+            return None
+        by_position, places = self._kept_documents.by_position, self.key_positions(layer)
+        places = places.clamp(max=by_position.shape[1] - 1).expand(len(by_position), -1)
+        return self._documents[:, None, :, None] == by_position.gather(1, places)[:, None, None, :]
 
     def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
-        """Keep a layer's new keys and values; return all that the queries may see."""
         cache = self.cache
         slots = self._places[cache.n_slots[layer]]
         return slots.updated(cache.keys[layer], keys), slots.updated(cache.values[layer], values)
@@ -242,21 +234,12 @@ class _Places:
         self._indices: tuple[Tensor, Tensor] | None = None
 
     def key_positions(self) -> Int[Tensor, "batch_or_1 key"]:
-        made = self.made
+        positions = self.made.positions
         if self.in_place:
-            return _held_positions(made.cache.lengths, self.n_slots, self.positions.device)[:, : self.longest]
-        held = _held_positions(made.before, self.n_slots, self.positions.device)
-        return torch.cat((held.expand(len(self.positions), -1), self.positions.where(self.real, NOWHERE)), dim=1)
-
-    @property
-    def positions(self) -> Int[Tensor, "batch_or_1 new"]:
-        return self.made.positions
-
-    @property
-    def real(self) -> Bool[Tensor, "batch_or_1 new"]:
-        """True for tokens that are not padding."""
-        counts = torch.tensor(self.made.counts, device=self.positions.device)[:, None]
-        return (torch.arange(self.made.n_new, device=self.positions.device) < counts)[: len(self.positions)]
+            return _held_positions(self.made.cache.lengths, self.n_slots, positions.device)[:, : self.longest]
+        held = _held_positions(self.made.before, self.n_slots, positions.device)
+        new = positions.where(self.made.real[: len(positions)], NOWHERE)
+        return torch.cat((held.expand(len(positions), -1), new), dim=1)
 
     def updated(self, held: Tensor, new: Tensor) -> Tensor:
         """Put [batch, heads, new, width] into its slots; return all that the queries may see."""
@@ -275,10 +258,10 @@ class _Places:
     def _put(self, held: Tensor, new: Tensor) -> None:
         """Keep what stays of each sequence when all have been put; padding goes to the slot beyond."""
         if self._indices is None:
-            device = self.positions.device
+            positions, device = self.made.positions, self.made.positions.device
             after = torch.tensor(self.made.cache.lengths, device=device)[:, None]
-            stays = self.real & (self.positions >= after - self.n_slots)
-            slots = (self.positions % self.n_slots).where(stays, self.n_slots)
+            stays = self.made.real[: len(positions)] & (positions >= after - self.n_slots)
+            slots = (positions % self.n_slots).where(stays, self.n_slots)
             self._indices = torch.arange(len(held), device=device)[:, None], slots.expand(len(held), -1)
         rows, slots = self._indices
         held[rows, :, slots] = new.transpose(1, 2)
@@ -293,11 +276,8 @@ def _held_positions(lengths: Sequence[int], n_slots: int, device: torch.device) 
     return positions.where(positions >= 0, NOWHERE)
 
 
-class BranchingPass:
-    """A pass over continuations of one sequence, see `ContiguousCache.branch`: a `CachedPass`."""
-
-    start = None
-    all_seen = False
+class BranchingPass(CachedPass):
+    """A pass over continuations of one sequence, see `ContiguousCache.branch`; nothing of it is kept."""
 
     def __init__(self, cache: ContiguousCache, positions: Int[Tensor, " new"], sees: Bool[Tensor, "new new"]) -> None:
         self.cache, self.sees = cache, sees
@@ -308,22 +288,16 @@ class BranchingPass:
         held = _held_positions(self.cache.lengths, self.cache.n_slots[layer], self.positions.device)
         return torch.cat((held[:, : self._n_held(layer)], self.positions), dim=1)
 
-    def slots(self, layer: int) -> None:
-        """None: several tokens are new."""
-
     def together(self, layer: int) -> Bool[Tensor, "1 1 new key"]:
         """All of what is held, and the new tokens of the same branch."""
         held = self.sees.new_ones(len(self.sees), self._n_held(layer))
         return torch.cat((held, self.sees), dim=1)[None, None]
 
     def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
-        """The keys and values that are held, and the new ones, which are not kept."""
-        held = slice(self._n_held(layer))
-        old_keys, old_values = self.cache.keys[layer][:, :, held], self.cache.values[layer][:, :, held]
-        return (
-            torch.cat((old_keys, keys.to(old_keys.dtype)), dim=2),
-            torch.cat((old_values, values.to(old_values.dtype)), dim=2),
-        )
+        n = self._n_held(layer)
+        both = (self.cache.keys[layer], keys), (self.cache.values[layer], values)
+        seen_keys, seen_values = (torch.cat((held[:, :, :n], new.to(held.dtype)), dim=2) for held, new in both)
+        return seen_keys, seen_values
 
     def _n_held(self, layer: int) -> int:
         return min(self.cache.lengths[0], self.cache.n_slots[layer])
@@ -339,33 +313,16 @@ class Documents:
         self.last = torch.full((len(cache.lengths), 1), -1, **place)
         self.last_start = torch.zeros((len(cache.lengths), 1), **place)
 
-    def extend(self, made: ExtendingPass, documents: Int[Tensor, "batch new"] | None) -> "NewDocuments":
-        """Keep the documents of a pass's tokens; None goes on with the last one."""
+    def extend(
+        self, made: ExtendingPass, documents: Int[Tensor, "batch new"] | None
+    ) -> tuple[Int[Tensor, "batch new"], Int[Tensor, "batch new"]]:
+        """Keep the documents of a pass's tokens, None goes on with the last one; these, and the positions in them."""
         documents = self.last.expand(-1, made.n_new) if documents is None else documents
         positions = made.positions.expand(len(documents), -1)
         changed = documents != torch.cat((self.last, documents[:, :-1]), dim=1)
         starts = torch.maximum(positions.where(changed, 0).cummax(dim=1).values, self.last_start)
-        n_real = torch.tensor(made.counts, device=documents.device)[:, None]
-        real = torch.arange(made.n_new, device=documents.device) < n_real
-        self.by_position.scatter_(1, positions.where(real, made.cache.capacity), documents)
-        end, any_real = (n_real - 1).clamp(min=0), n_real > 0
+        self.by_position.scatter_(1, positions.where(made.real, made.cache.capacity), documents)
+        end, any_real = (made.n_real - 1).clamp(min=0), made.n_real > 0
         self.last = documents.gather(1, end).where(any_real, self.last)
         self.last_start = starts.gather(1, end).where(any_real, self.last_start)
-        return NewDocuments(documents, positions - starts, self.by_position)
-
-
-class NewDocuments:
-    """The documents of a pass's tokens."""
-
-    def __init__(
-        self,
-        documents: Int[Tensor, "batch new"],
-        positions: Int[Tensor, "batch new"],
-        by_position: Shaped[Tensor, "batch _"],
-    ) -> None:
-        self.documents, self.positions, self.by_position = documents, positions, by_position
-
-    def together(self, key_positions: Int[Tensor, "batch_or_1 key"]) -> Bool[Tensor, "batch 1 new key"]:
-        """True for queries and keys of one document."""
-        places = key_positions.clamp(max=self.by_position.shape[1] - 1).expand(len(self.documents), -1)
-        return self.documents[:, None, :, None] == self.by_position.gather(1, places)[:, None, None, :]
+        return documents, positions - starts

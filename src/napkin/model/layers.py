@@ -1,11 +1,6 @@
-"""Linear layers: x · Wᵀ + b; and the factory that makes all of a model's linear layers by one rule.
+"""The small layers: linear ones (x · Wᵀ + b), the factory that makes all of a model's by one rule, embedding, dropout.
 
-The embedding: one row of a matrix per token id.
-
-Dropout (Srivastava et al. 2014): in training, numbers are set to 0 at random and the others scaled up, so that the
-mean stays.
-
-Initial values of parameters: a pure function of a generator's state, the same numbers on every device.
+Initial values of parameters are a pure function of a generator's state, the same numbers on every device.
 """
 
 import contextlib
@@ -121,8 +116,8 @@ class Linear(nn.Module):
         self.register_parameter("bias", zeros)
         self.multiply: Multiply = linear
         """The product, which may be taken in another format."""
-        self.adapter: LinearAdapter | None = None
-        """An adapter that is trained in place of the matrix, see napkin.model.adapters."""
+        self.adapter: Any = None
+        """A `napkin.model.adapters.Adapter` that is trained in place of the matrix."""
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         if self.adapter is not None:
@@ -133,24 +128,6 @@ class Linear(nn.Module):
     def matrix(self) -> Float[Tensor, "out_features in_features"]:
         """The matrix that the layer multiplies by: its weight or, with an adapter, that with what the adapter adds."""
         return self.weight if self.adapter is None else self.adapter.merged(self.weight)
-
-
-class LinearAdapter(nn.Module):
-    """The interface of an adapter for a linear layer."""
-
-    def forward(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        multiply: Multiply,
-    ) -> Tensor:
-        """The layer's product with the adapter; `multiply` takes the product with the matrix alone."""
-        raise NotImplementedError
-
-    def merged(self, weight: Tensor) -> Tensor:
-        """The matrix that does the same alone."""
-        raise NotImplementedError
 
 
 class MuPLinear(Linear):
@@ -166,7 +143,6 @@ class MuPLinear(Linear):
         self.multiplier = multiplier
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
-        """Multiply each vector by the matrix and the multiplier, add the bias."""
         return super().forward(x * self.multiplier)
 
 
@@ -268,7 +244,8 @@ class Embedding(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Each number is set to 0 with probability p, else divided by 1 - p; in evaluation it is unchanged.
+    """In training each number is set to 0 with probability p, else divided by 1 - p: the mean stays (Srivastava et al.
+    2014).
 
     The numbers are drawn from torch's global generator of x's device.
     """

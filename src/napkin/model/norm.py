@@ -31,7 +31,6 @@ class RMSNorm(nn.Module):
         """True if that form adds a residual in the same pass; then a call with one returns the sum and its norm."""
 
     def forward(self, x: Vectors, residual: Vectors | None = None) -> Vectors | tuple[Vectors, Vectors]:
-        """Scale each vector to a root mean square of 1, then each of its numbers by its gain."""
         if residual is None:
             return self.normalize(x, self.gain, self.eps)
         return self.normalize(x, self.gain, self.eps, residual)
@@ -63,7 +62,6 @@ class LayerNorm(nn.Module):
         """True if that form adds a residual, as in RMSNorm."""
 
     def forward(self, x: Vectors, residual: Vectors | None = None) -> Vectors | tuple[Vectors, Vectors]:
-        """Subtract each vector's mean, scale it to a variance of 1, then each of its numbers by its gain."""
         if residual is None:
             return self.normalize(x, self.gain, self.bias, self.eps)
         return self.normalize(x, self.gain, self.bias, self.eps, residual)
@@ -90,24 +88,29 @@ class NoNorm(nn.Module):
 NORMS: dict[str, type[RMSNorm] | type[LayerNorm] | type[NoNorm]] = {"rms": RMSNorm, "layer": LayerNorm, "none": NoNorm}
 
 
+MakeNorm = Callable[[int], nn.Module]
+
+
 class NoQKNorm(nn.Module):
     """Queries and keys as they are."""
+
+    def __init__(self, *sizes: int | MakeNorm) -> None:
+        super().__init__()
 
     def forward(self, queries_and_keys: QueriesAndKeys) -> QueriesAndKeys:
         return queries_and_keys
 
 
-class _QKNorm(nn.Module):
-    """A norm for queries and one for keys keep their products, the scores, from growing (Henry et al. 2020)."""
+class HeadQKNorm(nn.Module):
+    """A norm for queries and one for keys keep their products, the scores, from growing (Henry et al. 2020).
 
-    def __init__(self, n_heads: int, n_kv_heads: int, query_norm: nn.Module, key_norm: nn.Module) -> None:
+    Each head is normalized by itself, with one gain for all query heads and one for all key heads (Qwen 3).
+    """
+
+    def __init__(self, n_heads: int, n_kv_heads: int, head_dim: int, make_norm: MakeNorm) -> None:
         super().__init__()
         self.heads = n_heads, n_kv_heads
-        self.query_norm, self.key_norm = query_norm, key_norm
-
-
-class HeadQKNorm(_QKNorm):
-    """Each head is normalized by itself, with one gain for all query heads and one for all key heads (Qwen 3)."""
+        self.query_norm, self.key_norm = make_norm(head_dim), make_norm(head_dim)
 
     def forward(self, queries_and_keys: QueriesAndKeys) -> QueriesAndKeys:
         """Normalize; query heads come first."""
@@ -115,8 +118,13 @@ class HeadQKNorm(_QKNorm):
         return torch.cat((self.query_norm(queries), self.key_norm(keys)), dim=2)
 
 
-class AllHeadsQKNorm(_QKNorm):
+class AllHeadsQKNorm(nn.Module):
     """All query heads are normalized as one vector, and all key heads as another (OLMo 2)."""
+
+    def __init__(self, n_heads: int, n_kv_heads: int, head_dim: int, make_norm: MakeNorm) -> None:
+        super().__init__()
+        self.heads = n_heads, n_kv_heads
+        self.query_norm, self.key_norm = make_norm(n_heads * head_dim), make_norm(n_kv_heads * head_dim)
 
     def forward(self, queries_and_keys: QueriesAndKeys) -> QueriesAndKeys:
         """Normalize; query heads come first."""
@@ -125,23 +133,8 @@ class AllHeadsQKNorm(_QKNorm):
         return normed.view(queries_and_keys.shape)
 
 
-def _no_qk_norm(n_heads: int, n_kv_heads: int, head_dim: int, make_norm: Callable[[int], nn.Module]) -> nn.Module:
-    return NoQKNorm()
-
-
-def _head_qk_norm(n_heads: int, n_kv_heads: int, head_dim: int, make_norm: Callable[[int], nn.Module]) -> nn.Module:
-    return HeadQKNorm(n_heads, n_kv_heads, make_norm(head_dim), make_norm(head_dim))
-
-
-def _all_heads_qk_norm(
-    n_heads: int, n_kv_heads: int, head_dim: int, make_norm: Callable[[int], nn.Module]
-) -> nn.Module:
-    return AllHeadsQKNorm(n_heads, n_kv_heads, make_norm(n_heads * head_dim), make_norm(n_kv_heads * head_dim))
-
-
-QK_NORMS: dict[str, Callable[[int, int, int, Callable[[int], nn.Module]], nn.Module]] = {
-    "none": _no_qk_norm,
-    "head": _head_qk_norm,
-    "all_heads": _all_heads_qk_norm,
+QK_NORMS: dict[str, Callable[[int, int, int, MakeNorm], nn.Module]] = {
+    "none": NoQKNorm,
+    "head": HeadQKNorm,
+    "all_heads": AllHeadsQKNorm,
 }
-"""Factories of QK norms by config name."""

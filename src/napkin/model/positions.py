@@ -162,6 +162,11 @@ class NoPositions(nn.Module):
 
     rotate: ClassVar[Callable[..., Tensor]] = staticmethod(unrotated)
 
+    @property
+    def has_bias(self) -> bool:
+        """True if it changes scores."""
+        return type(self).bias is not NoPositions.bias
+
     def embed(
         self,
         x: Float[Tensor, "batch position d_model"],
@@ -179,7 +184,7 @@ class NoPositions(nn.Module):
         """`rotation` for any positions, of each sequence its own; they are not checked."""
         return ()
 
-    @no_type_check  # a kernel's compiler reads it, see napkin.model.masks
+    @no_type_check  # a kernel's compiler reads it, see napkin.model.attention
     def bias(self, head: Int[Tensor, "*heads"], distance: Int[Tensor, "*pairs"]) -> Shaped[Tensor, "..."]:
         """The number that is added to the score of a query and a key `distance` before it; both arguments broadcast."""
         return torch.zeros_like(distance, dtype=torch.float32)
@@ -254,7 +259,7 @@ class AlibiPositions(NoPositions):
         super().__init__()
         self.register_buffer("slopes", torch.tensor(alibi_slopes(n_heads)), persistent=False)
 
-    @no_type_check  # a kernel's compiler reads it, see napkin.model.masks
+    @no_type_check  # a kernel's compiler reads it, see napkin.model.attention
     def bias(self, head: Int[Tensor, "*heads"], distance: Int[Tensor, "*pairs"]) -> Shaped[Tensor, "..."]:
         """-slope · distance."""
         return -self.slopes[head] * distance

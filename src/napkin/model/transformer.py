@@ -1,12 +1,9 @@
-"""The language model: token ids in, a score for every possible next token out.
+"""The language model: token ids in, a score for every possible next token out; and its loss in training, which is
+cross-entropy with the head's z-loss and the losses of routers."""
 
-The training loss of a language model: cross-entropy, the head's z-loss and the losses of routers.
-
-A head of one number: how good a state is, for values and rewards.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from einops import rearrange
@@ -18,81 +15,16 @@ from napkin.kernels.attention.reference import softcap
 from napkin.kernels.loss.cross_entropy import CHUNK_SIZE, fused_linear_cross_entropy, linear_cross_entropy
 from napkin.kernels.loss.log_probabilities import LinearScores, linear_log_probabilities
 from napkin.kernels.products.linear import linear
-from napkin.model.attention import ForwardContext
-from napkin.model.attention_implementations import FusedAttention, PlainAttention
+from napkin.model.attention import ForwardContext, PlainAttention
 from napkin.model.block import Block, Residual
 from napkin.model.builder import ModelBuilder
 from napkin.model.config import ModelConfig
+from napkin.model.feed_forward import MixtureOfExperts, Routing
 from napkin.model.kv_cache import CachedPass
-from napkin.model.language_model import Documents, Tokens
 from napkin.model.layers import Device, Embedding, Linear, default_device_and_dtype, make_dropout, make_scale
-from napkin.model.moe import MixtureOfExperts, Routing
 
-
-def next_token_loss(
-    hidden: Float[Tensor, "batch position d_model"],
-    head_weight: Float[Tensor, "vocab_size d_model"],
-    targets: Int[Tensor, "batch position"],
-    *,
-    chunk_size: int,
-    z_weight: float = 0.0,
-    logit_softcap: float | None = None,
-    compiled: bool = False,
-) -> Float[Tensor, ""]:
-    """Mean cross-entropy in nats per token, targets of -1 ignored, plus z_weight · mean(logsumexp(logits)²).
-
-    At most chunk_size rows of logits exist at a time; they are bounded by a softcap if there is one. `compiled` is as
-    in `linear_cross_entropy`.
-    """
-    return linear_cross_entropy(
-        rearrange(hidden, "b t c -> (b t) c"),
-        head_weight,
-        rearrange(targets, "b t -> (b t)"),
-        chunk_size=chunk_size,
-        z_weight=z_weight,
-        logit_softcap=logit_softcap,
-        compiled=compiled,
-    )
-
-
-def fused_next_token_loss(
-    hidden: Float[Tensor, "batch position d_model"],
-    head_weight: Float[Tensor, "vocab_size d_model"],
-    targets: Int[Tensor, "batch position"],
-    *,
-    chunk_size: int,
-    z_weight: float = 0.0,
-    logit_softcap: float | None = None,
-    narrow_weight: Float[Tensor, "vocab_size d_model"] | None = None,
-) -> Float[Tensor, ""]:
-    """`next_token_loss` by `fused_linear_cross_entropy`."""
-    return fused_linear_cross_entropy(
-        rearrange(hidden, "b t c -> (b t) c"),
-        head_weight,
-        rearrange(targets, "b t -> (b t)"),
-        chunk_size=chunk_size,
-        z_weight=z_weight,
-        logit_softcap=logit_softcap,
-        narrow_weight=narrow_weight,
-    )
-
-
-def add_router_losses(
-    loss: Float[Tensor, ""],
-    routings: Sequence[Routing],
-    *,
-    balance_weight: float,
-    z_weight: float,
-    n_routers: int | None = None,
-) -> Float[Tensor, ""]:
-    """The loss plus the weighted mean of the routers' balance losses and z-losses.
-
-    Where these are some routers of a model, `n_routers` is how many it has: the loss plus their part of the mean.
-    """
-    n_routers = n_routers or len(routings)
-    for routing in routings:
-        loss = loss + (balance_weight * routing.balance_loss + z_weight * routing.z_loss) / n_routers
-    return loss
+Tokens = Int[Tensor, "batch position"]
+Documents = Int[Tensor, "batch position"] | None
 
 
 # Hidden states have a root mean square of 1, so a head of std 0.3/sqrt(d_model) makes logits of std 0.3: the loss
@@ -117,9 +49,9 @@ class Transformer(nn.Module):
     """A decoder-only Transformer, built as its config says; a `LanguageModel`.
 
     Its initial parameters are a pure function of config and seed, on torch's default device and in its default dtype
-    unless others are given;
-    torch's global random state is neither read nor changed. Matrices that write into the residual stream start smaller
-    by 1/sqrt(2 · n_layers), so that the stream does not grow with depth (Radford et al. 2019).
+    unless others are given; torch's global random state is neither read nor changed. Matrices that write into the
+    residual stream start smaller by 1/sqrt(2 · n_layers), so that the stream does not grow with depth (Radford et al.
+    2019).
 
     A tied embedding starts as the head that it also is, and is multiplied by sqrt(d_model) as the input, to a root mean
     square of 0.3: large enough for the blocks to see, small enough that a token's own vector does not dominate its last
@@ -137,42 +69,39 @@ class Transformer(nn.Module):
             raise NapkinError("vocab_size is 0: give the model its tokenizer's vocab_size")
         self.config = config
         with default_device_and_dtype(device, dtype):
-            self._make_layers(config, seed)
-
-    def _make_layers(self, config: ModelConfig, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        builder = ModelBuilder(config, generator)
-        width = config.mup_base_d_model or config.d_model
-        head_std = config.init_std if config.init == "fixed" else _FIRST_LOGITS_STD * width**-0.5
-        embedding_std = config.init_std if config.init == "fixed" else head_std if config.tie_embeddings else 1.0
-        self.embedding = Embedding(config.vocab_size, config.d_model, std=embedding_std, generator=generator)
-        self.input_scale = config.resolved_embedding_scale
-        self.positions = builder.positions(embedding_std * self.input_scale)
-        self.dropout = make_dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            builder.block(layer, attend, self.positions)
-            for layer, attend in enumerate(builder.attention_implementations())
-        )
-        self.run_block: Callable[..., Tensor] = _run_block
-        """Calls a block; activation checkpointing and compilation replace it."""
-        self.loss_chunk_size = CHUNK_SIZE
-        """Tokens whose logits exist at one time in `loss`."""
-        self.next_token_loss: Callable[..., Tensor] = next_token_loss
-        """The loss of hidden states; tensor parallelism replaces it."""
-        self.linear_log_probabilities: Callable[..., LinearScores] = linear_log_probabilities
-        """The log-probabilities of hidden states' next tokens; compiled kernels replace it."""
-        self.norm = builder.final_norm()
-        # µP's output multiplier: neither the logits nor how fast they learn grow with the width.
-        self.output_scale = make_scale(width / config.d_model)
-        self.head = (
-            None
-            if config.tie_embeddings
-            else Linear(config.d_model, config.vocab_size, std=head_std, generator=generator)
-        )
-        self.quantized_head: QuantizedHead | None = None
-        """Multiplies in place of the head, see napkin.model.quantized."""
-        self.scalar_head: Linear | None = None
-        """Turns hidden states into one number each: values, or rewards. See napkin.model.transformer."""
+            generator = torch.Generator().manual_seed(seed)
+            builder = ModelBuilder(config, generator)
+            width = config.mup_base_d_model or config.d_model
+            head_std = config.init_std if config.init == "fixed" else _FIRST_LOGITS_STD * width**-0.5
+            embedding_std = config.init_std if config.init == "fixed" else head_std if config.tie_embeddings else 1.0
+            self.embedding = Embedding(config.vocab_size, config.d_model, std=embedding_std, generator=generator)
+            self.input_scale = config.resolved_embedding_scale
+            self.positions = builder.positions(embedding_std * self.input_scale)
+            self.dropout = make_dropout(config.dropout)
+            self.blocks = nn.ModuleList(
+                builder.block(layer, attend, self.positions)
+                for layer, attend in enumerate(builder.attention_implementations())
+            )
+            self.run_block: Callable[..., Tensor] = _run_block
+            """Calls a block; activation checkpointing and compilation replace it."""
+            self.loss_chunk_size = CHUNK_SIZE
+            """Tokens whose logits exist at one time in `loss`."""
+            self.next_token_loss: Callable[..., Tensor] = next_token_loss
+            """The loss of hidden states; tensor parallelism replaces it."""
+            self.linear_log_probabilities: Callable[..., LinearScores] = linear_log_probabilities
+            """The log-probabilities of hidden states' next tokens; compiled kernels replace it."""
+            self.norm = builder.final_norm()
+            # µP's output multiplier: neither the logits nor how fast they learn grow with the width.
+            self.output_scale = make_scale(width / config.d_model)
+            self.head = (
+                None
+                if config.tie_embeddings
+                else Linear(config.d_model, config.vocab_size, std=head_std, generator=generator)
+            )
+            self.quantized_head: Any = None
+            """A `napkin.model.quantized.Int8Linear` that multiplies in place of the head."""
+            self.scalar_head: Linear | None = None
+            """Turns hidden states into one number each: values, or rewards; see `add_scalar_head`."""
 
     def forward(self, tokens: Tokens, documents: Documents = None) -> Float[Tensor, "batch position vocab_size"]:
         """Logits of the token after each position."""
@@ -198,13 +127,16 @@ class Transformer(nn.Module):
     def add_router_losses(
         self, loss: Float[Tensor, ""], blocks: nn.Module, n_routers: int | None = None
     ) -> Float[Tensor, ""]:
-        """The loss and, in training, the routers' losses of those blocks; `n_routers` is how many the model has, None
-        is how many these have."""
+        """The loss and, in training, the mean of the routers' losses in those blocks; `n_routers` is how many the model
+        has, None is how many these have."""
         if not self.training:
             return loss
-        weights = {"balance_weight": self.config.balance_weight, "z_weight": self.config.router_z_weight}
         routings = [mixture.take_routing() for mixture in mixtures(blocks)]
-        return add_router_losses(loss, routings, **weights, n_routers=n_routers)
+        balance_weight, z_weight = self.config.balance_weight, self.config.router_z_weight
+        for routing in routings:
+            weighted = balance_weight * routing.balance_loss + z_weight * routing.z_loss
+            loss = loss + weighted / (n_routers or len(routings))
+        return loss
 
     def loss_of(
         self,
@@ -282,7 +214,7 @@ class Transformer(nn.Module):
         """The residual stream of those tokens after some of the blocks."""
         length = tokens.shape[1]
         rotation = self.positions.rotation(length)
-        contexts: dict[PlainAttention | FusedAttention, ForwardContext] = {}
+        contexts: dict[PlainAttention, ForwardContext] = {}
         for block in blocks:
             attend = cast(Block, block).attention.attend
             if attend not in contexts:
@@ -299,7 +231,7 @@ class Transformer(nn.Module):
             if start is None
             else self.positions.rotation(start + n_new, query_offset=start)
         )
-        masks: dict[PlainAttention | FusedAttention, Any] = {}
+        masks: dict[PlainAttention, Any] = {}
         for layer, block in enumerate(self.blocks):
             attend = cast(Block, block).attention.attend
             if attend not in masks:
@@ -328,15 +260,52 @@ class Transformer(nn.Module):
         return self.embedding.weight if self.head is None else self.head.matrix
 
 
-class QuantizedHead(Protocol):
-    """A layer of integers that stands for the head."""
+def next_token_loss(
+    hidden: Float[Tensor, "batch position d_model"],
+    head_weight: Float[Tensor, "vocab_size d_model"],
+    targets: Int[Tensor, "batch position"],
+    *,
+    chunk_size: int,
+    z_weight: float = 0.0,
+    logit_softcap: float | None = None,
+    compiled: bool = False,
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy in nats per token, targets of -1 ignored, plus z_weight · mean(logsumexp(logits)²).
 
-    @property
-    def weight(self) -> Float[Tensor, "vocab_size d_model"]:
-        """The matrix, made anew."""
-        ...
+    At most chunk_size rows of logits exist at a time; they are bounded by a softcap if there is one. `compiled` is as
+    in `linear_cross_entropy`.
+    """
+    return linear_cross_entropy(
+        rearrange(hidden, "b t c -> (b t) c"),
+        head_weight,
+        rearrange(targets, "b t -> (b t)"),
+        chunk_size=chunk_size,
+        z_weight=z_weight,
+        logit_softcap=logit_softcap,
+        compiled=compiled,
+    )
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+
+def fused_next_token_loss(
+    hidden: Float[Tensor, "batch position d_model"],
+    head_weight: Float[Tensor, "vocab_size d_model"],
+    targets: Int[Tensor, "batch position"],
+    *,
+    chunk_size: int,
+    z_weight: float = 0.0,
+    logit_softcap: float | None = None,
+    narrow_weight: Float[Tensor, "vocab_size d_model"] | None = None,
+) -> Float[Tensor, ""]:
+    """`next_token_loss` by `fused_linear_cross_entropy`."""
+    return fused_linear_cross_entropy(
+        rearrange(hidden, "b t c -> (b t) c"),
+        head_weight,
+        rearrange(targets, "b t -> (b t)"),
+        chunk_size=chunk_size,
+        z_weight=z_weight,
+        logit_softcap=logit_softcap,
+        narrow_weight=narrow_weight,
+    )
 
 
 def mixtures(module: nn.Module) -> list[MixtureOfExperts]:
@@ -357,3 +326,67 @@ def add_scalar_head(model: Transformer) -> None:
     with torch.no_grad():
         head.weight.zero_()
     model.scalar_head = head
+
+
+class _HasAttributes(type(Protocol)):
+    """`isinstance` asks the model for each attribute.
+
+    A protocol's own check does not call `__getattr__` since Python 3.12, and there nn.Module looks up submodules.
+    """
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, nn.Module) and all(
+            hasattr(instance, name) for name in ("config", "blocks", "run_block", "loss", "hidden", "head_weight")
+        )
+
+
+@runtime_checkable
+class LanguageModel(Protocol, metaclass=_HasAttributes):
+    """An `nn.Module` that scores next tokens: what training, evaluation and generation use of a `Transformer`.
+
+    Its `config` is a dataclass, which checkpoints store and compare, with vocab_size, context_length and dropout. Its
+    `hidden` computes `x = self.run_block(block, x, ...)` for each of its `blocks`, in an nn.ModuleList: activation
+    checkpointing and compilation replace `run_block`, FSDP shards block by block. Muon orthogonalizes the matrices in
+    `blocks`. `loss_chunk_size` is how many tokens' logits exist at one time in `loss`; a model may ignore it.
+    """
+
+    training: bool
+    loss_chunk_size: int
+    run_block: Callable[..., Tensor]
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def blocks(self) -> Any: ...
+
+    @property
+    def head_weight(self) -> Float[Tensor, "vocab_size d_model"]: ...
+
+    def hidden(self, tokens: Tokens, documents: Documents = None) -> Float[Tensor, "batch position d_model"]: ...
+
+    def loss(self, tokens: Tokens, targets: Tokens, documents: Documents = None) -> Float[Tensor, ""]: ...
+
+    def routings(self) -> list[Routing]: ...
+
+    def train(self, mode: bool = True) -> Any: ...
+
+
+@runtime_checkable
+class HasModes(Protocol):
+    """A thing with a training mode and an evaluation mode, such as any `nn.Module`."""
+
+    training: bool
+
+    def train(self, mode: bool = True) -> Any: ...
+
+
+@contextmanager
+def evaluation_mode(model: HasModes) -> Iterator[None]:
+    """Put a model into evaluation mode, without dropout and with cross-entropy alone as its loss, and back."""
+    training = model.training
+    model.train(False)
+    try:
+        yield
+    finally:
+        model.train(training)

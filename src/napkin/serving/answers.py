@@ -1,9 +1,7 @@
-"""Answers to clients: one JSON object at the end, or server-sent events as pieces come.
-
-A cut connection ends the job.
-"""
+"""Answers to clients: one JSON object at the end, or server-sent events as pieces come. A cut connection ends it."""
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -13,8 +11,9 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from napkin.serving.completion_job import CompletionJob, Piece, ToldToken, chat_logprobs, completion_logprobs
-from napkin.serving.responses import DONE, ApiError, event, json_response
+from napkin.inference.sampling import Draw
+from napkin.serving.completion_job import CompletionJob, Piece, ToldToken
+from napkin.serving.request_body import DONE, ApiError, event, json_response
 from napkin.tokenizer.base import Tokenizer
 
 _WRITTEN_IN_PLACE = 2000
@@ -69,7 +68,51 @@ class AnswerForm:
     def _logprobs(self, tokens: Sequence[ToldToken]) -> dict[str, Any] | None:
         if not self.with_logprobs:
             return None
-        return (chat_logprobs if self.is_chat else completion_logprobs)(tokens, self.tokenizer)
+        if self.is_chat:
+            content = [
+                self._described(each.draw.token, each.draw.logprob)
+                | {"top_logprobs": [self._described(token, logprob) for token, logprob in each.draw.top]}
+                for each in tokens
+            ]
+            return {"content": content, "refusal": None}
+        # For completions four lists with an entry per token.
+        scored = [(each.draw, each.draw.logprob) for each in tokens]
+        return {
+            "tokens": [self._text(each.draw.token) for each in tokens],
+            "token_logprobs": [None if logprob is None else _finite(logprob) for _, logprob in scored],
+            "top_logprobs": [None if logprob is None else self._likeliest(draw) for draw, logprob in scored],
+            "text_offset": [each.offset for each in tokens],
+        }
+
+    def _described(self, token: int, logprob: float | None) -> dict[str, Any]:
+        content = self._bytes(token)
+        text = content.decode(errors="replace")
+        return {"token": text, "logprob": None if logprob is None else _finite(logprob), "bytes": list(content)}
+
+    def _likeliest(self, draw: Draw) -> dict[str, float]:
+        """By their texts, and the drawn one if it is not among them."""
+        found: dict[str, float] = {}
+        for token, logprob in (*draw.top, (draw.token, draw.logprob or 0.0)):
+            # Ids that fill up the vocabulary have the same text.
+            found.setdefault(self._text(token), _finite(logprob))
+        return found
+
+    def _text(self, token: int) -> str:
+        r"""A token's text; one that is a part of a character is written as its bytes: `bytes:\xf0\x9f`."""
+        content = self._bytes(token)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+    def _bytes(self, token: int) -> bytes:
+        """A token's bytes; none for an id that only fills up the model's vocabulary."""
+        return self.tokenizer.vocabulary[token] if token < self.tokenizer.vocab_size else b""
+
+
+def _finite(value: float) -> float:
+    """A log-probability as JSON can have it; OpenAI's servers send -9999 for zero probability."""
+    return value if math.isfinite(value) else -9999.0
 
 
 async def answer_at_once(receive: Receive, job: CompletionJob, form: AnswerForm) -> Response:

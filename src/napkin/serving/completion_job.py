@@ -1,23 +1,18 @@
-"""One request of a client: its sequences in the engine, and what is new of each as it comes.
-
-The text of one completion as it grows, with the tokens that belong to each piece of it.
-"""
+"""One request of a client: its sequences in the engine, and what is new of each as it comes."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from napkin.errors import NapkinError
-from napkin.inference.request import Completion, Request
+from napkin.inference.engine import Completion, Request
+from napkin.inference.generation import TextStream
 from napkin.inference.sampling import Draw
 from napkin.inference.settings import LARGEST_SEED, Sampling
-from napkin.inference.text_stream import TextStream
 from napkin.serving.limits import Limits
-from napkin.serving.request_body import finite
-from napkin.serving.responses import ApiError
-from napkin.serving.service import Service, Watch, token_seconds
+from napkin.serving.request_body import ApiError
+from napkin.serving.service import Service, token_seconds
 from napkin.tokenizer.base import Tokenizer
 
 
@@ -40,7 +35,6 @@ class GrowingText:
         self.stopped = False
         self.length = offset
         """Characters released so far, those before the completion included."""
-        self._tokenizer = tokenizer
         self._stream = TextStream(tokenizer, stop, at_start=at_start)
         # A second stream without stop texts knows at which character a token begins while its text is held back.
         self._plain = TextStream(tokenizer, at_start=at_start) if stop else None
@@ -50,9 +44,6 @@ class GrowingText:
     def push(self, draw: Draw) -> tuple[str, list[ToldToken]]:
         """The text that is certain after one more token, and the tokens that begin in it."""
         self._waiting.append(ToldToken(draw, self._seen))
-        if draw.token >= self._tokenizer.vocab_size:
-            # The model's vocabulary may be padded: such an id has no text.
-            return "", []
         piece = self._stream.push(draw.token)
         self._seen += len(piece if self._plain is None else self._plain.push(draw.token))
         self.stopped = self._stream.stopped
@@ -78,60 +69,8 @@ def told_prompt(draws: Sequence[Draw], tokenizer: Tokenizer) -> list[ToldToken]:
     stream, offset, told = TextStream(tokenizer, at_start=True), 0, []
     for draw in draws:
         told.append(ToldToken(draw, offset))
-        if draw.token < tokenizer.vocab_size:
-            offset += len(stream.push(draw.token))
+        offset += len(stream.push(draw.token))
     return told
-
-
-def token_text(token: int, tokenizer: Tokenizer) -> str:
-    r"""A token's text; one that is a part of a character is written as its bytes: `bytes:\xf0\x9f`."""
-    content = token_bytes(token, tokenizer)
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
-
-
-def token_bytes(token: int, tokenizer: Tokenizer) -> bytes:
-    """A token's bytes; none for an id that only fills up the model's vocabulary."""
-    return tokenizer.vocabulary[token] if token < tokenizer.vocab_size else b""
-
-
-def completion_logprobs(tokens: Sequence[ToldToken], tokenizer: Tokenizer) -> dict[str, Any]:
-    """As `/v1/completions` has them: four lists with an entry per token; the likeliest ones by their text."""
-    return {
-        "tokens": [token_text(each.draw.token, tokenizer) for each in tokens],
-        "token_logprobs": [None if each.draw.logprob is None else finite(each.draw.logprob) for each in tokens],
-        "top_logprobs": [None if each.draw.logprob is None else _likeliest(each.draw, tokenizer) for each in tokens],
-        "text_offset": [each.offset for each in tokens],
-    }
-
-
-def _likeliest(draw: Draw, tokenizer: Tokenizer) -> dict[str, float]:
-    """By their texts, and the drawn one if it is not among them."""
-    found: dict[str, float] = {}
-    for token, logprob in (*draw.top, (draw.token, draw.logprob or 0.0)):
-        # Ids that fill up the vocabulary have the same text.
-        found.setdefault(token_text(token, tokenizer), finite(logprob))
-    return found
-
-
-def chat_logprobs(tokens: Sequence[ToldToken], tokenizer: Tokenizer) -> dict[str, Any]:
-    """As `/v1/chat/completions` has them: an object per token, with the likeliest ones."""
-
-    def described(token: int, logprob: float | None) -> dict[str, Any]:
-        content = token_bytes(token, tokenizer)
-        text = content.decode(errors="replace")
-        return {"token": text, "logprob": None if logprob is None else finite(logprob), "bytes": list(content)}
-
-    return {
-        "content": [
-            described(each.draw.token, each.draw.logprob)
-            | {"top_logprobs": [described(token, logprob) for token, logprob in each.draw.top]}
-            for each in tokens
-        ],
-        "refusal": None,
-    }
 
 
 _ANSWERS_TOLD = 4
@@ -157,13 +96,19 @@ class Piece:
     finish: str | None
 
 
+@dataclass
 class _Choice:
-    def __init__(self, index: int, completion: Completion, text: GrowingText, echoed: str, prompt: Prompt) -> None:
-        self.index, self.completion, self.text = index, completion, text
-        self.finish: str | None = None
-        self.n_read = 0
-        self.begun = False
-        self.echoed, self.prompt = echoed, prompt
+    """A sequence of a request, and how much of it was read."""
+
+    index: int
+    completion: Completion
+    prompt: Prompt
+    text: GrowingText
+    echoed: str
+    """Text of the prompt that comes before the completion."""
+    begun: bool = False
+    finish: str | None = None
+    n_read: int = 0
 
 
 class CompletionJob:
@@ -184,11 +129,13 @@ class CompletionJob:
         echo: bool = False,
     ) -> None:
         """Raises ApiError for what the limits or the model do not allow."""
-        self._service, self._watch = service, Watch()
+        self._service, self._changed = service, asyncio.Event()
         self._n_prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         self._wants_prompt_logprobs = echo and sampling.logprobs is not None
         self._deadline = asyncio.get_running_loop().time() + service.limits.request_seconds
-        self._n_told = _most_told(prompts, n, max_tokens, sampling.logprobs, echo=echo)
+        # Log-probabilities that the answer may have.
+        told_tokens = sum(max_tokens + (len(prompt.ids) if echo else 0) for prompt in prompts) * n
+        self._n_told = 0 if sampling.logprobs is None else told_tokens * (sampling.logprobs + 1)
         _check_limits(service, prompts, n, max_tokens, self._n_told)
         stop, sampling = sampling.stop, replace(sampling, stop=())
         try:
@@ -202,17 +149,18 @@ class CompletionJob:
                 for prompt in prompts
                 for number in range(n)
             ]
-            self._completions = service.thread.submit(requests, self._watch)
+            self._completions = service.thread.submit(requests, self._changed)
         except NapkinError as error:
-            code = "context_length_exceeded" if self._exceeds_context(prompts, max_tokens) else None
-            raise ApiError(400, str(error), code=code) from None
-        self._choices = []
+            longest = max(len(prompt.ids) for prompt in prompts) + max_tokens
+            too_long = longest > service.opened.model.config.context_length
+            raise ApiError(400, str(error), code="context_length_exceeded" if too_long else None) from None
         echoes = [self._echoed(prompt) if echo else "" for prompt in prompts]
+        self._choices: list[_Choice] = []
         for number, completion in enumerate(self._completions):
             prompt, echoed = prompts[number // n], echoes[number // n]
             at_start = prompt.n_hidden == len(prompt.ids)
             text = GrowingText(service.opened.tokenizer, stop, offset=len(echoed), at_start=at_start)
-            self._choices.append(_Choice(number, completion, text, echoed, prompt))
+            self._choices.append(_Choice(number, completion, prompt, text, echoed))
 
     def __enter__(self) -> "CompletionJob":
         self._service.n_told += self._n_told
@@ -244,14 +192,14 @@ class CompletionJob:
                 continue
             try:
                 async with asyncio.timeout_at(self._deadline):
-                    await self._watch.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 raise self._late() from None
+            self._changed.clear()
 
     def usage(self) -> dict[str, object]:
         """Tokens, as OpenAI's interface counts them."""
-        n_drawn = sum(choice.n_read for choice in self._choices)
-        n_prompt = self._n_prompt_tokens
+        n_drawn, n_prompt = sum(choice.n_read for choice in self._choices), self._n_prompt_tokens
         cached = sum(choice.completion.cached_tokens for choice in self._choices)
         return {
             "prompt_tokens": n_prompt,
@@ -286,18 +234,16 @@ class CompletionJob:
         new = completion.draws[choice.n_read :]
         if not (new or ended):
             return []
-        text, tokens = self._beginning(choice)
+        pieces = [] if choice.begun else [self._beginning(choice)]
+        choice.begun = True
         for draw in new:
             choice.n_read += 1
-            piece, told = choice.text.push(draw)
-            text += piece
-            tokens += told
+            pieces.append(choice.text.push(draw))
             if choice.text.stopped:
                 break
         if not choice.text.stopped and ended is not None:
-            piece, told = choice.text.finish()
-            text += piece
-            tokens += told
+            pieces.append(choice.text.finish())
+        text, tokens = "".join(text for text, _ in pieces), [token for _, told in pieces for token in told]
         if choice.text.stopped:
             choice.finish = "stop"
         elif ended is not None:
@@ -309,10 +255,7 @@ class CompletionJob:
         return [Piece(choice.index, text, tokens, choice.finish)] if text or tokens or choice.finish else []
 
     def _beginning(self, choice: _Choice) -> tuple[str, list[ToldToken]]:
-        """The echoed prompt with its tokens, once."""
-        if choice.begun:
-            return "", []
-        choice.begun = True
+        """The echoed prompt with its tokens."""
         if not self._wants_prompt_logprobs:
             return choice.echoed, []
         n_hidden, ids = choice.prompt.n_hidden, choice.prompt.ids
@@ -320,14 +263,9 @@ class CompletionJob:
         return choice.echoed, told_prompt(found[n_hidden:], self._service.opened.tokenizer)
 
     def _echoed(self, prompt: Prompt) -> str:
-        tokenizer = self._service.opened.tokenizer
-        stream = TextStream(tokenizer, at_start=True)
-        pieces = [stream.push(token) for token in prompt.ids[prompt.n_hidden :] if token < tokenizer.vocab_size]
+        stream = TextStream(self._service.opened.tokenizer, at_start=True)
+        pieces = [stream.push(token) for token in prompt.ids[prompt.n_hidden :]]
         return "".join(pieces) + stream.finish()
-
-    def _exceeds_context(self, prompts: Sequence[Prompt], max_tokens: int) -> bool:
-        longest = max(len(prompt.ids) for prompt in prompts)
-        return longest + max_tokens > self._service.opened.model.config.context_length
 
 
 def check_sequences(limits: Limits, n_prompts: int, n: int) -> None:
@@ -335,13 +273,6 @@ def check_sequences(limits: Limits, n_prompts: int, n: int) -> None:
     if n_prompts * n > limits.max_requests:
         message = f"the request has {n_prompts * n} sequences: use at most {limits.max_requests}"
         raise ApiError(400, message, field="n" if n_prompts == 1 else "prompt")
-
-
-def _most_told(prompts: Sequence[Prompt], n: int, max_tokens: int, logprobs: int | None, *, echo: bool) -> int:
-    """Log-probabilities that an answer may have."""
-    if logprobs is None:
-        return 0
-    return n * sum(max_tokens + (len(prompt.ids) if echo else 0) for prompt in prompts) * (logprobs + 1)
 
 
 def _check_limits(service: Service, prompts: Sequence[Prompt], n: int, max_tokens: int, n_told: int) -> None:

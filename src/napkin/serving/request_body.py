@@ -2,20 +2,69 @@
 
 The fields are those of OpenAI's `/v1/completions` and `/v1/chat/completions`, and `top_k`, `min_p`,
 `repetition_penalty`, `stop_token_ids` and `ignore_eos`, which other servers have too. Fields that would change the
-answer and are not built are accepted only with the value that changes nothing.
+answer and are not built are accepted only with the value that changes nothing. Errors are OpenAI's: a status, and a
+JSON object that says what was wrong.
 """
 
-import math
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.responses import Response
 
 from napkin.errors import NapkinError, first_line, near_names
 from napkin.inference.settings import LARGEST_SEED, Sampling
-from napkin.serving.responses import ApiError
+
+_encode = msgspec.json.Encoder().encode
+
+DONE = b"data: [DONE]\n\n"
+"""What ends a stream."""
+
+
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A response with a JSON body; numbers that are not finite are null."""
+    return Response(_encode(value), status, headers=dict(headers or {}), media_type="application/json")
+
+
+def event(value: Any) -> bytes:
+    """A server-sent event. One line of data is enough: line breaks in strings are escaped, and there are no others."""
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+_TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+
+
+class ApiError(Exception):
+    """What a client is told: `status` of HTTP, a message of one line, the field that is wrong, a code for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        field: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.field, self.code = status, field, code
+        self.retry_after, self.close = retry_after, close
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object."""
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.field, "code": self.code}}
+
+    def response(self) -> Response:
+        """The response; `close` ends the connection, of which the rest is not read."""
+        headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        if self.close:
+            headers["connection"] = "close"
+        return json_response(self.body(), self.status, headers)
+
 
 MOST_CHOICES = 128
 MOST_STOPS = 64
@@ -67,26 +116,22 @@ class SharedFields(msgspec.Struct, kw_only=True):
 
     def check(self) -> None:
         """Raise ApiError for values out of range that `sampling` does not see."""
-        if not 1 <= self.n <= MOST_CHOICES:
-            raise ApiError(400, f"n is {self.n}: use 1 to {MOST_CHOICES}", field="n")
+        _refuse_unless(1 <= self.n <= MOST_CHOICES, "n", f"n is {self.n}: use 1 to {MOST_CHOICES}")
         for name in ("presence_penalty", "frequency_penalty"):
-            if getattr(self, name) != 0:
-                message = f"{name} is {getattr(self, name)} and is not supported: use 0, or repetition_penalty"
-                raise ApiError(400, message, field=name)
-        if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options needs stream to be true", field="stream_options")
-        if len(self.stops) > MOST_STOPS:
-            raise ApiError(400, f"stop has {len(self.stops)} texts: use at most {MOST_STOPS}", field="stop")
+            value = getattr(self, name)
+            message = f"{name} is {value} and is not supported: use 0, or repetition_penalty"
+            _refuse_unless(value == 0, name, message)
+        alone = self.stream_options is None or self.stream
+        _refuse_unless(alone, "stream_options", "stream_options needs stream to be true")
         longest = max(map(len, self.stops), default=0)
-        if longest > LONGEST_STOP:
-            raise ApiError(400, f"stop has a text of {longest} characters: use at most {LONGEST_STOP}", field="stop")
-        if len(self.stop_token_ids) > MOST_STOP_IDS:
-            message = f"stop_token_ids has {len(self.stop_token_ids)} tokens: use at most {MOST_STOP_IDS}"
-            raise ApiError(400, message, field="stop_token_ids")
-        if len(self.logit_bias) > MOST_BIASES:
-            raise ApiError(
-                400, f"logit_bias has {len(self.logit_bias)} tokens: use at most {MOST_BIASES}", field="logit_bias"
-            )
+        message = f"stop has a text of {longest} characters: use at most {LONGEST_STOP}"
+        _refuse_unless(longest <= LONGEST_STOP, "stop", message)
+        for name, given, what, most in (
+            ("stop", self.stops, "texts", MOST_STOPS),
+            ("stop_token_ids", self.stop_token_ids, "tokens", MOST_STOP_IDS),
+            ("logit_bias", self.logit_bias, "tokens", MOST_BIASES),
+        ):
+            _refuse_unless(len(given) <= most, name, f"{name} has {len(given)} {what}: use at most {most}")
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -133,15 +178,12 @@ class CompletionBody(SharedFields, kw_only=True):
     def check(self) -> None:
         """Raise ApiError for values out of range."""
         super().check()
-        check_count("max_tokens", self.max_tokens)
-        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
-            raise ApiError(400, f"logprobs is {self.logprobs}: use 0 to {MOST_LOGPROBS}", field="logprobs")
-        if self.best_of not in (None, self.n):
-            raise ApiError(
-                400, f"best_of is {self.best_of} and is not supported: leave it out, or give n", field="best_of"
-            )
-        if self.suffix:
-            raise ApiError(400, "suffix is not supported: leave it out", field="suffix")
+        _check_count("max_tokens", self.max_tokens)
+        fits = self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS
+        _refuse_unless(fits, "logprobs", f"logprobs is {self.logprobs}: use 0 to {MOST_LOGPROBS}")
+        message = f"best_of is {self.best_of} and is not supported: leave it out, or give n"
+        _refuse_unless(self.best_of in (None, self.n), "best_of", message)
+        _refuse_unless(not self.suffix, "suffix", "suffix is not supported: leave it out")
 
     def prompts(self) -> list[str | list[int]]:
         """Each prompt, as a text or as ids. Raises ApiError for a list of several kinds."""
@@ -199,19 +241,16 @@ class ChatBody(SharedFields, kw_only=True):
     def check(self) -> None:
         """Raise ApiError for values out of range."""
         super().check()
-        if not self.messages:
-            raise ApiError(400, "messages is empty: give at least one", field="messages")
+        _refuse_unless(bool(self.messages), "messages", "messages is empty: give at least one")
         for name in ("max_tokens", "max_completion_tokens"):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+                _check_count(name, getattr(self, name))
         if self.top_logprobs is not None:
-            if not self.logprobs:
-                raise ApiError(400, "top_logprobs needs logprobs to be true", field="top_logprobs")
-            if not 0 <= self.top_logprobs <= MOST_LOGPROBS:
-                message = f"top_logprobs is {self.top_logprobs}: use 0 to {MOST_LOGPROBS}"
-                raise ApiError(400, message, field="top_logprobs")
-        if self.response_format.get("type", "text") != "text":
-            raise ApiError(400, "response_format is not supported: use text", field="response_format")
+            _refuse_unless(self.logprobs, "top_logprobs", "top_logprobs needs logprobs to be true")
+            fits = 0 <= self.top_logprobs <= MOST_LOGPROBS
+            _refuse_unless(fits, "top_logprobs", f"top_logprobs is {self.top_logprobs}: use 0 to {MOST_LOGPROBS}")
+        plain = self.response_format.get("type", "text") == "text"
+        _refuse_unless(plain, "response_format", "response_format is not supported: use text")
 
 
 def read_body(content: bytes, kind: type[Body]) -> Body:
@@ -245,18 +284,17 @@ def read_body(content: bytes, kind: type[Body]) -> Body:
     return body
 
 
-def check_count(name: str, value: int) -> None:
+def _check_count(name: str, value: int) -> None:
     """Raise ApiError unless a number of tokens is 0 or more, and one that a machine has."""
-    if not 0 <= value < 2**31:
-        raise ApiError(400, f"{name} is {value}: use 0 to {2**31 - 1}", field=name)
+    _refuse_unless(0 <= value < 2**31, name, f"{name} is {value}: use 0 to {2**31 - 1}")
+
+
+def _refuse_unless(fits: bool, field: str, message: str) -> None:
+    if not fits:
+        raise ApiError(400, message, field=field)
 
 
 def _token_id(text: str, vocab_size: int) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) >= vocab_size:
         raise NapkinError(f"logit_bias names token '{text[:50]}': use ids from 0 to {vocab_size - 1}")
     return int(text)
-
-
-def finite(value: float) -> float:
-    """A log-probability as JSON can have it; OpenAI's servers send -9999 for zero probability."""
-    return value if math.isfinite(value) else -9999.0

@@ -56,7 +56,14 @@ def serve(
     service = Service(opened, engine, _within_file_limit(limits or Limits()), key)
     if key is None:
         service.hosts = LOCAL_NAMES | {host_name(f"[{host}]" if ":" in host else host) or host.lower()}
-    listening = _listen(host, port)
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise NapkinError(f"{host} port {port} cannot be used ({reason}): choose another --host or --port") from None
+    name, port = listening.getsockname()[:2]
+    address = f"http://{f'[{name}]' if ':' in name else name}:{port}"
     try:
         config = uvicorn.Config(
             application(service),
@@ -73,7 +80,7 @@ def serve(
         for name in ("uvicorn", "asyncio"):
             # Neither tells of clients that leave.
             logging.getLogger(name).setLevel(logging.ERROR)
-        asyncio.run(_Server(config, service, lambda: on_start(_address(listening))).serve([listening]))
+        asyncio.run(_Server(config, service, lambda: on_start(address)).serve([listening]))
     finally:
         listening.close()
 
@@ -115,21 +122,6 @@ class _Server(uvicorn.Server):
         # Answers that are complete have a moment to be read; what still runs is cancelled with its connection.
         self.config.timeout_graceful_shutdown = 1
         self.should_exit = True
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise NapkinError(f"{host} port {port} cannot be used ({reason}): choose another --host or --port") from None
-    return listening
-
-
-def _address(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _within_file_limit(limits: Limits) -> Limits:

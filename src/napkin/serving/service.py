@@ -1,8 +1,5 @@
-"""What all requests of a server share: the model, the engine's thread, limits, the key and the meters.
-
-The thread that steps the engine; tasks of the event loop wait for what it makes.
-
-A connection that has an end: uvicorn's, with deadlines for clients that do not read or do not send.
+"""What all requests of a server share: the model, the engine's thread, limits, the key and the meters; and connections
+with deadlines for clients that do not read or do not send.
 
 A request, header and body, has `stalled_seconds` to arrive, however it is cut into pieces. Where there are more
 connections than the limit, those make room that have waited longest for a whole request: clients that hold connections
@@ -24,10 +21,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from napkin.errors import NapkinError
 from napkin.hardware.host import return_freed_memory
-from napkin.inference.engine import Engine, Progress
+from napkin.inference.engine import Completion, Engine, Progress, Request
 from napkin.inference.loaded_model import LoadedModel
 from napkin.inference.paged_cache import bytes_per_token
-from napkin.inference.request import Completion, Request
 from napkin.inference.settings import Sampling
 from napkin.serving.limits import (
     FIRST_TOKEN_SECONDS,
@@ -44,24 +40,8 @@ _TRIM_SECONDS = 60.0
 """Requests of many sizes, in several threads, leave free memory between what is used: it is given back so often."""
 
 
-class Watch:
-    """Wakes one task of the event loop whenever one of its completions grew or ended."""
-
-    def __init__(self) -> None:
-        self._changed = asyncio.Event()
-
-    async def wait(self) -> None:
-        """Until something has changed since the last call."""
-        await self._changed.wait()
-        self._changed.clear()
-
-    def wake(self) -> None:
-        """Call in the event loop only."""
-        self._changed.set()
-
-
 class EngineThread:
-    """Steps an engine while there is work, and wakes those who wait, all of a step at once.
+    """Steps an engine while there is work, and sets the events of those who wait, all of a step at once.
 
     Made and used in the event loop. Requests that cannot be computed fail alone; then a plain one tells whether the
     engine still works, and `failure` says why where it does not. Requests are still tried, and one that succeeds ends
@@ -73,7 +53,7 @@ class EngineThread:
         self.failure: str | None = None
         self._probe: Completion | None = None
         self._loop = asyncio.get_running_loop()
-        self._watches: dict[Completion, Watch] = {}
+        self._watches: dict[Completion, asyncio.Event] = {}
         self._condition = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -84,8 +64,11 @@ class EngineThread:
         """Completions that are watched: running, waiting, or not yet read to the end."""
         return len(self._watches)
 
-    def submit(self, requests: list[Request], watch: Watch) -> list[Completion]:
-        """Hand requests to the engine, all or none. Raises NapkinError for what can never run."""
+    def submit(self, requests: list[Request], changed: asyncio.Event) -> list[Completion]:
+        """Hand requests to the engine, all or none; `changed` is set whenever one of them grew or ended.
+
+        Raises NapkinError for what can never run.
+        """
         submitted: list[Completion] = []
         with self._condition:
             try:
@@ -98,7 +81,7 @@ class EngineThread:
                 raise
             finally:
                 self._condition.notify()
-            self._watches |= dict.fromkeys(submitted, watch)
+            self._watches |= dict.fromkeys(submitted, changed)
         return submitted
 
     def release(self, completions: list[Completion]) -> None:
@@ -131,9 +114,11 @@ class EngineThread:
                 stepped = self.engine.fail_all(error)
             self._judge(stepped)
             with self._condition:
-                found = (self._watches.get(completion) for completion, _ in stepped)
-                watches = dict.fromkeys(watch for watch in found if watch is not None)
-            self._wake(list(watches))
+                watches = {watch for completion, _ in stepped if (watch := self._watches.get(completion)) is not None}
+            if watches:
+                # Once the loop is closed nobody waits any more.
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(lambda all_of=watches: [watch.set() for watch in all_of])
             if time.monotonic() > trimmed + _TRIM_SECONDS:
                 return_freed_memory()
                 trimmed = time.monotonic()
@@ -150,16 +135,6 @@ class EngineThread:
                 self.failure = completion.failure
             elif self._probe is None and self.failure is None:
                 self._probe = self.engine.submit(Request([0], 1, Sampling(temperature=0)))
-
-    def _wake(self, watches: list[Watch]) -> None:
-        def wake() -> None:
-            for watch in watches:
-                watch.wake()
-
-        if watches:
-            # Once the loop is closed nobody waits any more.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(wake)
 
 
 _MOST_TOLD = 2**20

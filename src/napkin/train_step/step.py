@@ -17,9 +17,15 @@ from napkin.distributed.ranks import ALONE, Ranks
 from napkin.distributed.sharding import parallelize
 from napkin.kernels.products.narrow import narrow_linear
 from napkin.model.adapters import add_adapters, merge_adapters
-from napkin.model.kernel_forms import use_compiled_kernels, use_triton_kernels
-from napkin.model.moe import Routing
-from napkin.model.narrow_weights import hold_frozen_narrow, multiplied_matrices, multiply_narrow, read_narrow_copies
+from napkin.model.feed_forward import Routing
+from napkin.model.kernel_forms import (
+    hold_frozen_narrow,
+    multiplied_matrices,
+    multiply_narrow,
+    read_narrow_copies,
+    use_compiled_kernels,
+    use_triton_kernels,
+)
 from napkin.model.transformer import TokenScores, Transformer, add_scalar_head, mixtures
 from napkin.optim.averaging import WeightAverage
 from napkin.optim.base import Optimizer

@@ -18,8 +18,7 @@ from torch import Tensor
 from napkin.chats.token_sequence import Example
 from napkin.distributed.parallel_model import ParallelModel
 from napkin.errors import NapkinError
-from napkin.model.language_model import evaluation_mode
-from napkin.model.transformer import TokenScores
+from napkin.model.transformer import TokenScores, evaluation_mode
 from napkin.recipe.layout import Layout
 from napkin.train_step.step import TrainState, Watch
 from napkin.tuning.objective import BatchTotals, Metrics, Objective, WeightedLogProbabilities, add_metrics

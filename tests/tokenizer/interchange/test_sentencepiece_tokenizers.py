@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napkin.errors import NapkinError
-from napkin.inference.text_stream import TextStream
+from napkin.inference.generation import TextStream
 from napkin.tokenizer.character_bpe import CharacterBPETokenizer, merge_by_heap, merge_by_scanning
 from napkin.tokenizer.interchange.huggingface import read_huggingface, write_huggingface
 from napkin.tokenizer.tokenizer_file import load_tokenizer

@@ -60,7 +60,7 @@ def generate_command(arguments: Sequence[str]) -> None:
         refuse_unmarked(samples, b"=== 1 (seed ", "what `napkin generate --save` wrote")
     with progress_line("opening the run"):
         from napkin.inference.loaded_model import load
-        from napkin.inference.speculation_plan import SpeculationMeter
+        from napkin.inference.speculation import SpeculationMeter
 
         model = load(options.run, on_message=notify)
         _ = model.model  # The weights are read while the line shows.

@@ -6,7 +6,6 @@ times the rank, whose B has zeros where a matrix does not read another's A.
 
 import json
 import math
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from napkin.errors import NapkinError
-from napkin.files import StrPath, atomic_write_text, draft_folder, sync_file, sync_folder
+from napkin.files import StrPath, atomic_write_text, sync_file
 from napkin.model.adapters import Adapter, adapted_layers
-from napkin.model.huggingface.convert import family_in, family_of
-from napkin.model.huggingface.family import Family, WeightMapping
+from napkin.model.huggingface.convert import family_in, family_of, new_folder, refuse_existing
+from napkin.model.huggingface.families import Family, WeightMapping
 from napkin.model.transformer import Transformer
 
 
@@ -33,9 +31,7 @@ def save_adapters(model: Transformer, folder: StrPath, *, base: StrPath | None =
     The folder appears whole or not at all. Raises NapkinError if it exists, for a model without adapters, and where no
     family has the model's architecture.
     """
-    folder = Path(folder)
-    if os.path.lexists(folder):
-        raise NapkinError(f"'{folder}' exists and is not overwritten: remove it or choose another name")
+    refuse_existing(Path(folder))
     layers = {f"{name}.weight": (layer.weight.detach(), adapter) for name, layer, adapter in adapted_layers(model)}
     if not layers:
         raise NapkinError("the model has no adapters: export it whole")
@@ -48,21 +44,11 @@ def save_adapters(model: Transformer, folder: StrPath, *, base: StrPath | None =
     names = {family.full_name(each) for mapping in family.mappings(model.config) for each in mapping.theirs}
     config = _config(found, {name.removesuffix(".weight") for name in names}, next(iter(layers.values()))[1])
     config["base_model_name_or_path"] = "" if base is None else str(base)
-    try:
-        with draft_folder(folder) as draft:
-            tensors = {
-                f"{_PREFIX}{each.name}.{kind}": tensor for each in found for kind, tensor in each.tensors.items()
-            }
-            save_file(tensors, draft / "adapter_model.safetensors", metadata={"format": "pt"})
-            sync_file(draft / "adapter_model.safetensors")
-            atomic_write_text(draft / "adapter_config.json", json.dumps(config, indent=2) + "\n")
-            os.rename(draft, folder)
-            sync_folder(folder.parent)
-    except (OSError, SafetensorError) as error:
-        raise NapkinError(
-            f"'{folder}' cannot be written ({error}): choose a folder whose parent exists, that you may write to and "
-            "that has room"
-        ) from error
+    with new_folder(Path(folder)) as draft:
+        tensors = {f"{_PREFIX}{each.name}.{kind}": tensor for each in found for kind, tensor in each.tensors.items()}
+        save_file(tensors, draft / "adapter_model.safetensors", metadata={"format": "pt"})
+        sync_file(draft / "adapter_model.safetensors")
+        atomic_write_text(draft / "adapter_config.json", json.dumps(config, indent=2) + "\n")
 
 
 _PREFIX = "base_model.model."

@@ -1,7 +1,7 @@
 """Models in and out of Hugging Face folders (config.json and safetensors).
 
-In a folder the weights have other names; some are transposed, and some that are one matrix here are several there. A
-`WeightMapping` says how one parameter is stored; a family is its mappings and the translation of its config.
+In a folder the weights have other names; some are transposed, and some that are one matrix here are several there.
+`families.py` says how a family's config and weights are stored.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,54 +23,10 @@ from torch import Tensor
 from napkin.errors import CorruptFile, NapkinError, first_line
 from napkin.files import StrPath, atomic_write_text, draft_folder, sync_file, sync_folder
 from napkin.model.config import ModelConfig
-from napkin.model.huggingface.family import Family
+from napkin.model.huggingface.families import FAMILIES, Family
 from napkin.model.huggingface.folder_files import SEPARATOR, TextForm, path_inside, read_json, write_tokenizer
-from napkin.model.huggingface.gpt2 import Gpt2Settings, gpt2_mappings, read_gpt2, write_gpt2
-from napkin.model.huggingface.llama import (
-    Gemma2Settings,
-    GraniteSettings,
-    LlamaSettings,
-    MistralSettings,
-    MixtralSettings,
-    Olmo2Settings,
-    Qwen2Settings,
-    Qwen3Settings,
-    gemma2_mappings,
-    granite_factors,
-    llama_mappings,
-    read_gemma2,
-    read_granite,
-    read_llama,
-    read_mistral,
-    read_mixtral,
-    read_olmo2,
-    read_qwen2,
-    read_qwen3,
-    write_gemma2,
-    write_granite,
-    write_llama,
-    write_mistral,
-    write_mixtral,
-    write_olmo2,
-    write_qwen2,
-    write_qwen3,
-)
 from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
-
-# By the `model_type` of config.json. A model is saved as the first of these that has all its settings.
-FAMILIES = {
-    "gpt2": Family("transformer.", gpt2_mappings, Gpt2Settings, read_gpt2, write_gpt2),
-    "llama": Family("model.", llama_mappings, LlamaSettings, read_llama, write_llama),
-    "granite": Family("model.", llama_mappings, GraniteSettings, read_granite, write_granite, granite_factors),
-    "mistral": Family("model.", llama_mappings, MistralSettings, read_mistral, write_mistral),
-    "mixtral": Family("model.", llama_mappings, MixtralSettings, read_mixtral, write_mixtral),
-    "qwen2": Family("model.", llama_mappings, Qwen2Settings, read_qwen2, write_qwen2),
-    "qwen3": Family("model.", llama_mappings, Qwen3Settings, read_qwen3, write_qwen3),
-    "olmo2": Family("model.", llama_mappings, Olmo2Settings, read_olmo2, write_olmo2),
-    "gemma2": Family("model.", gemma2_mappings, Gemma2Settings, read_gemma2, write_gemma2),
-}
-
 
 # The longest known is 10 million; tables of positions are as long as the context.
 _MAX_CONTEXT = 2**24
@@ -88,7 +45,7 @@ def load_huggingface(folder: StrPath, *, dtype: torch.dtype = torch.float32) -> 
     if weights are missing or their shapes do not match the config.
     """
     folder = Path(folder)
-    config, family, factors = _read_config(read_json(folder / "config.json"), folder)
+    config, family, factors = _read_config(folder)
     with _Weights(folder, family) as weights:
         _check_shapes(config, weights)
         model = Transformer(config, dtype=dtype)
@@ -99,12 +56,12 @@ def load_huggingface(folder: StrPath, *, dtype: torch.dtype = torch.float32) -> 
 def family_in(folder: Path) -> tuple[Family, dict[str, float]]:
     """The family of the model in a Hugging Face folder, and the factors by which its weights are multiplied here, by an
     expression for their names. Raises as `load_huggingface`."""
-    return _read_config(read_json(folder / "config.json"), folder)[1:]
+    return _read_config(folder)[1:]
 
 
 def read_huggingface_config(folder: StrPath) -> ModelConfig:
     """The config of the model in a Hugging Face folder, whose weights are not read. Raises as `load_huggingface`."""
-    return _read_config(read_json(Path(folder) / "config.json"), Path(folder))[0]
+    return _read_config(Path(folder))[0]
 
 
 def load_huggingface_into(model: Transformer, folder: StrPath) -> None:
@@ -114,7 +71,7 @@ def load_huggingface_into(model: Transformer, folder: StrPath) -> None:
     and NapkinError for a model of another config; the model is unchanged then.
     """
     folder = Path(folder)
-    config, family, factors = _read_config(read_json(folder / "config.json"), folder)
+    config, family, factors = _read_config(folder)
     refuse_other_function(model.config, config, str(folder))
     with _Weights(folder, family) as weights:
         _check_shapes(config, weights)
@@ -124,11 +81,8 @@ def load_huggingface_into(model: Transformer, folder: StrPath) -> None:
 def refuse_other_function(config: ModelConfig, start: ModelConfig, where: str) -> None:
     """Raise NapkinError where weights made for the config `start`, which is that of `where`, compute something else in
     a model of another: fields of initialization, training and implementation may differ."""
-    for name, ours, theirs in _compared(config, start):
-        if not _equal(ours, theirs) and name not in _NOT_STORED:
-            raise NapkinError(
-                f"model.{name} is {ours!r}, that of '{where}' is {theirs!r}: use the latter, or leave it out"
-            )
+    for name, ours, theirs in _differences(config, start):
+        raise NapkinError(f"model.{name} is {ours!r}, that of '{where}' is {theirs!r}: use the latter, or leave it out")
 
 
 @torch.no_grad()
@@ -160,9 +114,7 @@ def save_huggingface(
     The folder appears whole or not at all. Raises NapkinError if it exists, if no family has the model's architecture,
     naming the first setting that differs from the nearest, and if the tokenizer is not a byte-level BPE.
     """
-    folder = Path(folder)
-    if os.path.lexists(folder):
-        raise NapkinError(f"'{folder}' exists and is not overwritten: remove it or choose another name")
+    refuse_existing(Path(folder))
     family, settings = family_of(model.config)
     settings |= {"dtype": str(model.head_weight.dtype).removeprefix("torch.")}
     parameters = dict(model.named_parameters())
@@ -172,15 +124,29 @@ def save_huggingface(
         for name, part in zip(mapping.theirs, whole.split(mapping.rows or len(whole)), strict=True):
             stored = part - mapping.less if mapping.less else part
             tensors[family.full_name(name)] = (stored.T if mapping.transposed else stored).contiguous()
+    with new_folder(Path(folder)) as draft:
+        save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
+        sync_file(draft / "model.safetensors")
+        if tokenizer is not None:
+            settings |= write_tokenizer(tokenizer, draft, model.config, form or TextForm((separator,), (separator,)))
+        atomic_write_text(draft / "config.json", json.dumps(settings, indent=2) + "\n")
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raise NapkinError for a folder that exists."""
+    if os.path.lexists(folder):
+        raise NapkinError(f"'{folder}' exists and is not overwritten: remove it or choose another name")
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A draft that becomes the folder at the end of the block, whole or not at all.
+
+    Raises NapkinError where it cannot be written.
+    """
     try:
         with draft_folder(folder) as draft:
-            save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
-            sync_file(draft / "model.safetensors")
-            if tokenizer is not None:
-                settings |= write_tokenizer(
-                    tokenizer, draft, model.config, form or TextForm((separator,), (separator,))
-                )
-            atomic_write_text(draft / "config.json", json.dumps(settings, indent=2) + "\n")
+            yield draft
             os.rename(draft, folder)
             sync_folder(folder.parent)
     except (OSError, SafetensorError) as error:
@@ -195,16 +161,16 @@ def _as_matrix(parameter: Tensor) -> Tensor:
     return parameter.flatten(0, 1) if parameter.ndim == 3 else parameter
 
 
-def _read_config(settings: dict[str, Any], folder: Path) -> tuple[ModelConfig, Family, dict[str, float]]:
+def _read_config(folder: Path) -> tuple[ModelConfig, Family, dict[str, float]]:
     """The config, its family, and the factors of weights by an expression for their names."""
+    settings = read_json(folder / "config.json")
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise NapkinError(f"'{folder}' holds a model of type {str(kind)[:100]!r}: use one of {', '.join(FAMILIES)}")
     family, path = FAMILIES[kind], folder / "config.json"
-    missing = [field.name for field in msgspec.structs.fields(family.settings) if field.required]
-    missing = [name for name in missing if name not in settings]
-    if missing:
-        raise NapkinError(f"'{path}' lacks {missing[0]!r}: a {kind} model needs it")
+    for field in msgspec.structs.fields(family.settings):
+        if field.required and field.name not in settings:
+            raise NapkinError(f"'{path}' lacks {field.name!r}: a {kind} model needs it")
     if settings.get("quantization_config"):
         raise NapkinError(f"'{path}' is of quantized weights, which are not supported: use the model before it")
     try:
@@ -235,11 +201,7 @@ def family_of(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
     for family in FAMILIES.values():
         settings = family.write(config)
         stored = family.read(msgspec.convert(settings, family.settings))
-        different = [
-            f"{name} {ours!r}"
-            for name, ours, theirs in _compared(config, stored)
-            if not _equal(ours, theirs) and name not in _NOT_STORED
-        ]
+        different = [f"{name} {ours!r}" for name, ours, _ in _differences(config, stored)]
         if not different:
             return family, settings
         obstacles.append(different)
@@ -249,17 +211,14 @@ def family_of(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
     )
 
 
-def _compared(ours: ModelConfig, theirs: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
+def _differences(config: ModelConfig, other: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
+    """The fields that make two models compute something else of the same weights, and their values."""
     for field in dataclasses.fields(ModelConfig):
-        resolved = {"rope_original_context": "resolved_original_context"}.get(field.name, f"resolved_{field.name}")
-        name = resolved if hasattr(ours, resolved) else field.name
-        yield field.name, getattr(ours, name), getattr(theirs, name)
-
-
-def _equal(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, float) and isinstance(theirs, float):
-        return math.isclose(ours, theirs, rel_tol=1e-12)
-    return ours == theirs
+        ours, theirs = config.resolved(field.name), other.resolved(field.name)
+        are_floats = isinstance(ours, float) and isinstance(theirs, float)
+        same = math.isclose(ours, theirs, rel_tol=1e-12) if are_floats else ours == theirs
+        if not same and field.name not in _NOT_STORED:
+            yield field.name, ours, theirs
 
 
 def _check_shapes(config: ModelConfig, weights: "_Weights") -> None:
@@ -336,16 +295,14 @@ def weight_files(folder: Path) -> list[Path]:
     index that is not one.
     """
     index = folder / "model.safetensors.index.json"
-    # Weight names do not matter, the files have them too.
-    names = _files_in(index) if os.path.lexists(index) else {"model.safetensors"}
+    names = {"model.safetensors"}
+    if os.path.lexists(index):
+        try:
+            # Weight names do not matter, the files have them too.
+            names = set(msgspec.convert(read_json(index), _Index).weight_map.values())
+        except msgspec.ValidationError as error:
+            raise CorruptFile(f"'{index}' is not an index of weights ({error}): download it again") from None
     return [path_inside(folder, name) for name in sorted(names)]
-
-
-def _files_in(index: Path) -> set[str]:
-    try:
-        return set(msgspec.convert(read_json(index), _Index).weight_map.values())
-    except msgspec.ValidationError as error:
-        raise CorruptFile(f"'{index}' is not an index of weights ({error}): download it again") from None
 
 
 class _Index(msgspec.Struct):

@@ -1,11 +1,16 @@
-"""Mixture of experts: many feed-forward layers, to a few of which a router sends each token (Shazeer et al. 2017).
+"""Feed-forward layers (MLPs), which act on each position by itself.
 
-An assignment is one token at one expert: each token has experts_per_token of them.
+`FeedForward` puts an activation between two matrices; `GatedFeedForward` multiplies its input by two matrices and
+passes one product through the activation as a gate for the other. The kinds differ in their activation.
+
+A mixture of experts is many feed-forward layers, to a few of which a router sends each token (Shazeer et al. 2017). An
+assignment is one token at one expert: each token has experts_per_token of them.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +18,154 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
+from napkin.kernels.pointwise.activations import gelu_tanh, swiglu
 from napkin.kernels.products.grouped import grouped_matmul
 from napkin.model.layers import Device, Linear, LinearFactory, moved
-from napkin.model.mlp import FeedForward, GatedFeedForward
+
+Activation = Callable[[Tensor], Tensor]
+
+
+class FeedForward(nn.Module):
+    """down(activation(up(x)))."""
+
+    activation: ClassVar[Activation]
+    n_up: ClassVar[int] = 1
+    """Number of matrices that read the input."""
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        bias: bool = False,
+        linears: LinearFactory | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        linears = (linears or LinearFactory()).on(device, dtype)
+        self.up = linears.linear(d_model, d_ff, bias=bias)
+        self.down = linears.residual_output(d_ff, d_model, bias=bias)
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        return self.down(self.activate(self.up(x)))
+
+    @classmethod
+    def activate(cls, up: Float[Tensor, "*batch d_ff"]) -> Float[Tensor, "*batch d_ff"]:
+        """The numbers between the matrices."""
+        return cls.activation(up)
+
+
+class GatedFeedForward(nn.Module):
+    """down(activation(gate(x)) · up(x)) (Shazeer 2020)."""
+
+    activation: ClassVar[Activation]
+    n_up: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        bias: bool = False,
+        linears: LinearFactory | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        linears = (linears or LinearFactory()).on(device, dtype)
+        self.gate_up = linears.linear(d_model, d_ff, d_ff, bias=bias)
+        self.down = linears.residual_output(d_ff, d_model, bias=bias)
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        return self.down(self.activate(self.gate_up(x)))
+
+    @classmethod
+    def activate(cls, gate_up: Float[Tensor, "*batch two_d_ff"]) -> Float[Tensor, "*batch d_ff"]:
+        """The numbers between the matrices; the gate comes first."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return cls.activation(gate) * up
+
+
+class ReLU(FeedForward):
+    """max(z, 0)."""
+
+    activation = staticmethod(F.relu)
+
+
+class SquaredReLU(FeedForward):
+    """max(z, 0)² (So et al. 2021)."""
+
+    @staticmethod
+    def activation(z: Tensor) -> Tensor:
+        return F.relu(z).square()
+
+
+class GELU(FeedForward):
+    """z · Φ(z), with the normal distribution's Φ (Hendrycks & Gimpel 2016)."""
+
+    activation = staticmethod(F.gelu)
+
+
+class TanhGELU(FeedForward):
+    """GELU with Φ(z) as (1 + tanh(sqrt(2/π) · (z + 0.044715 · z³))) / 2: GPT-2's."""
+
+    activation = staticmethod(gelu_tanh)
+
+
+class SiLU(FeedForward):
+    """z · sigmoid(z)."""
+
+    activation = staticmethod(F.silu)
+
+
+class GLU(GatedFeedForward):
+    """A sigmoid for a gate (Dauphin et al. 2016)."""
+
+    activation = staticmethod(torch.sigmoid)
+
+
+class ReGLU(GatedFeedForward):
+    """A gated layer with ReLU for its gate."""
+
+    activation = staticmethod(F.relu)
+
+
+class GEGLU(GatedFeedForward):
+    """A gated layer with GELU for its gate."""
+
+    activation = staticmethod(F.gelu)
+
+
+class TanhGEGLU(GatedFeedForward):
+    """The approximate GELU for a gate (Gemma)."""
+
+    activation = staticmethod(TanhGELU.activation)
+
+
+class SwiGLU(GatedFeedForward):
+    """SiLU for a gate; its activation is computed again in the backward pass instead of being kept."""
+
+    activation = staticmethod(F.silu)
+
+    @classmethod
+    def activate(cls, gate_up: Float[Tensor, "*batch two_d_ff"]) -> Float[Tensor, "*batch d_ff"]:
+        return swiglu(gate_up)
+
+
+FEED_FORWARDS: dict[str, type[FeedForward] | type[GatedFeedForward]] = {
+    "swiglu": SwiGLU,
+    "geglu": GEGLU,
+    "geglu_tanh": TanhGEGLU,
+    "reglu": ReGLU,
+    "glu": GLU,
+    "silu": SiLU,
+    "gelu": GELU,
+    "gelu_tanh": TanhGELU,
+    "relu": ReLU,
+    "relu_squared": SquaredReLU,
+}
+
 
 Kind = type[FeedForward] | type[GatedFeedForward]
 
@@ -64,7 +214,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.n_experts = len(experts.up)
         self.experts_per_token = experts_per_token
-        self.weigh: Callable[[Tensor], Tensor] = _divided_by_sum if normalize else _unchanged
+        self.normalize_weights = normalize
         linears = (linears or LinearFactory()).on(device, dtype)
         self.router = Linear(
             d_model, self.n_experts, generator=linears.generator, device=linears.device, dtype=linears.dtype
@@ -73,7 +223,6 @@ class MixtureOfExperts(nn.Module):
         self._routing: Routing | None = None
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Send each token to its experts and add up their outputs."""
         mixed, self._routing = self.mix(x)
         return mixed
 
@@ -92,7 +241,8 @@ class MixtureOfExperts(nn.Module):
             tokens_per_expert=counts,
             dropped=dropped,
         )
-        mixed = (outputs.view(*chosen.shape, -1) * self.weigh(likeliest).unsqueeze(-1)).sum(dim=1)
+        weights = likeliest / likeliest.sum(dim=-1, keepdim=True) if self.normalize_weights else likeliest
+        mixed = (outputs.view(*chosen.shape, -1) * weights.unsqueeze(-1)).sum(dim=1)
         return mixed.to(x.dtype).view(x.shape), routing
 
     def take_routing(self) -> Routing:
@@ -116,25 +266,14 @@ class SharedMixtureOfExperts(MixtureOfExperts):
         experts: "DroplessExperts | CapacityExperts",
         shared: FeedForward | GatedFeedForward,
         *,
-        experts_per_token: int,
-        normalize: bool = True,
-        linears: LinearFactory | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            d_model,
-            experts,
-            experts_per_token=experts_per_token,
-            normalize=normalize,
-            linears=linears,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(d_model, experts, device=device, dtype=dtype, **settings)
         self.shared = moved(shared, device, dtype)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Add the shared layer's output to that of the mixture."""
         return self.shared(x) + super().forward(x)
 
 
@@ -204,14 +343,5 @@ class CapacityExperts(Experts):
         return F.pad(made, (0, 0, 0, 1)).index_select(0, by_token), (~fits).sum()
 
     def compute(self, inputs: Float[Tensor, "n_experts room d_model"]) -> Float[Tensor, "n_experts room d_model"]:
-        """The experts' output for their rows."""
         up, down = self.matrices()
         return torch.bmm(self.activate(torch.bmm(inputs, up.transpose(1, 2))), down.transpose(1, 2))
-
-
-def _divided_by_sum(weights: Tensor) -> Tensor:
-    return weights / weights.sum(dim=-1, keepdim=True)
-
-
-def _unchanged(weights: Tensor) -> Tensor:
-    return weights
