@@ -19,8 +19,16 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from napkin.checkpoint.shard_files import Box, Parts, copy_parts_into, first_fault, parts_of, tensor_files, write_parts
-from napkin.checkpoint.sharded_writer import assign_shards
+from napkin.checkpoint.shard_files import (
+    Box,
+    Parts,
+    copy_files_into,
+    first_fault,
+    parts_of,
+    tensor_files,
+    write_tensors,
+)
+from napkin.checkpoint.sharded_writer import assign_shards, assigned_parts
 from napkin.distributed.ranks import RankInfo, Ranks
 from napkin.optim.saved_state import local, part_like
 
@@ -144,9 +152,9 @@ def write(folder: Path, layout: Layout) -> None:
     for rank in range(len(told)):
         with rank_of(layout, rank) as mesh:
             here = {"model.safetensors": parts(divided(layout, mesh, tensors()), layout[2])}
-            for name, named in assign_shards(Gathered(rank, told), here).files(here).items():
+            for name, named in assigned_parts(assign_shards(Gathered(rank, told), here), here).items():
                 assert not (folder / name).exists()
-                write_parts(folder / name, named)
+                write_tensors(folder / name, named)
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +187,7 @@ def test_every_layout_reads_of_any_other_what_torch_gives_its_ranks(written: Pat
             expected = divided(layout, mesh, tensors())
             for other in LAYOUTS:
                 empty = divided(layout, mesh, {name: torch.zeros_like(each) for name, each in tensors().items()})
-                copy_parts_into(parts(empty, layout[2]), files(written / other))
+                copy_files_into(parts(empty, layout[2]), files(written / other))
                 for key, tensor in expected.items():
                     assert torch.equal(local(empty[key]), local(tensor)), (other, key, rank)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from napkin.accounting.ledger import Ledger
-from napkin.checkpoint.shard_files import FROZEN, SUMS, checksum_of, damaged, frozen_path, read_sums
+from napkin.checkpoint.shard_files import FROZEN, SUMS, damaged, frozen_path, read_sums, readable_checksum
 from napkin.checkpoint.state import Checkpoint, State
 from napkin.errors import CorruptFile, NapkinError, first_line
 from napkin.files import read_bytes, sync_folder
@@ -82,10 +82,7 @@ def read_checkpoint(path: Path, *, verify: bool = True, verify_frozen: bool = Tr
         file, listed = path / name, SUMS
         if name == FROZEN:
             file, listed = frozen_path(path.parent), f"{path.name}/{SUMS}"
-        try:
-            found = checksum_of(file)
-        except OSError as error:
-            raise damaged(file, f"cannot be read ({error.strerror})") from None
+        found = readable_checksum(file)
         if name == FROZEN and found != expected[name] and _goes_with_others(found, path):
             raise damaged(path / SUMS, "lists frozen weights of another run than the checkpoints beside it")
         if found != expected[name]:

@@ -20,16 +20,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from napkin.errors import CorruptFile
 from napkin.files import atomic_write_bytes, atomic_write_text, read_bytes, refuse_irregular, regular, sync_file
-from napkin.optim.saved_state import Ranges, indices_of, joined, local
+from napkin.optim.saved_state import indices_of, joined, local
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,11 @@ class Part:
 
     @property
     def box(self) -> Box:
-        """The box that the part is."""
         return Box(self.offsets, tuple(self.tensor.shape))
 
 
 Parts = dict[str, list[Part]]
 """The parts of tensors that a rank has, by name."""
-
-
-def is_whole(parts: Sequence[Part]) -> bool:
-    """True for a single part that is the whole tensor."""
-    return len(parts) == 1 and tuple(parts[0].tensor.shape) == parts[0].shape
 
 
 def parts_of(tensor: Tensor, *, heights: Sequence[int] = (), ranks: int = 1) -> list[Part]:
@@ -89,10 +83,16 @@ def parts_of(tensor: Tensor, *, heights: Sequence[int] = (), ranks: int = 1) -> 
     indices = list(indices_of(tensor))
     stacked = max(0, tensor.ndim - 2)
     if ranks > 1 and heights and tensor.shape[stacked] == sum(heights):
-        order = _order_of_stacked(heights, ranks)
+        # The rows of stacked matrices in the order in which ranks have them.
+        order = [
+            range(start + rank * (height // ranks), start + (rank + 1) * (height // ranks))
+            for rank in range(ranks)
+            for start, height in zip([0, *itertools.accumulate(heights)], heights, strict=False)
+        ]
         indices[stacked] = joined(each for own in indices[stacked] for each in _select(order, own))
     here = local(tensor)
-    places = [list(_places(ranges)) for ranges in indices]
+    # Each range with its beginning in the rank's own tensor.
+    places = [zip(itertools.accumulate(map(len, ranges), initial=0), ranges, strict=False) for ranges in indices]
     return [
         Part(
             here[tuple(slice(start, start + len(each)) for start, each in box)],
@@ -103,30 +103,12 @@ def parts_of(tensor: Tensor, *, heights: Sequence[int] = (), ranks: int = 1) -> 
     ]
 
 
-def _order_of_stacked(heights: Sequence[int], ranks: int) -> Ranges:
-    """The rows of stacked matrices in the order in which ranks have them."""
-    starts = [0, *itertools.accumulate(heights)]
-    return tuple(
-        range(start + rank * (height // ranks), start + (rank + 1) * (height // ranks))
-        for rank in range(ranks)
-        for start, height in zip(starts, heights, strict=False)
-    )
-
-
-def _select(order: Ranges, own: range) -> Iterable[range]:
+def _select(order: Iterable[range], own: range) -> Iterable[range]:
     """The elements of `order` at the places `own`."""
     first, last = own.start, own.stop
     for each in order:
         yield each[max(0, first) : max(0, last)]
         first, last = first - len(each), last - len(each)
-
-
-def _places(ranges: Ranges) -> Iterable[tuple[int, range]]:
-    """Each range with its beginning in the rank's own tensor."""
-    start = 0
-    for each in ranges:
-        yield start, each
-        start += len(each)
 
 
 def first_fault(boxes: Sequence[Box], shape: Sequence[int]) -> tuple[int, ...] | None:
@@ -152,19 +134,10 @@ def first_fault(boxes: Sequence[Box], shape: Sequence[int]) -> tuple[int, ...] |
 STEMS = ("model", "optimizer")
 _INFO, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 _NAME = re.compile(r"(\w+)-00001-of-(\d{5,})\.safetensors")
-
-
-class ShardError(Exception):
-    """A file that does not hold the expected tensors, and what is wrong with it."""
-
-    def __init__(self, path: Path, how: str) -> None:
-        super().__init__(how)
-        self.path = path
-        self.how = how
+_FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def shard_name(stem: str, number: int, total: int) -> str:
-    """The name of one of several files, counted from 0."""
     return f"{stem}-{number + 1:05d}-of-{total:05d}.safetensors"
 
 
@@ -176,74 +149,82 @@ def tensor_files(stem: str, names: Iterable[str]) -> list[str]:
     return [f"{stem}.safetensors"]
 
 
-def write_parts(path: Path, tensors: Parts) -> None:
-    """Write a file with one part of each tensor. Without an offset in its header, all tensors in it are whole."""
+def write_tensors(path: Path, tensors: Parts) -> str:
+    """Write a file with one part of each tensor to the disk; its folder exists. Returns its checksum.
+
+    Without an offset in its header, all tensors in it are whole.
+    """
     parts = {name: part for name, (part,) in tensors.items()}
     offsets = {name: {_OFFSETS: part.offsets} for name, part in parts.items()}
     # A single entry: the library writes several in random order, and the bytes of the file would differ.
     metadata = None if path.stem in STEMS else {_INFO: json.dumps(offsets)}
     save_file({name: part.tensor.contiguous() for name, part in parts.items()}, path, metadata=metadata)
+    # safetensors creates files that only their owner can read; a run's other files follow the user's umask.
+    path.chmod(path.parent.stat().st_mode & 0o666)
+    sync_file(path)
+    return checksum_of(path)
 
 
-def copy_parts_into(
+def copy_files_into(
     targets: Parts, paths: list[Path], *, stored_as: Mapping[str, torch.dtype] | None = None, among_others: bool = False
 ) -> None:
-    """Copy what the files hold of each target into it.
+    """Copy the tensors that files hold together, whole or in parts, into `targets`; with `among_others` they may hold
+    more.
 
-    Raises ShardError where files and targets differ in a name, a shape or a format, or where the parts of a tensor in
+    Raises CorruptFile where files and targets differ in a name, a shape or a format, or where the parts of a tensor in
     the files overlap or do not make up the whole; `stored_as` are the files' formats by name where they are not the
-    targets', and with `among_others` they may hold more tensors.
+    targets'.
     """
     with contextlib.ExitStack() as stack:
-        stored = {name: _Stored.of(name, boxes, paths[0]) for name, boxes in _open(paths, stack).items()}
+        stored = _open(paths, stack)
+        shapes = {name: _shape_of(name, boxes, paths[0]) for name, boxes in stored.items()}
         for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
-            found = str(stored.get(name, "missing"))
-            expected = describe(targets.get(name), (stored_as or {}).get(name))
+            boxes, parts = stored.get(name), targets.get(name)
+            found = "missing" if boxes is None else f"{_format_name(boxes[0].format)} {shapes[name]}"
+            if parts:
+                expected = f"{_format_name((stored_as or {}).get(name, parts[0].tensor.dtype))} {parts[0].shape}"
+            else:
+                expected = "missing" if parts is None else "not on this rank"
             # A rank may have no part of a tensor, and then does not know its format.
-            if found != expected and targets.get(name) != []:
-                raise ShardError(
-                    paths[0], f"does not fit its recipe: tensor '{name}' is {found}, the model's is {expected}"
+            if found != expected and parts != []:
+                raise damaged(
+                    paths[0] if boxes is None else boxes[0].path,
+                    f"does not fit its recipe: tensor '{name}' is {found}, the model's is {expected}",
                 )
         with torch.no_grad():
             for name, parts in targets.items():
                 for part in parts:
-                    stored[name].copy_into(part)
+                    for each in stored[name]:
+                        place = part.box.within(each.box)
+                        if place is not None:
+                            is_whole = part.box == each.box
+                            values = each.file.get_tensor(name) if is_whole else each.values[each.box.within(part.box)]
+                            part.tensor[place].copy_(values)
 
 
-@dataclass(frozen=True)
-class _StoredBox:
+class _StoredBox(NamedTuple):
+    """A box of a tensor in a file."""
+
     box: Box
+    file: Any
     values: Any
-    """A lazy slice of a safetensors file: indexing it reads from the disk."""
-    format: str
+    """A lazy slice: indexing it reads from the disk."""
+    path: Path
+
+    @property
+    def format(self) -> str:
+        return self.values.get_dtype()
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor in boxes that make up the whole."""
-
-    boxes: list[_StoredBox]
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, name: str, boxes: list[_StoredBox], path: Path) -> "_Stored":
-        if len({(each.format, len(each.box.sizes)) for each in boxes}) > 1:
-            raise ShardError(path, f"holds tensor '{name}' in parts of different formats or numbers of dimensions")
-        shape = tuple(map(max, zip(*(each.box.ends for each in boxes), strict=True)))
-        fault = first_fault([each.box for each in boxes], shape)
-        if fault is not None:
-            raise ShardError(path, f"holds tensor '{name}' in parts that overlap or leave a gap, at index {fault}")
-        return cls(boxes, shape)
-
-    def copy_into(self, part: Part) -> None:
-        for each in self.boxes:
-            place = part.box.within(each.box)
-            if place is not None:
-                here = each.box.within(part.box)
-                part.tensor[place].copy_(each.values[here])
-
-    def __str__(self) -> str:
-        return f"{_FORMATS.get(self.boxes[0].format, self.boxes[0].format)} {self.shape}"
+def _shape_of(name: str, boxes: Sequence[_StoredBox], path: Path) -> tuple[int, ...]:
+    """The shape of a tensor whose boxes make up the whole."""
+    if len({(each.format, len(each.box.sizes)) for each in boxes}) > 1:
+        raise damaged(path, f"holds tensor '{name}' in parts of different formats or numbers of dimensions")
+    shape = tuple(map(max, zip(*(each.box.ends for each in boxes), strict=True)))
+    fault = first_fault([each.box for each in boxes], shape)
+    if fault is not None:
+        raise damaged(path, f"holds tensor '{name}' in parts that overlap or leave a gap, at index {fault}")
+    return shape
 
 
 def _open(paths: list[Path], stack: contextlib.ExitStack) -> dict[str, list[_StoredBox]]:
@@ -262,45 +243,25 @@ def _open(paths: list[Path], stack: contextlib.ExitStack) -> dict[str, list[_Sto
                 values = file.get_slice(name)
                 sizes = tuple(values.get_shape())
                 place = [0] * len(sizes) if info is None else offsets[name][_OFFSETS]
-                box = Box(_checked(place, len(sizes)), sizes)
-                boxes.setdefault(name, []).append(_StoredBox(box, values, values.get_dtype()))
+                if not isinstance(place, list) or len(place) != len(sizes):
+                    raise ValueError(f"not a list of {len(sizes)}")
+                if not all(type(offset) is int and 0 <= offset < 2**63 for offset in place):
+                    raise ValueError("not numbers from 0 on")
+                boxes.setdefault(name, []).append(_StoredBox(Box(tuple(place), sizes), file, values, path))
         except (OSError, SafetensorError) as error:
-            raise ShardError(path, f"cannot be read as safetensors ({error})") from None
+            raise damaged(path, f"cannot be read as safetensors ({error})") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ShardError(path, f"has no valid offsets in its header ({error!r})") from None
+            raise damaged(path, f"has no valid offsets in its header ({error!r})") from None
     return boxes
 
 
-def _checked(offsets: Any, dimensions: int) -> tuple[int, ...]:
-    if not isinstance(offsets, list) or len(offsets) != dimensions:
-        raise ValueError(f"not a list of {dimensions}")
-    if not all(type(offset) is int and 0 <= offset < 2**63 for offset in offsets):
-        raise ValueError("not numbers from 0 on")
-    return tuple(offsets)
-
-
-def describe(parts: list[Part] | None, stored_as: torch.dtype | None = None) -> str:
-    """Format and shape of a whole tensor; `stored_as` replaces the format."""
-    if parts is None:
-        return "missing"
-    if not parts:
-        return "not on this rank"
-    return describe_tensor(parts[0].tensor.dtype if stored_as is None else stored_as, parts[0].shape)
-
-
-def describe_tensor(format: torch.dtype, shape: Iterable[int]) -> str:
-    """A format and a shape."""
-    return f"{str(format).removeprefix('torch.')} {tuple(shape)}"
-
-
-_FORMATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+def _format_name(format: torch.dtype | str) -> str:
+    return str(_FORMATS.get(format, format) if isinstance(format, str) else format).removeprefix("torch.")
 
 
 SUMS = "SHA256SUMS"
 FROZEN = "../frozen/model.safetensors"
 """The weights that a run does not train, as a checkpoint that needs them lists them; see `state.py`."""
-TENSOR_FILES = tuple(f"{stem}.safetensors" for stem in STEMS)
-"""The tensor files of a checkpoint that is not sharded."""
 
 
 def write_state(draft: Path, state: bytes, sums: dict[str, str], *, frozen: str | None = None) -> None:
@@ -312,7 +273,6 @@ def write_state(draft: Path, state: bytes, sums: dict[str, str], *, frozen: str 
 
 
 def write_sums(folder: Path, sums: dict[str, str]) -> None:
-    """Write the checksums of files, by name, into a folder."""
     atomic_write_text(folder / SUMS, _format_sums(sums))
 
 
@@ -345,12 +305,10 @@ def _format_sums(sums: dict[str, str]) -> str:
 
 
 def frozen_path(checkpoints: Path) -> Path:
-    """The file of the frozen weights of a folder of checkpoints."""
     return checkpoints / Path(FROZEN).parent.name / Path(FROZEN).name
 
 
 def checksum_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
     checksum = sha256()
     with open(path, "rb", opener=regular) as file:
         while chunk := file.read(2**20):
@@ -358,72 +316,28 @@ def checksum_of(path: Path) -> str:
     return checksum.hexdigest()
 
 
+def readable_checksum(path: Path) -> str:
+    """SHA-256 of a file of a checkpoint. Raises CorruptFile where it cannot be read."""
+    try:
+        return checksum_of(path)
+    except OSError as error:
+        raise damaged(path, f"cannot be read ({error.strerror})") from None
+
+
 def damaged(path: Path, how: str) -> CorruptFile:
-    """The error that names a file of a checkpoint and what is wrong with it."""
     if path.parent.name == Path(FROZEN).parent.name:
         return CorruptFile(f"'{path}' {how}: restore the file, all checkpoints of the run need it")
     return CorruptFile(f"'{path}' {how}: restore the file, or remove its folder to continue from an earlier step")
 
 
-# The tensors in files of a checkpoint: written to the disk, and copied out of them when they are those expected.
-
-_STORED_TENSORS_FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Torch parallelises reductions of more elements.
 _SERIAL_NUMEL = 2**15
-
-
-def write_tensors(path: Path, tensors: Parts) -> str:
-    """Write a file of tensors, or of parts of them, to the disk; its folder exists. Returns its checksum."""
-    write_parts(path, tensors)
-    # safetensors creates files that only their owner can read; a run's other files follow the user's umask.
-    path.chmod(path.parent.stat().st_mode & 0o666)
-    sync_file(path)
-    return checksum_of(path)
 
 
 def is_finite(tensor: Tensor) -> bool:
     """True if every element is finite; on a CPU computed by a single thread, as the others may be training."""
     pieces = tensor.detach().flatten().split(_SERIAL_NUMEL) if tensor.device.type == "cpu" else [tensor]
     return all(math.isfinite(each.item()) for piece in pieces if piece.numel() for each in torch.aminmax(piece))
-
-
-def copy_files_into(
-    targets: Parts,
-    paths: list[Path],
-    *,
-    stored_as: Mapping[str, torch.dtype] | None = None,
-    among_others: bool = False,
-) -> None:
-    """Copy the tensors that files hold together into `targets`; with `among_others` they may hold more.
-
-    Raises CorruptFile where a name, a shape or a format differs; `stored_as` are the formats in the files by name where
-    they are not the targets'.
-    """
-    if any(path.stem not in STEMS for path in paths) or not all(map(is_whole, targets.values())):
-        try:
-            return copy_parts_into(targets, paths, stored_as=stored_as, among_others=among_others)
-        except ShardError as error:
-            raise damaged(error.path, error.how) from None
-    stored, place = {}, {}
-    for path in paths:
-        try:
-            refuse_irregular(path)
-            found = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise damaged(path, f"cannot be read as safetensors ({error})") from None
-        stored |= found
-        place |= dict.fromkeys(found, path)
-    for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
-        found = describe_tensor(stored[name].dtype, stored[name].shape) if name in stored else "missing"
-        expected = describe(targets.get(name), (stored_as or {}).get(name))
-        if found != expected:
-            raise damaged(
-                place.get(name, paths[0]),
-                f"does not fit its recipe: tensor '{name}' is {found}, the model's is {expected}",
-            )
-    with torch.no_grad():
-        for name, (target,) in targets.items():
-            target.tensor.copy_(stored[name])
 
 
 def stored_bytes(paths: Iterable[Path]) -> int:
@@ -444,4 +358,4 @@ def formats_of(path: Path) -> dict[str, torch.dtype]:
             formats = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise damaged(path, f"cannot be read as safetensors ({error})") from None
-    return {name: _STORED_TENSORS_FORMATS[each] for name, each in formats.items() if each in _STORED_TENSORS_FORMATS}
+    return {name: _FORMATS[each] for name, each in formats.items() if each in _FORMATS}

@@ -8,25 +8,20 @@ by one process.
 
 import contextlib
 import dataclasses
-import secrets
-import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from safetensors import SafetensorError
 
-from napkin.checkpoint.folder import checkpoint_path, read_checkpoint, refuse_full_disk, set_aside
+from napkin.checkpoint.folder import checkpoint_path, read_checkpoint, refuse_full_disk
 from napkin.checkpoint.restore import load_train_state, restore_newest
-from napkin.checkpoint.shard_files import Part, Parts, shard_name, write_state, write_tensors
+from napkin.checkpoint.shard_files import Part, Parts, shard_name
 from napkin.checkpoint.state import Checkpoint, Snapshot, State
-from napkin.checkpoint.writer import CheckpointWriter, cannot_be_written, refuse_non_finite
+from napkin.checkpoint.writer import CheckpointWriter, write_checkpoint
 from napkin.distributed.ranks import Ranks
 from napkin.errors import CorruptFile, NapkinError
-from napkin.files import sync_folder
 from napkin.recipe.layout import Layout
 from napkin.train_step.step import TrainState
 
@@ -35,54 +30,45 @@ _Digests = list[list[str]]
 each."""
 
 
-@dataclass(frozen=True)
-class ShardAssignment:
-    """The parts that a rank writes."""
-
-    names: dict[str, list[tuple[str, list[str]]]]
-    """For the name that a single process would give a file, and for each number of a part: the file that it goes to,
-    and the tensors whose part of that number this rank writes."""
-
-    def files(self, named: dict[str, Parts]) -> dict[str, Parts]:
-        """The parts that this rank writes, by the name of the file."""
-        return {
-            file: {name: [named[whole][name][number]] for name in names}
-            for whole, by_number in self.names.items()
-            for number, (file, names) in enumerate(by_number)
-            if file
-        }
+Assignment = dict[str, tuple[str, int, list[str]]]
+"""By the name of a file that a rank writes: the name that a single process would give it, a number, and the tensors
+whose part of that number goes to it."""
 
 
-def assign_shards(ranks: Ranks, named: dict[str, Parts]) -> ShardAssignment:
-    """Agree on the parts that each rank writes; a collective."""
+def assign_shards(ranks: Ranks, named: dict[str, Parts]) -> Assignment:
+    """Agree on the parts that each rank writes, and return this rank's; a collective."""
     gathered = ranks.all_gather([_digests(tensors) for tensors in named.values()])
-    assigned = {
-        name: _assigned(tensors, Path(name).stem, [each[number] for each in gathered], ranks.info.rank)
-        for number, (name, tensors) in enumerate(named.items())
+    assigned: Assignment = {}
+    for place, (whole, tensors) in enumerate(named.items()):
+        taken: set[str] = set()
+        total, own_files, own = 0, [], set[str]()
+        for rank, by_name in enumerate(gathered):
+            for digests in by_name[place]:
+                new = set(digests) - taken
+                # There is a first file, even if no rank has anything to write.
+                file = None if not new and total else total
+                if rank == ranks.info.rank:
+                    own_files.append(file)
+                    own |= new
+                total += file is not None
+            taken |= {digest for digests in by_name[place] for digest in digests}
+        for number, file in enumerate(own_files):
+            if file is not None:
+                names = [
+                    name
+                    for name, parts in tensors.items()
+                    if len(parts) > number and _digest(name, parts[number]) in own
+                ]
+                assigned[shard_name(Path(whole).stem, file, total)] = whole, number, names
+    return assigned
+
+
+def assigned_parts(assigned: Assignment, named: dict[str, Parts]) -> dict[str, Parts]:
+    """The parts that a rank writes, by the name of the file."""
+    return {
+        file: {name: [named[whole][name][number]] for name in names}
+        for file, (whole, number, names) in assigned.items()
     }
-    return ShardAssignment(assigned)
-
-
-def _assigned(tensors: Parts, stem: str, by_rank: Sequence[_Digests], rank: int) -> list[tuple[str, list[str]]]:
-    taken: set[str] = set()
-    total, own_files, own = 0, [], set[str]()
-    for other, by_number in enumerate(by_rank):
-        for digests in by_number:
-            new = set(digests) - taken
-            # There is a first file, even if no rank has anything to write.
-            file = None if not new and total else total
-            if other == rank:
-                own_files.append(file)
-                own |= new
-            total += file is not None
-        taken |= {digest for digests in by_number for digest in digests}
-    return [
-        (
-            "" if file is None else shard_name(stem, file, total),
-            [name for name, parts in tensors.items() if len(parts) > number and _digest(name, parts[number]) in own],
-        )
-        for number, file in enumerate(own_files)
-    ]
 
 
 def _digests(tensors: Parts) -> _Digests:
@@ -174,7 +160,7 @@ class _ShardWriter(CheckpointWriter):
         super().__init__(folder, **options)
         self.ranks = ranks
         self._writing = ranks.separate_group()
-        self._assignment: ShardAssignment | None = None
+        self._assignment: Assignment | None = None
 
     def save(self, taken: Snapshot, *, prune: bool = True) -> None:
         """Write what this rank has been assigned; a collective."""
@@ -200,7 +186,7 @@ class _ShardWriter(CheckpointWriter):
             self.wait()
 
     def _write(self, taken: Snapshot, prune: bool) -> Checkpoint:
-        written = _save_sharded(self._writing, self.folder, taken, self.before_publishing)
+        written = write_checkpoint(self.folder, taken, before_publishing=self.before_publishing, ranks=self._writing)
         if prune and self.ranks.is_rank_zero:
             self.prune(written)
         return written
@@ -209,66 +195,7 @@ class _ShardWriter(CheckpointWriter):
         """The parts of a snapshot that this rank writes."""
         if self._assignment is None:
             self._assignment = assign_shards(self.ranks, taken.files)
-        return dataclasses.replace(taken, files=self._assignment.files(taken.files))
+        return dataclasses.replace(taken, files=assigned_parts(self._assignment, taken.files))
 
 
 _DONE, _RUNNING, _FAILED = range(3)
-
-
-def _save_sharded(ranks: Ranks, folder: Path, taken: Snapshot, before_publishing: Callable[[], None]) -> Checkpoint:
-    path = checkpoint_path(folder, taken.step)
-    name = ranks.broadcast_from_zero(lambda: _begin(path))
-    if name is None:
-        return read_checkpoint(path, verify=False)
-    draft = folder / name
-    reports = ranks.all_gather(_write_files(draft, taken, path))
-    problems = [report["problem"] for report in reports if report["problem"]]
-    sums = {name: checksum for report in reports for name, checksum in report["sums"].items()}
-
-    def finish() -> str | None:
-        try:
-            if problems:
-                return problems[0]
-            write_state(draft, taken.state, sums, frozen=taken.frozen)
-            before_publishing()
-            draft.rename(path)
-            sync_folder(folder)
-        except (OSError, NapkinError) as error:
-            return cannot_be_written(path, error)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-        return None
-
-    problem = ranks.broadcast_from_zero(finish)
-    if problem:
-        raise NapkinError(problem)
-    return Checkpoint(path, msgspec.json.decode(taken.state, type=State), taken.frozen)
-
-
-def _begin(path: Path) -> str | None:
-    """The name of a new hidden folder to write to; None where an intact checkpoint exists already."""
-    if path.exists():
-        with contextlib.suppress(CorruptFile):
-            read_checkpoint(path, verify_frozen=False)
-            return None
-        set_aside(path)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        draft.mkdir()
-    except OSError as error:
-        raise NapkinError(cannot_be_written(path, error)) from None
-    return draft.name
-
-
-def _write_files(draft: Path, taken: Snapshot, path: Path) -> dict[str, Any]:
-    """Write this rank's files. Returns their checksums, or the error message."""
-    sums: dict[str, str] = {}
-    try:
-        refuse_non_finite(taken, path.parent)
-        for name, tensors in taken.files.items():
-            sums[name] = write_tensors(draft / name, tensors)
-    except NapkinError as error:
-        return {"sums": sums, "problem": str(error)}
-    except (OSError, SafetensorError) as error:
-        return {"sums": sums, "problem": cannot_be_written(path, error)}
-    return {"sums": sums, "problem": None}

@@ -24,7 +24,6 @@ from napkin.checkpoint.shard_files import (
     SUMS,
     Part,
     Parts,
-    checksum_of,
     copy_files_into,
     damaged,
     formats_of,
@@ -32,6 +31,7 @@ from napkin.checkpoint.shard_files import (
     is_finite,
     parse_sums,
     parts_of,
+    readable_checksum,
     write_sums,
     write_tensors,
 )
@@ -151,12 +151,10 @@ def model_tensors(model: Transformer) -> dict[str, Tensor]:
 
 
 def trained_tensors(model: Transformer) -> dict[str, Tensor]:
-    """The trained ones of some tensors: all, except beside adapters."""
     return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def frozen_tensors(model: Transformer) -> dict[str, Tensor]:
-    """The tensors that are not trained."""
     return {name: parameter.detach() for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
 
@@ -204,11 +202,7 @@ def write_frozen(checkpoints: Path, model: Transformer) -> str:
 def load_frozen(checkpoints: Path, model: Transformer) -> None:
     """Copy frozen weights, verified by their checksum, into a model that has nothing else. Raises CorruptFile."""
     path, expected = frozen_path(checkpoints), frozen_checksum(checkpoints)
-    try:
-        found = checksum_of(path)
-    except OSError as error:
-        raise damaged(path, f"cannot be read ({error.strerror})") from None
-    if found != expected:
+    if readable_checksum(path) != expected:
         raise damaged(path, f"was truncated or changed, its SHA-256 is not the one in {SUMS}")
     copy_files_into(whole(model_tensors(model)), [path], stored_as=formats_of(path))
 
@@ -220,7 +214,6 @@ def frozen_checksum(checkpoints: Path) -> str:
 
 
 def has_frozen(checkpoints: Path) -> bool:
-    """True if a folder of checkpoints has frozen weights beside them."""
     return os.path.lexists(frozen_path(checkpoints).parent)
 
 

@@ -13,6 +13,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -27,8 +28,9 @@ from napkin.checkpoint.folder import (
     refuse_full_disk,
     set_aside,
 )
-from napkin.checkpoint.shard_files import TENSOR_FILES, Part, is_finite, write_state, write_tensors
+from napkin.checkpoint.shard_files import Part, is_finite, write_state, write_tensors
 from napkin.checkpoint.state import Checkpoint, Snapshot, State, keep_frozen, snapshot
+from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import read_bytes, sync_folder
 from napkin.runs.history import History, best_step
@@ -61,38 +63,75 @@ def save_checkpoint(
 
 
 def write_checkpoint(
-    folder: Path, taken: Snapshot, *, before_publishing: Callable[[], None] = lambda: None
+    folder: Path, taken: Snapshot, *, before_publishing: Callable[[], None] = lambda: None, ranks: Ranks = ALONE
 ) -> Checkpoint:
     """Write `folder`/step-XXXXXXXX and return it; one that exists already and is intact is kept.
 
     Tensors on a CPU are written without a copy. `before_publishing` is called when everything is on the disk, right
-    before the folder is renamed. Raises NapkinError where the disk is full or cannot be written, and where a tensor
-    holds infinity or NaN; earlier checkpoints are unchanged.
+    before the folder is renamed. With several `ranks` it is a collective: each writes the files of its own snapshot, to
+    one hidden folder. Raises NapkinError where the disk is full or cannot be written, and where a tensor holds infinity
+    or NaN; earlier checkpoints are unchanged.
     """
     path = checkpoint_path(folder, taken.step)
-    if path.exists():
+    name = ranks.broadcast_from_zero(lambda: _begin(path))
+    if name is None:
+        return read_checkpoint(path, verify=False)
+    draft = folder / name
+
+    def finish() -> str | None:
         try:
-            return read_checkpoint(path, verify_frozen=False)
-        except CorruptFile:
-            set_aside(path)
-    refuse_non_finite(taken, folder)
-    draft = folder / f".{path.name}.{secrets.token_hex(8)}.tmp"
+            problem = next((report["problem"] for report in reports if report["problem"]), None)
+            if problem is None:
+                sums = {name: checksum for report in reports for name, checksum in report["sums"].items()}
+                write_state(draft, taken.state, sums, frozen=taken.frozen)
+                before_publishing()
+                draft.rename(path)
+                sync_folder(folder)
+            return problem
+        except (OSError, NapkinError) as error:
+            return cannot_be_written(path, error)
+
     try:
-        draft.mkdir()
-        sums = {name: write_tensors(draft / name, taken.files[name]) for name in TENSOR_FILES}
-        write_state(draft, taken.state, sums, frozen=taken.frozen)
-        before_publishing()
-        draft.rename(path)
-        sync_folder(folder)
-    except (OSError, SafetensorError, NapkinError) as error:
-        raise NapkinError(cannot_be_written(path, error)) from None
+        reports = ranks.all_gather(_write_files(draft, taken, path))
+        problem = ranks.broadcast_from_zero(finish)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        if ranks.is_rank_zero:
+            shutil.rmtree(draft, ignore_errors=True)
+    if problem:
+        raise NapkinError(problem)
     return Checkpoint(path, msgspec.json.decode(taken.state, type=State), taken.frozen)
 
 
+def _begin(path: Path) -> str | None:
+    """The name of a new hidden folder to write to; None where an intact checkpoint exists already."""
+    if path.exists():
+        with contextlib.suppress(CorruptFile):
+            read_checkpoint(path, verify_frozen=False)
+            return None
+        set_aside(path)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        draft.mkdir()
+    except OSError as error:
+        raise NapkinError(cannot_be_written(path, error)) from None
+    return draft.name
+
+
+def _write_files(draft: Path, taken: Snapshot, path: Path) -> dict[str, Any]:
+    """Write a snapshot's files. Returns their checksums, or the error message."""
+    sums: dict[str, str] = {}
+    try:
+        refuse_non_finite(taken, path.parent)
+        for name, tensors in taken.files.items():
+            sums[name] = write_tensors(draft / name, tensors)
+    except NapkinError as error:
+        return {"sums": sums, "problem": str(error)}
+    except (OSError, SafetensorError) as error:
+        return {"sums": sums, "problem": cannot_be_written(path, error)}
+    return {"sums": sums, "problem": None}
+
+
 def cannot_be_written(path: Path, error: Exception) -> str:
-    """The message where a checkpoint cannot be written."""
     return (
         f"'{path}' cannot be written ({error}): make room and continue with `napkin resume {path.parent.parent}`, "
         "earlier checkpoints are kept"

@@ -30,7 +30,6 @@ class Task:
 
     @property
     def split_key(self) -> str:
-        """The text that decides the task's side of the split."""
         return self.content or "\n".join(f"{each.role}: {each.content}" for each in self.messages)
 
 

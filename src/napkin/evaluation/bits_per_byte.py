@@ -144,7 +144,13 @@ def mean_loss(
             scores = targets >= 0
             targets[scores & (scores.flatten().cumsum(0).view_as(scores) > total - done)] = IGNORE_INDEX
             scored = int((targets >= 0).sum())
-            inputs, targets = _own_rows(inputs, targets, parallel_model)
+            missing = -len(inputs) % parallel_model.layout.batch_parts
+            if missing:
+                # Every rank gets the same number of windows, padded with windows without targets.
+                inputs = torch.cat([inputs, inputs[-1:].expand(missing, -1)])
+                targets = torch.cat([targets, torch.full_like(targets[-1:], IGNORE_INDEX).expand(missing, -1)])
+            rows = parallel_model.rows(len(inputs))
+            inputs, targets = inputs[rows], targets[rows]
             inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
             documents = document_ids(inputs, token_file.separator) if separate_documents else None
             with evaluation_mode(model), precision.autocast():
@@ -155,18 +161,6 @@ def mean_loss(
             if done >= total:
                 break
     return parallel_model.ranks.all_reduce_sum(torch.tensor(nats, dtype=torch.float64)).item() / done
-
-
-def _own_rows(
-    inputs: torch.Tensor, targets: torch.Tensor, parallel_model: ParallelModel
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's windows; every rank gets the same number, padded with windows without targets."""
-    missing = -len(inputs) % parallel_model.layout.batch_parts
-    if missing:
-        inputs = torch.cat([inputs, inputs[-1:].expand(missing, -1)])
-        targets = torch.cat([targets, torch.full_like(targets[-1:], IGNORE_INDEX).expand(missing, -1)])
-    rows = parallel_model.rows(len(inputs))
-    return inputs[rows], targets[rows]
 
 
 FORMAT = "napkin-bits-per-byte"
@@ -199,7 +193,6 @@ class BitsDifference:
 def bits_result(
     bits: SampledBits, text: Mapping[str, Any], model: Mapping[str, Any], made_with: Mapping[str, str]
 ) -> BitsResult:
-    """The file of a measurement: its figures, its text and its model."""
     return BitsResult(FORMAT, VERSION, dict(text), dict(model), dict(made_with), bits)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from html import unescape
+from itertools import chain
 from typing import Any
 from unicodedata import normalize
 
@@ -90,11 +91,9 @@ class Contamination:
         return frozenset(each.item for each in self.found)
 
     def clean(self, names: Sequence[str]) -> list[bool]:
-        """The items that are not contaminated."""
         return [name not in self.contaminated for name in names]
 
     def as_values(self) -> dict[str, Any]:
-        """What was found, for programs."""
         return {
             "items": self.items,
             "documents": self.documents,
@@ -105,15 +104,11 @@ class Contamination:
 
 
 def find_contamination(items: Sequence[Item], documents: Iterable[Document], *, share: float = SHARE) -> Contamination:
-    """Look for items in documents.
+    """Look for the questions of items, of pairs for the good text, in documents of a training text, whose parts follow
+    each other; see `looked_for`.
 
-    Args:
-        items: of a task; looked for are their questions, of pairs the good text; see `looked_for`.
-        documents: the training text; parts of one document follow each other.
-        share: of an item's windows that have to be found together, above 0 and at most 1.
-
-    Raises:
-        NapkinError: for a share out of range, and where there are no items.
+    `share` is that of an item's windows that have to be found together, above 0 and at most 1. Raises NapkinError for
+    another one, and where there are no items.
     """
     if not 0 < share <= 1:
         raise NapkinError(f"the share of windows is {share:g}: use a number above 0, at most 1")
@@ -122,13 +117,15 @@ def find_contamination(items: Sequence[Item], documents: Iterable[Document], *, 
     search = ItemSearch([looked_for(item) for item in items])
     best: dict[int, tuple[float, str]] = {}
     count = size = 0
-    for document in documents:
+
+    def found_in(document: Document) -> Iterator[tuple[int, float, str]]:
+        nonlocal count, size
         count += not document.continues
         size += len(document.data)
-        for index, found, name in search.add(document):
-            if found >= share and found > best.get(index, (0.0, ""))[0]:
-                best[index] = found, name
-    for index, found, name in search.flush():
+        return search.add(document)
+
+    everything = chain(chain.from_iterable(map(found_in, documents)), search.flush())
+    for index, found, name in everything:
         if found >= share and found > best.get(index, (0.0, ""))[0]:
             best[index] = found, name
     return Contamination(
@@ -173,17 +170,12 @@ def looked_for(item: Item) -> tuple[Parts, ...]:
     ('Which of the rivers at Koblenz rises in the Vosges mountains?',)
     """
     prompt = _AFFIXES.sub("", item.prompt).strip()
-    question, listed = _without_choices(prompt, item)
+    question, *listed = [prompt]
+    if item.choices and all(len(choice.strip()) <= 1 for choice in item.choices):
+        # The prompt lists the choices, and their letters continue it.
+        question, *listed = map(str.strip, _LISTED.split(prompt))
     right = item.choices[item.right] if item.choices else item.answer
     return tuple(dict.fromkeys([(question,), (question, *listed), (prompt,), (f"{item.prompt} {right}",)]))
-
-
-def _without_choices(prompt: str, item: Item) -> tuple[str, Parts]:
-    """The question and the choices of a prompt that lists them, as those do whose continuations are letters."""
-    if not item.choices or any(len(choice.strip()) > 1 for choice in item.choices):
-        return prompt, ()
-    question, *listed = _LISTED.split(prompt)
-    return question.strip(), tuple(choice.strip() for choice in listed)
 
 
 def letters(text: str | bytes) -> bytes:

@@ -68,7 +68,6 @@ class Documents:
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """The beginning of each document in `ids`."""
         return np.concatenate([np.zeros(1, np.int64), self.ends[:-1]])
 
 
@@ -154,15 +153,10 @@ def sampled_bits(
 ) -> SampledBits:
     """Score windows in random order until the standard error is at most `error` bits per byte.
 
-    The model is in evaluation mode meanwhile, and then in the mode that it was in.
-
-    Args:
-        start_ids: stand before each document, at least one.
-        stride: tokens between windows; None is half the context.
-        error: None goes on to `max_tokens`, or to the end of the text.
-        max_tokens: to score at most, but for those of the last batch of windows.
-        max_windows: the same in windows.
-        progress: called with the windows scored, all of them, and the error so far.
+    Without `error`, to `max_tokens` or `max_windows`, but for the last batch of windows, or to the end of the text. At
+    least one of `start_ids` stands before each document; `stride` None is half the context. `progress` is called with
+    the windows scored, all of them, and the error so far. The model is in evaluation mode meanwhile, and then in the
+    mode that it was in.
     """
     limit = model.config.context_length
     stride = max(1, limit // 2) if stride is None else stride

@@ -107,7 +107,8 @@ def paired_difference(
         test = "t test of paired differences"
     reach = _t_quantile(n_groups) * error if discordance else 1 - (1 - CONFIDENCE) ** (1 / n_groups)
     unpaired = math.hypot(*(mean_estimate(scores, groups).standard_error for scores in (first, second)))
-    detectable = detectable_difference(n_groups, discordance) if binary else _z_sum() * error
+    z_sum = float(stats.norm.isf((1 - CONFIDENCE) / 2) + stats.norm.ppf(POWER))
+    detectable = detectable_difference(n_groups, discordance) if binary else z_sum * error
     return PairedDifference(
         mean, error, mean - reach, mean + reach, p_value, test, n, n_groups, discordance, detectable, unpaired
     )
@@ -169,9 +170,3 @@ def _t_quantile(n_groups: int) -> float:
     from scipy import stats
 
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, n_groups - 1))
-
-
-def _z_sum() -> float:
-    from scipy import stats
-
-    return float(stats.norm.isf((1 - CONFIDENCE) / 2) + stats.norm.ppf(POWER))

@@ -36,7 +36,6 @@ class NamedFailures:
         self._known: set[str] = set()
 
     def new(self, reasons: Iterable[str | None]) -> list[str]:
-        """New failure reasons only; None means success."""
         found = []
         for reason in reasons:
             if reason is not None and reason not in self._known and len(self._known) < MOST_REASONS:
@@ -55,10 +54,6 @@ class Judgement:
     """Why there is no reward; None if there is one."""
 
 
-def _accept(reference: str) -> None:
-    """Any reference will do."""
-
-
 @dataclass
 class Reward:
     """A function that grades the text of an answer beside a reference.
@@ -71,7 +66,7 @@ class Reward:
     name: str
     grade: Callable[[str, str], float]
     """The function of an answer's text and the reference. It may raise anything."""
-    check_reference: Callable[[str], None] = _accept
+    check_reference: Callable[[str], None] = lambda reference: None
     """Raises NapkinError for a reference that no answer could fulfil."""
     n_parallel: int = 0
     """Answers that are graded at a time, in threads, for functions that wait for other processes; 0 is in the calling
@@ -84,7 +79,6 @@ class Reward:
         return self.judge(answer, reference).reward
 
     def judge(self, answer: str, reference: str) -> Judgement:
-        """The reward, and why there is none."""
         judged = self._judged(answer, reference)
         self._count(judged)
         return judged

@@ -54,7 +54,6 @@ def read_files(texts: list[str]) -> TrainFiles:
 
 
 def write_files(train: TrainFiles) -> list[str]:
-    """The inverse of `read_files`."""
     paths, weights = paths_and_weights(train)
     return (
         list(paths) if weights is None else [f"{path}={weight:g}" for path, weight in zip(paths, weights, strict=True)]

@@ -53,7 +53,6 @@ class Precision:
 
     @property
     def weights_dtype(self) -> "torch.dtype":
-        """The format of parameters and gradients."""
         import torch
 
         return torch.bfloat16 if self.name == "bf16-pure" else torch.float32
@@ -69,18 +68,15 @@ class Precision:
         return self.device_type == "cpu" and self.products == "bf16" and not has_native_bf16()
 
     def autocast(self) -> AbstractContextManager:
-        """The context manager for a forward pass."""
         import torch
 
         wanted = self.name not in ("fp32", "bf16-pure")
         return torch.autocast(self.device_type, self.products_dtype if wanted else torch.bfloat16, enabled=wanted)
 
     def on(self, device_type: Literal["cpu", "cuda"]) -> "Precision":
-        """The same policy on another kind of device."""
         return dataclasses.replace(self, device_type=device_type)
 
     def usage(self) -> "list[Usage]":
-        """The number format of each kind of number, for people."""
         return usage_of(self.name, self.narrow_form)
 
 
@@ -116,7 +112,6 @@ def _narrow_form(name: PrecisionName, device_type: Literal["cpu", "cuda"]) -> Na
 
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
-    """Resolve "auto": the GPU if there is one."""
     import torch
 
     available = torch.cuda.is_available()
@@ -138,7 +133,6 @@ class Usage:
 
 
 def usage_of(name: PrecisionName, narrow_form: NarrowForm = "emulated") -> list[Usage]:
-    """The formats of a policy."""
     wide, products, update = "fp32", name, "fp32"
     if name == "bf16-pure":
         wide, products, update = "bf16", "bf16", "fp32, rounded stochastically to bf16"

@@ -63,7 +63,6 @@ class Recipe:
 
     @property
     def warmup_steps(self) -> int:
-        """optimizer.warmup_steps, its default filled in."""
         chosen = self.optimizer.warmup_steps
         return min(50, self.training.steps // 10) if chosen is None else chosen
 

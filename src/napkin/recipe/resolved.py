@@ -29,7 +29,6 @@ class ResolvedRecipe:
 
     @property
     def counted_for(self) -> Target:
-        """`target`, its default filled in."""
         return self.precision.device_type if self.target is None else self.target
 
     @functools.cached_property
@@ -52,16 +51,13 @@ class ResolvedRecipe:
 
     @property
     def per_device(self) -> Recipe:
-        """The recipe with one device's part of the batch."""
         return per_device(self.recipe, self.layout.batch_parts)
 
     def with_training(self, **changes: Any) -> "ResolvedRecipe":
-        """The same with other fields of [training]."""
         training = dataclasses.replace(self.recipe.training, **changes)
         return dataclasses.replace(self, recipe=dataclasses.replace(self.recipe, training=training))
 
     def with_model(self, **changes: Any) -> "ResolvedRecipe":
-        """The same with other fields of [model]."""
         model = dataclasses.replace(self.recipe.model, **changes)
         return dataclasses.replace(self, recipe=dataclasses.replace(self.recipe, model=model))
 

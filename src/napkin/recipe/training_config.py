@@ -246,7 +246,6 @@ class OptimizerConfig:
 
 
 def fields_of(cls: type) -> set[str]:
-    """The names of a dataclass's fields."""
     return {field.name for field in dataclasses.fields(cls)}
 
 
@@ -265,7 +264,6 @@ class TrackingConfig:
     """Project of the run in wandb and trackio."""
 
     def refuse_missing(self) -> None:
-        """Raise NapkinError where a tracker is not installed."""
         missing = [name for name in self.trackers if find_spec(name) is None]
         if missing:
             names = " and ".join(missing)

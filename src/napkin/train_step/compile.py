@@ -47,7 +47,9 @@ def compile_blocks(model: Transformer) -> None:
 def missing_compiler(device_type: str) -> str | None:
     """The part of torch.compile's requirements that this machine lacks; None if nothing is missing."""
     if device_type != "cpu":
-        return None if _has_triton() else "Triton, which generates code for GPUs, is not installed: pip install triton"
+        from torch.utils._triton import has_triton
+
+        return None if has_triton() else "Triton, which generates code for GPUs, is not installed: pip install triton"
     set_up_compiler()
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
@@ -68,12 +70,6 @@ def missing_compiler(device_type: str) -> str | None:
     if result.returncode:
         return f"the C++ compiler {compiler} lacks the headers of Python in {headers} or those of C++"
     return None
-
-
-def _has_triton() -> bool:
-    from torch.utils._triton import has_triton
-
-    return has_triton()
 
 
 Recompute = Literal["none", "selective", "full"]

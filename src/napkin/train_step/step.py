@@ -100,7 +100,6 @@ class TrainState:
 
     @property
     def precision(self) -> Precision:
-        """The number formats that the step computes in."""
         return self.resolved.precision
 
     def step(
@@ -175,7 +174,13 @@ class TrainState:
         with watch("optimizer"):
             if self.loss_scale is not None:
                 self.loss_scale.unscale(self.model.parameters(), ranks=parts)
-            norm = self._clip_gradients()
+            weights = self.parallel_model.sum_of_squares_weights
+            norm = clip_gradients(
+                list(self.model.parameters()),
+                self.recipe.optimizer.clip_norm,
+                weights=weights,
+                sum_over_ranks=None if weights is None else self.parallel_model.ranks.all_reduce_sum,
+            )
             loss = self.parallel_model.mean(loss)
             # An overflow of fp16 means that the loss scale was too large.
             overflowed = self.loss_scale is not None and not self.loss_scale.accepts(norm)
@@ -199,16 +204,6 @@ class TrainState:
     def _count_experts(self, module: nn.Module, router: int) -> None:
         if self.recipe.model.n_experts:
             self.expert_counts.add([mixture.take_routing() for mixture in mixtures(module)], router)
-
-    def _clip_gradients(self) -> Float[Tensor, ""]:
-        parameters = list(self.model.parameters())
-        weights = self.parallel_model.sum_of_squares_weights
-        return clip_gradients(
-            parameters,
-            self.recipe.optimizer.clip_norm,
-            weights=weights,
-            sum_over_ranks=None if weights is None else self.parallel_model.ranks.all_reduce_sum,
-        )
 
     def warm_up(self, rows: int) -> None:
         """Compute the gradients of one micro-batch and drop them, so that the blocks are compiled.
@@ -246,7 +241,6 @@ class TrainState:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Use the averaged weights while the block runs, if there are any."""
         if self.average is None:
             yield
             return
@@ -411,7 +405,6 @@ def remove_tuned_parts(model: Transformer) -> None:
 
 
 def adapter_of(recipe: Recipe) -> AdapterConfig | None:
-    """The adapters that a recipe trains; None without."""
     return recipe.adapter if isinstance(recipe, TuningRecipe) and recipe.adapter.kind != "none" else None
 
 

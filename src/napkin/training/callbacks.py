@@ -86,7 +86,6 @@ class Checkpointing(Callback):
                 loop.on_message(warning)
 
     def running(self, loop: TrainingLoop) -> AbstractContextManager:
-        """A context that waits for a write in the background when the steps end."""
         return self.writer
 
     def before_step(self, loop: TrainingLoop) -> None:
@@ -104,7 +103,6 @@ class Checkpointing(Callback):
         return metrics
 
     def on_end(self, loop: TrainingLoop) -> None:
-        """Write the last checkpoint, and wait until it is on the disk."""
         with loop.watch("checkpoints"):
             # Training has ended, so no copy is needed.
             self.writer.wait()
@@ -121,7 +119,6 @@ class Trackers(Callback):
 
     @contextmanager
     def running(self, loop: TrainingLoop) -> Iterator[None]:
-        """Open the trackers, and close them at the end."""
         names = loop.recipe.tracking.trackers if loop.ranks.is_rank_zero else ()
         if names:
             known = loop.run.read_json("tracking.json")
@@ -172,7 +169,6 @@ class OnStep(Callback):
 
 
 def snapshot_of(loop: TrainingLoop) -> Snapshot:
-    """The contents of a checkpoint of the run at this step."""
     loop.train_state.parallel_model.reshard()
     return snapshot(
         loop.train_state,
@@ -201,20 +197,16 @@ def finished_checkpoint(folder: StrPath) -> Checkpoint | None:
         state = read_checkpoint(newest, verify=False).state
         if state.step < run.recipe.training.steps or state.history.unfinished is not None:
             return None
-        if run.recipe_was_changed or not _accounts_are_closed(run):
+        metered = (run.path / MEASUREMENT_FILE).exists() or run.recipe.training.steps <= METERED_STEP
+        if run.recipe_was_changed or not metered or not (run.path / REPORT_FILE).exists():
+            return None
+        record = read_metrics_record(run.path / METRICS_FILE)
+        if record.messages() or record.incomplete is not None:
             return None
         return read_checkpoint(newest)
     except CorruptFile:
         # Training skips it, and continues from an earlier one.
         return None
-
-
-def _accounts_are_closed(run: RunFolder) -> bool:
-    metered = (run.path / MEASUREMENT_FILE).exists() or run.recipe.training.steps <= METERED_STEP
-    if not metered or not (run.path / REPORT_FILE).exists():
-        return False
-    record = read_metrics_record(run.path / METRICS_FILE)
-    return not record.messages() and record.incomplete is None
 
 
 # TensorBoard, Weights & Biases and trackio behind one small interface; each is imported when it is used.

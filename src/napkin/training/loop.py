@@ -185,7 +185,6 @@ class TrainingLoop:
 
     @property
     def evaluation_is_due(self) -> bool:
-        """True if an evaluation follows the last step."""
         training = self.recipe.training
         return self.step == training.steps or self.step % training.evaluate_every == 0
 
@@ -258,8 +257,7 @@ def _compile_first(
 ) -> None:
     """Compile the train state's blocks if they are to be, timed as "compiling".
 
-    The random state is unchanged. A signal stops the compiler. Raises NapkinError
-    where the compiler fails.
+    The random state is unchanged. A signal stops the compiler. Raises NapkinError where the compiler fails.
     """
     if not train_state.compiled:
         return
@@ -285,8 +283,11 @@ def _compile_first(
         if interruption.signal is not None:
             train_state.optimizer.zero_grad(set_to_none=True)
         elif isinstance(error, TorchDynamoException):
+            # The compiler's first line with an error, if torch quotes it.
+            output = str(error).partition("Output:")[2].splitlines()
+            why = next((line.strip() for line in output if "error" in line), first_line(error))[:200]
             raise NapkinError(
-                f"the model's blocks cannot be compiled ({_why(error)}): remove '{compiled_folder()}' if what "
+                f"the model's blocks cannot be compiled ({why}): remove '{compiled_folder()}' if what "
                 'was kept there is damaged, or set compile = "off" under [training] in the run\'s recipe.toml; and '
                 "continue with `napkin resume`"
             ) from error
@@ -294,9 +295,3 @@ def _compile_first(
             raise
     finally:
         announcement.cancel()
-
-
-def _why(error: Exception) -> str:
-    """The first error line of the compiler if torch quotes it, otherwise the first line of the error."""
-    _, _, output = str(error).partition("Output:")
-    return next((line.strip() for line in output.splitlines() if "error" in line), first_line(error))[:200]

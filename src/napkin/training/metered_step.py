@@ -218,7 +218,12 @@ class MeteredStep(ABC):
         plan = loop.preparation.plan
         if plan is None or self.metered is None:
             return None
-        step_seconds = self.step_seconds or _logged_seconds(loop)
+        step_seconds = self.step_seconds
+        if not step_seconds:
+            # The last of all may be this process's, which was metered.
+            last = min(loop.first_step, loop.recipe.training.steps - 1)
+            logged = (line for line in read_metrics_record(loop.run.path / METRICS_FILE).metrics if line.step <= last)
+            step_seconds = [line.step_seconds for line in logged if line.step_seconds > 0]
         if not step_seconds:
             return None
         median, seconds = statistics.median(step_seconds), sum(step_seconds)
@@ -244,14 +249,6 @@ class MeteredStep(ABC):
         )
 
 
-def _logged_seconds(loop: TrainingLoop) -> list[float]:
-    """Seconds of the steps in metrics.jsonl that earlier processes have made."""
-    # The last of all may be this process's, which was metered.
-    last = min(loop.first_step, loop.recipe.training.steps - 1)
-    logged = (line for line in read_metrics_record(loop.run.path / METRICS_FILE).metrics if line.step <= last)
-    return [line.step_seconds for line in logged if line.step_seconds > 0]
-
-
 class Accounting(Callback):
     """Keeps the accounts of a run in measurement.json: written before the last checkpoint, and again after it, with the
     seconds that it took.
@@ -271,7 +268,9 @@ class Accounting(Callback):
 
     def on_end(self, loop: TrainingLoop) -> None:
         """Write what is measured so far; meter a step of a run that is complete but for its measurement."""
-        if loop.ranks.broadcast_from_zero(lambda: self._is_left_open(loop)):
+        # An earlier process made the last of several steps, and was killed before it wrote a measurement.
+        is_complete = loop.first_step == loop.recipe.training.steps > 1
+        if loop.ranks.broadcast_from_zero(lambda: is_complete and not (loop.run.path / MEASUREMENT_FILE).exists()):
             self._step.meter_discarded(loop)
             checkpoint = read_checkpoint(checkpoint_path(loop.run.checkpoints, loop.step), verify=False)
             load_train_state(checkpoint, loop.train_state)
@@ -280,14 +279,17 @@ class Accounting(Callback):
             self.write(loop)
 
     def write(self, loop: TrainingLoop) -> None:
-        """Write measurement.json, on rank 0, if there is a measurement."""
         measurement, plan = self._step.measurement(loop), loop.preparation.plan
         if measurement is None or plan is None:
             return
         if loop.step > loop.first_step:
             self.measurement = measurement
         if loop.frozen is not None and loop.ranks.is_rank_zero:
-            measurement = dataclasses.replace(measurement, further={**measurement.further, **_stored(loop)})
+            # Bytes on the disk of frozen weights, which the run keeps once, and of the newest checkpoint.
+            further = {**measurement.further, FROZEN_BYTES: stored_bytes([frozen_path(loop.run.checkpoints)])}
+            for newest in checkpoint_paths(loop.run.checkpoints)[:1]:
+                further[CHECKPOINT_BYTES] = stored_bytes(newest.glob("*.safetensors"))
+            measurement = dataclasses.replace(measurement, further=further)
         whole, price = loop.step == loop.recipe.training.steps, plan.site.usd_per_hour
         self.table = write_measurement(
             loop.run,
@@ -298,16 +300,3 @@ class Accounting(Callback):
             ranks=self._step.ranks,
             straggler=self._step.straggler,
         )
-
-    def _is_left_open(self, loop: TrainingLoop) -> bool:
-        """True if an earlier process made the last of several steps, and was killed before it wrote a measurement."""
-        is_complete = loop.first_step == loop.recipe.training.steps > 1
-        return is_complete and not (loop.run.path / MEASUREMENT_FILE).exists()
-
-
-def _stored(loop: TrainingLoop) -> dict[str, float]:
-    """Bytes on the disk of frozen weights, if the run keeps them, and of the newest checkpoint."""
-    found: dict[str, float] = {FROZEN_BYTES: stored_bytes([frozen_path(loop.run.checkpoints)])}
-    for newest in checkpoint_paths(loop.run.checkpoints)[:1]:
-        found[CHECKPOINT_BYTES] = stored_bytes(newest.glob("*.safetensors"))
-    return found

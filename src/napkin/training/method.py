@@ -69,7 +69,6 @@ class Method(Preparation):
         """The callback that evaluates when an evaluation is due."""
 
     def callbacks(self) -> list[Callback]:
-        """Further callbacks, called after the loop's own."""
         return []
 
     def run_files(self) -> dict[str, bytes]:

@@ -43,23 +43,57 @@ class Pretraining(Method):
 
     @classmethod
     def begin(cls, recipe: Recipe, folder: Path, setting: Setting) -> "Pretraining":
-        """Open the tokenizer and the token files that the recipe names."""
         recipe.tracking.refuse_missing()
         if recipe.data.windows == "auto":
             recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, windows="shifted"))
-        return cls._opened(recipe, _open_tokenizer(recipe.data.tokenizer), setting)
+        if not Path(recipe.data.tokenizer).is_file():
+            raise NapkinError(
+                f"there is no tokenizer file '{recipe.data.tokenizer}': make one with `napkin tokenizer train TEXT`, "
+                "or name yours with --data.tokenizer"
+            )
+        return cls._opened(recipe, load_tokenizer(recipe.data.tokenizer), setting)
 
     @classmethod
     def reopen(cls, run: RunFolder, recipe: Recipe, setting: Setting) -> "Pretraining":
-        """Open the token files; the run has a tokenizer of its own."""
+        """Open the token files; the run has a tokenizer of its own.
+
+        Where the recipe leaves an option open, the run is older than that option and continues as it began: uncompiled,
+        with plain kernels, its windows at the same places in every epoch.
+        """
         recipe.tracking.refuse_missing()
-        return cls._opened(_as_begun(recipe), run.tokenizer, setting)
+        training, data = recipe.training, recipe.data
+        training = dataclasses.replace(
+            training,
+            compile="off" if training.compile == "auto" else training.compile,
+            kernels="plain" if training.kernels == "auto" else training.kernels,
+        )
+        data = dataclasses.replace(data, windows="fixed" if data.windows == "auto" else data.windows)
+        return cls._opened(dataclasses.replace(recipe, training=training, data=data), run.tokenizer, setting)
 
     @classmethod
     def _opened(cls, recipe: Recipe, tokenizer: Tokenizer, setting: Setting) -> "Pretraining":
         setting.progress("checking the token files")
-        verify_whole = setting.ranks.is_rank_zero
-        train_tokens, validation_tokens = _open_token_files(recipe, tokenizer, verify_whole=verify_whole)
+
+        def opened(path: str, way_out: str) -> TokenFile:
+            if not Path(path).is_file():
+                raise NapkinError(
+                    f"there is no token file '{path}': make it with `napkin tokenizer encode TEXT`, {way_out}"
+                )
+            token_file = TokenFile.open(path, tokenizer_fingerprint=tokenizer.fingerprint)
+            token_file.refuse_other_vocabulary(tokenizer)
+            # Blocks are verified when they are read. A file without checksums of blocks is verified whole, by rank 0.
+            if recipe.data.verify and token_file.verify_on_read():
+                # Verifies the first block: a small file is refused before anything is planned or made.
+                token_file.stretch(0, 1)
+            elif recipe.data.verify and setting.ranks.is_rank_zero:
+                token_file.verify()
+            return token_file
+
+        train_tokens = open_mixture(recipe, lambda path: opened(path, "or name yours with --data.train"))
+        validation_tokens = None
+        if recipe.data.validation is not None:
+            way_out = "name yours with --data.validation, or do without: --data.validation None"
+            validation_tokens = opened(recipe.data.validation, way_out)
         resolved = resolve(with_vocab_size(recipe, tokenizer.vocab_size), setting.machine(recipe))
         # Raises NapkinError for a text shorter than one window, before anything is measured or counted.
         _batches(resolved.recipe, train_tokens)
@@ -85,7 +119,6 @@ class Pretraining(Method):
         return [tokens for tokens in files if tokens is not None]
 
     def make_plan(self, setting: Setting) -> Plan:
-        """The plan of a step, with the epochs of the training files."""
         machine = setting.machine(self.recipe)
         return with_text(setting.planner(self.resolved, machine, progress=setting.progress), self.train_tokens)
 
@@ -154,20 +187,11 @@ class Evaluation(Callback):
         """Add the validation loss. Raises NapkinError where it is not finite."""
         if not loop.evaluation_is_due:
             return metrics
-        loss = self._validation_loss(loop)
-        if not math.isfinite(loss or 0.0):
-            raise NapkinError(f"step {loop.step}: the validation loss is {loss}: {lower_learning_rate(loop.run.path)}")
-        if loss is not None:
-            loop.history.add_validation(loop.step, loss)
-        return dataclasses.replace(metrics, validation_loss=loss, seconds=loop.seconds)
-
-    def _validation_loss(self, loop: TrainingLoop) -> float | None:
-        tokens = self.method.validation_tokens
+        tokens, training = self.method.validation_tokens, loop.recipe.training
         if tokens is None:
-            return None
+            return dataclasses.replace(metrics, validation_loss=None, seconds=loop.seconds)
         with loop.watch("evaluation"), loop.guarded(tokens), loop.train_state.averaged():
-            training = loop.recipe.training
-            return mean_loss(
+            loss = mean_loss(
                 loop.train_state.model,
                 tokens,
                 loop.preparation.precision,
@@ -180,58 +204,10 @@ class Evaluation(Callback):
                 ),
                 parallel_model=loop.train_state.parallel_model,
             )
-
-
-def _as_begun(recipe: Recipe) -> Recipe:
-    """The resolved recipe of a run. Where it leaves an option open, the run is older than that option and continues as
-    it began: uncompiled, with plain kernels, its windows at the same places in every epoch."""
-    training, data = recipe.training, recipe.data
-    training = dataclasses.replace(
-        training,
-        compile="off" if training.compile == "auto" else training.compile,
-        kernels="plain" if training.kernels == "auto" else training.kernels,
-    )
-    data = dataclasses.replace(data, windows="fixed" if data.windows == "auto" else data.windows)
-    return dataclasses.replace(recipe, training=training, data=data)
-
-
-def _open_tokenizer(path: str) -> Tokenizer:
-    if not Path(path).is_file():
-        raise NapkinError(
-            f"there is no tokenizer file '{path}': make one with `napkin tokenizer train TEXT`, "
-            "or name yours with --data.tokenizer"
-        )
-    return load_tokenizer(path)
-
-
-def _open_token_files(
-    recipe: Recipe, tokenizer: Tokenizer, *, verify_whole: bool
-) -> tuple[TokenMixture, TokenFile | None]:
-    """The training tokens and, where the recipe names any, the validation tokens.
-
-    With data.verify their blocks are verified when they are read. Files without checksums of blocks are verified whole,
-    unless `verify_whole` is False: another rank has done that.
-    """
-
-    def opened(path: str, way_out: str) -> TokenFile:
-        if not Path(path).is_file():
-            raise NapkinError(
-                f"there is no token file '{path}': make it with `napkin tokenizer encode TEXT`, {way_out}"
-            )
-        token_file = TokenFile.open(path, tokenizer_fingerprint=tokenizer.fingerprint)
-        token_file.refuse_other_vocabulary(tokenizer)
-        if recipe.data.verify and token_file.verify_on_read():
-            # Verifies the first block: a small file is refused before anything is planned or made.
-            token_file.stretch(0, 1)
-        elif recipe.data.verify and verify_whole:
-            token_file.verify()
-        return token_file
-
-    training = open_mixture(recipe, lambda path: opened(path, "or name yours with --data.train"))
-    if recipe.data.validation is None:
-        return training, None
-    way_out = "name yours with --data.validation, or do without: --data.validation None"
-    return training, opened(recipe.data.validation, way_out)
+        if not math.isfinite(loss):
+            raise NapkinError(f"step {loop.step}: the validation loss is {loss}: {lower_learning_rate(loop.run.path)}")
+        loop.history.add_validation(loop.step, loss)
+        return dataclasses.replace(metrics, validation_loss=loss, seconds=loop.seconds)
 
 
 def _batches(recipe: Recipe, train_tokens: TokenMixture, rows: slice = slice(None)) -> Batches:

@@ -301,16 +301,38 @@ def _on_rank_zero(folder: Path, setting: Setting, make: Callable[[], Run]) -> Ru
 
 
 def _with_changes(run: RunFolder, data: DataConfig | None, parallelism: ParallelismConfig | None) -> Recipe:
-    """The run's recipe with the present paths of its token files, and with another layout."""
-    if isinstance(run.recipe, TuningRecipe):
-        if parallelism is not None or data not in (None, run.recipe.data):
+    """The run's recipe with the present paths of its token files, and with another layout. Raises NapkinError where the
+    training tokens are not those that the run was trained with."""
+    recipe = run.recipe
+    if isinstance(recipe, TuningRecipe):
+        if parallelism is not None or data not in (None, recipe.data):
             raise NapkinError(
                 f"'{run.path}' is a run of tuning, which continues with the files and the layout that it began with: "
                 "leave out --data and --parallelism"
             )
-        return run.recipe
-    recipe = _with_moved_data(run, _found_again(run, data or run.recipe.data))
-    return recipe if parallelism is None else dataclasses.replace(recipe, parallelism=parallelism)
+        return recipe
+    data = data or recipe.data
+    train: TrainFiles
+    # Where the run was moved together with its files, see `RunFolder.token_file`.
+    match data.train:
+        case str():
+            train = run.token_file(data.train)
+        case dict():
+            train = {run.token_file(path): weight for path, weight in data.train.items()}
+        case paths:
+            train = tuple(map(run.token_file, paths))
+    if train != recipe.data.train:
+        recipe = _with_train(recipe, train)
+        trained_with = _checksum_before(run)
+        if trained_with is not None and _train_checksum(recipe) != trained_with:
+            paths = ", ".join(f"'{path}'" for path in paths_and_weights(train)[0])
+            raise NapkinError(
+                f"{paths}: these are not the tokens that '{run.path}' was trained with: name the same files at their "
+                "new place, or start a new run with `napkin train`"
+            )
+    validation = None if data.validation is None else run.token_file(data.validation)
+    data = dataclasses.replace(recipe.data, validation=validation)
+    return dataclasses.replace(recipe, data=data, parallelism=parallelism or recipe.parallelism)
 
 
 def _has_moved(run: RunFolder, name: str, now: TrainFiles | None) -> bool:
@@ -323,45 +345,17 @@ def _has_moved(run: RunFolder, name: str, now: TrainFiles | None) -> bool:
                 return _train_checksum(_with_train(run.recipe, now)) == _checksum_before(run)
             case "validation", str():
                 before = run.recipe.data.validation
-                return before is not None and _validation_has_moved(run, before, now)
+                if before is None:
+                    return False
+                found = TokenFile.open(now, tokenizer_fingerprint=run.tokenizer.fingerprint)
+                # A run does not record the checksum of its validation tokens: where the old file is gone, the name has
+                # to do.
+                if Path(before).is_file():
+                    return TokenFile.open(before).sha256 == found.sha256
+                return Path(before).name == Path(now).name
     except NapkinError:
         pass
     return False
-
-
-def _found_again(run: RunFolder, data: DataConfig) -> DataConfig:
-    """`data` with the present paths of its token files, where the run was moved together with them; see
-    `RunFolder.token_file`."""
-    train: TrainFiles
-    match data.train:
-        case str():
-            train = run.token_file(data.train)
-        case dict():
-            train = {run.token_file(path): weight for path, weight in data.train.items()}
-        case paths:
-            train = tuple(map(run.token_file, paths))
-    validation = None if data.validation is None else run.token_file(data.validation)
-    return dataclasses.replace(data, train=train, validation=validation)
-
-
-def _with_moved_data(run: RunFolder, data: DataConfig) -> Recipe:
-    """The run's recipe with the paths of `data`'s token files. Raises NapkinError where the training tokens are not
-    those that the run was trained with."""
-    recipe = run.recipe
-    before = recipe.data
-    if (data.train, data.validation) == (before.train, before.validation):
-        return recipe
-    moved = recipe
-    if data.train != before.train:
-        moved = _with_train(recipe, data.train)
-        trained_with = _checksum_before(run)
-        if trained_with is not None and _train_checksum(moved) != trained_with:
-            paths = ", ".join(f"'{path}'" for path in paths_and_weights(data.train)[0])
-            raise NapkinError(
-                f"{paths}: these are not the tokens that '{run.path}' was trained with: name the same files at their "
-                "new place, or start a new run with `napkin train`"
-            )
-    return dataclasses.replace(moved, data=dataclasses.replace(moved.data, validation=data.validation))
 
 
 def _with_train(recipe: Recipe, train: TrainFiles) -> Recipe:
@@ -386,11 +380,3 @@ def _checksum_before(run: RunFolder) -> str | None:
         return _train_checksum(run.recipe)
     except NapkinError:
         return None
-
-
-def _validation_has_moved(run: RunFolder, before: str, now: str) -> bool:
-    """A run does not record the checksum of its validation tokens: where the old file is gone, the name has to do."""
-    found = TokenFile.open(now, tokenizer_fingerprint=run.tokenizer.fingerprint)
-    if Path(before).is_file():
-        return TokenFile.open(before).sha256 == found.sha256
-    return Path(before).name == Path(now).name

@@ -14,6 +14,7 @@ for a bad one.
 Files of JSON lines are encoded once, and the result is kept; the forms of preferences are at the end.
 """
 
+import itertools
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -93,7 +94,6 @@ class ExampleSidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def mask_bytes(self) -> int:
-        """Bytes of the loss mask, padded to 8."""
         return -(-self.tokens // 64) * 8
 
     @property
@@ -359,7 +359,6 @@ def write_example_file(
 
 
 def nothing_to_train_on(source: StrPath, kind: ExampleKind, left_out: LeftOut) -> NapkinError:
-    """The error for a file of which nothing is left."""
     why = f": {left_out.describe()}" if left_out.n else ""
     return NapkinError(f"'{source}' has no {kind} to train on{why}: name a file that has some")
 
@@ -533,7 +532,9 @@ def _pair(line: int, fields: Mapping[str, Any]) -> Pair:
     if not prompt and not (len(chosen) > 1 and len(rejected) > 1):
         raise WrongForm('has no "prompt": add it, or give "chosen" and "rejected" as whole lists of messages')
     if not prompt:
-        prompt = chosen[: min(_shared(chosen, rejected), len(chosen) - 1, len(rejected) - 1)]
+        # The messages that both begin with, all but the last.
+        pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen[:-1], rejected[:-1], strict=False))
+        prompt = [message for message, _ in pairs]
         if not prompt:
             raise NotText("without a shared beginning of chosen and rejected")
     # Without a field of its own the prompt stands in both completions, and in some files with one as well.
@@ -574,12 +575,6 @@ def _refuse_missing(fields: Mapping[str, Any], needed: tuple[str, ...], known: t
 
 def _messages(value: Any, role: str, name: str) -> list[Message]:
     return [Message(role, value)] if isinstance(value, str) else as_messages(value, name)
-
-
-def _shared(chosen: list[Message], rejected: list[Message]) -> int:
-    """Count the messages that two lists begin with alike."""
-    differ = (number for number, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other)
-    return next(differ, min(len(chosen), len(rejected)))
 
 
 def _completion(messages: list[Message]) -> str:

@@ -64,7 +64,6 @@ class ExamplePlan(Plan):
 
     @property
     def seconds(self) -> float:
-        """Seconds of all steps and of the reference's pass."""
         return super().seconds + self.reference_seconds
 
     @property

@@ -174,7 +174,10 @@ def encoder_of_base(base: LoadedModel, chat_template: StrPath = "", train_on: Tr
     """
     template = base.chat_template
     if chat_template:
-        template = ChatTemplate(read_template_file(chat_template), _variables(base))
+        known = None if base.chat_template is None else dict(base.chat_template.special_tokens)
+        if known is None:
+            known = read_template_variables(base.folder) or _separators(base.tokenizer)
+        template = ChatTemplate(read_template_file(chat_template), known)
     return ChatEncoder(base.tokenizer, template, base.start_ids, stop_ids=base.stop_ids, train_on=train_on)
 
 
@@ -197,15 +200,6 @@ def conversation_files_of(encoder: ChatEncoder, base: LoadedModel) -> dict[str, 
     """The files, by name, that let a tuned run be asked as it was trained."""
     kept = base.conversation_file(encoder.template)
     return conversation_files(msgspec.structs.replace(kept, stop_ids=encoder.stop_ids))
-
-
-def _variables(base: LoadedModel) -> dict[str, str]:
-    """The special tokens that a template may name."""
-    if base.chat_template is not None:
-        return dict(base.chat_template.special_tokens)
-    if variables := read_template_variables(base.folder):
-        return variables
-    return _separators(base.tokenizer)
 
 
 def _separators(tokenizer: Tokenizer) -> dict[str, str]:

@@ -247,7 +247,6 @@ class MappedExamples(LazyExamples):
 
 
 def chunks_of(examples: Sequence[Example]) -> Iterator[Sequence[Example]]:
-    """Yield all examples in slices of `EXAMPLES_PER_CHUNK`."""
     for begin in range(0, len(examples), EXAMPLES_PER_CHUNK):
         yield examples[begin : begin + EXAMPLES_PER_CHUNK]
 

@@ -149,7 +149,6 @@ class PairObjective:
 
 
 def preference_objective(config: PreferenceConfig) -> "PairObjective | KTOObjective":
-    """The objective of a recipe."""
     beta, per_token = config.beta, config.takes_means
     if config.objective == "kto":
         return KTOObjective(beta, per_token, config.desirable_weight, config.undesirable_weight)

@@ -67,7 +67,6 @@ class ReferenceKey:
 
     @property
     def header(self) -> dict[str, str]:
-        """The key as a file has it."""
         return {"format": FORMAT, "units": self.examples, "start": self.base, "precision": self.precision}
 
 
@@ -231,11 +230,7 @@ WATCHED = "reference"
 class ReferencePass(Callback):
     """Gives examples a reference's log-probabilities before the first step.
 
-    Args:
-        base: folder of the reference, the base model.
-        examples: the examples and their checksum, by a name that is part of a file's.
-        max_tokens: of a micro-batch.
-        packing: of sequences in rows.
+    `base` is the folder of the reference; `examples` are named by what is part of a file's name, with their checksum.
     """
 
     def __init__(

@@ -102,7 +102,6 @@ class ReinforcementPlan(Plan):
         return max(self.count, key=lambda phase: self.count[phase].seconds or 0.0)
 
     def table(self) -> QuantityTable:
-        """The table of any plan, and rows for each phase."""
         whole = {row.quantity: row for row in super().table()}
         share = (self.count[self.longest_phase].seconds or 0.0) / max(self.seconds_per_step, 1e-30)
         changed = {
@@ -212,7 +211,6 @@ class _Counted:
     """Passes over all tokens in the ledger."""
 
     def metrics(self, price: Price) -> PhaseMetrics:
-        """The whole phase's costs in a step."""
         tokens = sum(part.rows.inputs.numel() for part in self.parts)
         return PhaseMetrics(
             self.times * self.passes * tokens,
@@ -358,7 +356,6 @@ def phase_rows(rule: ByPhase, count: ByPhase, usd_per_hour: float | None) -> lis
 
 
 def metered_rows(metered: ByPhase, usd_per_hour: float | None) -> dict[str, float]:
-    """The metered values by the names of the plan's rows."""
     found: dict[str, float] = {TOKENS: sum_of(metered, "tokens") or 0}
     for phase, metrics in metered.items():
         for what in _UNITS:

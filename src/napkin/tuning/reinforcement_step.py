@@ -297,7 +297,6 @@ class _Everyone:
         return advantages_of(config, self._table("reward"), self.lengths, truncated)
 
     def own(self, credit: Credit) -> Credit:
-        """The rows of this rank's groups."""
         rows = slice(self.first, self.first + self.n_own)
         return replace(
             credit, advantages=credit.advantages[rows], trained_on=credit.trained_on[rows], rewards=credit.rewards[rows]

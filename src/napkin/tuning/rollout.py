@@ -285,7 +285,6 @@ class _Draft:
         return Request(tuple(self.ids), most, sampling, sampled_logprobs=True)
 
     def add_completion(self, completion: Completion) -> str:
-        """Add a completion, and return its text."""
         text = self.tokens.decode(completion.tokens)
         sampled = [*completion.draws, *([] if completion.stop_draw is None else [completion.stop_draw])]
         self.ids += [each.token for each in sampled]

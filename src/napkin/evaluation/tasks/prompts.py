@@ -18,9 +18,7 @@ class PromptModel(Protocol):
     """A model's tokenizer and chat template, as tasks use them."""
 
     @property
-    def context_length(self) -> int:
-        """Tokens that the model sees at a time."""
-        ...
+    def context_length(self) -> int: ...
 
     @property
     def start_ids(self) -> Sequence[int]:
@@ -56,6 +54,10 @@ class Prompting:
     """True if choices are scored without their question too."""
 
 
+Pairs = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""(context, continuation) of several continuations, as ids."""
+
+
 @dataclass(frozen=True)
 class Prompted:
     """An item as token ids."""
@@ -63,9 +65,9 @@ class Prompted:
     item: Item
     context: tuple[int, ...]
     """The prompt of a generated answer; of choices it is part of `pairs`."""
-    pairs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    pairs: Pairs = ()
     """(context, continuation) of each choice."""
-    unconditional: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    unconditional: Pairs = ()
     dropped_examples: int = 0
     cut_tokens: int = 0
 
@@ -138,7 +140,7 @@ def _encoded(
         context = () if item.choices else (*start, *model.encode(text)) or tuple(model.document_ids)
         continuations = [task.delimiter + choice for choice in item.choices]
         pairs = _divided(model, start, text, continuations) if continuations else ()
-    alone: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    alone: Pairs = ()
     if prompting.unconditional and item.choices:
         delimiter = "" if prompting.chat else task.delimiter
         continuations = [delimiter + choice for choice in item.choices]
@@ -167,9 +169,7 @@ def _description(task: Task, item: Item) -> str:
     return task.description.replace("{section}", item.section.replace("_", " "))
 
 
-def _divided(
-    model: PromptModel, start: tuple[int, ...], text: str, continuations: Sequence[str]
-) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+def _divided(model: PromptModel, start: tuple[int, ...], text: str, continuations: Sequence[str]) -> Pairs:
     """Context and continuation as ids, of each continuation: those of the whole text, divided where the context's end.
 
     Spaces at the end of a context belong to the continuation, as in text that tokenizers were trained on. Where a token
@@ -193,7 +193,6 @@ def _divided(
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """The number of tokens with which both sequences begin."""
     for place, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
             return place

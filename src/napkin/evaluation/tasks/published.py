@@ -1,8 +1,7 @@
-"""Items as published benchmarks store them, one function per format, and how each is put to a model.
+"""A task: questions with what is right, and how they are put to a model; and items as published benchmarks store them,
+one function per format.
 
 The prompts are those of lm-evaluation-harness 0.4 for the same data, so that scores compare.
-
-A task: questions with what is right, and how they are put to a model.
 """
 
 import re
@@ -56,8 +55,9 @@ class Item:
             if not choice.strip():
                 raise NapkinError(f"choice {number + 1} is empty: a continuation needs text")
             if (first := self.choices.index(choice)) != number:
+                shown = repr(choice if len(choice) <= 40 else f"{choice[:37]}...")
                 raise NapkinError(
-                    f"choices {first + 1} and {number + 1} are equal ({_short(choice)}): no model can tell them apart"
+                    f"choices {first + 1} and {number + 1} are equal ({shown}): no model can tell them apart"
                 )
 
 
@@ -93,16 +93,11 @@ class Task:
 
     @property
     def is_generated(self) -> bool:
-        """True if the model writes the answers."""
         return self.kind in GENERATED
 
     @property
     def sections(self) -> list[str]:
         return list(dict.fromkeys(item.section for item in self.items))
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

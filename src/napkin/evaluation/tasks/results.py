@@ -101,7 +101,6 @@ class TaskResult:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the libraries that compute a result."""
     return {
         "napkin": napkin.__version__,
         "torch": str(torch.__version__),
@@ -136,7 +135,6 @@ def settings_of(task: Task, model: Mapping[str, Any], prompting: Prompting) -> d
 
 
 def leading_score(task: Task) -> str:
-    """The score that is told first."""
     return task.score or ("exact_match" if task.is_generated else "acc")
 
 
@@ -170,7 +168,6 @@ def summarise(settings: Mapping[str, Any], task: Task, results: Sequence[ItemRes
 
 
 def write_result(path: Path, result: TaskResult) -> None:
-    """Write a result, replacing an earlier one."""
     write_json(path, result)
 
 

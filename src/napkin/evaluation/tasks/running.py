@@ -57,11 +57,15 @@ def pair_scores(logprobs: Sequence[float]) -> dict[str, float]:
 def generated_scores(kind: Kind, item: Item, text: str) -> tuple[str | None, dict[str, float]]:
     """What is taken for the answer in a generated text, None where there is nothing, and its scores: those that the
     reward of the same name gives."""
-    if kind == "exact":
-        return " ".join(text.split()), {"exact_match": exact_score(text, item.answer)}
-    if kind == "math":
-        return final_answer(text), {"exact_match": math_score(text, item.answer)}
-    return final_number(text), {"exact_match": number_score(text, item.answer)}
+    find, score = _GRADERS[kind]
+    return find(text), {"exact_match": score(text, item.answer)}
+
+
+_GRADERS: dict[Kind, tuple[Callable[[str], str | None], Callable[[str, str], float]]] = {
+    "exact": (lambda text: " ".join(text.split()), exact_score),
+    "math": (final_answer, math_score),
+    "number": (final_number, number_score),
+}
 
 
 BATCH_ITEMS = 32
@@ -150,7 +154,6 @@ def fitting_items(task: Task, model: TaskModel, prompting: Prompting, *, skip_ba
 
 
 def prompted_items(task: Task, model: TaskModel, prompting: Prompting, items: Sequence[Item]) -> list[Prompted]:
-    """Items as the model reads them."""
     examples = {section: examples_of(task, section, prompting) for section in {item.section for item in items}}
     return [prompted(task, item, model, prompting, examples[item.section]) for item in items]
 

@@ -29,7 +29,6 @@ from napkin.evaluation.tasks.published import (
     KINDS,
     LETTERS,
     MMLU_DESCRIPTION,
-    Format,
     Item,
     Kind,
     Task,
@@ -46,6 +45,7 @@ from napkin.toml_files import parse_toml
 _MOST_BYTES = 2**30
 _SPLIT = re.compile(r"[_-](test|dev|val|validation|train)$")
 _COLUMN = re.compile(r"\{(\w+)\}")
+_CHECKS = {"number": check_number_reference, "math": check_math_reference}
 
 
 class TaskFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -219,14 +219,13 @@ class _Reader:
         if known is not None:
             self.settings = known.settings
             item = known.read(row, name)
-            return self._kind(known), replace(item, group=str(row.get("group", item.group)))
+            asked = None if self._about is None else self._about.kind
+            if asked not in (None, known.kind):
+                raise NapkinError(
+                    f"it is of {known.name}, whose kind is {known.kind}: leave kind out, or give a prompt"
+                )
+            return known.kind, replace(item, group=str(row.get("group", item.group)))
         return _own(row, name, self._about or TaskFile())
-
-    def _kind(self, known: Format) -> Kind:
-        asked = None if self._about is None else self._about.kind
-        if asked is not None and asked != known.kind:
-            raise NapkinError(f"it is of {known.name}, whose kind is {known.kind}: leave kind out, or give a prompt")
-        return known.kind
 
 
 def _own(row: Mapping[str, Any], name: str, about: TaskFile) -> tuple[Kind, Item]:
@@ -234,41 +233,32 @@ def _own(row: Mapping[str, Any], name: str, about: TaskFile) -> tuple[Kind, Item
     name = str(row.get("id") or name)
     if "good" in row and "bad" in row:
         return "pair", Item(name, "", (text_of(row, "good"), text_of(row, "bad")), **beside)
-    prompt = _prompt(row, about)
-    choices = _choices(row, about)
+    if about.prompt is None:
+        prompt = text_of(row, "prompt" if "prompt" in row else "question")
+    else:
+        prompt = _COLUMN.sub(lambda found: str(row[found[1]]), about.prompt)
+    choices: tuple[str, ...]
+    if isinstance(about.choices, list):
+        choices = tuple(text_of(row, column) for column in about.choices)
+    elif (column := about.choices or "choices") in row:
+        choices = tuple(texts_of(row, column))
+    else:
+        choices = tuple(str(row[key]) for key in row if key.startswith("choice") and row[key] not in (None, ""))
     answer = row[about.answer]
     if about.kind in GENERATED or not choices:
         if isinstance(answer, bool) or not isinstance(answer, str | int | float):
             raise NapkinError(f"'{about.answer}' is {type(answer).__name__}: use text or a number")
         if about.kind in ("choice", "pair"):
             raise KeyError("choices")
-        kind: Kind = "exact"
-        for each in GENERATED:
-            kind = each if each == about.kind else kind
-        if kind == "number":
-            check_number_reference(str(answer))
-        elif kind == "math":
-            check_math_reference(str(answer))
+        exact: Kind = "exact"
+        kind = next((each for each in GENERATED if each == about.kind), exact)
+        if kind in _CHECKS:
+            _CHECKS[kind](str(answer))
         return kind, Item(name, prompt, answer=str(answer), shown=str(answer), **beside)
     right = _right(answer, choices)
     if about.letters:
         return "choice", replace(lettered(name, prompt, choices, right, ""), **beside)
     return "choice", Item(name, prompt, choices, right, shown=choices[right], **beside)
-
-
-def _prompt(row: Mapping[str, Any], about: TaskFile) -> str:
-    if about.prompt is None:
-        return text_of(row, "prompt" if "prompt" in row else "question")
-    return _COLUMN.sub(lambda found: str(row[found[1]]), about.prompt)
-
-
-def _choices(row: Mapping[str, Any], about: TaskFile) -> tuple[str, ...]:
-    if isinstance(about.choices, list):
-        return tuple(text_of(row, column) for column in about.choices)
-    column = about.choices or "choices"
-    if column in row:
-        return tuple(texts_of(row, column))
-    return tuple(str(row[key]) for key in row if key.startswith("choice") and row[key] not in (None, ""))
 
 
 def _right(answer: Any, choices: tuple[str, ...]) -> int:

@@ -236,50 +236,16 @@ def _symbol(name: str, values: Mapping[str, Complex], arithmetic: Arithmetic) ->
 
 
 def _applied(operator: str, arguments: list[Complex], arithmetic: Arithmetic) -> Complex:
-    first = arguments[0]
-    if operator == "+":
-        return arithmetic.add(first, arguments[1])
-    if operator == "-":
-        return arithmetic.add(first, arithmetic.negative(arguments[1]))
-    if operator == "*":
-        return arithmetic.multiply(first, arguments[1])
-    if operator == "/":
-        return arithmetic.divide(first, arguments[1])
-    if operator == "^":
-        return power(first, arguments[1], arithmetic)
-    if operator == "negative":
-        return arithmetic.negative(first)
-    if operator == "sqrt":
-        return root(first, 2, arithmetic)
-    if operator == "root":
-        degree = whole_number(arguments[1])
-        if degree is None or not 1 <= degree <= 1000:
-            raise NotUnderstood("the degree of a root is not a small whole number")
-        return root(first, degree, arithmetic)
-    if operator == "radians":
-        return first
-    if operator == "degrees":
-        return arithmetic.multiply(first, arithmetic.divide(Complex(pi(arithmetic)), Complex(Fraction(180))))
-    if operator in ("factorial", "binom"):
-        return _counted(operator, arguments, arithmetic)
-    if operator == "log" and len(arguments) == 2:
-        base = logarithm(arithmetic.real_of(arguments[1]), arithmetic)
-        return arithmetic.divide(_logarithm(first, arithmetic), Complex(base))
-    if operator == "log":
-        if (exact := _exact_logarithm(first)) is not None:
-            return exact
-        return arithmetic.divide(_logarithm(first, arithmetic), Complex(logarithm(Fraction(10), arithmetic)))
-    return _function(operator, first, arithmetic)
+    if operator in _OPERATIONS:
+        return _OPERATIONS[operator](arithmetic, *arguments)
+    return _function(operator, arguments[0], arithmetic)
 
 
 def _function(name: str, value: Complex, arithmetic: Arithmetic) -> Complex:
-    real = arithmetic.real_of(value) if name != "abs" else value.real
     if name == "abs" and not value.is_real:
-        squares = arithmetic.add(
-            arithmetic.multiply(Complex(value.real), Complex(value.real)),
-            arithmetic.multiply(Complex(value.imaginary), Complex(value.imaginary)),
-        )
-        return root(squares, 2, arithmetic)
+        squares = (arithmetic.multiply(Complex(each), Complex(each)) for each in (value.real, value.imaginary))
+        return root(arithmetic.add(*squares), 2, arithmetic)
+    real = arithmetic.real_of(value)
     if name == "abs":
         return Complex(abs(real))
     if name in ("floor", "ceil"):
@@ -293,26 +259,16 @@ def _function(name: str, value: Complex, arithmetic: Arithmetic) -> Complex:
     return Complex(FUNCTIONS[name](real, arithmetic))
 
 
-def _logarithm(value: Complex, arithmetic: Arithmetic) -> Complex:
-    return Complex(logarithm(arithmetic.real_of(value), arithmetic))
-
-
-def _exact_logarithm(value: Complex) -> Complex | None:
+def _logarithm(arithmetic: Arithmetic, value: Complex, base: Complex | None = None) -> Complex:
     number = whole_number(value)
-    if number is None or number < 1:
-        return None
-    digits = len(str(number)) - 1 if number.bit_length() < 4000 else 0
-    return Complex(Fraction(digits)) if digits and number == 10**digits else None
-
-
-def _counted(operator: str, arguments: list[Complex], arithmetic: Arithmetic) -> Complex:
-    numbers = [whole_number(each) for each in arguments]
-    if any(each is None or not 0 <= each <= MOST_FACTORIAL for each in numbers):
-        raise NotUnderstood(f"a {operator} is not of small whole numbers")
-    arithmetic.spend(50)
-    known = [each for each in numbers if each is not None]
-    value = math.factorial(known[0]) if operator == "factorial" else math.comb(known[0], known[1])
-    return Complex(arithmetic.exact(Fraction(value)))
+    if base is None and number is not None and number > 1 and number.bit_length() < 4000:
+        digits = len(str(number)) - 1
+        if number == 10**digits:
+            return Complex(Fraction(digits))
+    below = None if base is None else logarithm(arithmetic.real_of(base), arithmetic)
+    above = logarithm(arithmetic.real_of(value), arithmetic)
+    below = logarithm(Fraction(10), arithmetic) if below is None else below
+    return arithmetic.divide(Complex(above), Complex(below))
 
 
 def power(base: Complex, exponent: Complex, arithmetic: Arithmetic) -> Complex:
@@ -378,3 +334,43 @@ def root(value: Complex, degree: int, arithmetic: Arithmetic) -> Complex:
         return Complex(arithmetic.bounded(arithmetic.context.sqrt(number)))
     logarithmic = arithmetic.context.divide(arithmetic.decimal(logarithm(number, arithmetic)), Decimal(degree))
     return Complex(exponential(logarithmic, arithmetic))
+
+
+def _root(arithmetic: Arithmetic, value: Complex, degree: Complex) -> Complex:
+    number = whole_number(degree)
+    if number is None or not 1 <= number <= 1000:
+        raise NotUnderstood("the degree of a root is not a small whole number")
+    return root(value, number, arithmetic)
+
+
+def _counted(operator: str, count: Callable[..., int]) -> Callable[..., Complex]:
+    def counted(arithmetic: Arithmetic, *arguments: Complex) -> Complex:
+        numbers = [whole_number(each) for each in arguments]
+        known = [each for each in numbers if each is not None and 0 <= each <= MOST_FACTORIAL]
+        if len(known) < len(numbers):
+            raise NotUnderstood(f"a {operator} is not of small whole numbers")
+        arithmetic.spend(50)
+        return Complex(arithmetic.exact(Fraction(count(*known))))
+
+    return counted
+
+
+def _degrees(arithmetic: Arithmetic, value: Complex) -> Complex:
+    return arithmetic.multiply(value, arithmetic.divide(Complex(pi(arithmetic)), Complex(Fraction(180))))
+
+
+_OPERATIONS: dict[str, Callable[..., Complex]] = {
+    "+": Arithmetic.add,
+    "-": lambda arithmetic, one, other: arithmetic.add(one, arithmetic.negative(other)),
+    "*": Arithmetic.multiply,
+    "/": Arithmetic.divide,
+    "^": lambda arithmetic, base, exponent: power(base, exponent, arithmetic),
+    "negative": Arithmetic.negative,
+    "sqrt": lambda arithmetic, value: root(value, 2, arithmetic),
+    "root": _root,
+    "radians": lambda arithmetic, value: value,
+    "degrees": _degrees,
+    "factorial": _counted("factorial", math.factorial),
+    "binom": _counted("binom", math.comb),
+    "log": _logarithm,
+}

@@ -72,7 +72,6 @@ EMPTY_SET = Collection("{", (), "}")
 
 
 def parts_of(node: Node) -> tuple[Node, ...]:
-    """The nodes within a node."""
     if isinstance(node, Call):
         return node.arguments
     if isinstance(node, Collection):

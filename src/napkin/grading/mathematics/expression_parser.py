@@ -53,7 +53,6 @@ class _Parser:
 
     @property
     def left(self) -> list[Token]:
-        """The tokens that have not been read."""
         return self._tokens[self._at :]
 
     def items(self) -> Node:
@@ -154,7 +153,9 @@ class _Parser:
     def _power(self) -> Node:
         node = self._with_marks_after(self._atom())
         if self._take("^"):
-            if self._take("°") or self._take_all("{", "°", "}"):
+            in_braces = [each.text for each in self._tokens[self._at : self._at + 3]] == ["{", "°", "}"]
+            if in_braces or self._take("°"):
+                self._at += 3 * in_braces
                 return self._with_marks_after(Call("degrees", (node,)))
             return Call("^", (node, self._argument(sign=True)))
         return node
@@ -340,7 +341,7 @@ class _Parser:
             base = self._argument()
         if self._take("^"):
             power = self._argument(sign=True)
-        if power is not None and _is_minus_one(power) and name in _INVERSE:
+        if power == Call("negative", (Number(Fraction(1)),)) and name in _INVERSE:
             name, power = _INVERSE[name], None
         argument = self._function_argument()
         node: Node = Call(name, (argument,) if base is None else (argument, base))
@@ -379,13 +380,6 @@ class _Parser:
             return mark
         return None
 
-    def _take_all(self, *marks: str) -> bool:
-        coming = [each.text for each in self._tokens[self._at : self._at + len(marks)]]
-        if coming != list(marks):
-            return False
-        self._at += len(marks)
-        return True
-
     def _expect(self, mark: str) -> None:
         if self._take(mark) is None:
             raise NotUnderstood(f"{mark!r} is missing")
@@ -409,7 +403,3 @@ def _is_proper_fraction(node: Node) -> bool:
         return False
     top, bottom = node.arguments
     return isinstance(top, Number) and isinstance(bottom, Number) and 0 < top.value < bottom.value
-
-
-def _is_minus_one(node: Node) -> bool:
-    return node == Call("negative", (Number(Fraction(1)),))

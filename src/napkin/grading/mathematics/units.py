@@ -127,6 +127,7 @@ _IRREGULAR = {
 }  # fmt: skip
 _AREAS = {"square": 2, "sq": 2, "sq.": 2, "cubic": 3, "cu": 3}
 _POWERS = {"squared": 2, "cubed": 3}
+_IN_UNITS = ("^", "/", "{", "}", "2", "3")
 
 
 def split_unit(tokens: list[Token], *, letters: bool = False) -> tuple[list[Token], Unit | None]:
@@ -140,24 +141,17 @@ def split_unit(tokens: list[Token], *, letters: bool = False) -> tuple[list[Toke
     if tokens and tokens[-1] == Token("mark", "\\$"):
         return tokens[:-1], unit_of(["$"])
     start = len(tokens)
-    while start > 1 and _may_be_of_a_unit(tokens[start - 1]):
+    while start > 1 and (tokens[start - 1].kind in ("words", "name") or tokens[start - 1].text in _IN_UNITS):
         start -= 1
     # The longest end that is a unit.
     for first in range(start, len(tokens)):
         if not (tokens[first].kind == "words" or (tokens[first].kind == "name" and (letters or tokens[first].upright))):
             continue
-        unit = unit_of([word for token in tokens[first:] for word in _words_of(token)])
+        text = " ".join(token.text for token in tokens[first:])
+        unit = unit_of(text.replace("/", " / ").replace("^", " ^ ").split())
         if unit is not None:
             return tokens[:first], unit
     return tokens, None
-
-
-def _may_be_of_a_unit(token: Token) -> bool:
-    return token.kind in ("words", "name") or token.text in ("^", "/", "{", "}", "2", "3")
-
-
-def _words_of(token: Token) -> list[str]:
-    return token.text.replace("/", " / ").replace("^", " ^ ").split()
 
 
 def unit_of(words: list[str]) -> Unit | None:

@@ -72,7 +72,6 @@ has forked, which take the filter along and add one of their own."""
 
 
 def can_confine() -> bool:
-    """True if this system has the filter."""
     if not sys.platform.startswith("linux") or platform.machine() not in _ALLOWED or sys.maxsize < 2**32:
         return False
     # PR_GET_SECCOMP fails where the kernel has no filters.
@@ -85,7 +84,6 @@ def limit_resources(memory: int, seconds: int) -> None:
 
 
 def limit_descriptors(most: int) -> None:
-    """Limit how many files and sockets may be open."""
     _limit(NOFILE=most)
 
 

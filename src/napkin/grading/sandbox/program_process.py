@@ -145,26 +145,24 @@ class Helper:
 
     def __init__(self, *, with_numpy: bool) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        module = "napkin.grading.sandbox.fork_server"
+        code = f"import sys; sys.path += sys.argv[1:]; from {module} import main; main(with_numpy={with_numpy})"
+        # Where the helper finds napkin, and what napkin and programs import: nothing else of this process's paths.
+        paths = {str(Path(str(each.__file__)).resolve().parent.parent) for each in (napkin, lazy_loader, numpy)}
         try:
             with theirs:
-                self._process = start_bare(
-                    _main(with_numpy=with_numpy), *_import_paths(), standard_input=theirs.fileno()
-                )
+                self._process = start_bare(code, *sorted(paths), standard_input=theirs.fileno())
         except OSError as error:
             self._requests.close()
             raise NotJudged(f"the helper of the sandbox cannot be started ({error.strerror})") from None
-        if not self._is_ready():
+        said = b""
+        with contextlib.suppress(OSError):
+            self._requests.settimeout(_STARTING_SECONDS)
+            said = self._requests.recv(len(READY))
+            self._requests.settimeout(None)
+        if said != READY:
             self.close()
             raise NotJudged("the helper of the sandbox ended, or took too long, before it was ready")
-
-    def _is_ready(self) -> bool:
-        self._requests.settimeout(_STARTING_SECONDS)
-        try:
-            return self._requests.recv(len(READY)) == READY
-        except OSError:
-            return False
-        finally:
-            self._requests.settimeout(None)
 
     def fork(self, folder: str, request: dict[str, Any]) -> tuple[socket.socket, socket.socket]:
         """A new process, by the sockets of what it says and of its life. Raises HelperLost if the helper is gone."""
@@ -215,17 +213,6 @@ def helper_for(text: str) -> Helper:
 
 @atexit.register
 def close_helpers() -> None:
-    """End the helpers of this process."""
     with _lock:
         while _helpers:
             _helpers.popitem()[1].close()
-
-
-def _main(*, with_numpy: bool) -> str:
-    module = "napkin.grading.sandbox.fork_server"
-    return f"import sys; sys.path += sys.argv[1:]; from {module} import main; main(with_numpy={with_numpy})"
-
-
-def _import_paths() -> list[str]:
-    """Where the helper finds napkin, and what napkin and programs import: nothing else of this process's paths."""
-    return sorted({str(Path(str(each.__file__)).resolve().parent.parent) for each in (napkin, lazy_loader, numpy)})

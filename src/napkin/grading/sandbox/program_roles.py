@@ -29,25 +29,6 @@ MOST_DEPTH = 50
 MOST_ITEMS = 10_000
 """The most items taken of an iterator, which may never end."""
 
-_SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "keys": lambda items: dict.fromkeys(items).keys(),
-    "values": lambda items: dict(enumerate(items)).values(),
-    "items": lambda items: dict(items).items(),
-}
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "keys": type({}.keys()),
-    "values": type({}.values()),
-    "items": type({}.items()),
-}
-_DATES: dict[str, type] = {"datetime": datetime.datetime, "date": datetime.date, "time": datetime.time}
-_DICTS: dict[str, type] = {"Counter": Counter, "OrderedDict": OrderedDict}
-
 
 class NotPlain(TypeError):
     """A value is not plain data; says of which type it is."""
@@ -75,38 +56,13 @@ def to_plain(value: Any, depth: int = 0) -> Any:
         return str(value)
     if isinstance(value, list):
         return [to_plain(each, depth + 1) for each in value]
-    if isinstance(value, dict):
-        name = next((name for name, each in _DICTS.items() if isinstance(value, each)), "dict")
-        return {name: [[to_plain(key, depth + 1), to_plain(each, depth + 1)] for key, each in value.items()]}
-    for name, sequence in _KINDS.items():
-        if isinstance(value, sequence):
-            return {name: [to_plain(each, depth + 1) for each in value]}
-    return _rarer(value, depth)
-
-
-def _rarer(value: Any, depth: int) -> Any:
-    if isinstance(value, complex):
-        return {"complex": [to_plain(value.real), to_plain(value.imag)]}
-    if isinstance(value, bytes | bytearray):
-        return {"bytes" if isinstance(value, bytes) else "bytearray": value.hex()}
-    if isinstance(value, Fraction):
-        return {"Fraction": [to_plain(value.numerator), to_plain(value.denominator)]}
-    if isinstance(value, Decimal):
-        return {"Decimal": str(value)}
-    if isinstance(value, range):
-        return {"range": [to_plain(each) for each in (value.start, value.stop, value.step)]}
-    if isinstance(value, deque):
-        return {"deque": [[to_plain(each, depth + 1) for each in value], value.maxlen]}
-    if isinstance(value, datetime.timedelta):
-        return {"timedelta": [value.days, value.seconds, value.microseconds]}
-    for name, date in _DATES.items():
-        if isinstance(value, date):
-            return {name: value.isoformat()}
+    for name, (kind, write, _) in _FORMS.items():
+        if isinstance(value, kind):
+            return {name: write(value, lambda each: to_plain(each, depth + 1))}
     if hasattr(value, "tolist"):
         return to_plain(value.tolist(), depth + 1)
     if isinstance(value, Iterator):
-        items = [to_plain(each, depth + 1) for each in itertools.islice(value, MOST_ITEMS + 1)]
-        return {"iterator": items}
+        return {"iterator": [to_plain(each, depth + 1) for each in itertools.islice(value, MOST_ITEMS + 1)]}
     raise NotPlain(type(value).__name__)
 
 
@@ -119,14 +75,7 @@ def from_plain(data: Any) -> Any:
     if len(data) != 1:
         raise ValueError("it is not plain data")
     ((name, inner),) = data.items()
-    if name in _SEQUENCES:
-        return _SEQUENCES[name]([from_plain(each) for each in inner])
-    if name == "dict" or name in _DICTS:
-        pairs = {from_plain(key): from_plain(each) for key, each in inner}
-        return pairs if name == "dict" else _DICTS[name](pairs)
-    if name in _DATES:
-        return _DATES[name].fromisoformat(inner)
-    return _READ[name](inner)
+    return _READ[name](inner) if name in _READ else _FORMS[name][2](inner)
 
 
 def _iterated(items: list[Any]) -> Iterator[Any]:
@@ -135,19 +84,65 @@ def _iterated(items: list[Any]) -> Iterator[Any]:
         raise IteratorTooLong(f"an iterator gives more than {MOST_ITEMS:,} items")
 
 
-_READ: dict[str, Callable[[Any], Any]] = {
-    "int": lambda text: int(text, 16),
-    "float": float,
-    "complex": lambda parts: complex(*map(from_plain, parts)),
-    "bytes": bytes.fromhex,
-    "bytearray": bytearray.fromhex,
-    "Fraction": lambda parts: Fraction(*map(from_plain, parts)),
-    "Decimal": Decimal,
-    "range": lambda parts: range(*map(from_plain, parts)),
-    "deque": lambda parts: deque(map(from_plain, parts[0]), parts[1]),
-    "timedelta": lambda parts: datetime.timedelta(*parts),
-    "iterator": _iterated,
+_READ: dict[str, Callable[[Any], Any]] = {"int": lambda text: int(text, 16), "float": float, "iterator": _iterated}
+_Plain = Callable[[Any], Any]
+
+
+def _items(value: Any, plain: _Plain) -> list[Any]:
+    return [plain(each) for each in value]
+
+
+def _pairs(value: Any, plain: _Plain) -> list[Any]:
+    return [[plain(key), plain(each)] for key, each in value.items()]
+
+
+def _list(items: Any) -> list[Any]:
+    return [from_plain(each) for each in items]
+
+
+def _dict(pairs: Any) -> dict[Any, Any]:
+    return {from_plain(key): from_plain(each) for key, each in pairs}
+
+
+_FORMS: dict[str, tuple[type, Callable[[Any, _Plain], Any], Callable[[Any], Any]]] = {
+    "Counter": (Counter, _pairs, lambda pairs: Counter(_dict(pairs))),
+    "OrderedDict": (OrderedDict, _pairs, lambda pairs: OrderedDict(_dict(pairs))),
+    "dict": (dict, _pairs, _dict),
+    "tuple": (tuple, _items, lambda items: tuple(_list(items))),
+    "set": (set, _items, lambda items: set(_list(items))),
+    "frozenset": (frozenset, _items, lambda items: frozenset(_list(items))),
+    "keys": (type({}.keys()), _items, lambda items: dict.fromkeys(_list(items)).keys()),
+    "values": (type({}.values()), _items, lambda items: dict(enumerate(_list(items))).values()),
+    "items": (type({}.items()), _items, lambda items: dict(_list(items)).items()),
+    "complex": (complex, lambda value, _: [to_plain(value.real), to_plain(value.imag)], lambda x: complex(*_list(x))),
+    "bytes": (bytes, lambda value, _: value.hex(), bytes.fromhex),
+    "bytearray": (bytearray, lambda value, _: value.hex(), bytearray.fromhex),
+    "Fraction": (
+        Fraction,
+        lambda value, _: [to_plain(value.numerator), to_plain(value.denominator)],
+        lambda parts: Fraction(*_list(parts)),
+    ),
+    "Decimal": (Decimal, lambda value, _: str(value), Decimal),
+    "range": (
+        range,
+        lambda value, _: [to_plain(each) for each in (value.start, value.stop, value.step)],
+        lambda parts: range(*_list(parts)),
+    ),
+    "deque": (
+        deque,
+        lambda value, plain: [_items(value, plain), value.maxlen],
+        lambda parts: deque(_list(parts[0]), parts[1]),
+    ),
+    "timedelta": (
+        datetime.timedelta,
+        lambda value, _: [value.days, value.seconds, value.microseconds],
+        lambda parts: datetime.timedelta(*parts),
+    ),
+    "datetime": (datetime.datetime, lambda value, _: value.isoformat(), datetime.datetime.fromisoformat),
+    "date": (datetime.date, lambda value, _: value.isoformat(), datetime.date.fromisoformat),
+    "time": (datetime.time, lambda value, _: value.isoformat(), datetime.time.fromisoformat),
 }
+"""How values travel, by their tag: their type, how they are written, and how they are read. Subclasses come first."""
 
 
 PROGRAM = "program"
@@ -157,15 +152,11 @@ PROGRAM = "program"
 def play_role() -> int:
     """Do what the first line of standard input says. Returns the exit status."""
     told = json.loads(sys.stdin.buffer.readline())
-    _draw_alike(told["text"])
-    return {"calls": _answer_calls, "tests": _run_tests, "script": _run_script}[told["role"]](told)
-
-
-def _draw_alike(text: str) -> None:
-    """A program that draws at random draws the same when it is judged again, as after a resume."""
-    random.seed(text.encode("utf-8", "surrogatepass"))
+    # A program that draws at random draws the same when it is judged again, as after a resume.
+    random.seed(told["text"].encode("utf-8", "surrogatepass"))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(random.getrandbits(32))
+    return {"calls": _answer_calls, "tests": _run_tests, "script": _run_script}[told["role"]](told)
 
 
 def _answer_calls(told: dict[str, Any]) -> int:
