@@ -42,9 +42,8 @@ from napkin.recipe.tuning_recipe import AdapterConfig, TuningRecipe
 from napkin.train_step.step import build_train_state
 from napkin.tuning.example_method import SupervisedObjective
 from napkin.tuning.example_plan import count_examples
-from napkin.tuning.objective import totals_of
 from napkin.tuning.packing import micro_batches_of
-from napkin.tuning.sequence_step import train_on_examples
+from napkin.tuning.sequence_step import totals_of, train_on_examples
 from napkin.units import format_bytes
 from result_files import write_result
 

@@ -20,9 +20,8 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.tuning.example_method import SupervisedObjective
-from napkin.tuning.objective import totals_of
 from napkin.tuning.packing import micro_batches_of
-from napkin.tuning.sequence_step import loss_of_parts, with_known_coefficients
+from napkin.tuning.sequence_step import loss_of_parts, totals_of, with_known_coefficients
 from result_files import write_result
 
 MODEL = ModelConfig(vocab_size=2048, context_length=1024, d_model=256, n_layers=4, n_heads=4)

@@ -40,9 +40,8 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.recipe.tuning_recipe import PreferenceConfig
 from napkin.train_step.step import build_train_state
-from napkin.tuning.objective import REFERENCE
 from napkin.tuning.preferences import preference_objective
-from napkin.tuning.sequence_step import score_examples, train_on_examples
+from napkin.tuning.sequence_step import REFERENCE, score_examples, train_on_examples
 from napkin.units import format_bytes
 from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
 from result_files import write_result

@@ -28,10 +28,9 @@ from napkin.recipe.tuning_recipe import (
 )
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.tuning.example_method import SupervisedObjective
-from napkin.tuning.objective import REFERENCE, Normalisation, Objective
-from napkin.tuning.policy_loss import SAMPLER, FreshObjective, policy_objective
+from napkin.tuning.policy_gradient import SAMPLER, FreshObjective, policy_objective
 from napkin.tuning.preferences import DESIRABLE, RewardObjective, preference_objective, rewarded, with_kl_estimate
-from napkin.tuning.sequence_step import SequenceStep, train_on_examples
+from napkin.tuning.sequence_step import REFERENCE, Normalisation, Objective, SequenceStep, train_on_examples
 
 MODEL = ModelConfig(vocab_size=29, context_length=32, d_model=16, n_layers=2, n_heads=2)
 NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)

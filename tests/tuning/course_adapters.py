@@ -22,7 +22,17 @@ from napkin.model.transformer import TokenScores, Transformer
 from napkin.recipe.tuning_recipe import PolicyAlgorithm, PreferenceConfig, ReinforcementConfig
 from napkin.tokenizer.base import Tokenizer
 from napkin.tuning.example_method import SupervisedObjective
-from napkin.tuning.objective import (
+from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
+from napkin.tuning.policy_gradient import (
+    group_normalised,
+    less_group_mean,
+    pessimistic_terms,
+    plain_terms,
+    policy_objective,
+    token_ratios,
+)
+from napkin.tuning.preferences import preference_objective
+from napkin.tuning.sequence_step import (
     REFERENCE,
     BatchTotals,
     Objective,
@@ -30,16 +40,6 @@ from napkin.tuning.objective import (
     totals_of,
     trained_tokens_of_sequences,
 )
-from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
-from napkin.tuning.policy_gradient import (
-    group_normalised,
-    less_group_mean,
-    pessimistic_terms,
-    plain_terms,
-    token_ratios,
-)
-from napkin.tuning.policy_loss import policy_objective
-from napkin.tuning.preferences import preference_objective
 
 Loss = tuple[Tensor, dict[str, Tensor]]
 

@@ -25,9 +25,8 @@ from napkin.training.run import open_run, train_run
 from napkin.tuning.example_method import SupervisedObjective
 from napkin.tuning.example_plan import count_examples
 from napkin.tuning.method import open_base, tune
-from napkin.tuning.objective import totals_of
 from napkin.tuning.packing import micro_batches_of
-from napkin.tuning.sequence_step import train_on_examples
+from napkin.tuning.sequence_step import totals_of, train_on_examples
 from oracles.alignment_cases import MODEL, some_examples
 from oracles.tiny_tuning import make_start, tuning_recipe, write_conversations
 from reliability.ranks import free_port

@@ -11,9 +11,8 @@ from napkin.accounting.metering import METERED_STEP, StepMeasurement, metering
 from napkin.model.transformer import TokenScores
 from napkin.tuning.example_method import SupervisedObjective
 from napkin.tuning.example_plan import count_examples
-from napkin.tuning.objective import BatchTotals, Metrics, Objective, totals_of
 from napkin.tuning.packing import Packing, SequenceMicroBatch, micro_batches_of
-from napkin.tuning.sequence_step import score_examples, train_on_examples
+from napkin.tuning.sequence_step import BatchTotals, Metrics, Objective, score_examples, totals_of, train_on_examples
 from oracles.alignment_cases import MODEL, some_examples, train_state_of
 
 WIDE = dataclasses.replace(MODEL, vocab_size=300, d_model=32)

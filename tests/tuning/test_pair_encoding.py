@@ -23,10 +23,10 @@ from napkin.tuning.example_file import (
     example_file_of,
     write_example_file,
 )
-from napkin.tuning.objective import REFERENCE
 from napkin.tuning.preference_method import UnpairedExamples
 from napkin.tuning.preferences import DESIRABLE
 from napkin.tuning.reference_scores import ReferencedExamples, ReferenceKey, read_reference_scores, reference_writer
+from napkin.tuning.sequence_step import REFERENCE
 
 TOKENIZER = ByteTokenizer(["<|endoftext|>"])
 PAIR = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}

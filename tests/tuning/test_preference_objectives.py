@@ -16,7 +16,6 @@ from napkin.model.config import ModelConfig
 from napkin.model.transformer import TokenScores, Transformer, add_scalar_head
 from napkin.recipe.layout import Layout
 from napkin.recipe.tuning_recipe import PreferenceConfig
-from napkin.tuning.objective import REFERENCE, Objective, totals_of
 from napkin.tuning.packing import Packing, micro_batches_of
 from napkin.tuning.preferences import (
     DESIRABLE,
@@ -27,6 +26,7 @@ from napkin.tuning.preferences import (
     rewarded,
     with_kl_estimate,
 )
+from napkin.tuning.sequence_step import REFERENCE, Objective, totals_of
 
 Array = NDArray[np.float64]
 CONFIG = ModelConfig(vocab_size=29, context_length=32, d_model=16, n_layers=2, n_heads=2)

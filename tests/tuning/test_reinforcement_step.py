@@ -15,7 +15,7 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.recipe.tuning_recipe import ReinforcementConfig, ReinforcementRecipe
 from napkin.train_step.step import TrainState, build_train_state
-from napkin.tuning.policy_loss import SAMPLER
+from napkin.tuning.policy_gradient import SAMPLER
 from napkin.tuning.reinforcement_step import ReinforcementOutcome, ReinforcementSettings, train_on_rollouts
 from oracles.letter_games import CONFIG, Letters, Turns
 

@@ -17,7 +17,7 @@ from napkin.errors import NapkinError
 from napkin.grading.sandbox.confinement import can_confine
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.tuning.policy_loss import SAMPLER
+from napkin.tuning.policy_gradient import SAMPLER
 from napkin.tuning.rollout import Rollout, RolloutSettings, roll_out
 from oracles.letter_games import CONFIG, STOP, Letters, Turns
 

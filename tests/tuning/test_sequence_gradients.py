@@ -12,8 +12,8 @@ from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.recipe.layout import Layout
 from napkin.tuning.example_method import SupervisedObjective
-from napkin.tuning.objective import Normalisation, totals_of
 from napkin.tuning.packing import Packing, micro_batches_of
+from napkin.tuning.sequence_step import Normalisation, totals_of
 
 CONFIG = ModelConfig(vocab_size=29, context_length=32, d_model=16, n_layers=2, n_heads=2)
 

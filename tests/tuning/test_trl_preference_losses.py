@@ -23,9 +23,9 @@ from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.training.method import Setting
 from napkin.tuning.example_file import write_example_file
 from napkin.tuning.method import TuningContext
-from napkin.tuning.objective import REFERENCE
 from napkin.tuning.preference_method import PreferenceMethod, UnpairedExamples
 from napkin.tuning.preferences import DESIRABLE, dpo_losses, ipo_losses, orpo_losses, simpo_losses
+from napkin.tuning.sequence_step import REFERENCE
 from oracles.alignment_cases import MODEL, gradient_of, train_state_of
 from peers import peer
 

@@ -1,7 +1,7 @@
 """Tuning: supervised, on preferences, and by reinforcement learning.
 
-Start with `method.py`, the common part of the methods, and `objective.py`, the protocol of losses. `policy_gradient.py`
-and `preferences.py` are the formulas.
+Start with `method.py`, the common part of the methods, and `sequence_step.py`, the protocol of losses and a step.
+`policy_gradient.py` and `preferences.py` are the formulas.
 """
 
 import lazy_loader

@@ -27,19 +27,17 @@ from napkin.training.method import Setting
 from napkin.tuning.example_file import ExampleFile, ExampleKind, example_file_of
 from napkin.tuning.example_plan import plan_examples
 from napkin.tuning.method import TuningContext, TuningMethod
-from napkin.tuning.objective import (
+from napkin.tuning.packing import SequenceMicroBatch, chunks_of
+from napkin.tuning.sequence_step import (
     BatchTotals,
     Metrics,
     Normalisation,
     Objective,
-    normalised_sum,
-    normalised_weights,
-)
-from napkin.tuning.packing import SequenceMicroBatch, chunks_of
-from napkin.tuning.sequence_step import (
     SequenceScores,
     SequenceStep,
     evaluate_examples,
+    normalised_sum,
+    normalised_weights,
     score_examples,
     train_on_examples,
 )

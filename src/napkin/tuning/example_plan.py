@@ -21,13 +21,15 @@ from napkin.planning.step.run_plan import RULE_MFU, Plan
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import warm_up_of
-from napkin.tuning.objective import BatchTotals, Objective, totals_of
 from napkin.tuning.packing import Packing, SequenceMicroBatch, chunks_of, micro_batches_of
 from napkin.tuning.sequence_step import (
+    BatchTotals,
+    Objective,
     examples_of_rank,
     loss_of_parts,
     refuse_divided_models,
     score_parts,
+    totals_of,
     with_known_coefficients,
 )
 

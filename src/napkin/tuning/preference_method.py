@@ -15,7 +15,6 @@ from napkin.training.loop import Callback, TrainingLoop
 from napkin.tuning.example_file import ExampleFile, ExampleKind
 from napkin.tuning.example_method import ExampleMethod, open_examples
 from napkin.tuning.method import TuningContext
-from napkin.tuning.objective import REFERENCE
 from napkin.tuning.packing import LazyExamples, MappedExamples, tokens_of
 from napkin.tuning.preferences import (
     RewardObjective,
@@ -26,6 +25,7 @@ from napkin.tuning.preferences import (
     with_kl_estimate,
 )
 from napkin.tuning.reference_scores import ReferencedExamples, ReferencePass, with_stand_ins
+from napkin.tuning.sequence_step import REFERENCE
 
 
 class UnpairedExamples(LazyExamples):

@@ -24,7 +24,8 @@ from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
 from napkin.recipe.tuning_recipe import PreferenceConfig
-from napkin.tuning.objective import (
+from napkin.tuning.packing import PADDING, MappedExamples, SequenceMicroBatch
+from napkin.tuning.sequence_step import (
     REFERENCE,
     BatchTotals,
     Metrics,
@@ -32,7 +33,6 @@ from napkin.tuning.objective import (
     trained_tokens_of_sequences,
     values_of,
 )
-from napkin.tuning.packing import PADDING, MappedExamples, SequenceMicroBatch
 
 
 def dpo_losses(

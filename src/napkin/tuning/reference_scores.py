@@ -44,9 +44,8 @@ from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.signals import Interrupted, agree_on_signal
 from napkin.tuning.example_plan import REFERENCE_SECONDS, REFERENCE_TOKENS
 from napkin.tuning.method import open_base, reference_model
-from napkin.tuning.objective import REFERENCE
 from napkin.tuning.packing import LazyExamples, Packing, chunks_of
-from napkin.tuning.sequence_step import score_examples
+from napkin.tuning.sequence_step import REFERENCE, score_examples
 from napkin.units import format_seconds
 
 FORMAT = "napkin reference 2"

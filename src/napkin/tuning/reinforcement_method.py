@@ -25,7 +25,7 @@ from napkin.training.metered_step import IsFit, MeteredStep, no_watch
 from napkin.training.method import Setting
 from napkin.training.non_finite import Verdict
 from napkin.tuning.method import TuningContext, TuningMethod, initial_weights, open_base, reference_model
-from napkin.tuning.policy_loss import parts_of
+from napkin.tuning.policy_gradient import parts_of
 from napkin.tuning.reinforcement_plan import (
     PhaseMeters,
     PhaseMetrics,

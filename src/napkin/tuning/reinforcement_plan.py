@@ -31,12 +31,18 @@ from napkin.planning.step.run_plan import Plan
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import TrainState, Watch, build_train_state
 from napkin.tuning.example_plan import count_parts
-from napkin.tuning.objective import REFERENCE, Objective, totals_of
 from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
-from napkin.tuning.policy_loss import OLD, OLD_VALUES, FreshObjective, policy_objective
+from napkin.tuning.policy_gradient import OLD, OLD_VALUES, FreshObjective, policy_objective
 from napkin.tuning.reinforcement_step import PHASES, Phases, ReinforcementSettings, Result
 from napkin.tuning.rollout import Rollout, roll_out
-from napkin.tuning.sequence_step import loss_of_parts, score_parts, with_known_coefficients
+from napkin.tuning.sequence_step import (
+    REFERENCE,
+    Objective,
+    loss_of_parts,
+    score_parts,
+    totals_of,
+    with_known_coefficients,
+)
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ from napkin.model.transformer import Transformer
 from napkin.recipe.layout import Layout
 from napkin.recipe.tuning_recipe import ReinforcementConfig
 from napkin.train_step.step import TrainState, Watch
-from napkin.tuning.objective import REFERENCE, Objective
 from napkin.tuning.packing import Packing, tokens_in_rows
-from napkin.tuning.policy_loss import (
+from napkin.tuning.policy_gradient import (
     OLD,
     OLD_VALUES,
     SAMPLER,
@@ -38,7 +37,7 @@ from napkin.tuning.policy_loss import (
     trained_examples,
 )
 from napkin.tuning.rollout import ConversationTokens, Rollout, RolloutSettings, roll_out
-from napkin.tuning.sequence_step import SequenceScores, score_examples, train_on_examples
+from napkin.tuning.sequence_step import REFERENCE, Objective, SequenceScores, score_examples, train_on_examples
 
 PHASES = ("rollout", "reward", "log-probabilities", "update")
 

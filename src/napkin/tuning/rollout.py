@@ -29,7 +29,7 @@ from napkin.inference.paged_cache import bytes_per_token
 from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer, evaluation_mode
 from napkin.train_step.step import Watch
-from napkin.tuning.policy_loss import SAMPLER
+from napkin.tuning.policy_gradient import SAMPLER
 
 
 class BackgroundJudging:

@@ -11,10 +11,9 @@ import torch
 from napkin.chats.token_sequence import sequence_of
 from napkin.model.transformer import TokenScores
 from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
-from napkin.tuning.objective import totals_of
 from napkin.tuning.packing import micro_batches_of
-from napkin.tuning.policy_gradient import PRESETS, divergence_terms
-from napkin.tuning.policy_loss import advantages_of, policy_objective, trained_examples
+from napkin.tuning.policy_gradient import PRESETS, advantages_of, divergence_terms, policy_objective, trained_examples
+from napkin.tuning.sequence_step import totals_of
 
 LOGITS = torch.tensor([0.4, -0.3, 0.1], dtype=torch.float64)
 PROBABILITIES = LOGITS.softmax(0).numpy()

@@ -12,12 +12,14 @@ from napkin.errors import NapkinError
 from napkin.recipe.tuning_recipe import ReinforcementConfig
 from napkin.tuning.policy_gradient import (
     PRESETS,
+    advantages_of,
     generalised_advantages,
     group_normalised,
     less_mean_of_others,
     overlong_penalty,
+    parts_of,
+    trained_examples,
 )
-from napkin.tuning.policy_loss import advantages_of, parts_of, trained_examples
 
 REWARDS = np.array([[1.0, 0.0, 0.25, 1.0], [0.5, 0.5, 0.5, 0.5], [-2.0, 3.0, 0.1, 0.1]])
 LENGTHS = np.full((3, 4), 5)

@@ -14,11 +14,9 @@ from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer, add_scalar_head
 from napkin.recipe.layout import Layout
 from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
-from napkin.tuning.objective import Metrics, totals_of
 from napkin.tuning.packing import micro_batches_of
-from napkin.tuning.policy_gradient import PRESETS
-from napkin.tuning.policy_loss import FreshObjective, policy_objective
-from napkin.tuning.sequence_step import loss_of_parts, with_known_coefficients
+from napkin.tuning.policy_gradient import PRESETS, FreshObjective, policy_objective
+from napkin.tuning.sequence_step import Metrics, loss_of_parts, totals_of, with_known_coefficients
 
 ARRANGEMENTS = [
     {"max_tokens": 10_000, "packing": "packed"},

@@ -11,10 +11,9 @@ from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
 from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
-from napkin.tuning.objective import BatchTotals, add_metrics, totals_of
 from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
-from napkin.tuning.policy_gradient import PRESETS
-from napkin.tuning.policy_loss import PolicyObjective, policy_objective
+from napkin.tuning.policy_gradient import PRESETS, PolicyObjective, policy_objective
+from napkin.tuning.sequence_step import BatchTotals, add_metrics, totals_of
 
 LENGTHS = (4, 1, 7, 3)
 NORMALISATIONS = ("token", "sequence", "constant")

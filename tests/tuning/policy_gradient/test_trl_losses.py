@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
-from napkin.tuning.objective import totals_of
 from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
-from napkin.tuning.policy_loss import policy_objective
+from napkin.tuning.policy_gradient import policy_objective
+from napkin.tuning.sequence_step import totals_of
 from peers import peer
 from tuning.policy_gradient.test_policy_losses import scores_of, some_examples
 

@@ -250,8 +250,9 @@ def _own(row: Mapping[str, Any], name: str, about: TaskFile) -> tuple[Kind, Item
             raise NapkinError(f"'{about.answer}' is {type(answer).__name__}: use text or a number")
         if about.kind in ("choice", "pair"):
             raise KeyError("choices")
-        exact: Kind = "exact"
-        kind = next((each for each in GENERATED if each == about.kind), exact)
+        kind: Kind = "exact"
+        for each in GENERATED:
+            kind = each if each == about.kind else kind
         if kind in _CHECKS:
             _CHECKS[kind](str(answer))
         return kind, Item(name, prompt, answer=str(answer), shown=str(answer), **beside)
