@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from curation.conftest import PIPELINE, PROGRAM, contents
-from napkin.curation.engine.corpus_writer import read_manifest
+from napkin.curation.engine.corpus_files import read_manifest
 from napkin.curation.engine.document_story import find_story
 from napkin.curation.engine.pipeline_file import pipeline_of, read_pipeline
 from napkin.curation.engine.pipeline_run import curate

@@ -1,14 +1,13 @@
 """The stages of pipelines by name, which is that of their commands, too. A stage is imported when it is used; to add
-one, add a line to `STAGES`.
+one, add a line to the table below.
 
 A stage is a frozen dataclass whose fields are its options, each with a docstring below it and a default where one is
 sensible; TOML values, checked in `__post_init__`. Its class is imported for the help and for completion in a shell, so
 its module imports numpy, numba and other heavy libraries where it uses them. No option may be named as one of
 `RESERVED`, which every command of a stage has.
 
-The passes of a pipeline over its shards: a new one begins at each stage that has to see all of them.
-
-Stages as functions on an iterator of records, without a pipeline's files.
+A pipeline goes over its shards in passes: a new one begins at each stage that has to see all of them. `apply_stages`
+runs stages on an iterator of records, without a pipeline's files.
 """
 
 import dataclasses
@@ -39,52 +38,35 @@ class StageEntry:
     about: str
 
 
-STAGES = {
-    "duplicates": StageEntry(
-        "napkin.curation.deduplication.document_stages:Duplicates", "drop documents whose text another has"
-    ),
-    "near-duplicates": StageEntry(
-        "napkin.curation.deduplication.document_stages:NearDuplicates",
-        "drop documents that are nearly another, by MinHash",
-    ),
-    "duplicate-lines": StageEntry(
-        "napkin.curation.deduplication.line_stage:DuplicateLines", "remove lines that stand earlier in the corpus"
-    ),
-    "duplicate-substrings": StageEntry(
-        "napkin.curation.deduplication.line_stage:DuplicateSubstrings",
+_STAGES = (
+    ("duplicates", "deduplication.stages:Duplicates", "drop documents whose text another has"),
+    ("near-duplicates", "deduplication.stages:NearDuplicates", "drop documents that are nearly another, by MinHash"),
+    ("duplicate-lines", "deduplication.stages:DuplicateLines", "remove lines that stand earlier in the corpus"),
+    (
+        "duplicate-substrings",
+        "deduplication.stages:DuplicateSubstrings",
         "remove passages that stand earlier in the corpus",
     ),
-    "decontaminate": StageEntry(
-        "napkin.curation.deduplication.line_stage:Decontaminate", "drop documents with questions of tasks"
+    ("decontaminate", "deduplication.stages:Decontaminate", "drop documents with questions of tasks"),
+    ("best-share", "filters.classifier:BestShare", "keep the documents with the highest scores"),
+    ("c4", "filters.web_rules:C4", "keep lines that are sentences, by the rules of C4"),
+    ("classifier", "filters.classifier:Classifier", "score documents by a model that was trained on your texts"),
+    ("fineweb", "filters.web_rules:FineWeb", "drop lists and menus, by FineWeb's own rules"),
+    ("gopher", "filters.web_rules:Gopher", "drop what is not prose, by Gopher's rules"),
+    (
+        "gopher-repetition",
+        "filters.web_rules:GopherRepetition",
+        "drop documents that repeat themselves, by Gopher's rules",
     ),
-    "best-share": StageEntry(
-        "napkin.curation.filters.classifier:BestShare", "keep the documents with the highest scores"
-    ),
-    "c4": StageEntry("napkin.curation.filters.web_rules:C4", "keep lines that are sentences, by the rules of C4"),
-    "classifier": StageEntry(
-        "napkin.curation.filters.classifier:Classifier", "score documents by a model that was trained on your texts"
-    ),
-    "fineweb": StageEntry("napkin.curation.filters.web_rules:FineWeb", "drop lists and menus, by FineWeb's own rules"),
-    "gopher": StageEntry("napkin.curation.filters.gopher:Gopher", "drop what is not prose, by Gopher's rules"),
-    "gopher-repetition": StageEntry(
-        "napkin.curation.filters.gopher:GopherRepetition", "drop documents that repeat themselves, by Gopher's rules"
-    ),
-    "host-list": StageEntry(
-        "napkin.curation.filters.lists:HostList", "drop documents of hosts in a list, or keep only those"
-    ),
-    "extract": StageEntry("napkin.curation.filters.extract:Extract", "make text of HTML pages and PDFs"),
-    "language": StageEntry(
-        "napkin.curation.filters.language:Language", "find the language of documents, keep some languages"
-    ),
-    "length": StageEntry("napkin.curation.filters.length:Length", "drop documents with too few or too many characters"),
-    "personal-data": StageEntry(
-        "napkin.curation.filters.personal_data:PersonalData", "mask mail addresses, numbers of persons, and keys"
-    ),
-    "refinedweb": StageEntry(
-        "napkin.curation.filters.web_rules:RefinedWeb", "remove lines of menus and counters, by RefinedWeb's rules"
-    ),
-    "word-list": StageEntry("napkin.curation.filters.lists:WordList", "drop documents with words of a list"),
-}
+    ("host-list", "filters.document_stages:HostList", "drop documents of hosts in a list, or keep only those"),
+    ("extract", "filters.document_stages:Extract", "make text of HTML pages and PDFs"),
+    ("language", "filters.document_stages:Language", "find the language of documents, keep some languages"),
+    ("length", "filters.document_stages:Length", "drop documents with too few or too many characters"),
+    ("personal-data", "filters.personal_data:PersonalData", "mask mail addresses, numbers of persons, and keys"),
+    ("refinedweb", "filters.web_rules:RefinedWeb", "remove lines of menus and counters, by RefinedWeb's rules"),
+    ("word-list", "filters.document_stages:WordList", "drop documents with words of a list"),
+)
+STAGES = {name: StageEntry(f"napkin.curation.{where}", about) for name, where, about in _STAGES}
 
 
 def stage_class(name: str) -> type[Any]:
@@ -117,19 +99,8 @@ def make_stage(name: str, options: Mapping[str, Any]) -> Stage:
 
 def stage_options(stage: Stage) -> dict[str, Any]:
     """All options of a stage with their values, as JSON has them."""
-    return {
-        field.name: msgspec.to_builtins(getattr(stage, field.name))
-        for field in dataclasses.fields(typing.cast(Any, stage))
-    }
-
-
-def files_of(stage: Stage) -> list[str]:
-    """The files and folders that its options name, those in its class variable `reads`, in order."""
-    named: list[str] = []
-    for option in getattr(type(stage), "reads", ()):
-        value = getattr(stage, option)
-        named += [value] if isinstance(value, str) else [*(value or ())]
-    return named
+    fields = dataclasses.fields(typing.cast(Any, stage))
+    return {field.name: msgspec.to_builtins(getattr(stage, field.name)) for field in fields}
 
 
 def stage_version(stage: Stage) -> int:
@@ -188,11 +159,33 @@ def apply_stages(
     were one shard; it holds at most `memory` bytes.
     """
     for stage in stages:
-        if isinstance(stage, CorpusStage):
-            records = _apply_to_corpus(records, stage, on_drop, memory)
-        else:
-            records = _apply_to_records(records, stage, on_drop)
+        records = _remaining(records, stage, on_drop, memory)
     return iter(records)
+
+
+def _remaining(records: Iterable[Record], stage: Stage, on_drop: OnDrop | None, memory: int) -> Iterator[Record]:
+    for record, entries, result in _results(records, stage, memory):
+        if not isinstance(result, Dropped):
+            add_to_trace(result, stage.name, entries)
+            yield result
+        elif on_drop is not None:
+            on_drop(record, stage.name, result)
+
+
+def _results(records: Iterable[Record], stage: Stage, memory: int) -> Iterator[tuple[Record, int, Record | Dropped]]:
+    """Each record, the entries that its trace had before the stage, and what the stage makes of it."""
+    if not isinstance(stage, CorpusStage):
+        for record in records:
+            entries = len(record.trace)
+            yield record, entries, stage.apply(record)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        kept, summary, decisions, scratch = (folder / each for each in ("records", "summary", "decisions", "scratch"))
+        scratch.mkdir()
+        summarize_shard(records, stage, kept, summary)
+        stage.decide([summary], [decisions], scratch, memory)
+        yield from apply_decisions(stage, read_record_file(kept), decisions)
 
 
 def add_to_trace(record: Record, stage: str, entries_before: int) -> None:
@@ -201,40 +194,10 @@ def add_to_trace(record: Record, stage: str, entries_before: int) -> None:
         record.trace.append(TraceEntry(stage))
 
 
-def _apply_to_records(records: Iterable[Record], stage: RecordStage, on_drop: OnDrop | None) -> Iterator[Record]:
-    for record in records:
-        entries = len(record.trace)
-        result = stage.apply(record)
-        if isinstance(result, Dropped):
-            if on_drop is not None:
-                on_drop(record, stage.name, result)
-            continue
-        add_to_trace(result, stage.name, entries)
-        yield result
-
-
-def _apply_to_corpus(
-    records: Iterable[Record], stage: CorpusStage, on_drop: OnDrop | None, memory: int
-) -> Iterator[Record]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        kept, summary, decisions, scratch = (folder / each for each in ("records", "summary", "decisions", "scratch"))
-        scratch.mkdir()
-        summarize_shard(records, stage, kept, summary)
-        stage.decide([summary], [decisions], scratch, memory)
-        for before, entries, result in apply_decisions(stage, read_record_file(kept), decisions):
-            if isinstance(result, Dropped):
-                if on_drop is not None:
-                    on_drop(before, stage.name, result)
-                continue
-            add_to_trace(result, stage.name, entries)
-            yield result
-
-
 def apply_decisions(
     stage: CorpusStage, records: Iterable[Record], decisions: Path
 ) -> Iterator[tuple[Record, int, Record | Dropped]]:
-    """Each record of a shard, the entries that its trace had before the stage, and what the stage makes of it."""
+    """Each record of a shard, the entries that its trace had before the stage, and what was decided of it."""
     # A stage gives a result per record, in order, but may read ahead.
     waiting: deque[tuple[Record, int]] = deque()
 
@@ -253,11 +216,11 @@ def apply_decisions(
 
 def summarize_shard(records: Iterable[Record], stage: CorpusStage, kept: Path, summary: Path) -> None:
     """Keep a shard's records in a file while a stage summarizes them, in one pass."""
-    with record_writer(kept) as writer:
+    with record_writer(kept) as write:
 
         def kept_records() -> Iterator[Record]:
             for record in records:
-                writer.write(record)
+                write(record)
                 yield record
 
         passing = kept_records()

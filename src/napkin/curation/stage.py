@@ -5,7 +5,7 @@ it. Between two passes records are MessagePack, each behind its length, in one z
 own and are read back by it alone; a truncated one is an error.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,24 +105,18 @@ _LEVEL = 1
 """These files are read once: speed counts more than size."""
 
 
-class RecordWriter:
-    """Writes records to an open file; see `record_writer`."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._encoder = msgspec.msgpack.Encoder()
-
-    def write(self, record: Record) -> None:
-        data = self._encoder.encode(record)
-        self._file.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
-        self._file.write(data)
-
-
 @contextmanager
-def record_writer(path: Path) -> Iterator[RecordWriter]:
-    """A new file for records, whole when the block ends; the caller syncs it to disk."""
+def record_writer(path: Path) -> Iterator[Callable[[Record], None]]:
+    """What writes records to a new file, which is whole when the block ends; the caller syncs it to disk."""
+    encode = msgspec.msgpack.Encoder().encode
     with open(path, "xb") as file, zstandard().ZstdCompressor(level=_LEVEL).stream_writer(file) as stream:
-        yield RecordWriter(stream)
+
+        def write(record: Record) -> None:
+            data = encode(record)
+            stream.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
+            stream.write(data)
+
+        yield write
 
 
 def read_record_file(path: Path) -> Iterator[Record]:

@@ -79,15 +79,8 @@ def block_features(tables: PageTables) -> NDArray[np.float32]:
         characters < 40,
     ]
     columns += [np.isin(tag, [TAG[t] for t in tags.split()]) for tags in _GROUPS.values()]
-    near = (length, linked, sentence, marks)
-    for i in (-2, -1, 1, 2):
-        for values in near:
-            moved = np.zeros(n, np.float32)
-            if i < 0:
-                moved[-i:] = values[:i]
-            else:
-                moved[:-i] = values[i:]
-            columns.append(moved)
+    near = [np.pad(values, 2) for values in (length, linked, sentence, marks)]
+    columns += [values[2 + i : 2 + i + n] for i in (-2, -1, 1, 2) for values in near]
     total_prose = float(elements[0, f.SUM_PROSE]) + 1
     total_text = float(elements[0, f.SUM_CHARACTERS]) + 1
     above = element
@@ -189,7 +182,7 @@ _NO_HEADING = sum(1 << PLACE_BIT[name] for name in ("nav", "footer", "aside", "f
 
 def chosen_blocks(tables: PageTables, scores: NDArray[np.floating]) -> NDArray[np.bool_]:
     """The choice among blocks with these scores (logarithms of odds)."""
-    EXTRACTION.load("choice")
+    EXTRACTION.load("scan")
     characters = tables.blocks[:, f.CHARACTERS].astype(np.float64)
     order = np.argsort(-scores, kind="stable")
     up_to = np.cumsum(characters[order])
@@ -205,7 +198,7 @@ def chosen_blocks(tables: PageTables, scores: NDArray[np.floating]) -> NDArray[n
 def _least_energy(
     tables: PageTables, gains: NDArray[np.int64], switch: float, block_switch: float
 ) -> NDArray[np.bool_]:
-    from napkin.extraction.compiled.choice import choose_blocks
+    from napkin.extraction.compiled.scan import choose_blocks
 
     elements, blocks = np.ascontiguousarray(tables.elements), np.ascontiguousarray(tables.blocks)
     kept, costs = gains.copy(), np.empty(2 * len(elements), np.int64)
@@ -283,19 +276,13 @@ def extract_html(
     markdown: bool = True,
     limits: HtmlLimits = HtmlLimits(),
 ) -> ExtractedPage:
-    """The text of a page and what it says of itself.
+    """The text of a page, as it was sent but decompressed, and what it says of itself.
 
-    Args:
-        data: the page as it was sent, decompressed.
-        charset: the encoding that the HTTP header declared, if it did.
-        main_content: leave out navigation, comments, advertising and the like; else all text is kept.
-        heading: begin the main content with the page's main heading, where that stands apart from it.
-        markdown: mark headings, lists, tables, quotations and code; else paragraphs only.
-        limits: what is read at most.
+    `charset` is the encoding that the HTTP header declared, if it did. `main_content` leaves out navigation, comments,
+    advertising and the like; `heading` begins it with the page's main heading, where that stands apart; `markdown`
+    marks headings, lists, tables, quotations and code, else there are paragraphs only.
 
-    Raises:
-        NotExtracted: the page is over one of the limits.
-        NapkinError: the extra `curation` is not installed.
+    Raises NotExtracted for a page over one of the limits, NapkinError where the extra `curation` is not installed.
     """
     if len(data) > limits.most_bytes:
         raise NotExtracted("page bytes", f"{len(data):,} > {limits.most_bytes:,}")

@@ -6,6 +6,7 @@ import codecs
 import re
 from dataclasses import dataclass
 from html import unescape
+from itertools import islice
 
 _HEAD_CHARACTERS = 400_000
 """Characters of a page that are searched for its head; some carry styles and scripts of this size before it."""
@@ -19,6 +20,7 @@ _LICENCE_LINK = re.compile(
     r'<a\b(?=[^>]*\shref="([^"]{1,300})")[^>]*?(?:\srel="[^"]*\blicense\b[^"]*"|\shref="https?://(?:www\.)?'
     r"creativecommons\.org/(?:licenses|publicdomain)/)"
 )
+_LICENCE, _CREATIVE_COMMONS = re.compile('license"'), re.compile(r"creativecommons\.org/")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?(?:\.\d+)?(?:Z|[+-]\d{2}:?\d{2})?)?")
 _LINKED_DATA_DATE = re.compile(r'"datePublished"\s*:\s*"([^"]{8,40})"')
 _TIME = re.compile(r'<time\b[^>]*?\sdatetime="([^"]{8,40})"')
@@ -71,21 +73,12 @@ def _licence_link(page: str) -> str:
         return ""
     # Licences are linked at the end of a page, if at all.
     for part in (page[-_HEAD_CHARACTERS:], page[:_HEAD_CHARACTERS]):
-        for begin in (place for word in ('license"', "creativecommons.org/") for place in _places(part, word)):
-            found = _LICENCE_LINK.match(part, part.rfind("<", 0, begin))
+        places = (_LICENCE.finditer(part), _CREATIVE_COMMONS.finditer(part))
+        for place in (each for found in places for each in islice(found, 8)):
+            found = _LICENCE_LINK.match(part, part.rfind("<", 0, place.start()))
             if found:
                 return found[1]
     return ""
-
-
-def _places(text: str, word: str) -> list[int]:
-    """The first eight places of a word."""
-    places: list[int] = []
-    at = text.find(word)
-    while at >= 0 and len(places) < 8:
-        places.append(at)
-        at = text.find(word, at + 1)
-    return places
 
 
 def _published(named: dict[str, str], head: str, after: str) -> str:
@@ -122,18 +115,14 @@ def decode_page(data: bytes, declared: str = "") -> tuple[str, str]:
         return data.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
         pass
+    from resiliparse.parse.encoding import detect_encoding
+
     found = _META.search(data[:_META_BYTES])
-    for name in (declared, found[1].decode("ascii") if found else "", _guess(data)):
+    for name in (declared, found[1].decode("ascii") if found else "", detect_encoding(data[:_GUESSED_BYTES]) or ""):
         known = _known_encoding(name)
         if known:
             return data.decode(known, "replace"), known
     return data.decode("utf-8", "replace"), "utf-8"
-
-
-def _guess(data: bytes) -> str:
-    from resiliparse.parse.encoding import detect_encoding
-
-    return detect_encoding(data[:_GUESSED_BYTES]) or ""
 
 
 def _known_encoding(name: str) -> str:

@@ -1,14 +1,13 @@
 """The text of a PDF, read by pdfium in a process of its own, with limits: it is C++ that is fed by strangers.
 
-Lines of a PDF's pages as paragraphs: what pages repeat is left out, divided words are joined.
+The lines of its pages become paragraphs: what pages repeat is left out, divided words are joined.
 """
 
 import json
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from napkin.child_process import run_program
 from napkin.errors import import_extra
@@ -116,21 +115,7 @@ def extract_pdf(data: bytes, *, limits: PdfLimits = PdfLimits()) -> ExtractedPdf
     if len(data) > limits.most_bytes:
         raise NotExtracted("PDF bytes", f"{len(data):,} > {limits.most_bytes:,}")
     import_extra("pypdfium2", "a PDF")
-    answer = _read_in_child(data, limits)
-    if "rule" in answer:
-        raise NotExtracted(answer["rule"], answer["detail"])
-    return ExtractedPdf(join_pages(answer["pages"]), answer["title"], len(answer["pages"]))
-
-
-def _read_in_child(data: bytes, limits: PdfLimits) -> dict[str, Any]:
-    told = json.dumps(
-        {
-            "pages": limits.most_pages,
-            "characters": limits.most_characters,
-            "memory": limits.most_memory,
-            "seconds": limits.most_seconds,
-        }
-    )
+    told = json.dumps(asdict(limits))
     try:
         process = run_program([sys.executable, "-P", "-c", _PROCESS, told], data, most_seconds=limits.most_seconds)
     except TimeoutError:
@@ -138,4 +123,7 @@ def _read_in_child(data: bytes, limits: PdfLimits) -> dict[str, Any]:
     if process.returncode:
         how = f"signal {-process.returncode}" if process.returncode < 0 else "its memory or a fault of the parser"
         raise NotExtracted("unreadable PDF", f"the process that read it ended: {how}")
-    return json.loads(process.stdout)
+    answer = json.loads(process.stdout)
+    if "rule" in answer:
+        raise NotExtracted(answer["rule"], answer["detail"])
+    return ExtractedPdf(join_pages(answer["pages"]), answer["title"], len(answer["pages"]))

@@ -13,7 +13,7 @@ from typing import Any
 def main(told: str) -> None:
     """Read the document with the limits told, and answer."""
     limits = json.loads(told)
-    _limit_process(limits["memory"], limits["seconds"])
+    _limit_process(limits["most_memory"], limits["most_seconds"])
     sys.stdout.write(json.dumps(_answer(sys.stdin.buffer.read(), limits)))
 
 
@@ -40,20 +40,20 @@ def _answer(data: bytes, limits: dict[str, Any]) -> dict[str, Any]:
 
     try:
         document = pypdfium2.PdfDocument(data)
-        if len(document) > limits["pages"]:
-            return {"rule": "PDF pages", "detail": f"{len(document):,} > {limits['pages']:,}"}
+        if len(document) > limits["most_pages"]:
+            return {"rule": "PDF pages", "detail": f"{len(document):,} > {limits['most_pages']:,}"}
         pages, characters = [], 0
         for number in range(len(document)):
             page = document[number]
             text_page = page.get_textpage()
             characters += text_page.count_chars()
-            if characters > limits["characters"]:
-                return {"rule": "PDF characters", "detail": f"more than {limits['characters']:,}"}
+            if characters > limits["most_characters"]:
+                return {"rule": "PDF characters", "detail": f"more than {limits['most_characters']:,}"}
             pages.append(text_page.get_text_range())
             text_page.close()
             page.close()
         return {"pages": pages, "title": document.get_metadata_value("Title")[:500]}
     except MemoryError:
-        return {"rule": "PDF memory", "detail": f"more than {limits['memory']:,} bytes"}
+        return {"rule": "PDF memory", "detail": f"more than {limits['most_memory']:,} bytes"}
     except (pypdfium2.PdfiumError, ValueError, IndexError) as error:
         return {"rule": "unreadable PDF", "detail": str(error)[:200]}

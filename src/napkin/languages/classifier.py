@@ -14,7 +14,7 @@ Of documents in several languages, `language_shares` gives each language's part,
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -89,7 +89,6 @@ NO_LANGUAGE = "zxx"
 UNKNOWN = "unknown"
 FORMAT = "napkin language classifier 1"
 _PACKAGED = Path(__file__).with_name("languages.safetensors")
-_MODULES = ("sum_rows",)
 _PIECE_CHARACTERS = 200
 _LINE_FEED = 10
 
@@ -170,7 +169,8 @@ class LanguageClassifier:
     def _logits_of_prose(self, text: str, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """The logits of those pieces of a text that are of a language, if they have half its n-grams; else `logits`."""
         counts, sums = self._sums_of_pieces(lowered_code_points(text))
-        is_prose = (counts > 0) & (self._scores(np.maximum(counts, 1), sums).argmax(axis=1) != self._no_language)
+        no_language = self.languages.index(NO_LANGUAGE)
+        is_prose = (counts > 0) & (self._scores(np.maximum(counts, 1), sums).argmax(axis=1) != no_language)
         n_prose = counts[is_prose].sum(keepdims=True)
         if not 0 < counts.sum() <= 2 * n_prose[0]:
             return logits
@@ -180,7 +180,7 @@ class LanguageClassifier:
 
     def _sums_of_pieces(self, points: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The number of n-grams of each piece, int64 [pieces], and the sums of their rows, int64 [pieces, 16]."""
-        CORE.load(*_MODULES)
+        CORE.load("sum_rows")
         starts = _piece_starts(points)
         counts, sums = np.zeros(len(starts), np.int64), np.zeros((len(starts), WIDTH), np.int64)
         scratch = np.empty(sum_rows.SCRATCH_BYTES, np.uint8)
@@ -198,10 +198,6 @@ class LanguageClassifier:
         means = (sums / counts[:, None]).astype(np.float32)
         return means @ self.outputs[:, :WIDTH].T + self.outputs[:, WIDTH]
 
-    @property
-    def _no_language(self) -> int:
-        return self.languages.index(NO_LANGUAGE)
-
     def probabilities(self, text: str) -> dict[str, float]:
         """The probability of each language, most probable first; empty for a text without letters."""
         logits = self.logits(text)
@@ -214,8 +210,7 @@ class LanguageClassifier:
 
     def logits(self, text: str) -> NDArray[np.float32] | None:
         """The logarithms of the probabilities but for a constant, [languages]; None for a text without letters."""
-        if not CORE.is_loaded(_MODULES):
-            CORE.load(*_MODULES)
+        CORE.load("sum_rows")
         n_labels = len(self.languages)
         points = lowered_code_points(text)
         size = (n_labels + 1) // 2 + WIDTH
@@ -226,7 +221,7 @@ class LanguageClassifier:
 
     def sum_of_rows(self, text: str) -> tuple[int, NDArray[np.int64]]:
         """The number of n-grams, and the sum of their rows, int64 [16]: compiled."""
-        CORE.load(*_MODULES)
+        CORE.load("sum_rows")
         points, buffer = lowered_code_points(text), np.zeros(WIDTH + sum_rows.SCRATCH_BYTES // 8, np.int64)
         sums, scratch = (address := buffer.ctypes.data), address + 8 * WIDTH
         n_ngrams = sum_rows.sum_rows(points.ctypes.data, len(points), *self._places[:3], scratch, sums)
@@ -346,3 +341,40 @@ def language_shares(text: str, least: float = 0.5, classifier: LanguageClassifie
         sizes[each.guess.language] = sizes.get(each.guess.language, 0) + each.end - each.start
     total = sum(sizes.values())
     return {language: size / total for language, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0]))}
+
+
+CLOSE_LANGUAGES = (("bs", "hr"), ("id", "ms"))
+"""Languages of which more than a third of the sentences of UDHR are taken for another of the group.
+
+Most sentences of Croatian are Bosnian too, letter for letter, and the texts that the packaged classifier learned from,
+messages of programs, do not teach what distinguishes the others; so it is with Indonesian and Malay. The sum of their
+probabilities holds, the division among them is near to a guess. So a document is taken for the language that is wanted
+if it is of the group, and the wanted one has more than a small share of the group's probability.
+"""
+LEAST_SHARE = 0.1
+"""The least share of the group's probability, chosen by every other sentence of UDHR."""
+
+
+def may_be_wanted(guessed: str, wanted: Collection[str]) -> bool:
+    """True if a text that is guessed to be of a language may be of a wanted one; `unknown` may be."""
+    return any(
+        (guessed == "unknown" or guessed in group) and any(each in wanted for each in group)
+        for group in CLOSE_LANGUAGES
+    )
+
+
+def close_to_wanted(
+    probabilities: Mapping[str, float], wanted: Collection[str], least: float
+) -> tuple[str, float, float] | None:
+    """The wanted language that a text may be in though another is more probable, its probability and its group's.
+
+    None if there is none; `least` is the probability that the group has to have together.
+    """
+    for group in CLOSE_LANGUAGES:
+        together = sum(probabilities.get(language, 0.0) for language in group)
+        own, language = max(
+            ((probabilities.get(each, 0.0), each) for each in group if each in wanted), default=(0.0, "")
+        )
+        if language and together >= least and own >= LEAST_SHARE * together:
+            return language, own, together
+    return None

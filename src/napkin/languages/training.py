@@ -123,7 +123,8 @@ def read_training_texts(folder: StrPath, characters: int, seed: int) -> list[tup
         if not _CODE.fullmatch(code):
             raise NapkinError(f"'{entry}' is not named for a language: use its ISO 639 code, such as en.txt or en/")
         files = sorted(entry.glob("*.txt")) if entry.is_dir() else [entry]
-        paragraphs = _sample([_paragraphs(file) for file in files], characters, seed)
+        lines = [[line for line in _lines(file) if any(map(str.isalpha, line))] for file in files]
+        paragraphs = _sample(lines, characters, seed)
         if not paragraphs:
             raise NapkinError(f"'{entry}' has no words: remove it, or put a text into it")
         found.append((code, paragraphs))
@@ -136,10 +137,6 @@ def read_sources(folder: StrPath) -> str:
     """The text of the file SOURCES of a folder; empty if there is none."""
     file = Path(folder) / SOURCES
     return "\n".join(_lines(file)) if file.exists() else ""
-
-
-def _paragraphs(file: Path) -> list[str]:
-    return [line for line in _lines(file) if any(map(str.isalpha, line))]
 
 
 def _lines(file: Path) -> list[str]:
@@ -244,13 +241,13 @@ def _without_other_languages(first: LanguageClassifier, language: str, paragraph
     All are kept if it would be most of them: then it is the first classifier that is wrong.
     """
     label = first.languages.index(language)
-    kept = [text for text in paragraphs if not _looks_like_another(first, label, text)]
+
+    def is_another(text: str) -> bool:
+        logits = first.logits(text)
+        return logits is not None and bool(logits.max() - logits[label] > _SURE)
+
+    kept = [text for text in paragraphs if not is_another(text)]
     return kept if len(kept) > 0.5 * len(paragraphs) else paragraphs
-
-
-def _looks_like_another(first: LanguageClassifier, label: int, text: str) -> bool:
-    logits = first.logits(text)
-    return logits is not None and bool(logits.max() - logits[label] > _SURE)
 
 
 def _descend(

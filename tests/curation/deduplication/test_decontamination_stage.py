@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from napkin.curation import Dropped, Record
-from napkin.curation.deduplication.line_stage import Decontaminate
+from napkin.curation.deduplication.stages import Decontaminate
 from napkin.errors import NapkinError
 
 WORDS = "river metal source winter market window paper letter garden number teacher island question bridge".split()

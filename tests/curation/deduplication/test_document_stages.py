@@ -11,8 +11,8 @@ import pytest
 
 from napkin.curation import CorpusStage, Dropped, Record
 from napkin.curation.deduplication import near_duplicates
-from napkin.curation.deduplication.document_stages import Duplicates, NearDuplicates
-from napkin.curation.deduplication.key_file import KeyChunk, KeyFile, KeyHeader, write_keys
+from napkin.curation.deduplication.shard_files import KeyChunk, KeyFile, KeyHeader, write_keys
+from napkin.curation.deduplication.stages import Duplicates, NearDuplicates
 from napkin.errors import NapkinError
 
 MEMORY = 2**26

@@ -8,7 +8,7 @@ import pytest
 
 from curation.deduplication.test_document_stages import decided
 from napkin.curation import Dropped, Record
-from napkin.curation.deduplication.line_stage import DuplicateLines
+from napkin.curation.deduplication.stages import DuplicateLines
 from napkin.errors import NapkinError
 
 

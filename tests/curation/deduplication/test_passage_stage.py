@@ -7,8 +7,8 @@ import pytest
 
 from curation.deduplication.test_document_stages import decided
 from napkin.curation import Dropped, Record
-from napkin.curation.deduplication.line_stage import DuplicateSubstrings
 from napkin.curation.deduplication.passages import PassageFile, RepeatedPassages, without_spans, write_passages
+from napkin.curation.deduplication.stages import DuplicateSubstrings
 from napkin.errors import NapkinError
 
 

@@ -5,8 +5,7 @@ import pytest
 from napkin.curation import Dropped, Record, apply_stages, make_stage
 from napkin.errors import NapkinError
 from napkin.languages import language_shares, paragraph_languages
-from napkin.languages.classifier import packaged_classifier
-from napkin.languages.close_languages import close_to_wanted
+from napkin.languages.classifier import close_to_wanted, packaged_classifier
 
 ENGLISH = "The old bridge over the river was closed after the storm."
 GERMAN = "Die alte Brücke über den Fluss wurde nach dem Sturm gesperrt."

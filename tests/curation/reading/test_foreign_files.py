@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from napkin.curation.reading.bounded_stream import ReadLimits, SetAside
 from napkin.curation.reading.documents import read_file
 from napkin.curation.reading.input_file import InputFile, find_files
-from napkin.curation.reading.jsonl import read_jsonl
+from napkin.curation.reading.rows import read_jsonl
 from napkin.curation.stage import Record
 from napkin.errors import NapkinError
 from oracles.nested_folders import nested_folders

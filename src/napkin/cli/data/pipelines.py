@@ -20,7 +20,7 @@ from napkin.cli.common.files import folder_for
 from napkin.cli.common.options import INLINED, JsonOption, command, field_docstrings
 from napkin.cli.common.progress import ProgressLine, progress_line
 from napkin.cli.common.terminal import notify, print_json, print_table, print_verbatim, say
-from napkin.curation.engine.corpus_writer import Amount, Manifest
+from napkin.curation.engine.corpus_files import Amount, Manifest
 from napkin.curation.engine.pipeline_file import InputOptions, OutputFormat, OutputOptions, Pipeline, read_pipeline
 from napkin.curation.engine.pipeline_run import Engine, Outcome, curate
 from napkin.curation.reading.input_file import InputFormat

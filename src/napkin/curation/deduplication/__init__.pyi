@@ -1,5 +1,5 @@
-from .duplicate_lists import exact_duplicates as exact_duplicates
-from .duplicate_lists import near_duplicates as near_duplicates
+from .document_decisions import exact_duplicates as exact_duplicates
+from .document_decisions import near_duplicates as near_duplicates
 from .minhash import Banding as Banding
 from .minhash import MinHash as MinHash
 from .minhash import choose_banding as choose_banding

@@ -4,7 +4,8 @@ Of a cluster, a document of an earlier run (an index) stays before those of this
 rest it is the longest, of equally long ones that with the smallest identity, whatever the order of shards; or the first
 that was read.
 
-Documents are compared by their keys: one of the whole text, or one per band of a signature.
+Documents are compared by their keys: one of the whole text, or one per band of a signature. `near_duplicates` and
+`exact_duplicates` do so with texts, without a pipeline.
 """
 
 import hashlib
@@ -14,14 +15,32 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from napkin.curation.deduplication.equal_keys import join_equal_keys, refuse_little_memory
-from napkin.curation.deduplication.key_file import CHUNK, KeyChunk, KeyFile, KeyHeader, open_key_files, opened_index
+from napkin.curation.deduplication.equal_keys import (
+    Clusters,
+    Marks,
+    Numbers,
+    join_equal_keys,
+    lists_of,
+    numbers_array,
+    refuse_little_memory,
+)
 from napkin.curation.deduplication.minhash import BATCH_BYTES, Banding, MinHash, choose_banding
-from napkin.curation.deduplication.verdicts import Clusters, Marks, Numbers, numbers_array, write_verdicts
+from napkin.curation.deduplication.shard_files import (
+    CHUNK,
+    KeyChunk,
+    KeyFile,
+    KeyHeader,
+    extended_index,
+    open_key_files,
+    write_keys,
+    write_verdicts,
+)
 
 Keep = Literal["longest", "first"]
 
@@ -30,55 +49,29 @@ _STEP = 2**16
 _CLUSTER_BYTES = 512
 
 
-@dataclass
-class KeptDocuments:
-    """Maps each cluster of two documents or more, given by its root, to the number of the document that stays."""
-
-    roots: Numbers
-    kept: Numbers
-
-    def dropped(self, first: int, members: Numbers) -> Iterator[tuple[int, int]]:
-        """(document, the one that stays in its place) of documents from `first` on, whose roots are `members`."""
-        if not len(self.roots):
-            return
-        at = np.minimum(np.searchsorted(self.roots, members), len(self.roots) - 1)
-        kept = np.where(self.roots[at] == members, self.kept[at], np.arange(first, first + len(members)))
-        for place in np.flatnonzero(kept != np.arange(first, first + len(members))).tolist():
-            yield first + place, int(kept[place])
-
-
-def choose_kept(
+def _choose_kept(
     files: Sequence[KeyFile], generations: Sequence[int], roots: Numbers, keep: Keep, scratch: Path, memory: int
-) -> KeptDocuments:
-    """Choose from each cluster.
+) -> tuple[Numbers, Numbers]:
+    """The roots of all clusters of two documents or more, in ascending order, and the document that stays of each.
 
-    Args:
-        files: whose documents are numbered one after another.
-        generations: of each file; the documents of a smaller one stay before those of a larger.
-        roots: of the cluster of each document.
-        keep: the rule within a generation.
-        scratch: a folder for what does not fit into memory.
-        memory: bytes; where clusters need more, the files are read several times.
+    The files' documents are numbered one after another; `roots` has that of each one's cluster.
+    The documents of a smaller generation, of which each file has one, stay before those of a larger; `keep` is the rule
+    within one. Where clusters need more than `memory` bytes, the files are read several times.
     """
     count = sum(len(each) for each in _roots_of_others(roots, Marks(len(roots), scratch / "counted", memory // 8)))
     many = numbers_array(count, scratch / "clusters", memory // 4)
-    _fill_with_clusters(many, roots, Marks(len(roots), scratch / "filled", memory // 8))
+    filled = 0
+    for found in _roots_of_others(roots, Marks(len(roots), scratch / "filled", memory // 8)):
+        many[filled : filled + len(found)] = found
+        filled += len(found)
+    many.sort()
     kept = numbers_array(len(many), scratch / "kept", memory // 4)
     at_a_time = max(memory // 4 // _CLUSTER_BYTES, 1)
     for first in range(0, len(many), at_a_time):
         chosen = many[first : first + at_a_time]
         best = _best_of(files, generations, roots, chosen, keep)
         kept[first : first + at_a_time] = [best[root][-1] for root in chosen.tolist()]
-    return KeptDocuments(many, kept)
-
-
-def _fill_with_clusters(many: Numbers, roots: Numbers, seen: Marks) -> None:
-    """Fill in the roots of all clusters with another member, in ascending order."""
-    filled = 0
-    for found in _roots_of_others(roots, seen):
-        many[filled : filled + len(found)] = found
-        filled += len(found)
-    many.sort()
+    return many, kept
 
 
 def _roots_of_others(roots: Numbers, seen: Marks) -> Iterator[Numbers]:
@@ -128,58 +121,57 @@ def decide_on_documents(
     """Write for each shard which of its documents are dropped, each with the identity of the one that stays instead.
 
     Documents that share a key, directly or through others, are a cluster, of which one stays. `memory` is in bytes, in
-    addition to what the process has before. `index` is the folder of a `KeyIndex`, or empty.
+    addition to what the process has before. `index` is the folder of an index, or empty.
     """
     refuse_little_memory(memory // 2)
-    with opened_index(index, summaries) as known:
-        earlier = known.earlier() if known else []
-        n_earlier = sum(map(len, earlier))
-        paths = [path for generation in earlier for path in generation] + list(summaries)
+    with extended_index(index, summaries) as earlier:
         generations = [number for number, paths in enumerate([*earlier, summaries]) for _ in paths]
-        files = open_key_files(paths)
+        files = open_key_files([path for paths in [*earlier, summaries] for path in paths])
         clusters = Clusters(sum(map(len, files)), scratch, memory // 4)
         join_equal_keys(files, clusters, scratch, memory // 2)
         roots = clusters.roots()
-        kept = choose_kept(files, generations, roots, keep, scratch, memory * 3 // 4)
+        kept = _choose_kept(files, generations, roots, keep, scratch, memory * 3 // 4)
         starts = np.cumsum([0, *map(len, files)]).tolist()
-        for number, decision in enumerate(decisions, n_earlier):
+        for number, decision in enumerate(decisions, len(files) - len(decisions)):
             verdicts = _verdicts_of(number, files, starts, roots, kept)
             write_verdicts(decision, stage, len(files[number]), verdicts)
-        if known:
-            known.extend()
 
 
 def _verdicts_of(
-    number: int, files: Sequence[KeyFile], starts: Sequence[int], roots: Numbers, kept: KeptDocuments
+    number: int, files: Sequence[KeyFile], starts: Sequence[int], roots: Numbers, kept: tuple[Numbers, Numbers]
 ) -> Iterator[tuple[int, str]]:
+    """(document, identity of the one that stays instead) of the documents of a file that are dropped."""
+
     @lru_cache(maxsize=4096)
     def identity(document: int) -> str:
         place = bisect_right(starts, document) - 1
         return files[place].identity(document - starts[place])
 
+    clusters, stays = kept
+    if not len(clusters):
+        return
     begin = starts[number]
     for first, last in pairwise(files[number].starts.tolist()):
-        for document, other in kept.dropped(begin + first, roots[begin + first : begin + last]):
-            yield document - begin, identity(other)
+        documents, members = np.arange(begin + first, begin + last), roots[begin + first : begin + last]
+        at = np.minimum(np.searchsorted(clusters, members), len(clusters) - 1)
+        others = np.where(clusters[at] == members, stays[at], documents)
+        for place in np.flatnonzero(others != documents).tolist():
+            yield first + place, identity(int(others[place]))
 
 
 Identified = Iterable[tuple[str, str]]
 """Pairs of an identity and a text."""
 
 
-@dataclass(frozen=True)
 class ExactKeys:
     """One key of 128 bits (BLAKE2b) per text, of its words as they are: white space alone makes no difference."""
 
-    @property
-    def header(self) -> KeyHeader:
-        return KeyHeader("BLAKE2b-128 of the text, white space as single spaces", tables=1, width=2)
+    header = KeyHeader("BLAKE2b-128 of the text, white space as single spaces", tables=1, width=2)
 
     def chunks(self, documents: Identified) -> Iterator[KeyChunk]:
-        for batch in _batches(documents):
-            digests = b"".join(text_digest(text) for _, text in batch)
-            keys = np.frombuffer(digests, "<u8").reshape(1, len(batch), 2)
-            yield KeyChunk([identity for identity, _ in batch], _lengths(batch), keys)
+        for identities, texts, lengths in _batches(documents):
+            digests = b"".join(map(text_digest, texts))
+            yield KeyChunk(identities, lengths, np.frombuffer(digests, "<u8").reshape(1, len(texts), 2))
 
 
 @dataclass(frozen=True)
@@ -204,11 +196,11 @@ class NearKeys:
         return KeyHeader(definition, tables=banding.bands, width=1)
 
     def chunks(self, documents: Identified) -> Iterator[KeyChunk]:
-        for batch in _batches(documents):
-            signatures, words = self.minhash.signatures(text for _, text in batch)
+        for identities, texts, lengths in _batches(documents):
+            signatures, words = self.minhash.signatures(texts)
             keys = np.maximum(self.banding.keys(signatures), np.uint64(1))
             keys[:, words == 0] = 0
-            yield KeyChunk([identity for identity, _ in batch], _lengths(batch), keys[:, :, None])
+            yield KeyChunk(identities, lengths, keys[:, :, None])
 
 
 def text_digest(text: str) -> bytes:
@@ -220,19 +212,55 @@ def text_digest(text: str) -> bytes:
     return hashlib.blake2b(" ".join(text.split()).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _batches(documents: Identified) -> Iterator[list[tuple[str, str]]]:
-    """Some megabytes of documents at a time, at most a chunk."""
-    batch: list[tuple[str, str]] = []
+def _batches(documents: Identified) -> Iterator[tuple[list[str], list[str], NDArray[np.int64]]]:
+    """Identities, texts and lengths of some megabytes of documents at a time, at most a chunk."""
+    identities: list[str] = []
+    texts: list[str] = []
     size = 0
     for identity, text in documents:
-        batch.append((identity, text))
+        identities.append(identity)
+        texts.append(text)
         size += len(text)
-        if size >= BATCH_BYTES or len(batch) == CHUNK:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+        if size >= BATCH_BYTES or len(texts) == CHUNK:
+            yield identities, texts, np.array([*map(len, texts)], np.int64)
+            identities, texts, size = [], [], 0
+    if texts:
+        yield identities, texts, np.array([*map(len, texts)], np.int64)
 
 
-def _lengths(batch: list[tuple[str, str]]) -> np.ndarray:
-    return np.array([len(text) for _, text in batch], np.int64)
+MEMORY = 2**30
+
+
+def near_duplicates(
+    texts: Iterable[str], threshold: float = 0.8, *, hashes: int = 128, words: int = 5, memory: int = MEMORY
+) -> list[list[int]]:
+    """The clusters of texts that are near-duplicates, each a list of positions in ascending order.
+
+    Two texts are found at the Jaccard similarity `threshold` of their sets of shingles of so many `words` with a
+    probability of 0.9 at least, above it with a greater one; minhash.py has the curve. `hashes` is the size of a
+    signature. Texts are not kept, and what does not fit into `memory` bytes goes to a temporary folder.
+
+    >>> near_duplicates(["One two three four five six.", "seven", "one  two three, four five SIX"])
+    [[0, 2]]
+    """
+    return _clusters(texts, NearKeys.of(threshold, hashes, words), memory)
+
+
+def exact_duplicates(texts: Iterable[str], *, memory: int = MEMORY) -> list[list[int]]:
+    """The clusters of texts that are equal but for white space, each a list of positions in ascending order.
+
+    >>> exact_duplicates(["a b", "c", "a  b "])
+    [[0, 2]]
+    """
+    return _clusters(texts, ExactKeys(), memory)
+
+
+def _clusters(texts: Iterable[str], keys: NearKeys | ExactKeys, memory: int) -> list[list[int]]:
+    with TemporaryDirectory(prefix="napkin-") as folder:
+        scratch = Path(folder)
+        numbered = ((str(number), text) for number, text in enumerate(texts))
+        write_keys(scratch / "keys", keys.header, keys.chunks(numbered))
+        file = KeyFile(scratch / "keys")
+        clusters = Clusters(len(file), scratch, memory // 4)
+        join_equal_keys([file], clusters, scratch, memory // 2)
+        return lists_of(clusters.roots())

@@ -21,7 +21,7 @@ and Ullman, Mining of Massive Datasets, 3.4).
 """
 
 import random
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -74,23 +74,18 @@ class MinHash:
 
         A text without words has a signature that says nothing: do not compare it.
         """
-        found = list(self.batches(texts))
-        if not found:
-            return np.empty((0, self.hashes), np.uint32), np.empty(0, np.int64)
-        return np.concatenate([each for each, _ in found]), np.concatenate([words for _, words in found])
-
-    def batches(self, texts: Iterable[str]) -> Iterator[tuple[Signatures, NDArray[np.int64]]]:
-        """`signatures`, some megabytes of text at a time."""
+        found = [(np.empty((0, self.hashes), np.uint32), np.empty(0, np.int64))]
         parts: list[bytes] = []
         size = 0
         for text in texts:
             parts.append(text.encode("utf-8", "surrogatepass"))
             size += len(parts[-1])
             if size >= BATCH_BYTES:
-                yield self._of_bytes(parts)
+                found.append(self._of_bytes(parts))
                 parts, size = [], 0
         if parts:
-            yield self._of_bytes(parts)
+            found.append(self._of_bytes(parts))
+        return np.concatenate([each for each, _ in found]), np.concatenate([words for _, words in found])
 
     def _of_bytes(self, parts: list[bytes]) -> tuple[Signatures, NDArray[np.int64]]:
         DEDUPLICATION.load("sketches")
@@ -153,16 +148,9 @@ def choose_banding(
     threshold on (pairs that are missed).
 
     Where no bands find so many, as of few hashes at a low threshold, those that find the most at the threshold.
-
-    Args:
-        threshold: the Jaccard similarity from which documents count as near-duplicates, above 0 and below 1.
-        hashes: of a signature; bands · rows is at most that.
-        least_found: the probability with which a pair at the threshold is found, at least, below 1; 0 looks at the
-            areas alone, which are least together where about half of these pairs are missed.
-        false_positive_weight: of the first area, from 0 to 1; the second has the rest.
-
-    Raises:
-        NapkinError: for a number out of range.
+    `least_found` is the probability with which a pair at the threshold is found, at least; 0 looks at the areas alone,
+    which are least together where about half of these pairs are missed. `false_positive_weight` is that of the first
+    area; the second has the rest. Raises NapkinError for a number out of range.
     """
     if not 0 < threshold < 1:
         raise NapkinError(f"the threshold is {threshold:g}: use a similarity above 0 and below 1")

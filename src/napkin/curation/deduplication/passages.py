@@ -26,9 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from napkin.curation.deduplication.compiled import DEDUPLICATION, address_of
-from napkin.curation.deduplication.equal_keys import equal_pairs
-from napkin.curation.deduplication.key_file import Keys
-from napkin.curation.deduplication.verdicts import Marks, Numbers
+from napkin.curation.deduplication.equal_keys import Marks, Numbers, equal_pairs
+from napkin.curation.deduplication.shard_files import Keys
 from napkin.errors import NapkinError
 from napkin.files import atomic_file, refuse_irregular
 
@@ -108,15 +107,12 @@ class PassageFile:
         self.ends = numbers[: 8 * records].view(np.int64)
         self.anchor_keys = numbers[8 * records :][: 8 * anchors].view(np.uint64)
         self.anchor_places = numbers[8 * (records + anchors) :].view(np.int64)
-        if not self._is_sound():
-            raise NapkinError(f"'{path}' is damaged: make it again")
-
-    def _is_sound(self) -> bool:
-        """True if records follow each other to the end of the text, and all anchors are in it."""
-        places, n_bytes = self.anchor_places, len(self.text)
+        # Records follow each other to the end of the text, and all anchors are in it.
+        places = self.anchor_places
         in_order = bool((np.diff(self.ends, prepend=0) >= 0).all())
-        whole = (int(self.ends[-1]) if len(self.ends) else 0) == n_bytes
-        return in_order and whole and (not len(places) or 0 <= int(places.min()) <= int(places.max()) < n_bytes)
+        whole = (int(self.ends[-1]) if records else 0) == n_bytes
+        if not (in_order and whole and (not len(places) or 0 <= int(places.min()) <= int(places.max()) < n_bytes)):
+            raise NapkinError(f"'{path}' is damaged: make it again")
 
 
 _STEP = 2**16
@@ -133,7 +129,11 @@ class RepeatedPassages:
         self._shortest = shortest
         self._starts = np.cumsum([0, *(len(file.text) for file in files)])
         self._marks = Marks(int(self._starts[-1]), scratch / "repeated", memory // 4)
-        anchors = self._repeated_anchors(scratch, memory)
+        n_anchors = sum(len(file.anchor_keys) for file in files)
+        anchors = Marks(n_anchors, scratch / "anchors", memory // 8)
+        for firsts, others in equal_pairs(self._anchors(), n_anchors, 1, scratch, memory // 2):
+            anchors.set(firsts)
+            anchors.set(others)
         count = sum(last - first for number in range(len(files)) for first, last in self._regions(number, anchors))
         for firsts, others in equal_pairs(self._windows(anchors), count, 1, scratch, memory // 2):
             self._mark(firsts, others)
@@ -149,15 +149,6 @@ class RepeatedPassages:
             if end - begin >= self._shortest and (found := self._spans(offset + begin, offset + end)):
                 yield record, found
             begin = end
-
-    def _repeated_anchors(self, scratch: Path, memory: int) -> Marks:
-        """Mark anchors, counted through the files, that are equal to another."""
-        count = sum(len(file.anchor_keys) for file in self._files)
-        repeated = Marks(count, scratch / "anchors", memory // 8)
-        for firsts, others in equal_pairs(self._anchors(), count, 1, scratch, memory // 2):
-            repeated.set(firsts)
-            repeated.set(others)
-        return repeated
 
     def _anchors(self) -> Iterator[tuple[Keys, Numbers]]:
         start = 0

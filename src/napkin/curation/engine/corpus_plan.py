@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from napkin.curation.engine.corpus_folder import METER
-from napkin.curation.engine.corpus_writer import Amount, CorpusWriter, read_manifest
+from napkin.curation.engine.corpus_files import METER, CorpusWriter, read_manifest
 from napkin.curation.engine.input_sample import SampledFile, read_sample
 from napkin.curation.engine.pipeline_file import Pipeline
 from napkin.curation.engine.shard_work import size_of
@@ -143,13 +142,9 @@ def plan_corpus(
 ) -> CorpusPlan:
     """Predict what a pipeline makes of its input, from a sample of it.
 
-    Args:
-        pipeline: what would be run.
-        share: of the input's bytes that are read, at least 8 MB and at most 268 MB of them.
-        count_tokens: of a text; None takes the rule of `BYTES_PER_TOKEN`.
-        workers: processes that would run it.
-        dollars_per_core_hour: what a core costs.
-        on_progress: called with a number of all steps that are done, that of all, and what is done.
+    `share` of the input's bytes are read, at least 8 MB and at most 268 MB of them. `count_tokens` counts those of a
+    text; None takes the rule of `BYTES_PER_TOKEN`. `on_progress` is called with the number of steps that are done, that
+    of all, and what is done.
 
     Raises NapkinError where there is no input, none of it can be read, or a stage cannot be run.
     """
@@ -192,11 +187,6 @@ def plan_corpus(
     )
     if dollars_per_core_hour is None:
         return plan
-    return replace_dollars(plan, dollars_per_core_hour)
-
-
-def replace_dollars(plan: CorpusPlan, dollars_per_core_hour: float) -> CorpusPlan:
-    """The plan with what its seconds cost. Raises NapkinError for a negative price."""
     if not dollars_per_core_hour >= 0:
         raise NapkinError(f"{dollars_per_core_hour:g} dollars per core and hour are not possible: use 0 or more")
     return replace(plan, dollars=plan.seconds * plan.workers / 3600 * dollars_per_core_hour)
@@ -369,23 +359,16 @@ def reconcile(corpus: Path, plan: CorpusPlan) -> Reconciliation:
             f"the plan is for the stages {', '.join(planned) or 'none'}, '{corpus}' was made by "
             f"{', '.join(made) or 'none'}: name the plan of its pipeline"
         )
-    rows = _rows("read", plan.read, manifest.input.read)
-    for before, after in zip(plan.stages, manifest.stages, strict=True):
-        rows += _rows(before.name, before.remained, after.remained)
-    return Reconciliation(tuple(rows), _stage_seconds(corpus, plan))
-
-
-def _rows(place: str, planned: Flow, metered: Amount) -> list[ReconciledRow]:
-    return [
-        ReconciledRow(place, "documents", planned.documents, metered.documents),
-        ReconciledRow(place, "bytes", planned.bytes, metered.bytes),
-    ]
-
-
-def _stage_seconds(corpus: Path, plan: CorpusPlan) -> tuple[tuple[str, float, float], ...]:
+    places = [("read", plan.read, manifest.input.read)]
+    places += [(old.name, old.remained, new.remained) for old, new in zip(plan.stages, manifest.stages, strict=True)]
+    rows: list[ReconciledRow] = []
+    for place, before, after in places:
+        rows.append(ReconciledRow(place, "documents", before.documents, after.documents))
+        rows.append(ReconciledRow(place, "bytes", before.bytes, after.bytes))
     try:
         seconds = msgspec.json.decode((corpus / METER).read_bytes(), type=dict[str, list[float]])["stage_seconds"]
     except (OSError, msgspec.MsgspecError, KeyError):
-        return ()
+        seconds = []
     both = zip(plan.stages, seconds, strict=False)
-    return tuple((stage.name, stage.seconds, metered) for stage, metered in both if not stage.compares)
+    alone = ((stage.name, stage.seconds, metered) for stage, metered in both if not stage.compares)
+    return Reconciliation(tuple(rows), tuple(alone))

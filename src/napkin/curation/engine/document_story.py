@@ -1,7 +1,5 @@
-"""A document's story in a corpus: found by its identity in the files of one shard.
-
-A page with samples of what each rule dropped, beside samples of what remained.
-"""
+"""What happened in a corpus: the story of a document, found by its identity in the files of one shard, and a page with
+samples of what each rule dropped, beside samples of what remained."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,13 +8,19 @@ from typing import Any
 
 import msgspec
 
-from napkin.curation.engine.corpus_folder import DOCUMENTS, DROPPED_FOLDER, INPUTS
-from napkin.curation.engine.corpus_writer import Manifest, read_manifest
-from napkin.curation.engine.samples import Sample
-from napkin.curation.engine.shard_work import SAMPLES, SET_ASIDE
+from napkin.curation.engine.corpus_files import (
+    DOCUMENTS,
+    DROPPED_FOLDER,
+    INPUTS,
+    SAMPLES,
+    SET_ASIDE,
+    Manifest,
+    Sample,
+    read_manifest,
+)
 from napkin.curation.reading.bounded_stream import decompressed
 from napkin.curation.stage import TraceEntry
-from napkin.errors import NapkinError, suggestion
+from napkin.errors import NapkinError, import_extra, suggestion
 from napkin.files import atomic_write_text, refuse_unmarked
 from napkin.report.templates import WITHOUT_CHARTS, render
 from napkin.report.xy_picture import COLOURS, FlowStep, flow_svg
@@ -47,87 +51,52 @@ def find_story(corpus: Path, identity: str) -> Story:
     """The story of a document. Raises NapkinError where the corpus is none, or has no such document."""
     manifest = read_manifest(corpus)
     source = identity.rpartition("#")[0]
-    shard = _shard_of(corpus, source) if source else None
+    shards = (line["shard"] for line in _lines(corpus / INPUTS, source) if line["name"] == source)
+    shard = next(shards, None) if source else None
     prefix = "" if shard is None else f"{shard:05d}"
-    story = (
-        _among_dropped(corpus, prefix, identity)
-        or _among_documents(corpus, manifest, prefix, identity)
-        or _set_aside(corpus, identity)
-    )
-    if story is not None:
+    if story := next(_stories(corpus, manifest, prefix, identity), None):
         return story
     missing = f"there is no document '{identity}' in '{corpus}'"
     if shard is None:
-        raise NapkinError(f"{missing}: {_other_file(corpus, source)}")
+        names = [line["name"] for line, _ in zip(_lines(corpus / INPUTS), range(_MOST_NAMES), strict=False)]
+        way_out = suggestion(source, names) if source else "an identity is the name of a file, # and a number"
+        raise NapkinError(f"{missing}: {way_out if len(way_out) < _LONGEST else f'{INPUTS} lists the files'}")
     if any(file.name.endswith(".txt") for file in manifest.files):
         raise NapkinError(f"{missing}, or it remains: in the format text documents have no identities")
     raise NapkinError(f"{missing}: '{source}' has others")
 
 
-def _other_file(corpus: Path, source: str) -> str:
-    """The way out of the name of a file that the corpus does not have."""
-    names = [line["name"] for line, _ in zip(_lines(corpus / INPUTS), range(_MOST_NAMES), strict=False)]
-    way_out = suggestion(source, names) if source else "an identity is the name of a file, # and a number"
-    return way_out if len(way_out) < _LONGEST else f"{INPUTS} lists the files"
-
-
-def _shard_of(corpus: Path, source: str) -> int | None:
-    return next((line["shard"] for line in _lines(corpus / INPUTS) if line["name"] == source), None)
-
-
-def _among_dropped(corpus: Path, prefix: str, identity: str) -> Story | None:
+def _stories(corpus: Path, manifest: Manifest, prefix: str, identity: str) -> Iterator[Story]:
+    """The document among those that were dropped, those that remain, and what was set aside."""
     for path in sorted((corpus / DROPPED_FOLDER).glob(f"{prefix}*")):
-        for line in _lines(path, identity):
-            if line["identity"] == identity:
-                ending = f"dropped by {line['stage']}: {line['rule']} ({line['detail']})"
-                return _story(line, ending)
-    return None
-
-
-def _among_documents(corpus: Path, manifest: Manifest, prefix: str, identity: str) -> Story | None:
-    for file in manifest.files:
-        if not file.name.startswith(prefix):
-            continue
-        path = corpus / DOCUMENTS / file.name
         for line in _rows(path, identity):
-            if line["identity"] == identity:
-                return _story(line, f"in {DOCUMENTS}/{file.name}")
-    return None
-
-
-def _set_aside(corpus: Path, identity: str) -> Story | None:
-    for line in _lines(corpus / SET_ASIDE, identity):
-        if line["identity"] == identity:
-            ending = f"set aside: {line['reason']} ({line['detail']})"
-            return Story(identity, ending, identity.rpartition("#")[0], line["offset"])
-    return None
+            yield _story(line, f"dropped by {line['stage']}: {line['rule']} ({line['detail']})")
+    for file in manifest.files:
+        if file.name.startswith(prefix):
+            for line in _rows(corpus / DOCUMENTS / file.name, identity):
+                yield _story(line, f"in {DOCUMENTS}/{file.name}")
+    for line in _rows(corpus / SET_ASIDE, identity):
+        ending = f"set aside: {line['reason']} ({line['detail']})"
+        yield Story(identity, ending, identity.rpartition("#")[0], line["offset"])
 
 
 def _story(line: dict[str, Any], ending: str) -> Story:
+    said = {name: line[name] for name in ("source", "offset", "address", "licence", "fields") if name in line}
     trace = [TraceEntry(entry["stage"], entry["note"]) for entry in line["trace"]]
-    return Story(
-        line["identity"],
-        ending,
-        line["source"],
-        line["offset"],
-        line["address"],
-        line.get("licence", ""),
-        line.get("fields", {}),
-        trace,
-    )
+    return Story(line["identity"], ending, **said, trace=trace)
 
 
 def _rows(path: Path, identity: str) -> Iterator[dict[str, Any]]:
+    """The document with this identity in a file of the corpus, as JSON has it."""
+    rows: Iterator[dict[str, Any]] = iter(())
     if path.suffix == ".parquet":
-        from napkin.errors import import_extra
-
         table = import_extra("pyarrow.parquet", "a Parquet file").ParquetFile(path)
         columns = [name for name in table.schema_arrow.names if name != "text"]
-        for batch in table.iter_batches(columns=columns, use_threads=False):
-            for row in batch.to_pylist():
-                yield row | {"fields": msgspec.json.decode(row["fields"])}
+        batches = table.iter_batches(columns=columns, use_threads=False)
+        rows = (row | {"fields": msgspec.json.decode(row["fields"])} for batch in batches for row in batch.to_pylist())
     elif path.suffix != ".txt":
-        yield from _lines(path, identity)
+        rows = _lines(path, identity)
+    yield from (row for row in rows if row["identity"] == identity)
 
 
 def _lines(path: Path, containing: str = "") -> Iterator[dict[str, Any]]:
@@ -155,56 +124,48 @@ def write_sample_page(corpus: Path, path: Path) -> Path:
     refuse_unmarked(path, GENERATOR, "a page that `napkin data samples` wrote")
     with open(corpus / SAMPLES, "rb") as file:
         samples = [msgspec.json.decode(line, type=Sample) for line in file]
-    rules = _rules(manifest, samples)
-    kept = [_shown(sample) for sample in samples if sample.stage < 0]
+    rules: list[dict[str, Any]] = []
+    for number, stage in enumerate(manifest.stages):
+        for rule, amount in stage.dropped.items():
+            share = format_share(amount.documents / stage.entered.documents)
+            what = f"{amount.documents:,} documents, {share} of those that entered the stage"
+            rules.append(
+                {
+                    "id": f"rule-{len(rules) + 1}",
+                    "title": f"{stage.name}: {rule}",
+                    "what": f"{what}, {format_bytes(amount.bytes)}",
+                    "samples": [_shown(sample) for sample in samples if (sample.stage, sample.rule) == (number, rule)],
+                }
+            )
+    steps = [
+        FlowStep(each.name, each.remained.documents, {rule: float(n.documents) for rule, n in each.dropped.items()})
+        for each in manifest.stages
+    ]
+    entered = manifest.input.read.documents
     page = render(
         "samples.html",
         colours=COLOURS,
         title=corpus.absolute().name,
         sections={"stages": "What each stage did"} | {rule["id"]: rule["title"] for rule in rules},
-        statement=f"{manifest.documents:,} of {manifest.input.read.documents:,} documents remain, "
+        statement=f"{manifest.documents:,} of {entered:,} documents remain, "
         f"{format_bytes(manifest.text_bytes)} of text.",
-        flow=_flow(manifest),
-        rows=_stage_rows(manifest),
+        flow=flow_svg("What entered, what each stage dropped, what remained", entered, steps, "documents"),
+        rows=[
+            [
+                f"{number}. {stage.name}",
+                f"{stage.entered.documents:,}",
+                f"{sum(amount.documents for amount in stage.dropped.values()):,}",
+                f"{stage.remained.documents:,}",
+                format_bytes(stage.remained.bytes),
+            ]
+            for number, stage in enumerate(manifest.stages, start=1)
+        ],
         rules=rules,
-        kept=kept,
+        kept=[_shown(sample) for sample in samples if sample.stage < 0],
         **WITHOUT_CHARTS,
     )
     atomic_write_text(path, page, overwrite=True)
     return path
-
-
-def _flow(manifest: Manifest) -> str:
-    """The picture of what went through the stages, in documents."""
-    steps = [
-        FlowStep(
-            stage.name,
-            stage.remained.documents,
-            {rule: float(amount.documents) for rule, amount in stage.dropped.items()},
-        )
-        for stage in manifest.stages
-    ]
-    return flow_svg(
-        "What entered, what each stage dropped, what remained", manifest.input.read.documents, steps, "documents"
-    )
-
-
-def _rules(manifest: Manifest, samples: list[Sample]) -> list[dict[str, Any]]:
-    """Each rule that dropped documents, by stage, with its samples."""
-    rules: list[dict[str, Any]] = []
-    for number, stage in enumerate(manifest.stages):
-        for rule, amount in stage.dropped.items():
-            share = format_share(amount.documents / stage.entered.documents)
-            rules.append(
-                {
-                    "id": f"rule-{len(rules) + 1}",
-                    "title": f"{stage.name}: {rule}",
-                    "what": f"{amount.documents:,} documents, {share} of those that entered the stage, "
-                    f"{format_bytes(amount.bytes)}",
-                    "samples": [_shown(sample) for sample in samples if (sample.stage, sample.rule) == (number, rule)],
-                }
-            )
-    return rules
 
 
 def _shown(sample: Sample) -> dict[str, str]:
@@ -215,16 +176,3 @@ def _shown(sample: Sample) -> dict[str, str]:
         "text": sample.text,
         "more": f"{sample.characters - len(sample.text):,} more characters" * (sample.characters > len(sample.text)),
     }
-
-
-def _stage_rows(manifest: Manifest) -> list[list[str]]:
-    return [
-        [
-            f"{number}. {stage.name}",
-            f"{stage.entered.documents:,}",
-            f"{sum(amount.documents for amount in stage.dropped.values()):,}",
-            f"{stage.remained.documents:,}",
-            format_bytes(stage.remained.bytes),
-        ]
-        for number, stage in enumerate(manifest.stages, start=1)
-    ]

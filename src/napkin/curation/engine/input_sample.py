@@ -5,7 +5,6 @@ each stands for as many bytes as lie between two points. So what the documents o
 read, times these bytes, adds up to an estimate of the whole (Hansen and Hurwitz 1943).
 """
 
-import importlib
 import sys
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from napkin.curation.engine.shard_work import size_of
 from napkin.curation.reading.bounded_stream import SetAside, Unreadable, decompressed
 from napkin.curation.reading.documents import read_opened, read_stream
 from napkin.curation.reading.input_file import COMPRESSED, InputFile, open_file
+from napkin.curation.reading.rows import row_count
 from napkin.curation.stage import Record
 
 LEAST_BYTES = 2**23
@@ -162,8 +162,7 @@ def _read(
 def _documents(file: InputFile, counted: "_Counted", options: InputOptions) -> Iterator[tuple[Record | SetAside, int]]:
     """The documents of a file, and about how many of its bytes are before each."""
     if file.format == "parquet":
-        parquet = importlib.import_module("napkin.curation.reading.parquet")
-        per_row = file.bytes / max(1, parquet.row_count(counted))
+        per_row = file.bytes / max(1, row_count(counted))
         for number, found in enumerate(read_opened(file, counted, options.limits, options.text_field)):
             yield found, int(number * per_row)
         return

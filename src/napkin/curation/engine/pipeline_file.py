@@ -23,7 +23,7 @@ import msgspec
 
 from napkin.curation.reading.bounded_stream import ReadLimits
 from napkin.curation.reading.input_file import InputFormat
-from napkin.curation.registry import MEMORY_BYTES, Stage, files_of, make_stage, stage_options, stage_version
+from napkin.curation.registry import MEMORY_BYTES, Stage, make_stage, stage_options
 from napkin.errors import NapkinError, suggestion
 from napkin.files import StrPath, regular
 from napkin.toml_files import read_toml
@@ -116,12 +116,15 @@ def pipeline_of(values: dict[str, Any]) -> Pipeline:
     stages = values.get("stage", [])
     if not isinstance(stages, list) or not all(isinstance(each, dict) for each in stages):
         raise NapkinError("stage is not a list of tables: write [[stage]] above each")
-    return Pipeline(
-        _table(values, "input", InputOptions),
-        tuple(_stage(each, number) for number, each in enumerate(stages, start=1)),
-        _table(values, "output", OutputOptions),
-        _converted(values.get("memory_bytes", MEMORY_BYTES), int, "memory_bytes"),
-    )
+    made: list[Stage] = []
+    table = _table(values, "input", InputOptions)
+    for number, options in enumerate(stages, start=1):
+        name = options.get("name")
+        if not isinstance(name, str):
+            raise NapkinError(f'stage {number} has no name: write name = "length", or another')
+        made.append(make_stage(name, {option: value for option, value in options.items() if option != "name"}))
+    memory_bytes = _converted(values.get("memory_bytes", MEMORY_BYTES), int, "memory_bytes")
+    return Pipeline(table, tuple(made), _table(values, "output", OutputOptions), memory_bytes)
 
 
 def values_of(pipeline: Pipeline) -> dict[str, Any]:
@@ -134,15 +137,15 @@ def values_of(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def versions_of(pipeline: Pipeline) -> list[int]:
-    """The versions of its stages."""
-    return [stage_version(stage) for stage in pipeline.stages]
-
-
 def files_of_options(pipeline: Pipeline) -> dict[str, str]:
-    """The SHA-256 of each file that options of stages name, of folders that of each file in them, by path."""
+    """The SHA-256 of each file that options of stages name, of folders that of each file in them, by path.
+
+    A stage's class variable `reads` says which options these are.
+    """
     checksums: dict[str, str] = {}
-    for named in (Path(name) for stage in pipeline.stages for name in files_of(stage)):
+    values = (getattr(stage, option) for stage in pipeline.stages for option in getattr(type(stage), "reads", ()))
+    for name in (name for value in values for name in ([value] if isinstance(value, str) else value or ())):
+        named = Path(name)
         files = sorted(path for path in named.rglob("*") if path.is_file()) if named.is_dir() else [named]
         for path in files:
             try:
@@ -151,13 +154,6 @@ def files_of_options(pipeline: Pipeline) -> dict[str, str]:
             except OSError as error:
                 raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name another file") from None
     return checksums
-
-
-def _stage(values: dict[str, Any], number: int) -> Stage:
-    name = values.get("name")
-    if not isinstance(name, str):
-        raise NapkinError(f'stage {number} has no name: write name = "length", or another')
-    return make_stage(name, {option: value for option, value in values.items() if option != "name"})
 
 
 def _table(values: dict[str, Any], name: str, kind: Any) -> Any:

@@ -5,22 +5,32 @@ number of workers, and each task leaves the same bytes whoever does it, and howe
 """
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from napkin.curation.engine.corpus_folder import INPUTS, WORK, finish_corpus, input_lines, remove_work, write_inputs
-from napkin.curation.engine.corpus_writer import NAME, Manifest, read_manifest
-from napkin.curation.engine.pipeline_file import Pipeline, files_of_options, read_pipeline, values_of, versions_of
+from napkin.curation.engine.corpus_files import (
+    INPUTS,
+    NAME,
+    WORK,
+    Manifest,
+    finish_corpus,
+    input_lines,
+    read_manifest,
+    write_inputs,
+)
+from napkin.curation.engine.pipeline_file import Pipeline, files_of_options, read_pipeline, values_of
 from napkin.curation.engine.shard_work import RECORDS, SUMMARY, DecisionTask, ShardTask, Task, folder_of
 from napkin.curation.engine.workers import do_tasks, do_tasks_on_ray, ray_cluster
 from napkin.curation.reading.bounded_stream import SetAside
 from napkin.curation.reading.input_file import InputFile, find_files
-from napkin.curation.registry import divide_into_passes
+from napkin.curation.registry import divide_into_passes, stage_version
 from napkin.errors import NapkinError, import_extra, zstandard
 from napkin.files import StrPath, try_lock
 from napkin.json_files import read_json, write_json
@@ -29,9 +39,6 @@ from napkin.units import format_bytes
 STATE = "pipeline.json"
 
 Engine = Literal["processes", "ray"]
-DoTasks = Callable[[Sequence[Task], Callable[[Task], None]], None]
-"""Does tasks in any order, and calls the function after each."""
-
 Progress = Callable[[int, int, str], None]
 """Called with bytes of input that are done, those of all passes, and what is done now."""
 
@@ -72,20 +79,14 @@ def curate(
     on_progress: Progress = lambda *_: None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Make the corpus `out` of a pipeline; what was begun there, by this pipeline, is continued.
+    """Make the corpus `out` of a pipeline, or of its TOML file; what was begun there, by this pipeline, is continued.
 
-    Args:
-        pipeline: what is read, done and written, or its TOML file.
-        out: a folder that does not exist or is empty, or one in which this pipeline was begun.
-        workers: processes that work on shards.
-        engine: who does so: processes of this machine, or the nodes of a Ray cluster, however many there are.
-        ray_address: of the cluster; None starts one on this machine.
-        on_progress: see `Progress`.
-        on_message: called with a line for the user, where a worker ended.
+    `out` does not exist, is empty, or is a folder in which this pipeline was begun. So many `workers` work on shards,
+    as processes of this machine; or the nodes of a Ray cluster do, however many there are: that at `ray_address`, None
+    starts one here. `on_message` is called with a line for the user, where a worker ended; see also `Progress`.
 
-    Raises:
-        NapkinError: where `out` is something else, was begun with other options or files, or is being written by
-            another process; where an input does not exist, a library is missing, or the disk is full.
+    Raises NapkinError where `out` is something else, was begun with other options or files, or is being written by
+    another process; where an input does not exist, a library is missing, or the disk is full.
     """
     if workers < 1:
         raise NapkinError(f"--workers is {workers}: use 1 or more")
@@ -97,13 +98,24 @@ def curate(
         import_extra("pyarrow", "a Parquet file")
     shards, found = _divide_into_shards(pipeline)
     if _refuse_other(out, pipeline, shards):
-        remove_work(out)
+        shutil.rmtree(out / WORK, ignore_errors=True)
         return Outcome(read_manifest(out), True)
-    with _locked(out), _started(engine, ray_address, pipeline, out / WORK, workers, on_message) as do:
-        _begin(out / WORK, pipeline, shards)
-        _do_passes(pipeline, out / WORK, shards, do, on_progress)
+    with ExitStack() as stack:
+        stack.enter_context(_locked(out))
+        work = out / WORK
+        if engine == "processes":
+            do = partial(do_tasks, pipeline, work, workers, on_message)
+        else:
+            do = partial(do_tasks_on_ray, stack.enter_context(ray_cluster(ray_address)), pipeline, work)
+        if not (work / STATE).exists():
+            work.mkdir(exist_ok=True)
+            write_inputs(work / INPUTS, shards)
+            write_json(work / STATE, _state_of(pipeline))
+        _do_passes(pipeline, work, shards, do, on_progress)
         on_progress(0, 0, "writing the manifest")
-        return Outcome(finish_corpus(out, pipeline, shards, found), False)
+        passes = divide_into_passes(pipeline.stages)
+        folders = [[folder_of(work, ShardTask(each.number, n)) for each in passes] for n in range(len(shards))]
+        return Outcome(finish_corpus(out, pipeline, shards, found, folders), False)
 
 
 def _divide_into_shards(pipeline: Pipeline) -> tuple[list[list[InputFile]], list[SetAside]]:
@@ -151,7 +163,7 @@ def _refuse_other(out: Path, pipeline: Pipeline, shards: Sequence[Sequence[Input
     if change is None and before.files_of_options != now.files_of_options:
         both = before.files_of_options.items() ^ now.files_of_options.items()
         change = f"'{min(path for path, _ in both)}', which a stage reads, has changed since"
-    change = change or _changed_input(out / INPUTS if finished else out / WORK / INPUTS, shards)
+    change = change or _changed_input((out if finished else out / WORK) / INPUTS, shards)
     if change is not None:
         raise NapkinError(f"'{out}' was {'made' if finished else 'begun'} otherwise: {change}: choose another --out")
     return finished
@@ -196,6 +208,11 @@ def _changed_input(path: Path, shards: Sequence[Sequence[InputFile]]) -> str | N
     return None if other is None else f"input '{msgspec.json.decode(other)['name']}' is new"
 
 
+def _state_of(pipeline: Pipeline) -> _State:
+    versions = [stage_version(stage) for stage in pipeline.stages]
+    return _State(values_of(pipeline), versions, files_of_options(pipeline))
+
+
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """While the block runs, no other command writes to `out`."""
@@ -215,38 +232,14 @@ def _locked(out: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-@contextmanager
-def _started(
-    engine: Engine,
-    ray_address: str | None,
+def _do_passes(
     pipeline: Pipeline,
     work: Path,
-    workers: int,
-    on_message: Callable[[str], None],
-) -> Iterator[DoTasks]:
-    """Start the workers, or the Ray cluster, that do the tasks of a pipeline."""
-    if engine == "processes":
-        yield lambda tasks, on_done: do_tasks(pipeline, work, tasks, workers, on_done, on_message)
-        return
-    with ray_cluster(ray_address) as ray:
-        yield lambda tasks, on_done: do_tasks_on_ray(ray, pipeline, work, tasks, on_done)
-
-
-def _begin(work: Path, pipeline: Pipeline, shards: Sequence[Sequence[InputFile]]) -> None:
-    if (work / STATE).exists():
-        return
-    work.mkdir(exist_ok=True)
-    write_inputs(work / INPUTS, shards)
-    write_json(work / STATE, _state_of(pipeline))
-
-
-def _state_of(pipeline: Pipeline) -> _State:
-    return _State(values_of(pipeline), versions_of(pipeline), files_of_options(pipeline))
-
-
-def _do_passes(
-    pipeline: Pipeline, work: Path, shards: Sequence[Sequence[InputFile]], do: DoTasks, on_progress: Progress
+    shards: Sequence[Sequence[InputFile]],
+    do: Callable[[Sequence[Task], Callable[[Task], None]], None],
+    on_progress: Progress,
 ) -> None:
+    """Have all tasks done that are not; `do` does tasks in any order, and calls its function after each."""
     passes = divide_into_passes(pipeline.stages)
     sizes = [sum(file.bytes for file in shard) for shard in shards]
     total, done = sum(sizes) * len(passes), 0
@@ -266,7 +259,11 @@ def _do_passes(
             nonlocal done
             assert isinstance(task, ShardTask)
             done += sizes[task.shard]
-            _remove_read(work, task)
+            if task.pass_number:
+                # What only this task had to read is removed: a corpus may be large.
+                before = folder_of(work, ShardTask(task.pass_number - 1, task.shard))
+                for name in (RECORDS, SUMMARY):
+                    (before / name).unlink(missing_ok=True)
             on_progress(done, total, f"{title}, shard {task.shard + 1:,} of {len(shards):,}")
 
         do(to_do, count)
@@ -275,11 +272,3 @@ def _do_passes(
             if not folder_of(work, decision).is_dir():
                 on_progress(done, total, f"{pass_.summarized.name}: deciding")
                 do([decision], lambda _: None)
-
-
-def _remove_read(work: Path, task: ShardTask) -> None:
-    """Remove what only this task had to read: a corpus may be large."""
-    if task.pass_number:
-        before = folder_of(work, ShardTask(task.pass_number - 1, task.shard))
-        for name in (RECORDS, SUMMARY):
-            (before / name).unlink(missing_ok=True)

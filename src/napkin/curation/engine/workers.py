@@ -1,14 +1,12 @@
-"""Processes that do tasks, each asked by a line and answering with one; what ends one of them costs only its task.
+"""The tasks of a pipeline, done by processes of this machine or on a Ray cluster.
 
-A worker reads its requests in a thread. When the command that started it is gone, the requests end, and so does the
-worker, in the midst of whatever it does: what a task leaves is whole or not there. In a small file it notes which
-document it works on, so that a document that ends two workers can be set aside.
+A process is asked by a line and answers with one; what ends it costs only its task. It reads its requests in a thread:
+when the command that started it is gone, the requests end, and so does the worker, even in the middle of a task, which
+leaves a folder whole or not at all. In a small file it notes which document it works on, so that a document that ends
+two workers can be set aside.
 
-The tasks of a pipeline on a Ray cluster instead of processes of this machine.
-
-All nodes see the input, the folder of the corpus and napkin at the same paths, as on a shared file system. A task
-leaves a folder whole or not at all, whoever does it and however often; so a node may vanish at any moment, and Ray has
-its tasks done elsewhere.
+All nodes of a cluster see the input, the folder of the corpus and napkin at the same paths, as on a shared file system.
+A node may vanish at any moment: Ray has its tasks done elsewhere, and a task that is done twice leaves the same bytes.
 """
 
 import contextlib
@@ -20,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ import msgspec
 
 from napkin.child_process import AnsweringProcess, interrupts_wait, start_answering
 from napkin.curation.engine.pipeline_file import Pipeline, pipeline_of, values_of
-from napkin.curation.engine.shard_work import DecisionTask, ShardTask, Task, do_task
+from napkin.curation.engine.shard_work import ShardTask, Task, do_task
 from napkin.errors import NapkinError, first_line, import_extra
 
 MOST_ENDINGS = 6
@@ -39,27 +37,31 @@ _NOTE_BYTES = 4096
 
 @dataclass(frozen=True)
 class _Request:
+    """A task and what it needs. The answer to it is why it was not done, empty if it was."""
+
     folder: str
     """The working directory of the command."""
     work: str
     pipeline: dict[str, Any]
-    note: str
+    task: Task
+    note: str = ""
     """The file for notes."""
-    shard: ShardTask | None = None
-    decision: DecisionTask | None = None
 
-
-@dataclass(frozen=True)
-class _Answer:
-    error: str = ""
-    """Why the task was not done; empty if it was."""
+    def do(self, note: Callable[[str], None]) -> None:
+        do_task(pipeline_of(self.pipeline), Path(self.work), self.task, note)
 
 
 def serve() -> None:
     """Answer requests from standard input until it ends: a worker's whole life."""
     answers, sys.stdout = sys.stdout, sys.stderr
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(requests,), daemon=True).start()
+
+    def receive() -> None:
+        for line in sys.stdin:
+            requests.put(line)
+        os._exit(0)
+
+    threading.Thread(target=receive, daemon=True).start()
     while True:
         request = msgspec.json.decode(requests.get(), type=_Request)
         os.chdir(request.folder)
@@ -67,15 +69,7 @@ def serve() -> None:
         answers.flush()
 
 
-def _receive(requests: "queue.SimpleQueue[str]") -> None:
-    for line in sys.stdin:
-        requests.put(line)
-    os._exit(0)
-
-
-def _answer(request: _Request) -> _Answer:
-    task = request.shard or request.decision
-    assert task is not None
+def _answer(request: _Request) -> str:
     noted = ""
 
     def note(what: str) -> None:
@@ -86,27 +80,27 @@ def _answer(request: _Request) -> _Answer:
 
     with open(request.note, "r+b") as file, mmap.mmap(file.fileno(), _NOTE_BYTES) as notes:
         try:
-            do_task(pipeline_of(request.pipeline), Path(request.work), task, note)
+            request.do(note)
         except NapkinError as error:
-            return _Answer(str(error))
+            return str(error)
         except OSError as error:
             what = f"'{error.filename}'" if error.filename else f"the folder '{request.work}'"
             reason = error.strerror or first_line(error)
-            return _Answer(f"{what} cannot be written or read ({reason}): make room, and run the same command again")
+            return f"{what} cannot be written or read ({reason}): make room, and run the same command again"
         except MemoryError:
-            return _Answer(f"a worker ran out of memory at {noted or 'a stage'}: use fewer --workers, or less --memory")
+            return f"a worker ran out of memory at {noted or 'a stage'}: use fewer --workers, or less --memory"
         except Exception as error:
-            return _Answer(f"{type(error).__name__} at {noted or 'a stage'} ({first_line(error)}): this is a bug")
-    return _Answer()
+            return f"{type(error).__name__} at {noted or 'a stage'} ({first_line(error)}): this is a bug"
+    return ""
 
 
 def do_tasks(
     pipeline: Pipeline,
     work: Path,
-    tasks: Sequence[Task],
     n_workers: int,
-    on_done: Callable[[Task], None],
     on_message: Callable[[str], None],
+    tasks: Sequence[Task],
+    on_done: Callable[[Task], None],
 ) -> None:
     """Do tasks in processes, in any order; `on_done` and `on_message` are called from this thread.
 
@@ -165,9 +159,9 @@ class _Worker:
         before = ""
         for _ in range(MOST_ENDINGS):
             answer = self._ask(task)
+            if answer:
+                raise NapkinError(answer)
             if answer is not None:
-                if answer.error:
-                    raise NapkinError(answer.error)
                 return task
             status = self._process.wait()
             how = f"signal {-status}" if status < 0 else f"status {status}"
@@ -177,7 +171,7 @@ class _Worker:
             where = f"at {noted.replace('#>', ', after document ')}" if noted else "between two documents"
             if noted and noted == before and isinstance(task, ShardTask):
                 self._tell(f"a worker ended again ({how}) {where}: it is set aside")
-                task = replace(task, skipped=(*task.skipped, noted))
+                task = msgspec.structs.replace(task, skipped=(*task.skipped, noted))
                 before = ""
             else:
                 self._tell(f"a worker ended ({how}) {where}: what it did is done again")
@@ -191,19 +185,18 @@ class _Worker:
             "what they were told to do"
         )
 
-    def _ask(self, task: Task) -> _Answer | None:
+    def _ask(self, task: Task) -> str | None:
         """The answer of the process; None if it ended without one."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = _Request(os.getcwd(), str(self._work.absolute()), self._values, str(self._note.absolute()))
-        request = replace(request, **{"shard" if isinstance(task, ShardTask) else "decision": task})
+        request = _Request(os.getcwd(), str(self._work.absolute()), self._values, task, str(self._note.absolute()))
         try:
             self._process.stdin.write(msgspec.json.encode(request) + b"\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except (OSError, ValueError):
             return None
-        return msgspec.json.decode(line, type=_Answer) if line.endswith(b"\n") else None
+        return msgspec.json.decode(line, type=str) if line.endswith(b"\n") else None
 
     def end(self) -> None:
         """End the process, whatever it does."""
@@ -255,15 +248,14 @@ def do_tasks_on_ray(
     Raises NapkinError where one cannot be done.
     """
     remote = ray.remote(num_cpus=1, max_retries=MOST_ATTEMPTS - 1)(_do)
-    values = msgspec.json.encode(values_of(pipeline))
-    waiting = list(reversed(tasks))
+    values, waiting = values_of(pipeline), list(reversed(tasks))
     running: dict[Any, Task] = {}
     while waiting or running:
         most = _QUEUED_PER_CORE * max(1, int(ray.cluster_resources().get("CPU", 1)))
         while waiting and len(running) < most:
             task = waiting.pop()
-            kind = "shard" if isinstance(task, ShardTask) else "decision"
-            running[remote.remote(os.getcwd(), str(work.absolute()), values, kind, msgspec.json.encode(task))] = task
+            request = _Request(os.getcwd(), str(work.absolute()), values, task)
+            running[remote.remote(msgspec.json.encode(request))] = task
         done, _ = ray.wait(list(running), timeout=0.2)
         for reference in done:
             task = running.pop(reference)
@@ -279,15 +271,15 @@ def do_tasks_on_ray(
             on_done(task)
 
 
-def _do(folder: str, work: str, values: bytes, kind: str, task: bytes) -> str:
+def _do(request: bytes) -> str:
     """Do a task on the node that this runs on; an error that a user can mend is returned."""
+    asked = msgspec.json.decode(request, type=_Request)
     try:
-        os.chdir(folder)
-        decoded = msgspec.json.decode(task, type=ShardTask if kind == "shard" else DecisionTask)
-        do_task(pipeline_of(msgspec.json.decode(values)), Path(work), decoded, lambda _: None)
+        os.chdir(asked.folder)
+        asked.do(lambda _: None)
     except NapkinError as error:
         return str(error)
     except OSError as error:
-        what = error.filename or work
+        what = error.filename or asked.work
         return f"'{what}' cannot be written or read on a node ({error.strerror}): all nodes need the same paths"
     return ""

@@ -3,10 +3,8 @@ from .classifier import Classifier as Classifier
 from .document_counts import C4Lines as C4Lines
 from .document_counts import c4_lines as c4_lines
 from .document_counts import text_statistics as text_statistics
-from .gopher import Gopher as Gopher
-from .gopher import GopherRepetition as GopherRepetition
-from .lists import HostList as HostList
-from .lists import WordList as WordList
+from .document_stages import HostList as HostList
+from .document_stages import WordList as WordList
 from .personal_data import PersonalData as PersonalData
 from .personal_data import mask_personal_data as mask_personal_data
 from .quality_model import HeldOut as HeldOut
@@ -15,4 +13,6 @@ from .quality_model import train_quality_model as train_quality_model
 from .text_counts import TextStatistics as TextStatistics
 from .web_rules import C4 as C4
 from .web_rules import FineWeb as FineWeb
+from .web_rules import Gopher as Gopher
+from .web_rules import GopherRepetition as GopherRepetition
 from .web_rules import RefinedWeb as RefinedWeb

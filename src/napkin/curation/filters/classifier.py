@@ -41,12 +41,11 @@ class Classifier:
     """Drop documents with a higher score."""
 
     def __post_init__(self) -> None:
-        check_fractions(min_score=self.min_score, max_score=self.max_score)
+        check_fractions(self, "min_score", "max_score")
         if not self.field:
             raise NapkinError("field is empty: name the field that gets the score")
 
     def apply(self, record: Record) -> Record | Dropped:
-        """The record with its score, if that is within the bounds."""
         from napkin.curation.filters.quality_model import read_quality_model
 
         # Six digits: what is written is what is compared, on any machine.
@@ -79,12 +78,11 @@ class BestShare:
     """The field with the number."""
 
     def __post_init__(self) -> None:
-        check_fractions(share=self.share)
+        check_fractions(self, "share")
         if self.share == 0:
             raise NapkinError("share is 0: nothing would be kept")
 
     def summarize(self, records: Iterable[Record], summary: Path) -> None:
-        """Write the numbers of a shard's records."""
         import numpy as np
 
         numbers: list[float] = []
@@ -97,7 +95,6 @@ class BestShare:
             file.write(np.array(numbers, np.float64).tobytes())
 
     def decide(self, summaries: Sequence[Path], decisions: Sequence[Path], scratch: Path, memory: int) -> None:
-        """Write the least number to keep for each shard."""
         import numpy as np
 
         del scratch, memory
@@ -105,16 +102,16 @@ class BestShare:
         # At least one of a corpus, and no float error beyond the share.
         wanted = max(1, int(np.ceil(self.share * total - 1e-9)))
         # The largest threshold that lets so many through, by order of float64 as integers.
-        low, high = _order(np.float64(-np.inf)), _order(np.float64(np.inf))
+        low, high = _ordered(np.array([-np.inf, np.inf])).tolist()
         while low < high:
             middle = (low + high + 1) // 2
             at_least = sum(int((keys >= middle).sum()) for keys in _orders(summaries))
             low, high = (middle, high) if at_least >= wanted else (low, middle - 1)
+        bits = np.array([low if low >= 0 else -(2**63) - low], np.int64)
         for decision in decisions:
-            decision.write_bytes(_number_of(low).tobytes())
+            decision.write_bytes(bits.tobytes())
 
     def apply(self, records: Iterable[Record], decisions: Path) -> Iterator[Record | Dropped]:
-        """The records with at least the number that was decided upon."""
         import numpy as np
 
         threshold = float(np.frombuffer(decisions.read_bytes(), np.float64)[0])
@@ -130,26 +127,13 @@ def _number(record: Record, field: str) -> float:
     return float(value)
 
 
-def _order(number: "np.float64") -> int:
-    """An integer for each float64, in the same order: the bits, with those of negative numbers turned round."""
-    import numpy as np
-
-    return int(_ordered(np.array([number]))[0])
-
-
 def _ordered(numbers: "NDArray[np.float64]") -> "NDArray[np.int64]":
+    """An integer for each float64, in the same order: the bits, with those of negative numbers turned round."""
     import numpy as np
 
     # -0 and 0 are equal.
     bits = (numbers + 0.0).view(np.int64)
     return np.where(bits < 0, np.int64(-(2**63)) - bits, bits)
-
-
-def _number_of(order: int) -> "np.float64":
-    import numpy as np
-
-    bits = order if order >= 0 else -(2**63) - order
-    return np.array([bits], np.int64).view(np.float64)[0]
 
 
 def _orders(summaries: Sequence[Path]) -> "Iterator[NDArray[np.int64]]":

@@ -124,32 +124,15 @@ def use_compiled(n_characters: int) -> bool:
 
 
 def compiled_statistics(text: str, *, repetition: bool = True) -> TextStatistics:
-    """`plain_statistics` by machine code.
-
-    Raises:
-        NapkinError: the text has more than MAX_BYTES bytes.
-    """
+    """`plain_statistics` by machine code. Raises NapkinError for a text of more than MAX_BYTES bytes."""
     FILTERS.load(*MODULES)
     from napkin.curation.filters.compiled import scan
 
     room, counts = _scan(text)
-    statistics = TextStatistics(
-        characters=counts[scan.CHARACTERS],
-        words=counts[scan.WORDS],
-        word_characters=counts[scan.WORD_CHARACTERS],
-        alphabetic_words=counts[scan.ALPHABETIC_WORDS],
-        stop_words=counts[scan.STOP_WORDS_SEEN].bit_count(),
-        hashes=counts[scan.HASHES],
-        ellipses=counts[scan.ELLIPSES],
-        line_feeds=text.count("\n"),
-        lines=counts[scan.LINES],
-        line_characters=counts[scan.LINE_CHARACTERS],
-        bullet_lines=counts[scan.BULLET_LINES],
-        ellipsis_lines=counts[scan.ELLIPSIS_LINES],
-        terminated_lines=counts[scan.TERMINATED_LINES],
-        short_lines=counts[scan.SHORT_LINES],
-        paragraphs=counts[scan.PARAGRAPHS],
-    )
+    statistics = TextStatistics(line_feeds=text.count("\n"))
+    for name, count in zip(scan.FIELDS, counts, strict=False):
+        setattr(statistics, name, count)
+    statistics.stop_words = statistics.stop_words.bit_count()
     if repetition:
         _add_repetition(statistics, room)
     return statistics
@@ -163,11 +146,7 @@ def c4_lines(text: str, min_line_words: int, max_word_characters: int) -> C4Line
 
 
 def compiled_c4_lines(text: str, min_line_words: int, max_word_characters: int) -> C4Lines:
-    """`plain_c4_lines` by machine code.
-
-    Raises:
-        NapkinError: the text has more than MAX_BYTES bytes.
-    """
+    """`plain_c4_lines` by machine code. Raises NapkinError for a text of more than MAX_BYTES bytes."""
     FILTERS.load(*MODULES)
     from napkin.curation.filters.compiled import scan
 

@@ -133,16 +133,12 @@ _PATTERNS = {
     for prefixes, body in formats.items()
     for prefix in prefixes.split()
 }
-
-
-def _any_of(prefixes: list[str]) -> re.Pattern[str]:
-    """A pattern of all prefixes by their first character, to which `re` skips: thrice as fast as a search for each."""
-    initials = sorted({prefix[0] for prefix in prefixes})
-    rests = {initial: [re.escape(prefix[1:]) for prefix in prefixes if prefix[0] == initial] for initial in initials}
-    return re.compile("|".join(f"{initial}(?:{'|'.join(rest)})" for initial, rest in rests.items()))
-
-
-_PREFIX = _any_of(list(_PATTERNS))
+_RESTS = {
+    initial: "|".join(re.escape(prefix[1:]) for prefix in _PATTERNS if prefix[0] == initial)
+    for initial in sorted({prefix[0] for prefix in _PATTERNS})
+}
+_PREFIX = re.compile("|".join(f"{initial}(?:{rests})" for initial, rests in _RESTS.items()))
+"""All prefixes by their first character, to which `re` skips: thrice as fast as a search for each."""
 _BEFORE_KEY = re.compile(r"(?:\A|[^A-Za-z0-9_]|\\[nrt]|%[0-9A-Fa-f]{2})\Z")
 """A key follows this: no letter or digit of ASCII, unless it ends an escaped line feed or a character of an address
 (`%3D`). Chinese has no space before it."""
@@ -158,7 +154,7 @@ def secrets_in(text: str) -> Iterator[tuple[int, int]]:
         if at < end or not _BEFORE_KEY.search(text, max(0, at - 3), at):
             continue
         match = pattern.match(text, found.end())
-        if match and looks_random(match[1], may_be_words=is_open):
+        if match and _looks_random(match[1], may_be_words=is_open):
             end = match.end()
             yield at, end
     if "-----BEGIN " in text:
@@ -168,17 +164,12 @@ def secrets_in(text: str) -> Iterator[tuple[int, int]]:
                 yield begin.start(), end.end()
 
 
-def looks_random(characters: str, *, may_be_words: bool) -> bool:
+def _looks_random(characters: str, *, may_be_words: bool) -> bool:
     """True for the entropy of random characters; words joined by hyphens have it too, but no digit."""
     if may_be_words and not characters.isalnum() and not any(each.isdigit() for each in characters):
         return False
-    return entropy(characters) >= MIN_ENTROPY
-
-
-def entropy(characters: str) -> float:
-    """The entropy of the frequencies of characters, in bits per character."""
-    n = len(characters)
-    return -sum(count / n * math.log2(count / n) for count in Counter(characters).values())
+    shares = [count / len(characters) for count in Counter(characters).values()]
+    return -sum(share * math.log2(share) for share in shares) >= MIN_ENTROPY
 
 
 Span = tuple[int, int]
@@ -238,23 +229,17 @@ def mask_personal_data(text: str, kinds: Sequence[str] = tuple(TOKENS)) -> tuple
         for priority, kind in enumerate(kinds)
         for begin, end in dict.fromkeys(_FINDERS[kind](text))
     )
-    spans = _without_overlaps(spans)
-    pieces, at = [], 0
-    for begin, _, end, kind in spans:
-        pieces += text[at:begin], TOKENS[kind]
-        at = end
-    return "".join([*pieces, text[at:]]), dict(Counter(kind for *_, kind in spans))
-
-
-def _without_overlaps(spans: list[tuple[int, int, int, str]]) -> list[tuple[int, int, int, str]]:
-    """Drop spans that overlap one of an earlier kind; spans are sorted by beginning and kind."""
     kept: list[tuple[int, int, int, str]] = []
     for span in spans:
         while kept and span[0] < kept[-1][2] and span[1] < kept[-1][1]:
             kept.pop()
         if not kept or span[0] >= kept[-1][2]:
             kept.append(span)
-    return kept
+    pieces, at = [], 0
+    for begin, _, end, kind in kept:
+        pieces += text[at:begin], TOKENS[kind]
+        at = end
+    return "".join([*pieces, text[at:]]), dict(Counter(kind for *_, kind in kept))
 
 
 def _mails(text: str) -> Iterator[Span]:
@@ -344,7 +329,6 @@ class PersonalData:
                 raise NapkinError(f"kinds has '{kind}': {suggestion(kind, TOKENS)}")
 
     def apply(self, record: Record) -> Record:
-        """The record with its text masked."""
         # In the order of TOKENS, whatever the order of the option.
         record.text, counts = mask_personal_data(record.text, [kind for kind in TOKENS if kind in self.kinds])
         if counts:

@@ -121,10 +121,8 @@ def train_quality_model(
 ) -> tuple[QualityModel, HeldOut]:
     """Fit a model, and say how good it is on held-out texts.
 
-    The same texts give the same model, whatever their order: a text's checksum decides what it is used for.
-
-    Raises:
-        NapkinError: there are too few texts, or the number of columns is not a power of two.
+    The same texts give the same model, whatever their order: a text's checksum decides what it is used for. Raises
+    NapkinError for too few texts, and for a number of columns that is not a power of two.
     """
     if columns < 2 or columns & (columns - 1):
         raise NapkinError(f"columns is {columns}: use a power of two, such as {2**20}")
@@ -240,9 +238,7 @@ def write_quality_model(path: Path, model: QualityModel) -> None:
 def read_quality_model(path: str) -> QualityModel:
     """Read a model; one that was read before and has not changed since is not read again.
 
-    Raises:
-        NapkinError: the file cannot be read, or is not a quality model.
-        CorruptFile: it is damaged.
+    Raises NapkinError for a file that cannot be read or is another, CorruptFile for one that is damaged.
     """
     refuse_irregular(path)
     try:

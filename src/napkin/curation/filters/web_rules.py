@@ -1,4 +1,9 @@
-"""The rules of C4, FineWeb and RefinedWeb, as stages.
+"""The rules of Gopher, C4, FineWeb and RefinedWeb, as stages.
+
+Gopher's are those of MassiveText (Rae et al. 2021, arXiv:2112.11446, appendix A.1.1, table A1). The paper leaves open
+what a word is: here the longest run of characters without white space (`text_counts.py`), so that `the,` is one word,
+which counts as the stop word `the`. datatrove separates punctuation from words, leaves words of punctuation out of the
+number and the mean length, and counts them in the fraction of words with a letter.
 
 C4 (Raffel et al. 2020, JMLR 21(140), section 2.2) drops lines that are not sentences, and documents by what those
 reveal. As in the code that made C4 (tensorflow_datasets, c4_utils.py): a line is judged by the first reason that holds,
@@ -14,11 +19,12 @@ kinds of lines and gives examples; the lists of words are ours: extraction leave
 and menus, each on a line of its own.
 """
 
+import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from napkin.curation.stage import Dropped, Record, TraceEntry
 from napkin.errors import NapkinError
@@ -31,12 +37,41 @@ if TYPE_CHECKING:
 Comparison = tuple[str, float, str, float]
 """The name of a rule, the value of the text, the comparison for which the text is dropped, and the threshold."""
 
-_FAILS = {
-    "<": lambda value, threshold: value < threshold,
-    "<=": lambda value, threshold: value <= threshold,
-    ">": lambda value, threshold: value > threshold,
-    ">=": lambda value, threshold: value >= threshold,
-}
+_FAILS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+class RuleStage:
+    """A stage that drops a text for which a comparison of its counts holds; the first one is the reason."""
+
+    fractions: ClassVar[Sequence[str]] = ()
+    """Options that are numbers from 0 to 1."""
+    counts: ClassVar[Sequence[str]] = ()
+    """Options that are not negative."""
+
+    def __post_init__(self) -> None:
+        check_fractions(self, *self.fractions)
+        check_counts(self, *self.counts)
+
+    def comparisons(self, counts: Any) -> Iterable[Comparison]:
+        """Each rule, in the order of its paper, with the value of a text and the threshold."""
+        raise NotImplementedError
+
+    def counted(self, text: str) -> Any:
+        """The counts of a text that the rules look at."""
+        from napkin.curation.filters.document_counts import text_statistics
+
+        return text_statistics(text)
+
+    def apply(self, record: Record) -> Record | Dropped:
+        return first_failure(self.comparisons(self.counted(record.text))) or record
+
+    def failing_rules(self, text: str) -> list[str]:
+        """The names of all rules that would drop a text."""
+        return [
+            rule
+            for rule, value, how, threshold in self.comparisons(self.counted(text))
+            if _FAILS[how](value, threshold)
+        ]
 
 
 def first_failure(comparisons: Iterable[Comparison]) -> Dropped | None:
@@ -47,32 +82,128 @@ def first_failure(comparisons: Iterable[Comparison]) -> Dropped | None:
     return None
 
 
-def failures(comparisons: Iterable[Comparison]) -> list[str]:
-    """The names of all rules whose comparisons hold."""
-    return [rule for rule, value, comparison, threshold in comparisons if _FAILS[comparison](value, threshold)]
-
-
 def share(part: float, whole: float) -> float:
     """part / whole; 0 for nothing of nothing."""
     return part / whole if whole else 0.0
 
 
-def check_fractions(**options: float) -> None:
-    """Raise NapkinError for the first option that is not between 0 and 1."""
-    for name, value in options.items():
+def check_fractions(stage: object, *options: str) -> None:
+    """Raise NapkinError for the first of these options of a stage that is not between 0 and 1."""
+    for name, value in _values(stage, options):
         if not 0 <= value <= 1:
             raise NapkinError(f"{name} is {value}: use a fraction from 0 to 1")
 
 
-def check_counts(**options: float) -> None:
-    """Raise NapkinError for the first option that is negative or not a number."""
-    for name, value in options.items():
+def check_counts(stage: object, *options: str) -> None:
+    """Raise NapkinError for the first of these options of a stage that is negative or not a number."""
+    for name, value in _values(stage, options):
         if not value >= 0:
             raise NapkinError(f"{name} is {value}: use 0 or more")
 
 
+def _values(stage: object, options: Iterable[str]) -> Iterator[tuple[str, float]]:
+    """Names and numbers of options: each of several; none of an option that is None."""
+    for name in options:
+        value = getattr(stage, name)
+        yield from ((name, each) for each in (value if isinstance(value, tuple) else (value,)) if each is not None)
+
+
 @dataclass(frozen=True)
-class C4:
+class Gopher(RuleStage):
+    """Drop documents that are not prose by Gopher's rules of quality: length, symbols, lists, letters, stop words."""
+
+    name: ClassVar[str] = "gopher"
+    fractions = "max_bullet_lines max_ellipsis_lines min_alphabetic_words".split()
+    counts = "min_words max_words min_mean_word_length max_mean_word_length max_symbols min_stop_words".split()
+
+    min_words: int = 50
+    """Words that a document has at least."""
+    max_words: int = 100_000
+    """Words that a document has at most."""
+    min_mean_word_length: float = 3.0
+    """Mean number of characters of a word, at least."""
+    max_mean_word_length: float = 10.0
+    """Mean number of characters of a word, at most."""
+    max_symbols: float = 0.1
+    """Hash signs per word at most, and ellipses per word at most."""
+    max_bullet_lines: float = 0.9
+    """Fraction of lines that begin with a bullet point, at most."""
+    max_ellipsis_lines: float = 0.3
+    """Fraction of lines that end in an ellipsis, at most."""
+    min_alphabetic_words: float = 0.8
+    """Fraction of words with a letter, at least."""
+    min_stop_words: int = 2
+    """How many of the, be, to, of, and, that, have, with a document has at least; 0 for other languages."""
+
+    def counted(self, text: str) -> "TextStatistics":
+        from napkin.curation.filters.document_counts import text_statistics
+
+        return text_statistics(text, repetition=False)
+
+    def comparisons(self, counts: "TextStatistics") -> Iterator[Comparison]:
+        words, lines = counts.words, counts.lines
+        mean_length = share(counts.word_characters, words)
+        yield "too few words", words, "<", self.min_words
+        yield "too many words", words, ">", self.max_words
+        yield "short words", mean_length, "<", self.min_mean_word_length
+        yield "long words", mean_length, ">", self.max_mean_word_length
+        yield "hash signs", share(counts.hashes, words), ">", self.max_symbols
+        yield "ellipses", share(counts.ellipses, words), ">", self.max_symbols
+        yield "bullet points", share(counts.bullet_lines, lines), ">", self.max_bullet_lines
+        yield "lines end in ellipses", share(counts.ellipsis_lines, lines), ">", self.max_ellipsis_lines
+        yield "words without letters", share(counts.alphabetic_words, words), "<", self.min_alphabetic_words
+        yield "few stop words", counts.stop_words, "<", self.min_stop_words
+
+
+@dataclass(frozen=True)
+class GopherRepetition(RuleStage):
+    """Drop documents that repeat themselves by Gopher's rules: lines, paragraphs, short and long n-grams of words.
+
+    Fractions of characters are of all characters of the text. An n-gram's second and later occurrences are duplicates;
+    a character in several of them counts once. datatrove goes on n words behind a duplicate, which leaves characters
+    out; but its words are shorter, since punctuation is separated, and as many of them stand twice more often.
+    """
+
+    name: ClassVar[str] = "gopher-repetition"
+    fractions = (
+        "max_repeated_lines max_repeated_paragraphs max_repeated_line_characters max_repeated_paragraph_characters"
+        " max_top_n_gram_characters max_repeated_n_gram_characters"
+    ).split()
+
+    max_repeated_lines: float = 0.3
+    """Fraction of lines that stood in the document before, at most."""
+    max_repeated_paragraphs: float = 0.3
+    """Fraction of paragraphs that stood in the document before, at most."""
+    max_repeated_line_characters: float = 0.2
+    """Fraction of characters in lines that stood in the document before, at most."""
+    max_repeated_paragraph_characters: float = 0.2
+    """Fraction of characters in paragraphs that stood in the document before, at most."""
+    max_top_n_gram_characters: tuple[float, float, float] = (0.2, 0.18, 0.16)
+    """Fraction of characters in the most frequent n-gram of 2, 3 and 4 words, at most."""
+    max_repeated_n_gram_characters: tuple[float, float, float, float, float, float] = (
+        *(0.15, 0.14, 0.13, 0.12, 0.11, 0.10),
+    )
+    """Fraction of characters in duplicate n-grams of 5 to 10 words, at most."""
+
+    def comparisons(self, counts: "TextStatistics") -> Iterator[Comparison]:
+        all_characters = counts.characters
+        yield "repeated lines", share(counts.repeated_lines, counts.lines), ">", self.max_repeated_lines
+        repeated = share(counts.repeated_paragraphs, counts.paragraphs)
+        yield "repeated paragraphs", repeated, ">", self.max_repeated_paragraphs
+        characters = share(counts.repeated_line_characters, all_characters)
+        yield "characters of repeated lines", characters, ">", self.max_repeated_line_characters
+        characters = share(counts.repeated_paragraph_characters, all_characters)
+        yield "characters of repeated paragraphs", characters, ">", self.max_repeated_paragraph_characters
+        tops = counts.top_n_gram_characters.items()
+        for (n, characters), threshold in zip(tops, self.max_top_n_gram_characters, strict=True):
+            yield f"most frequent {n}-gram", share(characters, all_characters), ">", threshold
+        repetitions = counts.repeated_n_gram_characters.items()
+        for (n, characters), threshold in zip(repetitions, self.max_repeated_n_gram_characters, strict=True):
+            yield f"duplicate {n}-grams", share(characters, all_characters), ">", threshold
+
+
+@dataclass(frozen=True)
+class C4(RuleStage):
     """Keep only lines that end a sentence, and drop documents with too few of them, by the rules of C4.
 
     Removed are lines without a full stop, question mark, exclamation mark or quotation mark at their end, with few
@@ -81,6 +212,7 @@ class C4:
     """
 
     name: ClassVar[str] = "c4"
+    counts = "min_sentences min_line_words max_word_characters".split()
 
     min_sentences: int = 5
     """Sentences that the lines of a document have at least, once lines were removed."""
@@ -93,16 +225,13 @@ class C4:
     curly_bracket: bool = True
     """Drop documents with a curly bracket, which stands in programs; false for corpora with code."""
 
-    def __post_init__(self) -> None:
-        check_counts(
-            min_sentences=self.min_sentences,
-            min_line_words=self.min_line_words,
-            max_word_characters=self.max_word_characters,
-        )
+    def counted(self, text: str) -> "C4Lines":
+        from napkin.curation.filters.document_counts import c4_lines
+
+        return c4_lines(text, self.min_line_words, self.max_word_characters)
 
     def apply(self, record: Record) -> Record | Dropped:
-        """The record with the lines that stay, if no rule drops it."""
-        found = self._lines(record.text)
+        found = self.counted(record.text)
         dropped = first_failure(self.comparisons(found))
         if dropped is not None:
             return dropped
@@ -111,26 +240,16 @@ class C4:
         record.trace.append(TraceEntry(self.name, f"lines removed: {removed}" if removed else ""))
         return record
 
-    def failing_rules(self, text: str) -> list[str]:
-        """The names of all rules that would drop a text."""
-        return failures(self.comparisons(self._lines(text)))
-
-    def comparisons(self, found: "C4Lines") -> Iterator[Comparison]:
-        """Each rule that drops documents, with the value of a text and its threshold."""
+    def comparisons(self, counts: "C4Lines") -> Iterator[Comparison]:
         if self.lorem_ipsum:
-            yield "lorem ipsum", found.lorem_ipsum, ">", 0
+            yield "lorem ipsum", counts.lorem_ipsum, ">", 0
         if self.curly_bracket:
-            yield "curly bracket", found.curly_bracket, ">", 0
-        yield "too few sentences", found.sentences, "<", self.min_sentences
-
-    def _lines(self, text: str) -> "C4Lines":
-        from napkin.curation.filters.document_counts import c4_lines
-
-        return c4_lines(text, self.min_line_words, self.max_word_characters)
+            yield "curly bracket", counts.curly_bracket, ">", 0
+        yield "too few sentences", counts.sentences, "<", self.min_sentences
 
 
 @dataclass(frozen=True)
-class FineWeb:
+class FineWeb(RuleStage):
     """Drop lists and menus by FineWeb's rules: lines without full stops, lines said twice, short lines.
 
     Rules and thresholds are the paper's, which were chosen by models trained with and without each. The code that made
@@ -138,6 +257,8 @@ class FineWeb:
     """
 
     name: ClassVar[str] = "fineweb"
+    fractions = "min_terminated_lines max_repeated_line_characters max_short_lines".split()
+    counts = ("max_line_feeds_per_word",)
 
     min_terminated_lines: float = 0.12
     """A document is dropped if at most this fraction of its lines ends with a mark that ends sentences."""
@@ -150,29 +271,7 @@ class FineWeb:
     """A document is dropped if it has more line feeds per word; None is the paper, which has no such rule, 0.3 the
     dataset's code (`list_ratio`)."""
 
-    def __post_init__(self) -> None:
-        check_fractions(
-            min_terminated_lines=self.min_terminated_lines,
-            max_repeated_line_characters=self.max_repeated_line_characters,
-            max_short_lines=self.max_short_lines,
-        )
-        if self.max_line_feeds_per_word is not None:
-            check_counts(max_line_feeds_per_word=self.max_line_feeds_per_word)
-
-    def apply(self, record: Record) -> Record | Dropped:
-        """The record, if no rule drops it."""
-        from napkin.curation.filters.document_counts import text_statistics
-
-        return first_failure(self.comparisons(text_statistics(record.text))) or record
-
-    def failing_rules(self, text: str) -> list[str]:
-        """The names of all rules that would drop a text."""
-        from napkin.curation.filters.document_counts import text_statistics
-
-        return failures(self.comparisons(text_statistics(text)))
-
     def comparisons(self, counts: "TextStatistics") -> Iterator[Comparison]:
-        """Each rule with the value of a text and its threshold."""
         terminated = share(counts.terminated_lines, counts.lines)
         yield "lines without punctuation", terminated, "<=", self.min_terminated_lines
         repeated = share(counts.repeated_line_characters, counts.line_characters)
@@ -231,10 +330,9 @@ class RefinedWeb:
     """Fraction of a line's letters that are capitals, at most."""
 
     def __post_init__(self) -> None:
-        check_fractions(max_removed_words=self.max_removed_words, max_upper=self.max_upper)
+        check_fractions(self, "max_removed_words", "max_upper")
 
     def apply(self, record: Record) -> Record | Dropped:
-        """The record without the lines, if they are few."""
         kept: list[str] = []
         removed: Counter[str] = Counter()
         words = removed_words = 0

@@ -2,18 +2,13 @@
 
 The kind is told by the first bytes. Little is given to the decompressor at a time, so that what one call gives is
 bounded whatever is in the file: deflate expands by at most 1,032, a block of zstd of 4 bytes to 128 KiB.
-
-A text file is one document, or several where lines with only `<|endoftext|>` divide them, as in `napkin.data`.
 """
 
-import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from napkin.curation.stage import Record
-from napkin.data.file_sections import SEPARATOR_LINE, has_text
 from napkin.errors import zstandard
 from napkin.units import format_bytes
 
@@ -48,6 +43,11 @@ class ReadLimits:
     """Most bytes of one document, decompressed."""
     ratio: int = 300
     """Decompressed bytes of a file per compressed byte; the first 64 MiB are not counted."""
+
+
+def too_large(identity: str, size: int, limits: ReadLimits, offset: int) -> SetAside:
+    detail = f"{format_bytes(size)} > {format_bytes(limits.document_bytes)}"
+    return SetAside(identity, "too large", detail, offset)
 
 
 FREE_BYTES = 2**26
@@ -127,16 +127,22 @@ class Decompressed:
     def read(self, n_bytes: int) -> bytes:
         """Up to that many bytes. Raises Unreadable, once what came before it is given, and OSError."""
         parts, size = [self._ready], len(self._ready)
-        while size < n_bytes:
+        while size < n_bytes and self._problem is None and self._rest is None:
+            if self._place == len(self._compressed):
+                self._compressed, self._place = self._file.read(_READ_BYTES), 0
+            piece = self._compressed[self._place : self._place + _PIECE_BYTES[self._kind]]
+            self._place += len(piece)
+            if not piece:
+                if self._has_begun:
+                    how = f"its {self._kind} data ends too soon, after {self._taken:,} bytes"
+                    self._problem = Unreadable("truncated", how)
+                break
             try:
-                data = self._decompress_piece()
+                parts.append(self._decompress(piece))
             except Unreadable as error:
                 self._problem = error
                 break
-            if data is None:
-                break
-            parts.append(data)
-            size += len(data)
+            size += len(parts[-1])
         whole = b"".join(parts)
         data, self._ready = whole[:n_bytes], whole[n_bytes:]
         # What came before the damage is given first.
@@ -152,24 +158,6 @@ class Decompressed:
     def file_bytes(self, n_bytes: int) -> int:
         """About how many bytes of the file give its first `n_bytes` bytes, by what it was read at so far."""
         return round(n_bytes * self._taken / self._given) if self._given else self._taken
-
-    def _decompress_piece(self) -> bytes | None:
-        """Decompress the next piece of the file; None at its end."""
-        if self._problem is not None or self._rest is not None:
-            return None
-        piece = self._next_piece()
-        if piece:
-            return self._decompress(piece)
-        if self._has_begun:
-            raise Unreadable("truncated", f"its {self._kind} data ends too soon, after {self._taken:,} bytes")
-        return None
-
-    def _next_piece(self) -> bytes:
-        if self._place == len(self._compressed):
-            self._compressed, self._place = self._file.read(_READ_BYTES), 0
-        piece = self._compressed[self._place : self._place + _PIECE_BYTES[self._kind]]
-        self._place += len(piece)
-        return piece
 
     def _decompress(self, piece: bytes) -> bytes:
         if not self._has_begun:
@@ -204,69 +192,3 @@ class Decompressed:
                 f"the limit is {self._ratio} per byte",
             )
         return data
-
-
-_BLOCK_BYTES = 2**20
-_PROBE_BYTES = 8192
-# At the beginning, or behind a line feed.
-_SEPARATOR = re.compile(rb"(?<![^\n])" + re.escape(SEPARATOR_LINE) + rb"\r?\n")
-_LAST_SEPARATOR = re.compile(rb"(?<![^\n])" + re.escape(SEPARATOR_LINE) + rb"(?:\r?\n|\Z)")
-_UNDECIDED_BYTES = len(SEPARATOR_LINE) + 2
-
-
-def read_text(stream: Stream, name: str, limits: ReadLimits) -> Iterator[Record | SetAside]:
-    """The documents of a text file, in memory of the largest that is allowed."""
-    number = 0
-    for offset, data, size in _sections(stream, limits.document_bytes):
-        if data is not None and not has_text(data):
-            continue
-        number += 1
-        identity = f"{name}#{number}"
-        if data is None:
-            yield too_large(identity, size, limits, offset)
-        elif offset == 0 and b"\0" in data[:_PROBE_BYTES]:
-            yield SetAside(name, "binary", "a NUL in its first 8 KiB")
-            return
-        else:
-            yield text_record(identity, name, data, offset)
-
-
-def text_record(identity: str, name: str, data: bytes, offset: int) -> Record | SetAside:
-    """A document of UTF-8."""
-    try:
-        return Record(identity, data.decode(), source=name, offset=offset)
-    except UnicodeDecodeError as error:
-        return SetAside(identity, "broken encoding", f"not UTF-8 at byte {offset + error.start:,}", offset)
-
-
-def too_large(identity: str, size: int, limits: ReadLimits, offset: int) -> SetAside:
-    detail = f"{format_bytes(size)} > {format_bytes(limits.document_bytes)}"
-    return SetAside(identity, "too large", detail, offset)
-
-
-def _sections(stream: Stream, limit: int) -> Iterator[tuple[int, bytes | None, int]]:
-    """Offset, bytes and size of each section between separator lines; None instead of bytes that are too many."""
-    buffer, base, searched = b"", 0, 0
-    begin = 0
-    """Begin of the section in the file: `base` goes beyond it where the section is too large to be kept."""
-    at_end = False
-    while not at_end:
-        # As much again as there is, so that a long text is not copied for each block.
-        block = stream.read(max(_BLOCK_BYTES, len(buffer)))
-        at_end = not block
-        buffer += block
-        pattern = _LAST_SEPARATOR if at_end else _SEPARATOR
-        while found := pattern.search(buffer, searched):
-            end = base + found.start()
-            kept = buffer[: found.start()] if base == begin and end - begin <= limit else None
-            yield begin, kept, end - begin
-            buffer, base, searched = buffer[found.end() :], base + found.end(), 0
-            begin = base
-        searched = max(len(buffer) - _UNDECIDED_BYTES, 0)
-        if len(buffer) > limit + _UNDECIDED_BYTES:
-            # The character before what is kept tells whether a separator begins a line.
-            dropped = max(searched - 1, 0)
-            buffer, base, searched = buffer[dropped:], base + dropped, searched - dropped
-    if buffer or base > begin:
-        size = base + len(buffer) - begin
-        yield begin, buffer if base == begin and size <= limit else None, size

@@ -1,14 +1,13 @@
 """Web archives (WARC 1.0 and 1.1, ISO 28500): pages that were answered (WARC) and texts made of them (WET).
 
 A record is header lines, an empty line, as many bytes as its Content-Length says, and two line ends. Where those do not
-follow, the length is wrong: the record is set aside, and reading goes on at the next that begins.
-
-HTTP messages as web archives keep them: status, headers and body (RFC 9112).
+follow, the length is wrong: the record is set aside, and reading goes on at the next that begins. Responses are HTTP
+messages: status, headers and body (RFC 9112).
 """
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from napkin.curation.reading.bounded_stream import ReadLimits, SetAside, Stream, Unreadable, decompressed, too_large
 from napkin.curation.stage import Record
@@ -18,9 +17,77 @@ Headers = dict[str, str]
 
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)? (\d{3})[^\n]*\n")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[^\n]*\n")
+_READ_BYTES = 2**18
+_MOST_HEADER_BYTES = 2**16
+_END = b"\r\n\r\n"
+_NEXT = re.compile(rb"\r?\n\r?\nWARC/1\.\d\r?\n")
+_BEGIN = re.compile(rb"(?<![^\n])WARC/1\.\d\r?\n")
+_BOUNDARY_BYTES = 16
+_HEADERS_END = re.compile(rb"\r?\n\r?\n")
 
 
-def parse_headers(lines: bytes) -> Headers:
+def read_warc(stream: Stream, name: str, limits: ReadLimits) -> Iterator[Record | SetAside]:
+    """The documents of an archive; the number of each is that of its record, of whatever type."""
+    archive, number = _Archive(stream), 0
+    while True:
+        offset, strays = archive.to_next_record()
+        if strays:
+            yield SetAside(name, "not a record", f"{strays:,} bytes between records", offset - strays)
+        if archive.at_end:
+            return
+        number += 1
+        record = _read_record(archive, Record(f"{name}#{number}", source=name, offset=offset), limits)
+        if record is not None:
+            yield record
+
+
+def _read_record(archive: "_Archive", record: Record, limits: ReadLimits) -> Record | SetAside | None:
+    """The document that begins here, or why it is set aside; None for a record of another type."""
+    identity, offset, headers = record.identity, record.offset, archive.headers()
+    length = headers.get("content-length", "")
+    if not (length.isascii() and length.isdecimal() and len(length) < 19):
+        return SetAside(identity, "wrong length", f"its Content-Length is {length[:30]!r}", offset)
+    n_bytes = int(length)
+    most = limits.document_bytes + _MOST_HEADER_BYTES
+    body = archive.take(n_bytes) if n_bytes <= most else b""
+    is_whole = (len(body) if n_bytes <= most else archive.skip(n_bytes)) == n_bytes
+    if not is_whole or not archive.takes_end():
+        # A length that is too large has swallowed the records that follow.
+        if found := _NEXT.search(body):
+            archive.give_back(body[found.start() :])
+        how = "it does not end there" if is_whole else "the file ends first"
+        return SetAside(identity, "wrong length", f"its Content-Length says {n_bytes:,} bytes, {how}", offset)
+    if headers.get("warc-type") not in ("response", "resource", "conversion"):
+        return None
+    if n_bytes > most:
+        return too_large(identity, n_bytes, limits, offset)
+    record.address = headers.get("warc-target-uri", "").strip("<>")
+    if date := headers.get("warc-date"):
+        record.fields["date"] = date
+    content_type = headers.get("content-type", "")
+    if headers["warc-type"] == "response":
+        try:
+            status, content_type, body = _body_of_response(body, limits)
+        except Unreadable as error:
+            return SetAside(identity, error.reason, error.detail, offset)
+        if status != 200:
+            return SetAside(identity, "HTTP status", str(status), offset)
+    if len(body) > limits.document_bytes:
+        return too_large(identity, len(body), limits, offset)
+    record.media_type = content_type.partition(";")[0].strip().lower() or "application/octet-stream"
+    if "charset" in content_type.lower():
+        record.fields["content_type"] = content_type
+    if record.media_type == "text/plain":
+        try:
+            record.text = body.decode()
+            return record
+        except UnicodeDecodeError:
+            pass
+    record.content = body
+    return record
+
+
+def _parse_headers(lines: bytes) -> Headers:
     """Header lines; a line that is none is left out."""
     headers: Headers = {}
     for line in lines.decode("utf-8", "replace").split("\n"):
@@ -30,24 +97,24 @@ def parse_headers(lines: bytes) -> Headers:
     return headers
 
 
-def body_of_response(message: bytes, inflate: Callable[[bytes], bytes]) -> tuple[int, str, bytes]:
+def _body_of_response(message: bytes, limits: ReadLimits) -> tuple[int, str, bytes]:
     """Status, content type and body of a response.
 
-    Raises Unreadable for what is not one, or a body that was sent in a way that is not known; `inflate` may too.
+    Raises Unreadable for what is not one, and for a body that was sent in an unknown way or is too large.
     """
     status = _STATUS.match(message)
     if status is None:
         raise Unreadable("not HTTP", "it does not begin with a status line")
-    end = re.compile(rb"\r?\n\r?\n").search(message, status.end() - 2)
+    end = _HEADERS_END.search(message, status.end() - 2)
     if end is None:
         raise Unreadable("not HTTP", "its headers do not end")
-    headers, body = parse_headers(message[status.end() : end.start()]), message[end.end() :]
+    headers, body = _parse_headers(message[status.end() : end.start()]), message[end.end() :]
     if "chunked" in headers.get("transfer-encoding", "").lower():
         body = _joined(body)
     encoding = headers.get("content-encoding", "").lower()
     # Many archives keep the header of a body that they have decoded.
     if body.startswith(b"\x1f\x8b"):
-        body = inflate(body)
+        body = _inflated(body, limits)
     elif encoding in ("br", "zstd", "deflate", "compress") and body.lstrip()[:1] != b"<":
         raise Unreadable("content encoding", f"'{encoding}' is not read")
     return int(status[1]), headers.get("content-type", ""), body
@@ -66,88 +133,6 @@ def _joined(body: bytes) -> bytes:
             break
         place += 2
     return body
-
-
-_READ_BYTES = 2**18
-_MOST_HEADER_BYTES = 2**16
-_END = b"\r\n\r\n"
-_NEXT = re.compile(rb"\r?\n\r?\nWARC/1\.\d\r?\n")
-_BEGIN = re.compile(rb"(?<![^\n])WARC/1\.\d\r?\n")
-_BOUNDARY_BYTES = 16
-
-
-def read_warc(stream: Stream, name: str, limits: ReadLimits) -> Iterator[Record | SetAside]:
-    """The documents of an archive; the number of each is that of its record, of whatever type."""
-    archive, number = _Archive(stream), 0
-    while True:
-        offset, strays = archive.to_next_record()
-        if strays:
-            yield SetAside(name, "not a record", f"{strays:,} bytes between records", offset - strays)
-        if archive.at_end:
-            return
-        number += 1
-        yield from _read_record(archive, name, f"{name}#{number}", offset, limits)
-
-
-def _read_record(
-    archive: "_Archive", name: str, identity: str, offset: int, limits: ReadLimits
-) -> Iterator[Record | SetAside]:
-    headers = archive.headers()
-    length = headers.get("content-length", "")
-    if not (length.isascii() and length.isdecimal() and len(length) < 19):
-        yield SetAside(identity, "wrong length", f"its Content-Length is {length[:30]!r}", offset)
-        return
-    n_bytes = int(length)
-    most = limits.document_bytes + _MOST_HEADER_BYTES
-    body = archive.take(n_bytes) if n_bytes <= most else b""
-    taken = len(body) if n_bytes <= most else archive.skip(n_bytes)
-    if taken < n_bytes:
-        yield from _set_aside_wrong_length(archive, body, identity, n_bytes, offset, "the file ends first")
-    elif not archive.takes_end():
-        yield from _set_aside_wrong_length(archive, body, identity, n_bytes, offset, "it does not end there")
-    elif headers.get("warc-type") in ("response", "resource", "conversion"):
-        if n_bytes > most:
-            yield too_large(identity, n_bytes, limits, offset)
-        else:
-            yield _document(headers, body, name, identity, offset, limits)
-
-
-def _set_aside_wrong_length(
-    archive: "_Archive", body: bytes, identity: str, n_bytes: int, offset: int, how: str
-) -> Iterator[SetAside]:
-    yield SetAside(identity, "wrong length", f"its Content-Length says {n_bytes:,} bytes, {how}", offset)
-    # A length that is too large has swallowed the records that follow.
-    if found := _NEXT.search(body):
-        archive.give_back(body[found.start() :])
-
-
-def _document(
-    headers: Headers, body: bytes, name: str, identity: str, offset: int, limits: ReadLimits
-) -> Record | SetAside:
-    record = Record(identity, source=name, offset=offset, address=headers.get("warc-target-uri", "").strip("<>"))
-    if date := headers.get("warc-date"):
-        record.fields["date"] = date
-    content_type = headers.get("content-type", "")
-    if headers["warc-type"] == "response":
-        try:
-            status, content_type, body = body_of_response(body, lambda data: _inflated(data, limits))
-        except Unreadable as error:
-            return SetAside(identity, error.reason, error.detail, offset)
-        if status != 200:
-            return SetAside(identity, "HTTP status", str(status), offset)
-    if len(body) > limits.document_bytes:
-        return too_large(identity, len(body), limits, offset)
-    record.media_type = content_type.partition(";")[0].strip().lower() or "application/octet-stream"
-    if "charset" in content_type.lower():
-        record.fields["content_type"] = content_type
-    if record.media_type == "text/plain":
-        try:
-            record.text = body.decode()
-            return record
-        except UnicodeDecodeError:
-            pass
-    record.content = body
-    return record
 
 
 def _inflated(data: bytes, limits: ReadLimits) -> bytes:
@@ -196,14 +181,14 @@ class _Archive:
     def headers(self) -> Headers:
         """The headers of the record that begins here; none where they do not end in time."""
         self._fill(_MOST_HEADER_BYTES)
-        found = re.compile(rb"\r?\n\r?\n").search(self._buffer, self._place, self._place + _MOST_HEADER_BYTES)
+        found = _HEADERS_END.search(self._buffer, self._place, self._place + _MOST_HEADER_BYTES)
         first_line_end = self._buffer.index(b"\n", self._place) + 1
         if found is None:
             self._place = first_line_end
             return {}
         lines = self._buffer[first_line_end : found.start()]
         self._place = found.end()
-        return parse_headers(lines)
+        return _parse_headers(lines)
 
     def take(self, n_bytes: int) -> bytes:
         """The next bytes; fewer at the end of the file."""

@@ -6,8 +6,6 @@ Of elements that are alike in name and attributes the last three are ("Noah's Ar
 attribute of a tag with those before it.
 """
 
-from typing import Any
-
 from napkin.extraction.compiled.markup import find, is_space, skip_declaration
 from napkin.extraction.tags import FORMATTING, name_hash
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
@@ -25,7 +23,7 @@ N_COUNTERS = 2 * N_NAMES + N_TAGS
 
 
 @CompiledFunction
-def parser_cost(page: Any, n: Any, counters: Any, result: Any, elements_enough: Any, squares_enough: Any) -> None:
+def parser_cost(page, n, counters, result, elements_enough, squares_enough):
     """Two int64: at least as many elements as the parser makes, and the sum of the squares of attributes in a tag.
 
     Counting ends when one of them is more than what is enough.

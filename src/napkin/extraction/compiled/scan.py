@@ -1,18 +1,18 @@
 """A serialized page in one pass: a row for each element that is more than a phrase, and one for each run of text.
 
 The page is what the parser has made of it: each element is closed, attributes stand in double quotes, names are in
-lower case. Should that not hold, the rows mean less, but nothing outside of the buffers is read or written.
+lower case. Should that not hold, the rows mean less, but nothing outside of the buffers is read or written. The choice
+among the blocks of these tables stands last.
 """
 
-from typing import Any
-
 from napkin.extraction.compiled import fields as f
-from napkin.extraction.compiled.attributes import HIDDEN_BIT, read_attributes
 from napkin.extraction.compiled.characters import copy_code, read_text
 from napkin.extraction.compiled.markup import (
+    HIDDEN_BIT,
     find,
     find_tag,
     hash_name,
+    read_attributes,
     skip_attributes,
     skip_declaration,
     skip_element,
@@ -32,7 +32,7 @@ _NO_CODE, _CODE_WANTED, _IN_CODE = range(3)
 
 
 @CompiledFunction
-def scan_page(state: Any) -> Any:
+def scan_page(state):
     """Fill the tables and the text of the state; 0 if there was room, else 1."""
     s = i64_at(state)
     page, n, text = s[f.PAGE], s[f.N_BYTES], s[f.TEXT]
@@ -188,3 +188,41 @@ def _sum_up(elements, n_elements, blocks, n_blocks):
         above = elements[row + f.PARENT] * f.N_ELEMENT
         for j in range(f.SUM_CHARACTERS, f.SUM_BLOCKS + 1):
             elements[above + j] += elements[row + j]
+
+
+@CompiledFunction
+def choose_blocks(elements, n_elements, blocks, n_blocks, gains, costs, switch, block_switch):
+    """Choose blocks with the least energy: replace the gain of each by 1 if it is kept, else by 0.
+
+    A kept block gives its gain. Each element whose label, kept or not, differs from that of the element around it costs
+    `switch`, and a block that differs from its element `block_switch`: what is kept hangs together, and so does what is
+    left out. On a tree the least energy is found exactly, by going up once and down once (dynamic programming).
+
+    `costs` has room for two int64 per element: its least energy if it is left out, and if it is kept. The document as a
+    whole is left out.
+    """
+    rows, texts, gain, cost = i64_at(elements), i64_at(blocks), i64_at(gains), i64_at(costs)
+    for k in range(2 * n_elements):
+        cost[k] = 0
+    for k in range(n_blocks):
+        element = texts[k * f.N_BLOCK + f.ELEMENT]
+        cost[2 * element] += min(0, block_switch - gain[k])
+        cost[2 * element + 1] += min(block_switch, -gain[k])
+    for k in range(n_elements - 1, 0, -1):
+        above = rows[k * f.N_ELEMENT + f.PARENT]
+        out, kept = cost[2 * k], cost[2 * k + 1]
+        cost[2 * above] += min(out, kept + switch)
+        cost[2 * above + 1] += min(kept, out + switch)
+    # Downwards: the first cost of an element becomes its label.
+    cost[0] = 0
+    for k in range(1, n_elements):
+        out, kept = cost[2 * k], cost[2 * k + 1]
+        if cost[2 * rows[k * f.N_ELEMENT + f.PARENT]] == 1:
+            cost[2 * k] = 1 if kept <= out + switch else 0
+        else:
+            cost[2 * k] = 1 if kept + switch < out else 0
+    for k in range(n_blocks):
+        if cost[2 * texts[k * f.N_BLOCK + f.ELEMENT]] == 1:
+            gain[k] = 1 if -gain[k] <= block_switch else 0
+        else:
+            gain[k] = 1 if gain[k] > block_switch else 0

@@ -1,11 +1,10 @@
 """Training the classifier, compiled: one example after another, so that the result is the same each time."""
 
 import math
-from typing import Any
 
 import numpy as np
 
-from napkin.languages.compiled.scan_ngrams import MOST_ROWS, add_rows_of_word, next_word
+from napkin.languages.compiled.sum_rows import MOST_ROWS, add_rows_of_word, next_word
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
 from napkin.machine_code.pointers import f32_at, i64_at, u32_at
 
@@ -19,9 +18,7 @@ _DROPPED = np.uint64(round(0.5 * 2**32))
 
 
 @CompiledFunction.with_options(fastmath=_FAST)
-def descend(
-    examples: Any, n_examples: Any, points: Any, is_letter: Any, model: Any, n_labels: Any, row_bits: Any
-) -> None:
+def descend(examples, n_examples, points, is_letter, model, n_labels, row_bits):
     """Take a step of Adagrad (Duchi et al. 2011) for each example, on the cross-entropy of its label.
 
     `examples` are int64 [n_examples, 3]: first and last code point, label. `model` are int64 [8], addresses of float32:
@@ -48,7 +45,7 @@ def descend(
 
 
 @jitted_with(fastmath=_FAST)
-def _rows(points: Any, start: Any, stop: Any, is_letter: Any, shift: Any, rows: Any) -> Any:
+def _rows(points, start, stop, is_letter, shift, rows):
     n_rows = 0
     while start < stop and n_rows < _ROOM - MOST_ROWS:
         start, end = next_word(points, is_letter, start, stop)
@@ -59,7 +56,7 @@ def _rows(points: Any, start: Any, stop: Any, is_letter: Any, shift: Any, rows: 
 
 
 @jitted_with(fastmath=_FAST)
-def _leave_out(rows: Any, n_rows: Any, state: Any) -> Any:
+def _leave_out(rows, n_rows, state):
     rows, kept = u32_at(rows), 0
     for i in range(n_rows):
         # Knuth's linear congruential generator (MMIX); its high bits are the random ones.
@@ -71,7 +68,7 @@ def _leave_out(rows: Any, n_rows: Any, state: Any) -> Any:
 
 
 @jitted_with(fastmath=_FAST)
-def _mean(weights: Any, rows: Any, n_rows: Any, hidden: Any) -> None:
+def _mean(weights, rows, n_rows, hidden):
     rows, hidden = u32_at(rows), f32_at(hidden)
     for j in range(_WIDTH):
         hidden[j] = np.float32(0)
@@ -85,7 +82,7 @@ def _mean(weights: Any, rows: Any, n_rows: Any, hidden: Any) -> None:
 
 
 @jitted_with(fastmath=_FAST)
-def _probabilities(outputs: Any, hidden: Any, n_labels: Any, probability: Any) -> None:
+def _probabilities(outputs, hidden, n_labels, probability):
     """probability = the softmax of outputs · (hidden, 1)."""
     hidden, probability = f32_at(hidden), f32_at(probability)
     largest = np.float32(-np.inf)
@@ -105,9 +102,7 @@ def _probabilities(outputs: Any, hidden: Any, n_labels: Any, probability: Any) -
 
 
 @jitted_with(fastmath=_FAST)
-def _step(
-    parts: Any, rows: Any, n_rows: Any, hidden: Any, probability: Any, n_labels: Any, label: Any, rate: Any
-) -> None:
+def _step(parts, rows, n_rows, hidden, probability, n_labels, label, rate):
     weights, squares, outputs, output_squares = parts[0], f32_at(parts[1]), parts[2], f32_at(parts[3])
     rows, backward, hidden, probability = u32_at(rows), f32_at(hidden + 4 * _WIDTH), f32_at(hidden), f32_at(probability)
     norm = np.float32(1)

@@ -1,13 +1,55 @@
-"""The sum of the rows of a text's n-grams and the logits, compiled, in one pass over its code points."""
+"""The n-grams of a text, the sum of their rows and the logits, compiled, in one pass over its code points.
+
+The rows are the same in the same order as those of `ngram_rows` in classifier.py.
+"""
 
 import math
-from typing import Any
 
 import numpy as np
 
-from napkin.languages.compiled.scan_ngrams import MOST_ROWS, add_rows_of_word, next_word
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
-from napkin.machine_code.pointers import f32_at, i8_at, i32_at, i64_at, u32_at
+from napkin.machine_code.pointers import f32_at, i8_at, i32_at, i64_at, u8_at, u32_at
+
+# As in classifier.py; they stand here too because the key of the cached machine code is made of this folder's sources.
+LONGEST_NGRAM = 4
+LONGEST_WORD = 64
+MOST_ROWS = LONGEST_NGRAM * (LONGEST_WORD + 2) + 1
+"""Most rows that one word has."""
+_SEED = np.uint64(0x9E3779B97F4A7C15)
+_FACTOR = np.uint64(0xD6E8FEB86659FD93)
+_SPACE = np.uint64(0x20)
+
+
+@jitted
+def next_word(points, is_letter, start, stop):
+    """Begin and end of the next word at `start` or later; (stop, stop) if there is none."""
+    points, is_letter = u32_at(points), u8_at(is_letter)
+    while start < stop and is_letter[points[start]] == 0:
+        start += 1
+    end = start
+    stop = min(stop, start + LONGEST_WORD)
+    while end < stop and is_letter[points[end]] != 0:
+        end += 1
+    return start, end
+
+
+@jitted
+def add_rows_of_word(points, start, end, shift, rows, n_rows):
+    """Write the rows of the word points[start:end] to rows[n_rows:]; returns the new number of rows."""
+    points, rows, shift = u32_at(points), u32_at(rows), np.uint64(shift)
+    for first in range(start - 1, end + 1):
+        last = end if first < start else min(first + LONGEST_NGRAM - 1, end)
+        hashed = _SEED
+        for position in range(first, last + 1):
+            inside = start <= position < end
+            point = np.uint64(points[position]) if inside else _SPACE
+            hashed = (hashed ^ point) * _FACTOR
+            length = position + 1 - first
+            if (length <= LONGEST_NGRAM or position == end) and (length > 1 or inside):
+                rows[n_rows] = np.uint32(hashed >> shift)
+                n_rows += 1
+    return n_rows
+
 
 _WIDTH = 16
 _ROOM = 4096
@@ -16,7 +58,7 @@ SCRATCH_BYTES = 4 * _ROOM + 4 * _WIDTH
 
 
 @CompiledFunction
-def sum_rows(points: Any, n_points: Any, is_letter: Any, weights: Any, row_bits: Any, scratch: Any, sums: Any) -> Any:
+def sum_rows(points, n_points, is_letter, weights, row_bits, scratch, sums):
     """Add the rows of all n-grams to `sums`; returns how many n-grams there are.
 
     `points` are uint32 [n_points], `is_letter` uint8 [1114112], `weights` int8 [2^row_bits, 16], `sums` int64 [16];
@@ -26,9 +68,7 @@ def sum_rows(points: Any, n_points: Any, is_letter: Any, weights: Any, row_bits:
 
 
 @CompiledFunction
-def score(
-    points: Any, n_points: Any, is_letter: Any, weights: Any, row_bits: Any, outputs: Any, n_labels: Any, work: Any
-) -> Any:
+def score(points, n_points, is_letter, weights, row_bits, outputs, n_labels, work):
     """Write the logits of a text; returns how many n-grams it has.
 
     Beside what `sum_rows` takes: `outputs` float32 [n_labels + 1, 17], whose last row begins with the sharpness;
@@ -50,7 +90,7 @@ def score(
 
 
 @jitted
-def _sum(points: Any, n_points: Any, is_letter: Any, weights: Any, row_bits: Any, scratch: Any, sums: Any) -> Any:
+def _sum(points, n_points, is_letter, weights, row_bits, scratch, sums):
     start, total, n_rows = 0, 0, 0
     while start < n_points:
         start, end = next_word(points, is_letter, start, n_points)
@@ -65,7 +105,7 @@ def _sum(points: Any, n_points: Any, is_letter: Any, weights: Any, row_bits: Any
 
 
 @jitted
-def _add(weights: Any, rows: Any, n_rows: Any, partial: Any, sums: Any) -> None:
+def _add(weights, rows, n_rows, partial, sums):
     """sums += the rows, which are added in int32 first."""
     rows, partial, sums = u32_at(rows), i32_at(partial), i64_at(sums)
     for j in range(_WIDTH):

@@ -7,11 +7,9 @@ all shingles go to one position after another. A position of a later round is no
 but two documents share the shingle that a position has with probability J, whatever their sizes.
 """
 
-from typing import Any
-
 import numpy as np
 
-from napkin.curation.deduplication.compiled.bit_mixing import mixed
+from napkin.curation.deduplication.compiled.windows import mixed
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
 from napkin.machine_code.pointers import i64_at, u8_at, u32_at, u64_at
 
@@ -25,21 +23,7 @@ _FOLD = np.uint32(2)
 
 
 @CompiledFunction
-def sketch_documents(
-    text: Any,
-    ends: Any,
-    n_documents: Any,
-    characters: Any,
-    k: Any,
-    n: Any,
-    signatures: Any,
-    words: Any,
-    ring: Any,
-    shingles: Any,
-    slots: Any,
-    room: Any,
-    closed: Any,
-) -> None:
+def sketch_documents(text, ends, n_documents, characters, k, n, signatures, words, ring, shingles, slots, room, closed):
     """Write k uint32 per document, and its number of words.
 
     `ends` has the int64 offset of each document's end in `text`, which is UTF-8; `characters` the table of
@@ -67,20 +51,7 @@ def sketch_documents(
 
 
 @jitted
-def _first_round(
-    text: Any,
-    start: Any,
-    stop: Any,
-    table: Any,
-    k: Any,
-    n: Any,
-    leaving: Any,
-    signature: Any,
-    ring: Any,
-    shingles: Any,
-    slots: Any,
-    room: Any,
-) -> Any:
+def _first_round(text, start, stop, table, k, n, leaving, signature, ring, shingles, slots, room):
     """The number of words, of empty positions, and of shingles that are remembered for the next rounds."""
     for i in range(n):
         ring[i] = _ZERO
@@ -116,7 +87,7 @@ def _first_round(
 
 
 @jitted
-def _entered(word: Any, rolling: Any, leaving: Any, ring: Any, slot: Any, n: Any) -> Any:
+def _entered(word, rolling, leaving, ring, slot, n):
     """The shingle after a word enters it and the oldest leaves it, and the place in the ring for the next."""
     rolling = rolling * _BASE + word - ring[slot] * leaving
     ring[slot] = word
@@ -124,7 +95,7 @@ def _entered(word: Any, rolling: Any, leaving: Any, ring: Any, slot: Any, n: Any
 
 
 @jitted
-def _character(text: Any, position: Any) -> Any:
+def _character(text, position):
     """The code point at a position of valid UTF-8, and the position after it."""
     first = np.uint32(text[position])
     if first < 0x80:
@@ -141,9 +112,7 @@ def _character(text: Any, position: Any) -> Any:
 
 
 @jitted
-def _take(
-    signature: Any, k: Any, shingle: Any, empty: Any, kept: Any, shingles: Any, slots: Any, room: Any
-) -> tuple[Any, Any]:
+def _take(signature, k, shingle, empty, kept, shingles, slots, room):
     """The first round for a shingle; it is remembered, once, while a position is empty."""
     place = np.int64(((shingle >> _32) * np.uint64(k)) >> _32)
     value = np.uint32(shingle & _LOW)
@@ -159,7 +128,7 @@ def _take(
 
 
 @jitted
-def _remember(shingle: Any, kept: Any, shingles: Any, slots: Any, room: Any) -> Any:
+def _remember(shingle, kept, shingles, slots, room):
     if shingle == _ZERO:
         shingle = _ONE
     slot = np.int64(shingle) & (2 * room - 1)
@@ -173,7 +142,7 @@ def _remember(shingle: Any, kept: Any, shingles: Any, slots: Any, room: Any) -> 
 
 
 @jitted
-def _clear(kept: Any, shingles: Any, slots: Any, room: Any) -> None:
+def _clear(kept, shingles, slots, room):
     if 8 * kept > room:
         for slot in range(2 * room):
             slots[slot] = _ZERO
@@ -187,7 +156,7 @@ def _clear(kept: Any, shingles: Any, slots: Any, room: Any) -> None:
 
 
 @jitted
-def _fill(signature: Any, k: Any, empty: Any, kept: Any, shingles: Any, closed: Any) -> None:
+def _fill(signature, k, empty, kept, shingles, closed):
     """Rounds 1 to 2k - 1, until no position is empty; a round changes the positions that were empty before it."""
     for turn in range(1, 2 * k):
         for i in range(k):
@@ -210,7 +179,7 @@ def _fill(signature: Any, k: Any, empty: Any, kept: Any, shingles: Any, closed: 
 
 
 @CompiledFunction
-def band_keys(signatures: Any, n_documents: Any, k: Any, bands: Any, rows: Any, keys: Any) -> None:
+def band_keys(signatures, n_documents, k, bands, rows, keys):
     """keys[band, document] = a hash of the band and of its `rows` numbers of the signature."""
     for document in range(n_documents):
         signature = u32_at(signatures + 4 * k * document)

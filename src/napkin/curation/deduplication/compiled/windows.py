@@ -4,20 +4,29 @@ The hash of a window is a polynomial of its bytes modulo 2^64, mixed. It is not 
 whoever removes text by it compares the bytes; `same_bytes` does.
 """
 
-from typing import Any
-
 import numpy as np
 
-from napkin.curation.deduplication.compiled.bit_mixing import mixed
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
 from napkin.machine_code.pointers import i64_at, load_u64, u8_at, u64_at
+
+_32, _29 = np.uint64(32), np.uint64(29)
+_FIRST, _SECOND = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+
+
+@jitted
+def mixed(x):
+    """A bijection of 64 bits after which each bit depends on all: MurmurHash3's constants, with other shifts."""
+    x = (x ^ (x >> _32)) * _FIRST
+    x = (x ^ (x >> _29)) * _SECOND
+    return x ^ (x >> _32)
+
 
 _BASE = np.uint64(0xD6E8FEB86659FD93)
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 
 @CompiledFunction
-def find_anchors(text: Any, n: Any, width: Any, among: Any, ring: Any, keys: Any, places: Any) -> Any:
+def find_anchors(text, n, width, among, ring, keys, places):
     """Write the window with the smallest hash of each `among` consecutive ones, and return how many were written.
 
     Winnowing (Schleimer, Wilkerson and Aiken 2003), the robust form: of equal hashes the one that was chosen before
@@ -57,7 +66,7 @@ def find_anchors(text: Any, n: Any, width: Any, among: Any, ring: Any, keys: Any
 
 
 @CompiledFunction
-def hash_windows(text: Any, first: Any, last: Any, width: Any, keys: Any) -> None:
+def hash_windows(text, first, last, width, keys):
     """keys[i] = the hash of the `width` bytes from first + i on, for each start from `first` to before `last`."""
     bytes_, keys_ = u8_at(text), u64_at(keys)
     leaving = _power(width)
@@ -72,7 +81,7 @@ def hash_windows(text: Any, first: Any, last: Any, width: Any, keys: Any) -> Non
 
 
 @CompiledFunction
-def same_bytes(first: Any, second: Any, n_pairs: Any, width: Any, equal: Any) -> None:
+def same_bytes(first, second, n_pairs, width, equal):
     """equal[i] = whether the `width` bytes at the addresses first[i] and second[i] are the same."""
     first_, second_, equal_ = i64_at(first), i64_at(second), u8_at(equal)
     for i in range(n_pairs):
@@ -86,7 +95,7 @@ def same_bytes(first: Any, second: Any, n_pairs: Any, width: Any, equal: Any) ->
 
 
 @jitted
-def _power(n: Any) -> Any:
+def _power(n):
     power = _ONE
     for _ in range(n):
         power *= _BASE

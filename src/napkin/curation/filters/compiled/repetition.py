@@ -7,8 +7,6 @@ n-gram is ever compared word by word, and nothing depends on a hash. An n-gram c
 The tables are keyed by random numbers of the process (hash_keys.py of the tokenizer), on which no result depends.
 """
 
-from typing import Any
-
 import numpy as np
 
 from napkin.curation.filters.text_counts import REPEATED_N_GRAMS, TOP_N_GRAMS
@@ -26,19 +24,7 @@ _SHIFT, _ALL = np.uint64(32), np.uint64(2**64 - 1)
 
 
 @CompiledFunction
-def count_repetition(
-    text: Any,
-    words: Any,
-    n_words: Any,
-    lines: Any,
-    n_lines: Any,
-    numbers: Any,
-    keys: Any,
-    values: Any,
-    key: Any,
-    multiplier: Any,
-    counts: Any,
-) -> None:
+def count_repetition(text, words, n_words, lines, n_lines, numbers, keys, values, key, multiplier, counts):
     """Fill `counts` from the words and lines that `scan_text` wrote.
 
     `numbers` has room for 6 · (n_words + 1) int32; `keys` (uint64) and `values` (int32) for the smallest power of two
@@ -77,18 +63,7 @@ def count_repetition(
 
 
 @jitted
-def _number_words(
-    text: Any,
-    word: Any,
-    n_words: Any,
-    ids: Any,
-    first: Any,
-    occurrences: Any,
-    keys: Any,
-    values: Any,
-    start: Any,
-    odd: Any,
-) -> None:
+def _number_words(text, word, n_words, ids, first, occurrences, keys, values, start, odd):
     """Give each word a number from 1 on: equal words have equal ones."""
     mask = _cleared(values, n_words)
     n_ids = 0
@@ -115,7 +90,7 @@ def _number_words(
 
 
 @jitted
-def _eight_bytes(text: Any, k: Any, end: Any) -> Any:
+def _eight_bytes(text, k, end):
     """The eight bytes at `k` as a number, those from `end` on as 0."""
     number = load_u64(text + k)
     if end - k < 8:
@@ -124,7 +99,7 @@ def _eight_bytes(text: Any, k: Any, end: Any) -> Any:
 
 
 @jitted
-def _same_word(text: Any, begin: Any, end: Any, other: Any, other_end: Any) -> Any:
+def _same_word(text, begin, end, other, other_end):
     if end - begin != other_end - other:
         return False
     for k in range(0, end - begin, 8):
@@ -134,19 +109,7 @@ def _same_word(text: Any, begin: Any, end: Any, other: Any, other_end: Any) -> A
 
 
 @jitted
-def _number_pairs(
-    n: Any,
-    n_words: Any,
-    ids: Any,
-    groups: Any,
-    active: Any,
-    n_active: Any,
-    first: Any,
-    occurrences: Any,
-    keys: Any,
-    values: Any,
-    odd: Any,
-) -> Any:
+def _number_pairs(n, n_words, ids, groups, active, n_active, first, occurrences, keys, values, odd):
     """Replace the (n-1)-grams that occur twice by the n-grams that do.
 
     `groups` has the number of the repeated n-gram that begins at each word, or 0; `active` the words where it is not 0.
@@ -186,7 +149,7 @@ def _number_pairs(
 
 
 @jitted
-def _cleared(values: Any, n: Any) -> Any:
+def _cleared(values, n):
     """Empty a table for `n` keys; its number of slots less one."""
     size = 2
     while size < 2 * n:
@@ -197,14 +160,14 @@ def _cleared(values: Any, n: Any) -> Any:
 
 
 @jitted
-def _slot(hashed: Any, odd: Any, mask: Any) -> Any:
+def _slot(hashed, odd, mask):
     """The first slot that a search for a key looks at: upper bits, which depend on all bits of the key."""
     mixed = (hashed ^ (hashed >> _SHIFT)) * odd
     return np.int64(mixed >> _SHIFT) & mask
 
 
 @jitted
-def _same_words(ids: Any, begin: Any, end: Any, other: Any, other_end: Any) -> Any:
+def _same_words(ids, begin, end, other, other_end):
     if end - begin != other_end - other:
         return False
     for k in range(end - begin):  # noqa: SIM110
@@ -214,7 +177,7 @@ def _same_words(ids: Any, begin: Any, end: Any, other: Any, other_end: Any) -> A
 
 
 @jitted
-def _covered(n: Any, groups: Any, active: Any, n_active: Any, first: Any, before: Any) -> Any:
+def _covered(n, groups, active, n_active, first, before):
     """Characters of words in n-grams that stood in the text before."""
     characters = 0
     until = 0
@@ -227,18 +190,7 @@ def _covered(n: Any, groups: Any, active: Any, n_active: Any, first: Any, before
 
 
 @jitted
-def _count_runs(
-    line: Any,
-    n_lines: Any,
-    paragraphs: Any,
-    ids: Any,
-    seen: Any,
-    keys: Any,
-    values: Any,
-    start: Any,
-    odd: Any,
-    count: Any,
-) -> None:
+def _count_runs(line, n_lines, paragraphs, ids, seen, keys, values, start, odd, count):
     """Count the lines, or the paragraphs, that stood in the text before; `seen` has room for two numbers of each."""
     mask = _cleared(values, n_lines)
     n_seen = 0

@@ -4,9 +4,6 @@ The text is UTF-8 (lone surrogates as three bytes). Words are written as three i
 lines as four: first word, end, characters, and whether a paragraph begins.
 """
 
-from typing import Any
-
-from napkin.curation.filters.compiled.phrases import JAVASCRIPT, LOREM_IPSUM, POLICY, phrases_around
 from napkin.curation.filters.text_counts import (
     BULLET,
     CLOSER,
@@ -22,28 +19,14 @@ from napkin.curation.filters.text_counts import (
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
 from napkin.machine_code.pointers import i32_at, i64_at, u8_at
 
-# The fields of the counts, int64 each.
-(
-    CHARACTERS,
-    WORDS,
-    WORD_CHARACTERS,
-    ALPHABETIC_WORDS,
-    STOP_WORDS_SEEN,
-    HASHES,
-    ELLIPSES,
-    LINES,
-    LINE_CHARACTERS,
-    BULLET_LINES,
-    ELLIPSIS_LINES,
-    TERMINATED_LINES,
-    SHORT_LINES,
-    PARAGRAPHS,
-    C4_SENTENCES,
-    C4_LOREM_IPSUM,
-    C4_CURLY_BRACKET,
-    C4_BYTES,
-    C4_LINES,
-) = range(19)
+FIELDS = (
+    "characters words word_characters alphabetic_words stop_words hashes ellipses lines line_characters bullet_lines"
+    " ellipsis_lines terminated_lines short_lines paragraphs"
+).split()
+"""The first counts, int64 each, are these fields of TextStatistics; of stop words, a bit for each that was seen."""
+CHARACTERS, WORDS, WORD_CHARACTERS, ALPHABETIC_WORDS, STOP_WORDS_SEEN, HASHES, ELLIPSES = range(7)
+LINES, LINE_CHARACTERS, BULLET_LINES, ELLIPSIS_LINES, TERMINATED_LINES, SHORT_LINES, PARAGRAPHS = range(7, 14)
+C4_SENTENCES, C4_LOREM_IPSUM, C4_CURLY_BRACKET, C4_BYTES, C4_LINES = range(14, 19)
 # Lines by what became of them: kept, or the reason, numbered as in document_counts.py.
 KEPT, LONG_WORD, NO_TERMINAL, FEW_WORDS, HAS_JAVASCRIPT, HAS_POLICY = range(6)
 N_COUNTS = C4_LINES + HAS_POLICY + 1
@@ -51,12 +34,17 @@ N_COUNTS = C4_LINES + HAS_POLICY + 1
 _FEED, _HASH, _FULL_STOP, _BRACKET_CODE = 10, 35, 46, 123
 _BRACKET = 8
 _STOP_WORDS = tuple(int.from_bytes(word.encode(), "little") for word in STOP_WORDS)
+LOREM_IPSUM, JAVASCRIPT, POLICY = 1, 2, 4
+_LOREM, _TERMS, _JAVASCRIPT, _PRIVACY = (
+    tuple(phrase) for phrase in (b"lorem ipsum", b"terms of use", b"javascript", b"privacy policy")
+)
+_COOKIE_POLICY, _USES_COOKIES, _USE_OF_COOKIES, _USE_COOKIES = (
+    tuple(phrase) for phrase in (b"cookie policy", b"uses cookies", b"use of cookies", b"use cookies")
+)
 
 
 @CompiledFunction
-def scan_text(
-    text: Any, n: Any, classes: Any, words: Any, lines: Any, c4: Any, min_line_words: Any, max_word: Any, counts: Any
-) -> None:
+def scan_text(text, n, classes, words, lines, c4, min_line_words, max_word, counts):
     """Fill `counts`, `words` and `lines` from the `n` bytes at `text`.
 
     `c4` is 0, or room for n + 1 bytes: the lines that C4 keeps, a line feed after each.
@@ -110,7 +98,7 @@ def scan_text(
 
 
 @jitted
-def _word(byte: Any, i: Any, n: Any, flags: Any, width: Any, classes: Any, count: Any) -> Any:
+def _word(byte, i, n, flags, width, classes, count):
     """The end of the word that begins at `i`, its characters, what is found in it, its last class, whether it ends a
     sentence.
     """
@@ -155,7 +143,40 @@ def _word(byte: Any, i: Any, n: Any, flags: Any, width: Any, classes: Any, count
 
 
 @jitted
-def _class(byte: Any, i: Any, n: Any, classes: Any) -> Any:
+def phrases_around(byte, i, n):
+    """Look for C4's phrases around a rare letter of each, at `i`: m, v or k. Only capitals of ASCII are folded."""
+    letter = byte[i] | 0x20
+    if letter == 109:  # m
+        if _stands(byte, i - 4, n, _LOREM):
+            return LOREM_IPSUM
+        return POLICY if _stands(byte, i - 3, n, _TERMS) else 0
+    if letter == 118:  # v
+        if _stands(byte, i - 2, n, _JAVASCRIPT):
+            return JAVASCRIPT
+        return POLICY if _stands(byte, i - 3, n, _PRIVACY) else 0
+    if _stands(byte, i - 3, n, _COOKIE_POLICY) or _stands(byte, i - 8, n, _USES_COOKIES):
+        return POLICY
+    if _stands(byte, i - 10, n, _USE_OF_COOKIES) or _stands(byte, i - 7, n, _USE_COOKIES):
+        return POLICY
+    return 0
+
+
+@jitted
+def _stands(byte, i, n, phrase):
+    """True if a phrase of lower-case letters and spaces stands at `i`."""
+    if i < 0 or i + len(phrase) > n:
+        return False
+    for k in range(len(phrase)):
+        code = byte[i + k]
+        if 65 <= code <= 90:
+            code |= 0x20
+        if code != phrase[k]:
+            return False
+    return True
+
+
+@jitted
+def _class(byte, i, n, classes):
     """The class of the character at `i` and its length in bytes; of an incomplete one, 0 and 1."""
     first = byte[i]
     if first < 0x80:
@@ -174,7 +195,7 @@ def _class(byte: Any, i: Any, n: Any, classes: Any) -> Any:
 
 
 @jitted
-def _note_word(byte: Any, begin: Any, end: Any, characters: Any, words: Any, n_words: Any, count: Any) -> None:
+def _note_word(byte, begin, end, characters, words, n_words, count):
     words[3 * n_words], words[3 * n_words + 1], words[3 * n_words + 2] = begin, end, characters
     count[WORD_CHARACTERS] += characters
     while begin < end and _is_ascii_punctuation(byte[begin]):
@@ -191,15 +212,13 @@ def _note_word(byte: Any, begin: Any, end: Any, characters: Any, words: Any, n_w
 
 
 @jitted
-def _is_ascii_punctuation(code: Any) -> Any:
+def _is_ascii_punctuation(code):
     """True for an ASCII character that is neither a letter nor a digit."""
     return code < 0x80 and not (48 <= code <= 57 or 97 <= (code | 0x20) <= 122)
 
 
 @jitted
-def _note_line(
-    byte: Any, start: Any, end: Any, length: Any, first_flags: Any, last_flags: Any, begins: Any, count: Any
-) -> None:
+def _note_line(byte, start, end, length, first_flags, last_flags, begins, count):
     count[LINE_CHARACTERS] += length
     count[BULLET_LINES] += 1 if first_flags & BULLET else 0
     count[ELLIPSIS_LINES] += 1 if _ends_in_ellipsis(byte, start, end) else 0
@@ -209,7 +228,7 @@ def _note_line(
 
 
 @jitted
-def _ends_in_ellipsis(byte: Any, start: Any, end: Any) -> Any:
+def _ends_in_ellipsis(byte, start, end):
     """True if three full stops or U+2026 end a line."""
     if end - start < 3:
         return False
@@ -218,19 +237,7 @@ def _ends_in_ellipsis(byte: Any, start: Any, end: Any) -> Any:
 
 
 @jitted
-def _c4_line(
-    byte: Any,
-    start: Any,
-    end: Any,
-    n_words: Any,
-    longest: Any,
-    phrases: Any,
-    breaks: Any,
-    min_line_words: Any,
-    max_word: Any,
-    out: Any,
-    count: Any,
-) -> None:
+def _c4_line(byte, start, end, n_words, longest, phrases, breaks, min_line_words, max_word, out, count):
     """Note what C4 does to a line, and write it to `out` if it stays."""
     last = byte[end - 1]
     # A period, an exclamation mark, a question mark, an end quotation mark, straight or curved.

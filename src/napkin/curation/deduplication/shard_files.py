@@ -1,4 +1,6 @@
-"""The file of a shard's keys: for each document or line its keys, its identity and a number.
+"""The files that deduplication keeps of a shard: the keys of its documents or lines, and the decisions on them.
+
+A file of keys:
 
     one line of JSON: {"format": "napkin keys", "version": 1, "definition": ..., "tables": b, "width": w}
     chunks of up to 65,536 documents, little-endian:
@@ -12,7 +14,7 @@
 A key is one or two uint64; two documents are equal in a table if their keys are. The key 0 belongs to no document.
 Lines have no identities: theirs are empty.
 
-An index: a folder with the keys of earlier runs, against which later ones are compared, and which they extend.
+An index is a folder with the keys of earlier runs, against which later ones are compared, and which they extend:
 
     000000-0123456789abcdef/00000.keys, 00001.keys ...: the keys of the first run that extended it
     000001-.../
@@ -20,6 +22,12 @@ An index: a folder with the keys of earlier runs, against which later ones are c
 A generation is named by its number and by a hash of its keys. A run that is made again, because it was killed or its
 pipeline has changed behind the stage, finds its own generation, and is compared with those before it alone: the result
 is the same.
+
+A file of verdicts has a line per record that does not stay as it is, in their order; a record is its number in the
+shard:
+
+    {"format": "napkin verdicts", "version": 1, "stage": ..., "records": n}
+    [record, what was decided]
 """
 
 import hashlib
@@ -36,8 +44,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from napkin.curation.stage import Record
 from napkin.errors import NapkinError
-from napkin.files import atomic_file, draft_folder, publish, refuse_irregular, sync_file, try_lock
+from napkin.files import atomic_file, draft_folder, publish, refuse_irregular, regular, sync_file, try_lock
 
 CHUNK = 65_536
 _LONGEST_HEADER = 4096
@@ -172,43 +181,15 @@ def open_key_files(paths: Iterable[Path]) -> list[KeyFile]:
 _GENERATION = re.compile(r"(\d{6})-([0-9a-f]{16})")
 
 
-class KeyIndex:
-    """An index that this process has locked; see `opened_index`."""
-
-    def __init__(self, folder: Path, summaries: Sequence[Path]) -> None:
-        self._folder = folder
-        self._summaries = summaries
-        self._digest = _digest_of(summaries)
-        self._generations = sorted(each.name for each in folder.iterdir() if _GENERATION.fullmatch(each.name))
-        own = [name for name in self._generations if name.endswith(self._digest)]
-        self._has_own = bool(own)
-        self._earlier = [name for name in self._generations if not own or name < own[0]]
-
-    def earlier(self) -> list[list[Path]]:
-        """The files of keys of each generation before this run's."""
-        return [sorted((self._folder / name).glob("*.keys")) for name in self._earlier]
-
-    def extend(self) -> None:
-        """Add the keys of this run as a generation, whole or not at all; if it is there already, do nothing."""
-        if self._has_own:
-            return
-        path = self._folder / f"{len(self._generations):06d}-{self._digest}"
-        with draft_folder(path) as draft:
-            for number, summary in enumerate(self._summaries):
-                copy = draft / f"{number:05d}.keys"
-                shutil.copyfile(summary, copy)
-                sync_file(copy)
-            publish(draft, path)
-
-
 @contextmanager
-def opened_index(folder: str, summaries: Sequence[Path]) -> Iterator[KeyIndex | None]:
-    """The index in a folder, made if it is missing, for a run with these summaries; None where `folder` is empty.
+def extended_index(folder: str, summaries: Sequence[Path]) -> Iterator[list[list[Path]]]:
+    """The files of keys of each earlier run in an index, made if it is missing; none where `folder` is empty.
 
-    Raises NapkinError while another process uses it.
+    At the end of the block the keys of this run, `summaries`, are added as a generation, whole or not at all, unless
+    they are there already. Raises NapkinError while another process uses the index.
     """
     if not folder:
-        yield None
+        yield []
         return
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
@@ -216,15 +197,72 @@ def opened_index(folder: str, summaries: Sequence[Path]) -> Iterator[KeyIndex | 
     try:
         if not try_lock(descriptor):
             raise NapkinError(f"the index {folder!r} is used by another process: wait for it, or name another folder")
-        yield KeyIndex(path, summaries)
+        # The contents of the files, in whichever order they are given.
+        digest = hashlib.sha256(b"".join(sorted(map(_digest_of, summaries)))).hexdigest()[:16]
+        generations = sorted(each.name for each in path.iterdir() if _GENERATION.fullmatch(each.name))
+        own = next((name for name in generations if name.endswith(digest)), None)
+        yield [sorted((path / name).glob("*.keys")) for name in generations if own is None or name < own]
+        if own is None:
+            generation = path / f"{len(generations):06d}-{digest}"
+            with draft_folder(generation) as draft:
+                for number, summary in enumerate(summaries):
+                    copy = draft / f"{number:05d}.keys"
+                    shutil.copyfile(summary, copy)
+                    sync_file(copy)
+                publish(draft, generation)
     finally:
         os.close(descriptor)
 
 
-def _digest_of(summaries: Sequence[Path]) -> str:
-    """Hash the contents of the files, in whichever order they are given."""
-    digests = []
-    for summary in summaries:
-        with open(summary, "rb") as file:
-            digests.append(hashlib.file_digest(file, "sha256").digest())
-    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()[:16]
+def _digest_of(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+class VerdictHeader(msgspec.Struct, frozen=True):
+    """The first line of a file of verdicts."""
+
+    stage: str
+    records: int
+    format: str = "napkin verdicts"
+    version: int = 1
+
+
+def write_verdicts(path: Path, stage: str, records: int, verdicts: Iterable[tuple[int, Any]]) -> None:
+    """Write a new file of verdicts (record, what was decided) about the records of a shard, in their order."""
+    with atomic_file(path) as file:
+        file.write(msgspec.json.encode(VerdictHeader(stage, records)) + b"\n")
+        for verdict in verdicts:
+            file.write(msgspec.json.encode(verdict) + b"\n")
+
+
+def with_verdicts(records: Iterable[Record], path: Path, stage: str, kind: Any) -> Iterator[tuple[Record, Any]]:
+    """Each record of a shard with what was decided of it, of type `kind`; None where it stays.
+
+    Raises NapkinError if the file is not one of this stage and of as many records.
+    """
+
+    def wrong(why: str) -> NapkinError:
+        return NapkinError(f"{str(path)!r} does not have the decisions of '{stage}' ({why}): make it again")
+
+    def decoded(line: bytes, kind: Any) -> Any:
+        try:
+            return msgspec.json.decode(line, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise wrong(str(error)) from error
+
+    with open(path, "rb", opener=regular) as file:
+        header = decoded(file.readline(), VerdictHeader)
+        if (header.format, header.version, header.stage) != ("napkin verdicts", 1, stage):
+            raise wrong(f"it is of {header.format!r}, version {header.version}, stage {header.stage!r}")
+        lines = (decoded(line, tuple[int, kind]) for line in file)
+        following = next(lines, None)
+        count = 0
+        for number, record in enumerate(records):
+            count += 1
+            verdict = None
+            if following and following[0] == number:
+                verdict, following = following[1], next(lines, None)
+            yield record, verdict
+        if count != header.records or following:
+            raise wrong(f"it is of {header.records} records, the shard has {count}")

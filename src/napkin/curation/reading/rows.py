@@ -1,4 +1,7 @@
-"""JSON lines: an object per line, of which one field is the text."""
+"""JSON lines and Parquet: an object per line, or a row, of which one field is the text.
+
+Parquet is read by row groups and a few rows at a time.
+"""
 
 import json
 import math
@@ -9,9 +12,10 @@ from typing import Any
 
 import msgspec
 
-from napkin.curation.reading.bounded_stream import ReadLimits, SetAside, Stream, Unreadable, too_large
+from napkin.curation.reading.bounded_stream import FREE_BYTES, ReadLimits, SetAside, Stream, Unreadable, too_large
 from napkin.curation.stage import Record
-from napkin.errors import first_line
+from napkin.errors import first_line, import_extra
+from napkin.units import format_bytes
 
 _BLOCK_BYTES = 2**20
 _ADDRESSES = ("address", "url", "uri")
@@ -20,6 +24,8 @@ _MOST_LEVELS = 200
 """The deepest nesting of objects and lists: far less than the stack has room for, wherever they are read again."""
 _INTEGER_CHARACTERS = 20
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
+_BATCH_ROWS = 64
+_MOST_METADATA_BYTES = 2**26
 _KINDS = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 
 
@@ -67,9 +73,11 @@ def _decoded(line: bytes, decoder: "msgspec.json.Decoder[dict[str, Any]]") -> di
     """
     try:
         values = decoder.decode(line)
-        if not (_has_large_integer(values) or _is_deep(values)):
+        # MessagePack, in which records are between two passes, does not hold every integer.
+        msgspec.msgpack.encode(values)
+        if not _is_deep(values):
             return values
-    except (msgspec.DecodeError, RecursionError, ValueError):
+    except (msgspec.DecodeError, RecursionError, ValueError, OverflowError):
         # What msgspec refuses may be valid all the same.
         pass
     try:
@@ -99,15 +107,6 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a value of JSON")
 
 
-def _has_large_integer(values: dict[str, Any]) -> bool:
-    """True for an integer that MessagePack, in which records are between two passes, cannot hold."""
-    try:
-        msgspec.msgpack.encode(values)
-    except OverflowError:
-        return True
-    return False
-
-
 def _is_deep(values: Any) -> bool:
     level, n_levels = [values], 0
     while level and n_levels <= _MOST_LEVELS:
@@ -135,3 +134,53 @@ def _lines(stream: Stream, limit: int) -> Iterator[tuple[int, bytes | None, int]
         parts = [] if size > limit else [*parts, rest]
     if size:
         yield offset, b"".join(parts) if size <= limit else None, size
+
+
+def row_count(file: Any) -> int:
+    """The rows of an open file that can be sought. Raises Unreadable where it is damaged."""
+    arrow, parquet = import_extra("pyarrow", "a Parquet file"), import_extra("pyarrow.parquet", "a Parquet file")
+    try:
+        return parquet.read_metadata(file).num_rows
+    except (arrow.ArrowException, ValueError, OSError) as error:
+        raise Unreadable("damaged", f"as Parquet it cannot be read ({first_line(error)})") from None
+
+
+def read_parquet(
+    file: Any, n_bytes: int, name: str, limits: ReadLimits, text_field: str
+) -> Iterator[Record | SetAside]:
+    """The documents of an open file of `n_bytes` that can be sought; the number of each is that of its row.
+
+    Raises Unreadable where the file is damaged, or repeats its values more often than `limits.ratio` allows.
+    """
+    arrow, parquet = import_extra("pyarrow", "a Parquet file"), import_extra("pyarrow.parquet", "a Parquet file")
+    number = given = 0
+    try:
+        table = parquet.ParquetFile(
+            file, thrift_string_size_limit=_MOST_METADATA_BYTES, thrift_container_size_limit=_MOST_METADATA_BYTES
+        )
+        if text_field not in table.schema_arrow.names:
+            raise Unreadable("no text", f"it has no column '{text_field}' but {', '.join(table.schema_arrow.names)}")
+        for batch in table.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+            for row in batch.to_pylist():
+                number += 1
+                identity = f"{name}#{number}"
+                encoded = msgspec.json.encode(row, enc_hook=str)
+                given += len(encoded)
+                if len(encoded) > limits.document_bytes:
+                    yield too_large(identity, len(encoded), limits, 0)
+                else:
+                    # Dates and bytes as JSON has them.
+                    yield record_of_fields(msgspec.json.decode(encoded), identity, name, 0, text_field)
+            if given > max(FREE_BYTES, limits.ratio * n_bytes):
+                raise Unreadable(
+                    "zip bomb",
+                    f"{format_bytes(n_bytes)} give more than {format_bytes(given)}, the limit is "
+                    f"{limits.ratio} per byte",
+                )
+    except (arrow.ArrowException, msgspec.MsgspecError, ValueError, RecursionError, OSError) as error:
+        # Arrow's own OSErrors have no number.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise Unreadable(
+            "damaged", f"as Parquet it cannot be read after row {number:,} ({first_line(error)})"
+        ) from None

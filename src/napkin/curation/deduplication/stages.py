@@ -1,9 +1,9 @@
-"""The stage `duplicate-lines`: of each line of a corpus the first stays, or none of those that stand twice.
+"""The stages that compare documents with each other or with the items of tasks.
 
-The stage `duplicate-substrings`: of a passage that stands in a corpus several times the first stays.
-
-The stage `decontaminate`: documents with questions of a task in them are dropped, as `napkin contamination` finds
-them.
+`duplicates` and `near-duplicates`: of documents that are the same, or nearly so, one stays. `duplicate-lines`: of each
+line of a corpus the first stays, or none of those that stand twice. `duplicate-substrings`: of a passage that stands in
+a corpus several times the first stays. `decontaminate`: documents with questions of a task in them are dropped, as
+`napkin contamination` finds them.
 """
 
 import itertools
@@ -17,9 +17,100 @@ from napkin.curation.stage import Dropped, Record, TraceEntry
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
-    from napkin.curation.deduplication.key_file import KeyChunk, KeyFile
-    from napkin.curation.deduplication.verdicts import Marks
+    from napkin.curation.deduplication.document_decisions import ExactKeys, NearKeys
+    from napkin.curation.deduplication.equal_keys import Marks
+    from napkin.curation.deduplication.shard_files import KeyChunk, KeyFile
     from napkin.evaluation.contamination import ItemSearch
+
+
+class _DocumentStage:
+    """A stage that keeps one document of those that share a key."""
+
+    name: ClassVar[str]
+    rule: ClassVar[str]
+    """Why the others are dropped."""
+    keep: Literal["longest", "first"]
+    index: str
+
+    def _keys(self) -> "ExactKeys | NearKeys":
+        raise NotImplementedError
+
+    def summarize(self, records: Iterable[Record], summary: Path) -> None:
+        from napkin.curation.deduplication.shard_files import write_keys
+
+        keys = self._keys()
+        write_keys(summary, keys.header, keys.chunks((record.identity, record.text) for record in records))
+
+    def decide(self, summaries: Sequence[Path], decisions: Sequence[Path], scratch: Path, memory: int) -> None:
+        from napkin.curation.deduplication.document_decisions import decide_on_documents
+
+        decide_on_documents(self.name, summaries, decisions, scratch, memory, keep=self.keep, index=self.index)
+
+    def apply(self, records: Iterable[Record], decisions: Path) -> Iterator[Record | Dropped]:
+        from napkin.curation.deduplication.shard_files import with_verdicts
+
+        for record, kept in with_verdicts(records, decisions, self.name, str):
+            yield record if kept is None else Dropped(self.rule, f"{kept} stays")
+
+
+@dataclass(frozen=True)
+class Duplicates(_DocumentStage):
+    """Drop documents whose text is that of another, but for white space."""
+
+    name: ClassVar[str] = "duplicates"
+    rule: ClassVar[str] = "duplicate"
+
+    keep: Literal["longest", "first"] = "longest"
+    """The copy that stays: the longest, of equally long ones that with the smallest identity; or the first of the
+    input."""
+    index: str = ""
+    """A folder with the documents of earlier runs, which stay before those of this one; it is made, and extended."""
+
+    def _keys(self) -> "ExactKeys":
+        from napkin.curation.deduplication.document_decisions import ExactKeys
+
+        return ExactKeys()
+
+
+@dataclass(frozen=True)
+class NearDuplicates(_DocumentStage):
+    """Drop documents that share most shingles of words with another, found by MinHash and its bands."""
+
+    name: ClassVar[str] = "near-duplicates"
+    rule: ClassVar[str] = "near-duplicate"
+
+    threshold: float = 0.8
+    """The Jaccard similarity from which documents are near-duplicates: bands and rows, if they are 0, are such that a
+    pair at it is found with a probability of 0.9 at least."""
+    hashes: int = 128
+    """Numbers of a signature."""
+    words: int = 5
+    """Words of a shingle."""
+    bands: int = 0
+    """Bands of a signature; documents that share one are near-duplicates. 0: chosen by the threshold."""
+    rows: int = 0
+    """Numbers of a band. 0: chosen by the threshold."""
+    keep: Literal["longest", "first"] = "longest"
+    """The copy that stays: the longest, of equally long ones that with the smallest identity; or the first of the
+    input."""
+    index: str = ""
+    """A folder with the documents of earlier runs, which stay before those of this one; it is made, and extended."""
+
+    def __post_init__(self) -> None:
+        if (self.bands == 0) != (self.rows == 0) or self.bands < 0 or self.rows < 0:
+            raise NapkinError(f"{self.bands} bands of {self.rows} rows: set both, or leave both at 0")
+        if self.bands * self.rows > self.hashes:
+            raise NapkinError(f"{self.bands} bands of {self.rows} rows need more than {self.hashes} hashes: set hashes")
+        if not 0 < self.threshold < 1:
+            raise NapkinError(f"the threshold is {self.threshold:g}: use a similarity above 0 and below 1")
+
+    def _keys(self) -> "NearKeys":
+        from napkin.curation.deduplication.document_decisions import NearKeys
+        from napkin.curation.deduplication.minhash import Banding, MinHash
+
+        if self.bands:
+            return NearKeys(MinHash(self.hashes, self.words), Banding(self.bands, self.rows))
+        return NearKeys.of(self.threshold, self.hashes, self.words)
 
 
 @dataclass(frozen=True)
@@ -44,8 +135,7 @@ class DuplicateLines:
             raise NapkinError(f"shortest is {self.shortest}: use 1 character or more")
 
     def summarize(self, records: Iterable[Record], summary: Path) -> None:
-        """Write the key of each line that is long enough, and where it is."""
-        from napkin.curation.deduplication.key_file import KeyHeader, write_keys
+        from napkin.curation.deduplication.shard_files import KeyHeader, write_keys
 
         header = KeyHeader(f"BLAKE2b-128 of lines of {self.shortest} characters or more", tables=1, width=2)
         write_keys(summary, header, self._chunks(records))
@@ -54,7 +144,7 @@ class DuplicateLines:
         import numpy as np
 
         from napkin.curation.deduplication.document_decisions import text_digest
-        from napkin.curation.deduplication.key_file import CHUNK, KeyChunk
+        from napkin.curation.deduplication.shard_files import CHUNK, KeyChunk
 
         # The header of verdicts has the number of records, so the last entry of a summary is that number.
         count = 0
@@ -74,16 +164,13 @@ class DuplicateLines:
             yield KeyChunk([""] * len(batch), np.array([place for place, _ in batch], np.int64), keys)
 
     def decide(self, summaries: Sequence[Path], decisions: Sequence[Path], scratch: Path, memory: int) -> None:
-        """Write which lines are removed."""
         import numpy as np
 
-        from napkin.curation.deduplication.equal_keys import equal_pairs, numbered_keys
-        from napkin.curation.deduplication.key_file import open_key_files, opened_index
-        from napkin.curation.deduplication.verdicts import Marks, write_verdicts
+        from napkin.curation.deduplication.equal_keys import Marks, equal_pairs, numbered_keys
+        from napkin.curation.deduplication.shard_files import extended_index, open_key_files, write_verdicts
 
-        with opened_index(self.index, summaries) as known:
-            earlier = [path for generation in known.earlier() for path in generation] if known else []
-            files = open_key_files([*earlier, *summaries])
+        with extended_index(self.index, summaries) as earlier:
+            files = open_key_files([path for paths in [*earlier, summaries] for path in paths])
             count = sum(map(len, files))
             removed = Marks(count, scratch / "removed", memory // 4)
             for firsts, others in equal_pairs(numbered_keys(files, 0), count, 2, scratch, memory // 2):
@@ -91,30 +178,21 @@ class DuplicateLines:
                 if self.keep == "none":
                     removed.set(firsts)
             starts = np.cumsum([0, *map(len, files)]).tolist()
-            for number, decision in enumerate(decisions, len(earlier)):
+            for number, decision in enumerate(decisions, len(files) - len(decisions)):
                 file = files[number]
                 n_records = int(file.values(len(file.starts) - 2)[-1]) >> 32
                 write_verdicts(decision, self.name, n_records, _removed_lines(file, starts[number], removed))
-            if known:
-                known.extend()
 
     def apply(self, records: Iterable[Record], decisions: Path) -> Iterator[Record | Dropped]:
-        """Each record without the lines that stand earlier; dropped if nothing remains."""
-        from napkin.curation.deduplication.verdicts import Verdicts
+        from napkin.curation.deduplication.shard_files import with_verdicts
 
-        for record, removed in Verdicts[list[int]](decisions, self.name, list[int]).beside(records):
+        for record, removed in with_verdicts(records, decisions, self.name, list[int]):
             if removed is None:
                 yield record
                 continue
             gone = set(removed)
             lines = [line for number, line in enumerate(record.text.split("\n")) if number not in gone]
-            text = "\n".join(lines)
-            if not text.strip():
-                yield Dropped("only duplicate lines", f"{len(gone)} lines")
-                continue
-            record.text = text
-            record.trace.append(TraceEntry(self.name, f"{len(gone)} lines removed"))
-            yield record
+            yield _cut(record, self.name, "\n".join(lines), f"{len(gone)} lines")
 
 
 def _removed_lines(file: "KeyFile", start: int, removed: "Marks") -> Iterator[tuple[int, list[int]]]:
@@ -145,15 +223,13 @@ class DuplicateSubstrings:
             raise NapkinError(f"shortest is {self.shortest} bytes: use 16 to {2**20}")
 
     def summarize(self, records: Iterable[Record], summary: Path) -> None:
-        """Write the texts, and anchors in them."""
         from napkin.curation.deduplication.passages import write_passages
 
         write_passages(summary, (record.text for record in records), self.shortest)
 
     def decide(self, summaries: Sequence[Path], decisions: Sequence[Path], scratch: Path, memory: int) -> None:
-        """Write which bytes of which documents are removed."""
         from napkin.curation.deduplication.passages import PassageFile, RepeatedPassages
-        from napkin.curation.deduplication.verdicts import write_verdicts
+        from napkin.curation.deduplication.shard_files import write_verdicts
 
         files = [PassageFile(summary, self.shortest) for summary in summaries]
         found = RepeatedPassages(files, self.shortest, scratch, memory)
@@ -161,25 +237,26 @@ class DuplicateSubstrings:
             write_verdicts(decision, self.name, len(file.ends), found.of_records(number))
 
     def apply(self, records: Iterable[Record], decisions: Path) -> Iterator[Record | Dropped]:
-        """Each record without the passages that stand earlier; dropped if nothing remains."""
         from napkin.curation.deduplication.passages import without_spans
-        from napkin.curation.deduplication.verdicts import Verdicts
+        from napkin.curation.deduplication.shard_files import with_verdicts
 
-        kind = list[tuple[int, int]]
-        for record, spans in Verdicts[list[tuple[int, int]]](decisions, self.name, kind).beside(records):
+        for record, spans in with_verdicts(records, decisions, self.name, list[tuple[int, int]]):
             if spans is None:
                 yield record
                 continue
             data = record.text.encode("utf-8", "surrogatepass")
             rest = without_spans(data, spans)
             note = f"{len(data) - len(rest)} bytes in {len(spans)} passages"
-            text = rest.decode("utf-8", "surrogatepass")
-            if not text.strip():
-                yield Dropped("only duplicate substrings", note)
-                continue
-            record.text = text
-            record.trace.append(TraceEntry(self.name, f"{note} removed"))
-            yield record
+            yield _cut(record, self.name, rest.decode("utf-8", "surrogatepass"), note)
+
+
+def _cut(record: Record, stage: str, text: str, removed: str) -> Record | Dropped:
+    """The record with the text that remains; dropped if nothing does."""
+    if not text.strip():
+        return Dropped(f"only {stage.replace('-', ' ')}", removed)
+    record.text = text
+    record.trace.append(TraceEntry(stage, f"{removed} removed"))
+    return record
 
 
 @dataclass(frozen=True)
@@ -206,7 +283,6 @@ class Decontaminate:
             raise NapkinError(f"the share of windows is {self.share:g}: use a number above 0, at most 1")
 
     def apply(self, record: Record) -> Record | Dropped:
-        """The record, or which item it holds."""
         from napkin.data.curated_corpus import Document
 
         search, names = _search_of(self.tasks)
