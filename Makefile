@@ -14,6 +14,8 @@ READY := $(VENV)/.ready
 # Workers side by side: threads that spin while they wait would take each other's core.
 export GOMP_SPINCOUNT ?= 5000
 export NAPKIN_CACHE_DIR ?= $(CURDIR)/.cache
+# Each worker, and each process that a test starts, would compile the package anew: two thirds of its start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo align-demo test tests check lint types torture peers docs clean
 .DELETE_ON_ERROR:

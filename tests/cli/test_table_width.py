@@ -1,17 +1,16 @@
 """Tables fit the terminal: no line is wider, no word and no figure is broken, no column is lost."""
 
 import doctest
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from napkin.cli.common import terminal
 from napkin.cli.common.terminal import Column, lay_out, print_table
+from reliability import harness
 
 SIZES = "--params 70B --on 1024xH100 --tokens 15T --rules --n-layers 80 --d-model 8192 --n-heads 64 --vocab-size 128256"
 MODEL = "--model.vocab-size 4096 --model.d-model 64 --model.n-layers 2 --model.n-heads 2 --model.context-length 64"
@@ -74,13 +73,17 @@ def words(text: str) -> set[str]:
     return set(pieces)
 
 
-def test_a_piped_table_is_not_narrowed_and_a_name_in_it_is_whole(place: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    command = [sys.executable, "-m", "napkin", *f"count {MODEL} --by module".split()]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert "blocks.*.feed_forward.gate_up" in done.stdout
-    narrow = subprocess.run(command, capture_output=True, text=True, check=True, env={**environment, "COLUMNS": "80"})
-    tables = [line for line in narrow.stdout.splitlines() if "FLOP" in line and "  " in line]
+def test_a_piped_table_is_not_narrowed_and_a_name_in_it_is_whole(tmp_path: Path, server: subprocess.Popen[str]) -> None:
+    piped = harness.Napkin(tmp_path, server)
+    command = f"count {MODEL} --by module".split()
+    # pytest-xdist sets it.
+    wide = f"import os; os.environ.pop('COLUMNS', None); from napkin.cli import main; assert main({command}) == 0"
+    done = piped.run(program=wide)
+    assert done.status == 0, done.errors
+    assert "blocks.*.feed_forward.gate_up" in done.out.read_text()
+    narrow = piped.run(*command, environment={"COLUMNS": "80"})
+    assert narrow.status == 0, narrow.errors
+    tables = [line for line in narrow.out.read_text().splitlines() if "FLOP" in line and "  " in line]
     tables = [line for line in tables if "parameters" not in line and "elementwise" not in line]
     assert tables
     assert max(map(len, tables)) <= 80

@@ -1,8 +1,6 @@
 """Ranks that divide the vocabulary have the losses, vectors and gradients of one process that has all of it."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,16 +11,14 @@ from torch import Tensor
 
 from distributed.vocabulary_cases import CASES, problem
 from napkin.model.transformer import next_token_loss
-from reliability.ranks import free_port
+from reliability.ranks import run_script_of_ranks
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.torture)])
-def test_a_divided_vocabulary_gives_the_loss_and_gradients_of_a_whole_one(tmp_path: Path, size: int) -> None:
-    script = Path(__file__).with_name("vocabulary_cases.py")
-    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, script, tmp_path, str(size), str(free_port())]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_a_divided_vocabulary_gives_the_loss_and_gradients_of_a_whole_one(
+    tmp_path: Path, server: subprocess.Popen[str], size: int
+) -> None:
+    run_script_of_ranks(Path(__file__).with_name("vocabulary_cases.py"), server, tmp_path, size)
     for name, case in CASES.items():
         ranks = [load_file(tmp_path / f"{name}-{rank}.safetensors") for rank in range(size)]
         expected = expected_results(name)

@@ -16,7 +16,7 @@ from napkin.planning.step.memory_savings import largest_micro_batch, refuse_what
 from napkin.train_step.step_ledger import count_step
 
 FAMILY = Family(vocab_size=512, context_length=64, batch_size=4, precision="fp32")
-N_DEVICES, WIDTH, N_LAYERS = 2, 256, 3
+N_DEVICES, WIDTH, N_LAYERS = 2, 128, 2
 
 
 def machine_of(usable_bytes: int) -> CatalogueMachine:

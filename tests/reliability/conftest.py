@@ -1,13 +1,17 @@
+import json
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from napkin.recipe.toml_file import format_recipe
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 from reliability.harness import Napkin
+from reliability.rank_cases import Case
+from reliability.ranks import run_script_of_ranks
 
 
 def in_folder_of_tiny_run(folder: Path, server: subprocess.Popen[str]) -> Napkin:
@@ -29,6 +33,23 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, server: subprocess.P
     napkin = in_folder_of_tiny_run(tmp_path_factory.mktemp("uninterrupted"), server)
     assert napkin.run("train", "recipe.toml", "--run", "run").wait() == 0
     return napkin.folder / "run"
+
+
+class TrainOnRanks(Protocol):
+    """Lets so many ranks train cases in the test's folder, as a script of this folder has it."""
+
+    def __call__(self, size: int, cases: dict[str, Case], script: str = "rank_cases.py") -> None: ...
+
+
+@pytest.fixture
+def train_on_ranks(tmp_path: Path, server: subprocess.Popen[str]) -> TrainOnRanks:
+    """Each figure and checkpoint is in a file of the test's folder then."""
+
+    def train(size: int, cases: dict[str, Case], script: str = "rank_cases.py") -> None:
+        (tmp_path / "cases.json").write_text(json.dumps(cases))
+        run_script_of_ranks(Path(__file__).with_name(script), server, tmp_path, size)
+
+    return train
 
 
 Tally = Callable[..., None]

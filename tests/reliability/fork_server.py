@@ -116,7 +116,10 @@ def become(request: dict[str, Any]) -> None:
         refuse_pickles()
     status = 0
     if request["program"] is not None:
-        exec(compile(request["program"], "<string>", "exec"), {"__name__": "__main__"})
+        try:
+            exec(compile(request["program"], "<string>", "exec"), {"__name__": "__main__"})
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
     else:
         from napkin.cli import main as napkin
 

@@ -181,7 +181,7 @@ def wait_until(true: Callable[[], bool], command: Command, *, seconds: float = 3
     end = time.monotonic() + seconds
     while not true() and not has_ended(command):
         assert time.monotonic() < end, f"nothing came in {seconds} s: {command.errors}"
-        time.sleep(0.0002)
+        time.sleep(0.002)
 
 
 def has_ended(command: Command) -> bool:

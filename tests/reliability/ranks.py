@@ -85,6 +85,14 @@ def fork_ranks(work: Callable[[int], None], size: int, port: int) -> int:
     return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
 
 
+def run_script_of_ranks(script: Path, server: subprocess.Popen[str], folder: Path, size: int) -> None:
+    """Run a script that gives the folder, the number of ranks and a port to `fork_ranks`, as a fork of the server."""
+    arguments = [str(script), str(folder), str(size), str(free_port())]
+    program = f"import runpy, sys; sys.argv = {arguments!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    done = Napkin(folder, server).run(program=program)
+    assert done.status == 0, done.err.read_text()
+
+
 def free_port() -> int:
     """A port that is free now, and that the kernel does not give to those who ask for any, as gloo does."""
     ranges = Path("/proc/sys/net/ipv4/ip_local_port_range")

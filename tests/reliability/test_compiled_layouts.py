@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from reliability import context_cases, pipeline_cases, tensor_cases
+from reliability.conftest import TrainOnRanks
 from reliability.rank_cases import Case
-from reliability.test_sharded_training import assert_one_follows, train_on_ranks
+from reliability.test_sharded_training import assert_one_follows
 
 
 def with_kernels(kernels: str, cases: dict[str, Case]) -> dict[str, Case]:
@@ -33,9 +34,9 @@ BATCHES: dict[str, Case] = {
     ids=["batches", "2 ranks", "4 ranks"],
 )
 def test_ranks_with_other_kernels_follow_one_process(
-    tmp_path: Path, size: int, cases: dict[str, Case], kernels: str
+    tmp_path: Path, train_on_ranks: TrainOnRanks, size: int, cases: dict[str, Case], kernels: str
 ) -> None:
     cases = with_kernels(kernels, cases)
-    train_on_ranks(tmp_path, size, cases)
+    train_on_ranks(size, cases)
     for name, case in cases.items():
         assert_one_follows(tmp_path, name, case)

@@ -8,8 +8,9 @@ from safetensors.torch import load_file
 
 from napkin.checkpoint.folder import checkpoint_path
 from reliability import context_cases, pipeline_cases, state_cases, tensor_cases
+from reliability.conftest import TrainOnRanks
 from reliability.rank_cases import Case, steps_of
-from reliability.test_sharded_training import assert_alike, assert_one_follows, train_on_ranks
+from reliability.test_sharded_training import assert_alike, assert_one_follows
 
 # A router's losses are those of a micro-batch: one process has the same with the micro-batches of the ranks.
 ROUTED: Case = {"n_experts": 4, "balance_weight": 0.1, "router_z_weight": 0.1}
@@ -48,18 +49,20 @@ TWO, FOUR, LONG_TWO, LONG_FOUR = (
 
 @pytest.mark.parametrize(("size", "cases"), [(2, EACH_OF_TWO), (4, EACH_OF_FOUR)], ids=["2 ranks", "4 ranks"])
 def test_each_way_to_divide_a_model_trains_as_one_process_does(
-    tmp_path: Path, size: int, cases: dict[str, Case]
+    tmp_path: Path, train_on_ranks: TrainOnRanks, size: int, cases: dict[str, Case]
 ) -> None:
     cases = {name: {"steps": 4, "saves": False, **case} for name, case in cases.items()}
-    train_on_ranks(tmp_path, size, cases)
+    train_on_ranks(size, cases)
     for name, case in cases.items():
         assert_one_follows(tmp_path, name, case)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize(("size", "cases"), [(2, TWO), (4, FOUR)], ids=["2 ranks", "4 ranks"])
-def test_ranks_in_a_layout_follow_one_process(tmp_path: Path, size: int, cases: dict[str, Case]) -> None:
-    train_on_ranks(tmp_path, size, cases)
+def test_ranks_in_a_layout_follow_one_process(
+    tmp_path: Path, train_on_ranks: TrainOnRanks, size: int, cases: dict[str, Case]
+) -> None:
+    train_on_ranks(size, cases)
     for name, case in cases.items():
         assert_one_follows(tmp_path, name, case)
         if case["parallelism"].get("shard_optimizer"):
@@ -82,14 +85,16 @@ def assert_ranks_keep_different_state(checkpoint: Path, size: int) -> None:
     [(2, LONG_TWO), (4, LONG_FOUR), (8, tensor_cases.LONG_EIGHT)],
     ids=["2 ranks", "4 ranks", "8 ranks"],
 )
-def test_ranks_in_a_layout_follow_one_process_for_long(tmp_path: Path, size: int, cases: dict[str, Case]) -> None:
-    train_on_ranks(tmp_path, size, cases)
+def test_ranks_in_a_layout_follow_one_process_for_long(
+    tmp_path: Path, train_on_ranks: TrainOnRanks, size: int, cases: dict[str, Case]
+) -> None:
+    train_on_ranks(size, cases)
     for name, case in cases.items():
         assert_one_follows(tmp_path, name, case)
 
 
 @pytest.mark.torture
-def test_ranks_that_divide_experts_train_as_those_that_have_all(tmp_path: Path) -> None:
+def test_ranks_that_divide_experts_train_as_those_that_have_all(tmp_path: Path, train_on_ranks: TrainOnRanks) -> None:
     # The losses that keep experts evenly used, and what an expert has room for, are those of a rank's own tokens: one
     # process, with the tokens of all ranks, has others.
     cases: dict[str, Case] = {}
@@ -98,7 +103,7 @@ def test_ranks_that_divide_experts_train_as_those_that_have_all(tmp_path: Path) 
         for how, expert in {"whole": 1, "divided": 2}.items():
             parallelism = {"data": 2, "expert": expert}
             cases[f"{how} {name}"] = {"parallelism": parallelism, "model": model, "saves": False, "steps": 6}
-    train_on_ranks(tmp_path, 2, cases)
+    train_on_ranks(2, cases)
     for name in ("balanced", "with room for some"):
         whole, divided = (json.loads((tmp_path / f"{how} {name}.json").read_text()) for how in ("whole", "divided"))
         assert_alike(name, divided, whole)

@@ -9,9 +9,9 @@ import torch
 
 from napkin.accounting.pipeline_schedules import pipeline_schedule
 from napkin.distributed.ranks import ALONE
+from reliability.conftest import TrainOnRanks
 from reliability.pipeline_cases import EXPERTS, pipeline
 from reliability.rank_cases import Case, train_state_of
-from reliability.test_sharded_training import run_ranks_of
 
 RANKS = 3
 CASES: dict[str, Case] = {
@@ -27,8 +27,10 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.torture
-def test_ranks_act_in_the_order_of_the_schedule_and_count_all_layers(tmp_path: Path) -> None:
-    run_ranks_of("pipeline_actions.py", tmp_path, RANKS, CASES)
+def test_ranks_act_in_the_order_of_the_schedule_and_count_all_layers(
+    tmp_path: Path, train_on_ranks: TrainOnRanks
+) -> None:
+    train_on_ranks(RANKS, CASES, "pipeline_actions.py")
     for name, case in CASES.items():
         left: list[dict[str, Any]] = [
             json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(RANKS)

@@ -1,10 +1,7 @@
 """What a rank of FSDP2 does with its rows, whatever the recipe asks for, is what one process does with all of them."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +9,10 @@ import pytest
 
 from napkin.checkpoint.folder import checkpoint_path, read_checkpoint
 from napkin.checkpoint.restore import load_train_state
+from reliability.conftest import TrainOnRanks
 from reliability.harness import Napkin
 from reliability.rank_cases import Case, Figure, losses, steps_of, train_state_of
 from reliability.rank_runs import TOLERANCE, assert_follows, start_and_stop, take_up, write_recipe
-from reliability.ranks import free_port
 
 
 def case(**tables: Any) -> Case:
@@ -53,23 +50,6 @@ LONG: dict[str, Case] = {
 }
 
 
-def train_on_ranks(folder: Path, size: int, cases: dict[str, Case]) -> None:
-    run_ranks_of("rank_cases.py", folder, size, cases)
-
-
-def run_ranks_of(script: str, folder: Path, size: int, cases: dict[str, Case]) -> None:
-    (folder / "cases.json").write_text(json.dumps(cases))
-    # NumPy's own threads, which training has no use for, would be there at the fork.
-    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name(script), folder, str(size), str(free_port())],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 NORM_TOLERANCE = 5e-5
 
 
@@ -97,8 +77,8 @@ def assert_alike(name: str, there: list[Figure], here: list[Figure]) -> None:
         assert found == pytest.approx(expected, abs=tolerance, rel=NORM_TOLERANCE if norms else 0)
 
 
-def test_two_ranks_with_parts_of_the_model_follow_one(tmp_path: Path) -> None:
-    train_on_ranks(tmp_path, 2, SHORT)
+def test_two_ranks_with_parts_of_the_model_follow_one(tmp_path: Path, train_on_ranks: TrainOnRanks) -> None:
+    train_on_ranks(2, SHORT)
     for name, each in SHORT.items():
         assert_one_follows(tmp_path, name, each)
     figures = json.loads((tmp_path / "fp16.json").read_text())
@@ -107,8 +87,10 @@ def test_two_ranks_with_parts_of_the_model_follow_one(tmp_path: Path) -> None:
 
 @pytest.mark.torture
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranks_with_parts_of_the_model_follow_one_for_long(tmp_path: Path, size: int) -> None:
-    train_on_ranks(tmp_path, size, LONG)
+def test_ranks_with_parts_of_the_model_follow_one_for_long(
+    tmp_path: Path, train_on_ranks: TrainOnRanks, size: int
+) -> None:
+    train_on_ranks(size, LONG)
     for name, each in LONG.items():
         assert_one_follows(tmp_path, name, each)
 

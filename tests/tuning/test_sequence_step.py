@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +23,7 @@ from napkin.tuning.sequence_step import (
     train_on_examples,
 )
 from oracles.alignment_cases import CASES, WITH_SCALAR_HEAD, gradient_of, some_examples, train_state_of
-from reliability.ranks import free_port
+from reliability.ranks import run_script_of_ranks
 from tuning.rank_gradients import sizes_of, weights_after_reinforcement
 
 
@@ -34,22 +32,9 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).norm() / other.norm())
 
 
-def compute_on_ranks(folder: Path, size: int) -> None:
-    """Run `rank_gradients` in its own processes."""
-    # NumPy's own threads, which training has no use for, would be there at the fork.
-    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("rank_gradients.py"), folder, str(size), str(free_port())],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.torture)])
-def test_ranks_have_the_gradient_of_one_process(tmp_path: Path, size: int) -> None:
-    compute_on_ranks(tmp_path, size)
+def test_ranks_have_the_gradient_of_one_process(tmp_path: Path, server: subprocess.Popen[str], size: int) -> None:
+    run_script_of_ranks(Path(__file__).with_name("rank_gradients.py"), server, tmp_path, size)
     train_state, with_scalar_head = train_state_of(), train_state_of(scalar_head=True)
     alone = {
         name: gradient_of(with_scalar_head if name in WITH_SCALAR_HEAD else train_state, make()[1], make()[0])
