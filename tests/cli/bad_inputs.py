@@ -126,6 +126,8 @@ def bad_inputs(command: str, n: int = TRIES, seed: int = 0) -> list[Try]:
     values = list(VALUES.items())
     # Each option gets other values, and each value other options.
     for number in range(2 * len(options) * len(values)):
+        if len(found) >= n:
+            break
         option = options[number % len(options)]
         kind, value = values[(number * 7 + number // len(options)) % len(values)]
         form = [f"{option}={value}"] if number % 3 == 0 or value.startswith("-") else [option, value]

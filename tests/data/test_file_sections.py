@@ -32,7 +32,7 @@ def twin(path: Path, part_bytes: int | None) -> list[object]:
     return list(line_reader.sections(path, part_bytes))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(BYTES, st.one_of(st.none(), st.integers(16, 200)), st.integers(1, 64))
 @example(b"a\n<|endoftext|>", None, 14)
 @example(b"a\n<|endoftext|>\r", None, 15)
@@ -54,7 +54,7 @@ def test_sections_are_those_of_lines_whatever_the_blocks(
     assert found == twin(path, part_bytes)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(BYTES, st.one_of(st.none(), st.integers(16, 200)))
 def test_documents_and_errors_are_those_of_lines(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, part_bytes: int | None
@@ -77,7 +77,7 @@ def read_until_error(documents: Iterator[Document]) -> tuple[list[Document], str
     return read, ""
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(TEXTS.map(bytes.decode), st.sampled_from(sorted(SPLITTABLE_PATTERNS)))
 def test_pre_tokens_end_wherever_a_text_may_be_split(text: str, pattern: str) -> None:
     data, splitter = text.encode(), PreTokenizer(pattern)

@@ -95,7 +95,7 @@ def test_a_megabyte_of_one_letter_and_hostile_code_points_give_a_guess() -> None
 
 
 @given(TEXTS)
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_compiled_sums_equal_the_plain_ones(text: str) -> None:
     classifier = packaged_classifier()
     n_plain, plain = classifier.plain_sum_of_rows(text)

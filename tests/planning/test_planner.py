@@ -114,7 +114,7 @@ def test_a_device_without_bf16_trains_in_fp32_and_says_so_where_bf16_is_wanted()
 
 def test_what_does_not_fit_is_told_its_ways_out() -> None:
     small = dataclasses.replace(A100, name="small", memory_bytes=600_000_000 + 30_000_000)
-    plan = plan_on(recipe(64, context_length=256, n_layers=1), small, 4)
+    plan = plan_on(recipe(64, context_length=256), small, 4)
     assert plan.ledger.peak_bytes == count_step(plan.resolved).peak_bytes > plan.site.memory_bytes
     with pytest.raises(NapkinError) as refused:
         refuse_what_does_not_fit(plan)
@@ -200,7 +200,7 @@ def test_this_machine_and_the_same_machine_described_as_a_device_are_planned_wit
 
 
 def test_a_plan_that_does_not_fit_whole_fits_sharded_where_the_recipe_says_fsdp() -> None:
-    small = dataclasses.replace(A100, memory_bytes=600_000_000 + 30_000_000)
+    small = dataclasses.replace(A100, memory_bytes=600_000_000 + 45_000_000)
     large = recipe(8, d_model=256, n_layers=3, vocab_size=1000)
     whole = plan_on(large, small, 8)
     assert not whole.fits

@@ -52,7 +52,7 @@ def kill_resume_and_compare(napkin: Napkin, begun: Path, uninterrupted: Path, nu
     return killed.status == -signal.SIGKILL
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("near", "number"),
     [(LAST, 9), (".measurement.json.", 2), (".measurement.json.", 4), (".report.html.", 1), (".report.html.", 2)],

@@ -5,11 +5,13 @@ import itertools
 import random
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from tiktoken import Encoding
 
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
@@ -43,13 +45,40 @@ def every_pair_of_bytes() -> list[tuple[int, int]]:
     return pairs
 
 
-TRAINED = train_bpe([SAMPLE], 420, ()).merges
-PLAIN = {pattern: BPETokenizer(TRAINED, pattern=pattern) for pattern in ALL}
-COMPILED = {pattern: Encoder(TRAINED, pattern) for pattern in ALL}
-PAIRS = BPETokenizer(every_pair_of_bytes())
-PAIRS_COMPILED = {pattern: Encoder(PAIRS.merges, pattern) for pattern in CUT}
-WITNESS = {pattern: tiktoken_encoding(pattern, PLAIN[pattern]) for pattern in CUT}
-PAIRS_WITNESS = {pattern: tiktoken_encoding(pattern, PAIRS) for pattern in CUT}
+# Made when a test asks for them: each worker imports this file, and one runs it.
+@cache
+def trained() -> list[tuple[int, int]]:
+    return train_bpe([SAMPLE], 420, ()).merges
+
+
+@cache
+def plain(pattern: str) -> BPETokenizer:
+    return BPETokenizer(trained(), pattern=pattern)
+
+
+@cache
+def compiled(pattern: str) -> Encoder:
+    return Encoder(trained(), pattern)
+
+
+@cache
+def witness(pattern: str) -> Encoding:
+    return tiktoken_encoding(pattern, plain(pattern))
+
+
+@cache
+def pairs() -> BPETokenizer:
+    return BPETokenizer(every_pair_of_bytes())
+
+
+@cache
+def pairs_compiled(pattern: str) -> Encoder:
+    return Encoder(pairs().merges, pattern)
+
+
+@cache
+def pairs_witness(pattern: str) -> Encoding:
+    return tiktoken_encoding(pattern, pairs())
 
 
 def twin(tokenizer: BPETokenizer, text: str) -> list[int]:
@@ -63,13 +92,13 @@ def twin(tokenizer: BPETokenizer, text: str) -> list[int]:
 def check_all_patterns(text: str) -> None:
     data = text.encode()
     for pattern in ALL:
-        assert COMPILED[pattern].encode(data)[0].tolist() == twin(PLAIN[pattern], text), pattern
+        assert compiled(pattern).encode(data)[0].tolist() == twin(plain(pattern), text), pattern
     for pattern in CUT:
-        assert WITNESS[pattern].encode_ordinary(text) == COMPILED[pattern].encode(data)[0].tolist(), pattern
-        assert PAIRS_WITNESS[pattern].encode_ordinary(text) == PAIRS_COMPILED[pattern].encode(data)[0].tolist(), pattern
+        assert witness(pattern).encode_ordinary(text) == compiled(pattern).encode(data)[0].tolist(), pattern
+        assert pairs_witness(pattern).encode_ordinary(text) == pairs_compiled(pattern).encode(data)[0].tolist(), pattern
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(TEXTS)
 @example("")
 @example("x \n \n ")
@@ -78,7 +107,7 @@ def test_ids_equal_those_of_the_plain_form_and_of_tiktoken(text: str):
     check_all_patterns(text)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(merges_in_any_order(), st.text(alphabet="abc", max_size=60))
 @example([(257, 97), (97, 98)], "ab")
 # Ranks far enough apart to be in two words of the set of ranks.
@@ -108,11 +137,11 @@ def test_ids_of_a_hundred_thousand_texts_equal_those_of_the_plain_form_and_of_ti
     for start in range(0, len(in_order), 5_000):
         some = in_order[start : start + 5_000]
         for pattern in ALL:
-            plain = [twin(PLAIN[pattern], text) for text in some]
-            check_at_once(COMPILED[pattern], some, plain, pattern)
+            ids = [twin(plain(pattern), text) for text in some]
+            check_at_once(compiled(pattern), some, ids, pattern)
         for pattern in CUT:
-            for encoder, witness in (COMPILED, WITNESS), (PAIRS_COMPILED, PAIRS_WITNESS):
-                check_at_once(encoder[pattern], some, map(witness[pattern].encode_ordinary, some), pattern)
+            for encoder, expected in (compiled, witness), (pairs_compiled, pairs_witness):
+                check_at_once(encoder(pattern), some, map(expected(pattern).encode_ordinary, some), pattern)
 
 
 def in_contexts(character: str) -> list[str]:
@@ -141,16 +170,16 @@ def test_every_code_point_is_cut_as_tiktoken_cuts_it(pattern: str):
 def check_contexts(pattern: str, codes: Iterable[int]) -> None:
     characters = [chr(code) for code in codes if not 0xD800 <= code < 0xE000]
     texts = [text for character in characters for text in in_contexts(character)]
-    check_at_once(PAIRS_COMPILED[pattern], texts, map(PAIRS_WITNESS[pattern].encode_ordinary, texts), pattern)
+    check_at_once(pairs_compiled(pattern), texts, map(pairs_witness(pattern).encode_ordinary, texts), pattern)
 
 
 def check_at_once(encoder: Encoder, texts: Sequence[str], expected: Iterable[list[int]], what: str) -> None:
     data = [text.encode() for text in texts]
     ids, counts = encoder.encode(b"".join(data), list(itertools.accumulate(map(len, data))))
     found, end = ids.tolist(), 0
-    for text, count, witness in zip(texts, counts.tolist(), expected, strict=True):
+    for text, count, theirs in zip(texts, counts.tolist(), expected, strict=True):
         begin, end = end, end + count
-        assert found[begin:end] == witness, f"{text!r} in {what}"
+        assert found[begin:end] == theirs, f"{text!r} in {what}"
     assert end == len(found)
 
 
@@ -161,11 +190,11 @@ def test_documents_that_end_at_any_byte_of_a_block_have_the_ids_they_have_alone(
     texts = ["".join(draw.choices(TRICKY, k=k % 140)) for k in range(500)]
     data = [text.encode() for text in texts]
 
-    ids, counts = PAIRS_COMPILED[pattern].encode(
+    ids, counts = pairs_compiled(pattern).encode(
         b"".join(data), list(itertools.accumulate(map(len, data))), dtype="uint32", threads=threads
     )
 
-    expected = [PAIRS_WITNESS[pattern].encode_ordinary(text) for text in texts]
+    expected = [pairs_witness(pattern).encode_ordinary(text) for text in texts]
     assert counts.tolist() == list(map(len, expected))
     assert ids.tolist() == [i for each in expected for i in each]
 
@@ -175,11 +204,11 @@ def test_the_ids_of_a_long_text_do_not_depend_on_threads_and_pieces(pattern: str
     draw = random.Random(2)
     words = ["the", " cat", " hat\n", "don't", "  ", "\n\n", "x.\n", "你好", "\n \nA", "!?", "1234", " \u3000b", "'s"]
     text = "".join(draw.choices(words, k=20_000)).encode()
-    whole = COMPILED[pattern].encode(text)[0].tolist()
+    whole = compiled(pattern).encode(text)[0].tolist()
 
     for size in (1, 100, 3_333):
         monkeypatch.setattr("napkin.tokenizer.numba.encoder._PIECE_BYTES", size)
-        assert COMPILED[pattern].encode(text, threads=2)[0].tolist() == whole
+        assert compiled(pattern).encode(text, threads=2)[0].tolist() == whole
 
 
 @given(TEXTS, st.integers(1, 100))
@@ -227,7 +256,7 @@ def test_merging_by_random_vocabularies_equals_the_plain_form(seed: int):
 def test_a_cache_too_small_for_the_text_is_emptied_and_changes_no_id():
     draw = random.Random(3)
     text = "".join(draw.choices("abcdefghij ", k=600_000)) + "".join(f" {i:0{i % 40 + 10}d}" for i in range(9_000))
-    small, large = Encoder(TRAINED, "gpt2", cache_bytes=0), Encoder(TRAINED, "gpt2")
+    small, large = Encoder(trained(), "gpt2", cache_bytes=0), Encoder(trained(), "gpt2")
 
     assert small.encode(text.encode())[0].tolist() == large.encode(text.encode())[0].tolist()
     assert cache_bytes(small) < 2**22 < cache_bytes(large) < 2**26 + 2**22
@@ -241,7 +270,7 @@ def cache_bytes(encoder: Encoder) -> int:
 
 
 def test_a_copy_of_an_encoder_has_tables_of_its_own_and_the_same_ids():
-    encoder = Encoder(TRAINED, "gpt2")
+    encoder = Encoder(trained(), "gpt2")
     ids = encoder.encode(SAMPLE.encode())[0].tolist()
     twin_of_it = copy.deepcopy(encoder)
     del encoder
@@ -250,7 +279,7 @@ def test_a_copy_of_an_encoder_has_tables_of_its_own_and_the_same_ids():
 
 
 def test_a_tokenizer_gives_long_texts_to_the_core_and_the_same_ids_in_all_ways():
-    tokenizer = BPETokenizer(TRAINED, ["<|end|>"])
+    tokenizer = BPETokenizer(trained(), ["<|end|>"])
     text = (SAMPLE + "<|end|>") * 200
     expected = twin(tokenizer, text)
     tokenizer._encoder.encode(b"")

@@ -34,7 +34,7 @@ def _played(requests: list[int]) -> tuple[CachingAllocator, NaiveCachingAllocato
     return allocator, naive, blocks
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(REQUESTS)
 def test_each_request_gets_the_block_that_a_search_of_all_cells_finds(requests: list[int]):
     allocator, naive, blocks = _played(requests)
@@ -48,7 +48,7 @@ def test_each_request_gets_the_block_that_a_search_of_all_cells_finds(requests: 
     assert allocator.reserved_bytes == sum(segment.size for segment in naive.segments)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(REQUESTS)
 def test_blocks_never_overlap_and_fill_their_segments(requests: list[int]):
     allocator, _, blocks = _played(requests)

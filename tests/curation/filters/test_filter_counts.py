@@ -36,14 +36,14 @@ TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=120).ma
 
 
 @given(TEXTS)
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_machine_code_counts_what_plain_python_counts(text: str) -> None:
     assert compiled_statistics(text) == plain_statistics(text)
     assert compiled_statistics(text, repetition=False) == plain_statistics(text, repetition=False)
 
 
 @given(TEXTS, st.integers(0, 4), st.sampled_from([2, 30, 1000]))
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_machine_code_keeps_the_lines_that_plain_python_keeps(text: str, least: int, longest: int) -> None:
     assert compiled_c4_lines(text, least, longest) == plain_c4_lines(text, least, longest)
 

@@ -125,7 +125,7 @@ def stored(value: Any) -> Any:
 
 
 @given(text=st.text(st.characters(exclude_categories=[])), value=VALUES, ascii_only=st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_a_line_of_valid_json_is_read_as_python_reads_it(text: str, value: Any, ascii_only: bool) -> None:
     line = json.dumps({"text": text, "value": value}, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     (found,) = read_jsonl(io.BytesIO(line), "a", ReadLimits(), "text")
@@ -329,7 +329,7 @@ def test_a_folder_whose_path_is_too_long_is_set_aside_by_name(tmp_path: Path) ->
     ),
     parts=st.lists(st.sampled_from(["*", "**", "a", "b*", "?", "[ab]", "a*"]), min_size=1, max_size=4),
 )
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_patterns_find_what_python_finds(
     tmp_path_factory: pytest.TempPathFactory, names: set[str], parts: list[str]
 ) -> None:
