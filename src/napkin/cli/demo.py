@@ -168,7 +168,18 @@ def tuning_demo_command(options: TuningDemoOptions) -> int:
     for name, typed in stages:
         if status := run_stage(name, typed, taken):
             return status
-    _summarise(folder, taken)
+    run = folder / "practised"
+    steps = sorted(int(path.stem.removeprefix("step-")) for path in (run / "answers").glob("step-*.jsonl"))
+    right = {step: held_out(run, step) for step in steps}
+    print_times(taken)
+    rows = [(f"{step:,}", f"{share:.1%}") for step, share in right.items()]
+    print_table(("step", "held-out sums that are right"), rows)
+    say()
+    say(
+        f"taught by a teacher who is wrong two times in three, the model answered {right[steps[0]]:.0%} of held-out "
+        f"sums right; after {steps[-1]} steps of rewards {right[steps[-1]]:.0%}"
+    )
+    say(f"open {run}/report.html; answers with their rewards are in {run}/answers")
     return 0
 
 
@@ -231,18 +242,3 @@ def held_out(run: Path, step: int) -> float:
     """The mean reward of the held-out answers that a run has kept of a step."""
     lines = (run / "answers" / f"step-{step:08d}.jsonl").read_text().splitlines()
     return statistics.fmean(json.loads(line)["reward"] for line in lines)
-
-
-def _summarise(folder: Path, taken: dict[str, float]) -> None:
-    run = folder / "practised"
-    steps = sorted(int(path.stem.removeprefix("step-")) for path in (run / "answers").glob("step-*.jsonl"))
-    print_times(taken)
-    print_table(
-        ("step", "held-out sums that are right"), [(f"{step:,}", f"{held_out(run, step):.1%}") for step in steps]
-    )
-    say()
-    say(
-        f"taught by a teacher who is wrong two times in three, the model answered {held_out(run, steps[0]):.0%} of "
-        f"held-out sums right; after {steps[-1]} steps of rewards {held_out(run, steps[-1]):.0%}"
-    )
-    say(f"open {run}/report.html; answers with their rewards are in {run}/answers")

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from napkin.cli.commands import Main
 from napkin.cli.common.options import INLINED, JsonOption, parse, takes
@@ -11,7 +11,6 @@ from napkin.cli.common.progress import progress_line
 from napkin.cli.common.recipe_options import RecipeSource
 from napkin.cli.common.terminal import notify
 from napkin.errors import NapkinError
-from napkin.recipe.data_config import DataConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe
 from napkin.recipe.training_config import OptimizerConfig, ParallelismConfig, TrackingConfig, TrainingConfig
@@ -51,9 +50,6 @@ class TuningTables:
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
 
 
-Tables = TypeVar("Tables", bound=TuningTables)
-
-
 @dataclass(frozen=True)
 class TuningOptions(JsonOption):
     """For commands that make a run of tuning."""
@@ -70,16 +66,35 @@ class TuningOptions(JsonOption):
     """Folder to make for the run, which must not exist; None is runs/ and the name of the recipe, or of the command."""
 
 
-Options = TypeVar("Options", bound=TuningOptions)
+def tuning_command(method: str, about: str, **tables: type) -> Main:
+    """Make a command that reads `[RECIPE.toml] [--field value ...]`, makes the run and trains it.
 
-
-def tuning_command(method: str, options: type[Options], tables: type[TuningTables]) -> Main:
-    """Make a command that reads `[RECIPE.toml] [--field value ...]`, makes the run and trains it."""
+    `tables` are those that its recipe has beside the tables of all.
+    """
+    fields = [(name, kind, field(default_factory=kind)) for name, kind in tables.items()]
+    all_tables = dataclasses.make_dataclass("Tables", fields, bases=(TuningTables,), frozen=True)
+    options = dataclasses.make_dataclass(
+        "Options",
+        [("recipe", Annotated[all_tables, INLINED])],
+        bases=(TuningOptions,),
+        namespace={"__doc__": about},
+        frozen=True,
+    )
 
     @takes(options)
     def main(arguments: Sequence[str]) -> int:
         source = RecipeSource.of(arguments)
-        parsed, recipe = _parsed(options, tables, method, source)
+        base = _recipe(source.path, method)
+        if not isinstance(base.data.train, str):
+            raise NapkinError(f"data.train names {len(base.data.train)} files: tuning reads one")
+        names = [each.name for each in dataclasses.fields(all_tables)]
+        shown = {name: getattr(base, name) for name in names}
+        shown["data"] = TunedData(base.data.train, base.data.validation)
+        default = options(recipe=all_tables(**shown))
+        parsed = parse(options, f"tune {method} [RECIPE.toml]", source.options, default=default)
+        chosen = {name: getattr(parsed.recipe, name) for name in names}
+        chosen["data"] = dataclasses.replace(base.data, **vars(parsed.recipe.data))
+        recipe = dataclasses.replace(base, **chosen)
         folder = parsed.run or source.folder(default=method)
         if not recipe.tuning.start:
             raise NapkinError("no model to start from is named: use --tuning.start with a run or a Hugging Face folder")
@@ -96,20 +111,6 @@ def tuning_command(method: str, options: type[Options], tables: type[TuningTable
     return main
 
 
-def _parsed(
-    options: type[Options], tables: type[TuningTables], method: str, source: RecipeSource
-) -> tuple[Options, TuningRecipe]:
-    base = _recipe(source.path, method)
-    shown = tables(**{each.name: _table(base, each.name) for each in dataclasses.fields(tables)})
-    default = options(recipe=shown)
-    parsed = parse(options, f"tune {method} [RECIPE.toml]", source.options, default=default)
-    chosen = {each.name: getattr(parsed.recipe, each.name) for each in dataclasses.fields(tables)}
-    chosen["data"] = dataclasses.replace(
-        base.data, train=parsed.recipe.data.train, validation=parsed.recipe.data.validation
-    )
-    return parsed, dataclasses.replace(base, **chosen)
-
-
 def _recipe(path: str | None, command: str) -> TuningRecipe:
     recipe: Recipe = RECIPE_OF[command]() if path is None else read_recipe(path)  # pyright: ignore[reportArgumentType]
     if not isinstance(recipe, TuningRecipe):
@@ -121,63 +122,26 @@ def _recipe(path: str | None, command: str) -> TuningRecipe:
     return recipe
 
 
-def _table(recipe: TuningRecipe, name: str) -> Any:
-    found = getattr(recipe, name)
-    if not isinstance(found, DataConfig):
-        return found
-    if not isinstance(found.train, str):
-        raise NapkinError(f"data.train names {len(found.train)} files: tuning reads one")
-    return TunedData(found.train, found.validation)
+_RECONCILED = "Plans the run, trains it, meters it, and reconciles plan and measurement"
 
-
-@dataclass(frozen=True)
-class SupervisedOptions(TuningOptions):
-    """Fine-tune a model on conversations: it learns to say what the assistant says. Plans the run, trains it, meters
-    it, and reconciles plan and measurement."""
-
-
-sft_command = tuning_command("sft", SupervisedOptions, TuningTables)
-
-
-@dataclass(frozen=True)
-class PreferenceTables(TuningTables):
-    """With how pairs are learned from."""
-
-    preference: PreferenceConfig = field(default_factory=PreferenceConfig)
-
-
-@dataclass(frozen=True)
-class PreferenceOptions(TuningOptions):
-    """Tune a model on preferences: a JSONL file with prompt, chosen and rejected per line, or for kto with prompt,
-    completion and label. Plans the run, trains it, meters it, and reconciles plan and measurement."""
-
-
-preference_command = tuning_command("preference", PreferenceOptions, PreferenceTables)
-
-
-@dataclass(frozen=True)
-class RewardModelOptions(TuningOptions):
-    """Train a reward model: a number for each answer, from a JSONL file with prompt, chosen and rejected per line.
-    Plans the run, trains it, meters it, and reconciles plan and measurement; on held-out pairs it says how far the
-    model's probabilities can be taken at their word."""
-
-
-reward_model_command = tuning_command("reward-model", RewardModelOptions, TuningTables)
-
-
-@dataclass(frozen=True)
-class ReinforcementTables(TuningTables):
-    """The tables of a recipe of reinforcement learning."""
-
-    rl: ReinforcementConfig = field(default_factory=ReinforcementConfig)
-
-
-@dataclass(frozen=True)
-class ReinforcementOptions(TuningOptions):
-    """Tune a model on rewards of its own answers, to tasks of an environment or to prompts of a file. Answers held-out
-    tasks greedily when an evaluation is due, and keeps answers with their rewards in the run's folder."""
-
-    recipe: Annotated[ReinforcementTables, INLINED]
-
-
-rl_command = tuning_command("rl", ReinforcementOptions, ReinforcementTables)
+sft_command = tuning_command(
+    "sft",
+    f"Fine-tune a model on conversations: it learns to say what the assistant says. {_RECONCILED}.",
+)
+preference_command = tuning_command(
+    "preference",
+    "Tune a model on preferences: a JSONL file with prompt, chosen and rejected per line, or for kto with prompt, "
+    f"completion and label. {_RECONCILED}.",
+    preference=PreferenceConfig,
+)
+reward_model_command = tuning_command(
+    "reward-model",
+    "Train a reward model: a number for each answer, from a JSONL file with prompt, chosen and rejected per line. "
+    f"{_RECONCILED}; on held-out pairs it says how far the model's probabilities can be taken at their word.",
+)
+rl_command = tuning_command(
+    "rl",
+    "Tune a model on rewards of its own answers, to tasks of an environment or to prompts of a file. Answers held-out "
+    "tasks greedily when an evaluation is due, and keeps answers with their rewards in the run's folder.",
+    rl=ReinforcementConfig,
+)

@@ -94,9 +94,13 @@ def charts_of(charts: Sequence[Chart], tables: Sequence[Table], axis: Axis) -> C
     ends = {each: max((table.ends.get(each, 0.0) for table in tables), default=0.0) for each in AXES}
     axes: list[Axis] = [each for each in AXES if ends[each] > 0]
     axis = axis if axis in axes or not axes else axes[0]
+    shown_axes = {}
+    for each in axes:
+        scale, label = unit_and_label(each, ends[each])
+        shown_axes[each] = {"name": LABELS[each], "label": label, "scale": scale, "unit": UNITS[each]}
     content = {
         "axis": axis,
-        "axes": {each: _axis(each, ends[each]) for each in axes},
+        "axes": shown_axes,
         "tables": [{"positions": table.positions, "curves": table.curves} for table in tables],
         "charts": {chart.name: asdict(chart) for chart in shown},
     }
@@ -110,22 +114,16 @@ def as_data(content: Any) -> Markup:
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-def _axis(axis: Axis, end: float) -> dict[str, Any]:
-    scale, label = unit_and_label(axis, end)
-    return {"name": LABELS[axis], "label": label, "scale": scale, "unit": UNITS[axis]}
-
-
 def _rounded(values: Curve) -> list[float | int | None]:
-    # Six digits are more than a chart can show, and their text is short.
-    return [_short(value) for value in values.tolist()]
-
-
-def _short(value: float) -> float | int | None:
-    if not math.isfinite(value):
-        return None
-    if value == int(value) and abs(value) < 2**53:
-        return int(value)
-    return float(f"{value:.6g}")
+    """Six digits are more than a chart can show, and their text is short."""
+    return [
+        None
+        if not math.isfinite(value)
+        else int(value)
+        if value == int(value) and abs(value) < 2**53
+        else float(f"{value:.6g}")
+        for value in values.tolist()
+    ]
 
 
 def _relative(values: Curve, steps: Curve) -> list[float | int | None] | float:
@@ -144,7 +142,10 @@ HELD_OUT = "held-out "
 def figure_curves(metrics: Sequence[StepMetrics]) -> dict[str, Curve]:
     """The further figures of all logged steps by name; NaN where a step has none."""
     names = dict.fromkeys(name for logged in metrics for name in logged.figures or {})
-    return {name: np.array([_value(logged.figures, name) for logged in metrics], dtype=np.float64) for name in names}
+    # numpy makes NaN of None.
+    return {
+        name: np.array([(logged.figures or {}).get(name) for logged in metrics], dtype=np.float64) for name in names
+    }
 
 
 def figure_charts(curves: Mapping[str, Curve]) -> list[Chart]:
@@ -174,11 +175,6 @@ def constant_figures(curves: Mapping[str, Curve]) -> list[tuple[str, float]]:
         for name, curve in curves.items()
         if name not in varying and not np.all(np.isnan(curve))
     ]
-
-
-def _value(figures: Mapping[str, float | None] | None, name: str) -> float:
-    found = (figures or {}).get(name)
-    return np.nan if found is None else found
 
 
 _POINTS = 3000

@@ -76,13 +76,14 @@ class ComparedRun:
         self.evaluation: Evaluation | None = record.evaluation
         self.overfitting: Overfitting | None = overfitting(metrics)
         best = lowest(evaluations(metrics))
-        step = last.step if last else 0
+        step, steps = last.step if last else 0, plan.steps if plan else None
+        state = "finished" if steps is not None and step >= steps else "stopped" if step else "planned"
         self.summary = RunSummary(
             name=record.name,
             folder=folder,
-            state=_state(step, plan.steps if plan else None, training),
+            state="training" if training else state,
             step=step,
-            steps=plan.steps if plan else None,
+            steps=steps,
             tokens=last.tokens if last else 0,
             loss=_last(self.losses["training"]),
             validation_loss=_last(self.losses["validation"]),
@@ -126,7 +127,8 @@ def find_runs(folders: Sequence[str]) -> list[Path]:
     """
     found: list[Path] = []
     for folder in map(Path, folders):
-        runs = [folder] if _is_run(folder) else sorted(path.parent for path in folder.glob("*/recipe.toml"))
+        is_run = (folder / "recipe.toml").is_file()
+        runs = [folder] if is_run else sorted(path.parent for path in folder.glob("*/recipe.toml"))
         if not runs:
             raise NapkinError(f"'{folder}' is not a run and contains none: name folders that `napkin train` made")
         found += (run for run in runs if run not in found)
@@ -161,18 +163,6 @@ class _TokenizerFile(msgspec.Struct):
     fingerprint: str
 
 
-def _is_run(folder: Path) -> bool:
-    return (folder / "recipe.toml").is_file()
-
-
-def _state(step: int, steps: int | None, training: bool) -> Literal["planned", "training", "stopped", "finished"]:
-    if training:
-        return "training"
-    if steps is not None and step >= steps:
-        return "finished"
-    return "stopped" if step else "planned"
-
-
 def _figures(record: RunRecord, name: str) -> Curve:
     return np.array([getattr(logged, name) for logged in record.metrics], dtype=np.float64)
 
@@ -200,38 +190,47 @@ class Ranking:
 def rank(runs: Sequence[ComparedRun]) -> Ranking:
     """Rank runs by their lowest validation loss or, where their losses are not of the same tokens, by bits per byte."""
     validated = [run for run in runs if run.summary.best_validation_loss is not None]
-    obstacle = _obstacle(validated)
-    if not obstacle:
+    evaluated = [(run, run.evaluation) for run in runs if run.evaluation is not None]
+    # Two texts of the same length that compress alike twice are the same one.
+    texts = {(found.bytes, found.xz_bits_per_byte, found.gzip_bits_per_byte) for _, found in evaluated}
+    by: Literal["validation loss", "bits per byte"] | None = None
+    if not (obstacle := _obstacle(validated)):
         ranked = sorted(validated, key=_best_loss)
-        lead = _validation_leaders(ranked)
-        return _ranking("validation loss" if ranked else None, ranked, runs, [*lead, *_training_leader(ranked)])
-    evaluated = [run for run in runs if run.evaluation is not None]
-    if len(evaluated) > 1 and len({_evaluated_text(run) for run in evaluated}) == 1:
-        ranked = sorted(evaluated, key=_bits_per_byte)
-        lead = [f"{obstacle} The runs are compared by bits per byte of the same text instead.", *_bits_leader(ranked)]
-        return _ranking("bits per byte", ranked, runs, lead)
-    lead = f"{obstacle} `napkin evaluate` gives bits per byte, which compare the runs where they are of the same text."
-    return _ranking(None, sorted(validated, key=lambda run: (str(_measured_on(run)), _best_loss(run))), runs, [lead])
+        by = "validation loss" if ranked else None
+        lead = [*_validation_leaders(ranked), *_training_leader(ranked)]
+    elif len(evaluated) > 1 and len(texts) == 1:
+        by = "bits per byte"
+        evaluated.sort(key=lambda each: each[1].bits_per_byte)
+        ranked = [run for run, _ in evaluated]
+        best, found = evaluated[0]
+        bits = format_three_digits(found.bits_per_byte)
+        lead = [
+            f"{obstacle} The runs are compared by bits per byte of the same text instead.",
+            f"{best.summary.name} has the fewest bits per byte, {bits} at step {found.step:,}.",
+        ]
+    else:
+        ranked = sorted(validated, key=lambda run: (str(_measured_on(run)), _best_loss(run)))
+        bits = "`napkin evaluate` gives bits per byte, which compare the runs where they are of the same text."
+        lead = [f"{obstacle} {bits}"]
+    others = [run for run in runs if run not in ranked]
+    lead += [f"{run.summary.name} is overfitted: {run.overfitting}." for run in runs if run.overfitting]
+    if others:
+        lacks = f"{'has' if len(others) == 1 else 'have'} no {by or 'validation loss'} and cannot be ranked"
+        lead.append(f"{_names(others)} {lacks}: a training loss does not replace it.")
+    return Ranking(by, tuple(ranked), tuple(others), tuple(lead))
 
 
 def differences(runs: Sequence[ComparedRun]) -> dict[str, list[str]]:
     """The values of each recipe where they are not the same in all, by "table.name"; "–" is not set."""
     names = {name: None for run in runs for name in run.recipe}
-    shown = {name: [_value(run.recipe.get(name)) for run in runs] for name in names}
+
+    def text(value: Any) -> str:
+        if isinstance(value, float):
+            return f"{value:g}"
+        return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+    shown = {name: [text(run.recipe.get(name)) for run in runs] for name in names}
     return {name: values for name, values in shown.items() if len(set(values)) > 1}
-
-
-def _ranking(by: Any, ranked: list[ComparedRun], runs: Sequence[ComparedRun], lead: list[str]) -> Ranking:
-    others = [run for run in runs if run not in ranked]
-    overfitted = [f"{run.summary.name} is overfitted: {run.overfitting}." for run in runs if run.overfitting]
-    return Ranking(by, tuple(ranked), tuple(others), (*lead, *overfitted, *_left_out(by, others)))
-
-
-def _left_out(by: str | None, others: list[ComparedRun]) -> list[str]:
-    if not others:
-        return []
-    names, verb = _names(others), "has" if len(others) == 1 else "have"
-    return [f"{names} {verb} no {by or 'validation loss'} and cannot be ranked: a training loss does not replace it."]
 
 
 def _validation_leaders(ranked: list[ComparedRun]) -> list[str]:
@@ -269,13 +268,6 @@ def _training_leader(ranked: list[ComparedRun]) -> list[str]:
     ]
 
 
-def _bits_leader(ranked: list[ComparedRun]) -> list[str]:
-    best = ranked[0]
-    assert best.evaluation is not None
-    bits, step = format_three_digits(best.evaluation.bits_per_byte), best.evaluation.step
-    return [f"{best.summary.name} has the fewest bits per byte, {bits} at step {step:,}."]
-
-
 def _obstacle(validated: list[ComparedRun]) -> str:
     """Why the validation losses cannot be compared; "" if they can."""
     if len({_measured_on(run) for run in validated}) < 2:
@@ -289,35 +281,15 @@ def _measured_on(run: ComparedRun) -> tuple[str | None, str]:
     return run.tokenizer, str(run.recipe.get("data.validation"))
 
 
-def _evaluated_text(run: ComparedRun) -> tuple[Any, ...]:
-    # Two texts of the same length that compress alike twice are the same one.
-    found = run.evaluation
-    assert found is not None
-    return found.bytes, found.xz_bits_per_byte, found.gzip_bits_per_byte
-
-
 def _best_loss(run: ComparedRun) -> float:
     best = run.summary.best_validation_loss
     assert best is not None
     return best
 
 
-def _bits_per_byte(run: ComparedRun) -> float:
-    assert run.evaluation is not None
-    return run.evaluation.bits_per_byte
-
-
 def _names(runs: list[ComparedRun]) -> str:
     names = [run.summary.name for run in runs]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _SHADES = ("blue", "vermilion", "green", "orange", "purple", "sky", "grey", "yellow")
@@ -343,19 +315,24 @@ def write_comparison(
     ordered = [*ranking.ranked, *ranking.others]
     rows = _ranked_rows(ordered)
     charts = comparison_charts(ordered, axis)
-    differing = differences(ordered)
     page = render(
         "comparison.html",
         colours=COLOURS,
         title=", ".join(run.summary.name for run in ordered),
-        sections=_sections(ranking, charts, loss, axis),
+        # The headings of the page by their anchors, in order.
+        sections={
+            "summary": f"Runs by {ranking.by}" if ranking.by else "Runs",
+            **{name: f"{name.capitalize()} loss" for name in charts.by_name},
+            "differences": "What differs between the recipes",
+            "points": f"{loss.capitalize()} loss at equal {LABELS[axis]}",
+        },
         statements=ranking.statements,
         warnings=[problem for run in ordered for problem in run.problems],
         runs=rows,
         tables=[part for part in (rows[: len(ranking.ranked)], rows[len(ranking.ranked) :]) if part],
         charts=charts,
         chart_style=read_asset(UPLOT_STYLE),
-        differences=differing,
+        differences=differences(ordered),
         axis=LABELS[axis],
         points=point_rows(ordered, axis, points, loss),
         scripts=scripts(UPLOT, "format.js", "charts.js"),
@@ -426,20 +403,6 @@ def _summary_cells(run: ComparedRun) -> dict[str, Any]:
     }
 
 
-def _sections(ranking: Ranking, charts: Charts, loss: Loss, axis: Axis) -> dict[str, str]:
-    """The headings of the page by their anchors, in order."""
-    over = {name: f"{name.capitalize()} loss" for name in charts.by_name}
-    summary = f"Runs by {ranking.by}" if ranking.by else "Runs"
-    recipes = {"differences": "What differs between the recipes"}
-    return {"summary": summary, **over, **recipes, "points": f"{loss.capitalize()} loss at equal {LABELS[axis]}"}
-
-
-def _note(run: ComparedRun) -> str:
-    if run.overfitting is None:
-        return ""
-    return f"overfitted after step {run.overfitting.best.step:,}"
-
-
 def _ranked_rows(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     """The list of runs for the page: losses first, and states only if a run is not finished."""
     first = ("run", "lowest", "at step", "validation", "loss", "bits per byte")
@@ -448,7 +411,8 @@ def _ranked_rows(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     for shade, run, cells in zip(_SHADES, runs, summary_rows(runs), strict=False):
         names = [*(name for name in first if name in cells), *(name for name in cells if name not in first)]
         shown = {name: cells[name] for name in names if name not in left_out}
-        rows.append({"colour": shade, "note": _note(run), **shown})
+        note = f"overfitted after step {run.overfitting.best.step:,}" if run.overfitting else ""
+        rows.append({"colour": shade, "note": note, **shown})
     return rows
 
 

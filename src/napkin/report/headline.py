@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from napkin.accounting.quantities import QuantityRow, laid_out
-from napkin.report.overfitting import Evaluated, evaluations, lowest, overfitting
+from napkin.report.overfitting import evaluations, lowest, overfitting
 from napkin.report.xy_picture import shade
 from napkin.runs.accounting_files import Evaluation
 from napkin.runs.run_record import RunRecord
@@ -78,51 +78,63 @@ def warnings_of(run: RunRecord, *, training: bool | None = None) -> list[str]:
 def key_figures(run: RunRecord) -> list[KeyFigure]:
     """The final loss or held-out reward, bits per byte, time and MFU; of a run that has not begun, the planned memory
     and time."""
-    if not run.metrics and not run.measurement and not run.evaluation:
-        return _planned_figures(run)
-    return [*(_reward_figures(run) or _loss_figure(run)), *_bits_figure(run), *_time_figure(run), *_mfu_figure(run)]
+    plan, evaluation, measured = run.plan, run.evaluation, run.measurement
+    if not run.metrics and not measured and not evaluation:
+        if plan is None:
+            return []
+        peak, verdict = sum(plan.peak_by_category.values(), 0.0), "fits" if plan.fits else "does not fit"
+        per_step = format_seconds(plan.seconds / max(1, plan.steps))
+        return [
+            KeyFigure("peak memory", format_bytes(peak), f"{verdict} in {format_bytes(plan.device.memory_bytes)}"),
+            KeyFigure("time", format_seconds(plan.seconds), f"{per_step} per step"),
+        ]
+    found = [_reward_figure(run) or _loss_figure(run)]
+    if evaluation:
+        bits, xz, gzip = map(
+            format_three_digits,
+            (evaluation.bits_per_byte, evaluation.xz_bits_per_byte, evaluation.gzip_bits_per_byte),
+        )
+        found.append(KeyFigure("bits per byte", bits, f"xz {xz}, gzip {gzip}"))
+    found.append(_time_figure(run))
+    if run.mfu is not None:
+        detail = "over the logged steps"
+        if measured and measured.mfu == run.mfu:
+            detail = "" if measured.hfu is None else f"HFU {format_share(measured.hfu)}"
+        found.append(KeyFigure("MFU", format_share(run.mfu), detail))
+    return [figure for figure in found if figure is not None]
 
 
-def _planned_figures(run: RunRecord) -> list[KeyFigure]:
-    plan = run.plan
-    if plan is None:
-        return []
-    peak, verdict = sum(plan.peak_by_category.values(), 0.0), "fits" if plan.fits else "does not fit"
-    seconds_per_step = plan.seconds / max(1, plan.steps)
-    return [
-        KeyFigure("peak memory", format_bytes(peak), f"{verdict} in {format_bytes(plan.device.memory_bytes)}"),
-        KeyFigure("time", format_seconds(plan.seconds), f"{format_seconds(seconds_per_step)} per step"),
-    ]
-
-
-def _reward_figures(run: RunRecord) -> list[KeyFigure]:
-    """The figures of reinforcement learning, whose loss says little."""
+def _reward_figure(run: RunRecord) -> KeyFigure | None:
+    """The figure of reinforcement learning, whose loss says little."""
     found = [
         (logged.step, logged.figures[CORRECT])
         for logged in run.metrics
         if logged.figures and logged.figures.get(CORRECT) is not None
     ]
     if not found:
-        return []
+        return None
     (first, before), (last, after) = found[0], found[-1]
     at = f"at step {last:,}; {format_share(before or 0.0)} at step {first:,}"
-    return [KeyFigure("right held-out answers", format_share(after or 0.0), at)]
+    return KeyFigure("right held-out answers", format_share(after or 0.0), at)
 
 
-def _loss_figure(run: RunRecord) -> list[KeyFigure]:
+def _loss_figure(run: RunRecord) -> KeyFigure | None:
+    found = evaluations(run.metrics)
     if run.evaluation:
         of_all = f"of all {run.evaluation.tokens:,} tokens, perplexity {format_three_digits(run.evaluation.perplexity)}"
-        found, sample = evaluations(run.metrics), sample_of(run)
         if found and "tuning.method" not in recipe_values(run.recipe):
+            sample = sample_of(run)
             of_sample = f"of a sample of {sample:,}" if sample else "in other windows"
             of_all += f"; validation loss {found[-1].loss:.3f}, {of_sample}, at step {found[-1].step:,}"
-        return [KeyFigure("held-out loss", f"{run.evaluation.loss:.3f}", of_all)]
-    if found := evaluations(run.metrics):
-        return [KeyFigure("validation loss", f"{found[-1].loss:.3f}", _validation_detail(found))]
+        return KeyFigure("held-out loss", f"{run.evaluation.loss:.3f}", of_all)
+    if best := lowest(found):
+        last = found[-1]
+        below = "" if best.loss == last.loss else f"; lowest {best.loss:.3f} at step {best.step:,}"
+        return KeyFigure("validation loss", f"{last.loss:.3f}", f"at step {last.step:,}{below}")
     for logged in reversed(run.metrics):
         if not math.isnan(logged.loss):
-            return [KeyFigure("training loss", f"{logged.loss:.3f}", f"at step {logged.step:,}")]
-    return []
+            return KeyFigure("training loss", f"{logged.loss:.3f}", f"at step {logged.step:,}")
+    return None
 
 
 def recipe_values(text: str) -> dict[str, Any]:
@@ -153,45 +165,17 @@ def sample_of(run: RunRecord) -> int | None:
     return None if run.evaluation and run.evaluation.tokens <= tokens else tokens
 
 
-def _validation_detail(found: list[Evaluated]) -> str:
-    last, best = found[-1], lowest(found)
-    at = f"at step {last.step:,}"
-    if best is None or best.loss == last.loss:
-        return at
-    return f"{at}; lowest {best.loss:.3f} at step {best.step:,}"
-
-
-def _bits_figure(run: RunRecord) -> list[KeyFigure]:
-    if not (found := run.evaluation):
-        return []
-    compressors = (
-        f"xz {format_three_digits(found.xz_bits_per_byte)}, gzip {format_three_digits(found.gzip_bits_per_byte)}"
-    )
-    return [KeyFigure("bits per byte", format_three_digits(found.bits_per_byte), compressors)]
-
-
-def _time_figure(run: RunRecord) -> list[KeyFigure]:
+def _time_figure(run: RunRecord) -> KeyFigure | None:
     # Either may be incomplete: the metrics end before the last checkpoint, and the meter covers one process.
     metered = sum(run.measurement.seconds.values(), 0.0) if run.measurement else 0.0
     if not run.metrics:
-        return [KeyFigure("time", format_seconds(metered))] if run.measurement else []
+        return KeyFigure("time", format_seconds(metered)) if run.measurement else None
     last = run.metrics[-1]
     spent = format_seconds(max(last.seconds, metered))
     if not run.plan or not last.step or last.step >= run.plan.steps:
-        return [KeyFigure("time", spent, f"{last.step:,} steps")]
+        return KeyFigure("time", spent, f"{last.step:,} steps")
     left = last.seconds / last.step * (run.plan.steps - last.step)
-    return [KeyFigure("time", spent, f"about {format_seconds(left)} to go")]
-
-
-def _mfu_figure(run: RunRecord) -> list[KeyFigure]:
-    mfu, measured = run.mfu, run.measurement
-    if mfu is None:
-        return []
-    if measured and measured.mfu == mfu:
-        return [
-            KeyFigure("MFU", format_share(mfu), "" if measured.hfu is None else f"HFU {format_share(measured.hfu)}")
-        ]
-    return [KeyFigure("MFU", format_share(mfu), "over the logged steps")]
+    return KeyFigure("time", spent, f"about {format_seconds(left)} to go")
 
 
 class Segment(NamedTuple):

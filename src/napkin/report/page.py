@@ -30,7 +30,7 @@ from napkin.report.charts import constant_figures, curves_of, figure_curves, fig
 from napkin.report.headline import bits_bars, key_figures, stacked_bar, status_of, warnings_of
 from napkin.report.templates import UPLOT, UPLOT_STYLE, read_asset, render, scripts
 from napkin.report.xy_picture import COLOURS, shade
-from napkin.runs.accounting_files import PlanFile
+from napkin.runs.accounting_files import Evaluation, PlanFile
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_record import Answers, RunRecord, read_run_record
 from napkin.units import format_bytes, format_flops, format_rate, format_seconds, format_share, format_three_digits
@@ -66,9 +66,14 @@ def liveness(run: RunRecord, every: float, *, now: datetime | None = None) -> Li
     The process writes it after the step that is being taken then, and also when the run ends.
     """
     now = (datetime.now(UTC) if now is None else now).replace(microsecond=0)
-    every_step, to_the_end = every + _seconds_per_step(run), _seconds_to_the_end(run)
-    is_last = to_the_end is not None and to_the_end < every_step
-    due = to_the_end if to_the_end is not None and is_last else every_step
+    steps = [logged.step_seconds for logged in run.metrics[-_PAUSES:] if logged.step_seconds > 0]
+    due, is_last = every + (median(steps) if steps else 0.0), False
+    if run.plan is not None and run.metrics and (last := run.metrics[-1]).step:
+        to_the_end = last.seconds / last.step * max(0, run.plan.steps - last.step)
+        due, is_last = min(due, to_the_end), to_the_end < due
+    # The longest time between two of the last logged steps: a slow step, an evaluation, a checkpoint.
+    ends = [0.0, *(logged.seconds for logged in run.metrics)][-_PAUSES - 1 :]
+    longest = max((later - earlier for earlier, later in itertools.pairwise(ends)), default=0.0)
     return Liveness(
         written=now.strftime("%Y-%m-%d %H:%M:%S UTC"),
         written_iso=now.isoformat(),
@@ -76,30 +81,12 @@ def liveness(run: RunRecord, every: float, *, now: datetime | None = None) -> Li
         due=round(due),
         next=_readable(due),
         is_last=is_last,
-        timeout=round(_TIMEOUT_FACTOR * (every + _longest_pause(run)) + _GRACE_SECONDS),
+        timeout=round(_TIMEOUT_FACTOR * (every + longest) + _GRACE_SECONDS),
     )
 
 
 def _readable(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else format_seconds(seconds)
-
-
-def _seconds_per_step(run: RunRecord) -> float:
-    known = [logged.step_seconds for logged in run.metrics[-_PAUSES:] if logged.step_seconds > 0]
-    return median(known) if known else 0.0
-
-
-def _seconds_to_the_end(run: RunRecord) -> float | None:
-    if run.plan is None or not run.metrics or not run.metrics[-1].step:
-        return None
-    last = run.metrics[-1]
-    return last.seconds / last.step * max(0, run.plan.steps - last.step)
-
-
-def _longest_pause(run: RunRecord) -> float:
-    """The longest time between two of the last logged steps: a slow step, an evaluation, a checkpoint."""
-    seconds = [0.0, *(logged.seconds for logged in run.metrics)][-_PAUSES - 1 :]
-    return max((later - earlier for earlier, later in itertools.pairwise(seconds)), default=0.0)
 
 
 STEPS = 25
@@ -189,7 +176,17 @@ def render_report(
 ) -> str:
     """The page as text; everything that the run wrote is escaped."""
     curves = curves_of(run.metrics)
-    charts, experts = run_charts(run, curves), _experts(run)
+    charts = run_charts(run, curves)
+    experts = [
+        {
+            "layer": f"{balance.layer}, of {balance.n_experts} experts",
+            "busiest": format_three_digits(balance.busiest),
+            "least_busy": format_three_digits(balance.least_busy),
+            "dropped": format_share(balance.dropped),
+        }
+        for balance in expert_balance(run.metrics)
+    ]
+    samples, left_out = run.samples or "", max(0, len(run.samples or "") - _SAMPLE_CHARACTERS)
     constants = [f"{name} {value:g}" for name, value in constant_figures(figure_curves(run.metrics))]
     further = [name for name in charts.by_name if name.startswith("figure-")] if charts else []
     place = f"<!-- {secrets.token_hex(16)} -->"
@@ -209,14 +206,14 @@ def render_report(
         charts=charts,
         chart_style=read_asset(UPLOT_STYLE) if charts else None,
         figures=figure_rows(run.metrics, curves),
-        bits=_bits(run),
+        bits=run.evaluation and {"bars": bits_bars(run.evaluation), "text": _evaluated(run.evaluation)},
         memory=_memory(run.plan),
         time=_time(run),
         operators=_operators(run.plan),
         ranks=_ranks(run),
         experts=experts,
         expert_steps=STEPS,
-        samples=_samples(run.samples),
+        samples=samples and {"text": samples[:_SAMPLE_CHARACTERS], "left_out": f"{left_out:,}" if left_out else ""},
         answers=_answers(run.answers),
         machine=_machine(run.plan),
         scripts=scripts(*used, *(["liveness.js"] if training else [])),
@@ -264,13 +261,9 @@ def _table(run: RunRecord) -> dict[str, Any]:
     return {"columns": columns, "metered": metered, "rows": shown}
 
 
-def _bits(run: RunRecord) -> dict[str, Any] | None:
-    found = run.evaluation
-    if found is None:
-        return None
+def _evaluated(found: Evaluation) -> str:
     perplexity = format_three_digits(found.perplexity)
-    text = f"{found.bytes:,} bytes as {found.tokens:,} tokens, perplexity {perplexity} per token."
-    return {"bars": bits_bars(found), "text": text}
+    return f"{found.bytes:,} bytes as {found.tokens:,} tokens, perplexity {perplexity} per token."
 
 
 def _memory(plan: PlanFile | None) -> dict[str, Any] | None:
@@ -309,26 +302,18 @@ def _time(run: RunRecord) -> dict[str, Any]:
         for name in {**seconds, **flops}
     ]
     description = "Stacked bar of the run's seconds; the table below lists its parts."
+    added, span = loop_overhead(seconds), ""
+    if run.measurement and run.metrics and run.measurement.steps < run.metrics[-1].step:
+        span = f"Over the {run.measurement.steps:,} of {run.metrics[-1].step:,} steps that one process ran."
     return {
         "measured": all_seconds > 0,
-        "span": _span(run),
+        "span": span,
         "parts": parts,
         "seconds": format_seconds(all_seconds),
         "flops": format_flops(all_flops),
         "bar": stacked_bar(seconds, description),
-        "overhead": _overhead(seconds),
+        "overhead": added and f"{format_seconds(max(0.0, added[0]))}, {_part(max(0.0, added[1]))} of the steps",
     }
-
-
-def _overhead(seconds: dict[str, float]) -> str:
-    added = loop_overhead(seconds)
-    return f"{format_seconds(max(0.0, added[0]))}, {_part(max(0.0, added[1]))} of the steps" if added else ""
-
-
-def _span(run: RunRecord) -> str:
-    if not run.measurement or not run.metrics or run.measurement.steps >= run.metrics[-1].step:
-        return ""
-    return f"Over the {run.measurement.steps:,} of {run.metrics[-1].step:,} steps that one process ran."
 
 
 def _operators(plan: PlanFile | None) -> list[dict[str, Any]]:
@@ -338,8 +323,13 @@ def _operators(plan: PlanFile | None) -> list[dict[str, Any]]:
     shown, rest = longest[:_OPERATORS], longest[_OPERATORS:]
     if rest:
         shown.append((f"{len(rest)} others", sum((seconds for _, seconds in rest), 0.0)))
+    # A name may be wider than a phone, and should break after an underscore. join() escapes.
     return [
-        {"name": _breakable(name), "figure": format_seconds(seconds), "share": _part(seconds / total)}
+        {
+            "name": Markup("_<wbr>").join(name.split("_")),
+            "figure": format_seconds(seconds),
+            "share": _part(seconds / total),
+        }
         for name, seconds in shown
     ]
 
@@ -348,48 +338,16 @@ def _ranks(run: RunRecord) -> dict[str, Any] | None:
     measured = run.measurement
     if measured is None or not measured.ranks:
         return None
-    shown = ranks_to_show(measured.ranks, measured.straggler)
-    return {
-        "rows": [
-            {
-                "rank": each.rank,
-                "bytes": format_bytes(each.peak_bytes),
-                "planned": _planned_bytes(run, each.rank, len(measured.ranks)),
-                "compute": format_seconds(each.compute_seconds),
-                "exposed": format_seconds(each.exposed_seconds),
-                "hidden": format_seconds(each.hidden_seconds),
-                "bubble": format_seconds(each.bubble_seconds),
-                "waiting": format_seconds(each.waiting_seconds),
-            }
-            for each in shown
-        ],
-        "others": len(measured.ranks) - len(shown),
-        "straggler": measured.straggler,
-    }
-
-
-def _planned_bytes(run: RunRecord, rank: int, n_ranks: int) -> str:
-    planned = planned_bytes(rank, n_ranks, run.plan.pipeline_peak_bytes) if run.plan else None
-    return "" if planned is None else format_bytes(planned)
-
-
-def _experts(run: RunRecord) -> list[dict[str, str]]:
-    return [
-        {
-            "layer": f"{balance.layer}, of {balance.n_experts} experts",
-            "busiest": format_three_digits(balance.busiest),
-            "least_busy": format_three_digits(balance.least_busy),
-            "dropped": format_share(balance.dropped),
+    shown, rows = ranks_to_show(measured.ranks, measured.straggler), []
+    for each in shown:
+        planned = planned_bytes(each.rank, len(measured.ranks), run.plan.pipeline_peak_bytes) if run.plan else None
+        seconds = {
+            name: format_seconds(getattr(each, f"{name}_seconds"))
+            for name in ("compute", "exposed", "hidden", "bubble", "waiting")
         }
-        for balance in expert_balance(run.metrics)
-    ]
-
-
-def _samples(samples: str | None) -> dict[str, str] | None:
-    if not samples:
-        return None
-    left_out = max(0, len(samples) - _SAMPLE_CHARACTERS)
-    return {"text": samples[:_SAMPLE_CHARACTERS], "left_out": f"{left_out:,}" if left_out else ""}
+        planned_text = "" if planned is None else format_bytes(planned)
+        rows.append({"rank": each.rank, "bytes": format_bytes(each.peak_bytes), "planned": planned_text, **seconds})
+    return {"rows": rows, "others": len(measured.ranks) - len(shown), "straggler": measured.straggler}
 
 
 def _answers(answers: Answers | None) -> dict[str, Any] | None:
@@ -428,11 +386,6 @@ def _machine(plan: PlanFile | None) -> dict[str, Any] | None:
 def _part(share: float) -> str:
     # Parts of a whole are compared with one another, so all have the same number of decimals.
     return f"{share:.1%}" if share >= 0.001 or not share else "<0.1%"
-
-
-def _breakable(name: str) -> Markup:
-    # An operator's name may be wider than a phone, and should break after an underscore. join() escapes.
-    return Markup("_<wbr>").join(name.split("_"))
 
 
 MAX_TIME_FRACTION = 0.005

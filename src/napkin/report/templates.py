@@ -49,15 +49,11 @@ class Script(NamedTuple):
 
 def scripts(*names: str) -> list[Script]:
     """Files of this folder as scripts, in their order."""
-    texts = [read_asset(name) for name in names]
-    return [Script(text, f"'sha256-{_digest(text)}'") for text in texts]
+    digests = {text: hashlib.sha256(text.encode()).digest() for text in map(read_asset, names)}
+    return [Script(text, f"'sha256-{base64.b64encode(digest).decode()}'") for text, digest in digests.items()]
 
 
 @lru_cache
 def read_asset(name: str) -> Markup:
     """A file of this folder, to be part of a page as it is."""
     return Markup((Path(__file__).parent / name).read_text(encoding="utf-8"))
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

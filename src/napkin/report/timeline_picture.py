@@ -1,10 +1,8 @@
 """A picture of one step of a pipeline, as SVG without scripts: a row per rank, a box per action, idle time grey."""
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import NamedTuple
 
 from napkin.accounting.pipeline_schedules import Kind
 from napkin.accounting.pipeline_simulation import PipelineTimeline, TimedAction
@@ -15,13 +13,10 @@ from napkin.units import format_seconds, format_share
 MOST_ROWS = 32
 """Ranks in a picture; of more, as many at equal distances are drawn, the first and the last among them."""
 
-NARROWEST = 500
-WIDEST = 2000
-"""Most pixels."""
-
-SHORTEST = 1e-12
-LONGEST = 1e12
-"""Most seconds."""
+NARROWEST, WIDEST = 500, 2000
+"""Pixels."""
+SHORTEST, LONGEST = 1e-12, 1e12
+"""Seconds of a step."""
 
 _FILLS: dict[Kind, tuple[str, str]] = {
     "forward": (COLOURS["sky"], "forward"),
@@ -36,15 +31,6 @@ _BOX_FROM = 10.0
 """Pixels: wider actions have a box of their own that names them; narrower ones are strokes of one path."""
 
 
-class Stroke(NamedTuple):
-    """A part of a row in one colour: one narrow action, or several that begin within the same pixel."""
-
-    kind: Kind
-    turn: int
-    x: float
-    width: float
-
-
 def timeline_svg(timeline: PipelineTimeline, *, width: int = 1200, title: str | None = None) -> str:
     """Draw a simulated step.
 
@@ -52,13 +38,8 @@ def timeline_svg(timeline: PipelineTimeline, *, width: int = 1200, title: str | 
     several stages on a rank, later ones are paler. Actions that begin within the same pixel are drawn as one, in the
     colour of the one that takes longest, so the picture stays below 2 MB however many actions there are.
 
-    Args:
-        timeline: of `simulate_pipeline`.
-        width: of the picture in pixels, 500 to 2000.
-        title: its first line, any text; by default schedule, ranks, micro-batches, seconds and idle time.
-
-    Raises:
-        NapkinError: if the width is out of range, or the step takes no time, or more than any clock shows.
+    `width` is in pixels; the title says schedule, ranks, micro-batches, seconds and idle time unless it is given.
+    Raises NapkinError if the width is out of range, or the step takes no time, or more than any clock shows.
     """
     if not NARROWEST <= width <= WIDEST:
         raise NapkinError(f"a picture of {width} pixels is not possible: use a width of {NARROWEST} to {WIDEST}")
@@ -67,7 +48,9 @@ def timeline_svg(timeline: PipelineTimeline, *, width: int = 1200, title: str | 
             f"a step of {timeline.seconds:g} seconds has no picture: give seconds of stages that add up to "
             f"{SHORTEST:g} to {LONGEST:g}"
         )
-    rows = _rows(timeline.schedule.ranks)
+    ranks = timeline.schedule.ranks
+    drawn = min(ranks, MOST_ROWS)
+    rows = [round(row * (ranks - 1) / max(1, drawn - 1)) for row in range(drawn)]
     scale = (width - _LEFT - _RIGHT) / timeline.seconds
     height = _TOP + _ROW * len(rows) + 56
     body = [*_header(timeline, title, rows), *_axis(timeline.seconds, scale, len(rows))]
@@ -80,13 +63,6 @@ def timeline_svg(timeline: PipelineTimeline, *, width: int = 1200, title: str | 
         f'font-family="system-ui, sans-serif" font-size="12" role="img">\n'
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>\n' + "\n".join(body) + "\n</svg>\n"
     )
-
-
-def _rows(ranks: int) -> list[int]:
-    """The ranks that are drawn."""
-    if ranks <= MOST_ROWS:
-        return list(range(ranks))
-    return [round(row * (ranks - 1) / (MOST_ROWS - 1)) for row in range(MOST_ROWS)]
 
 
 def _header(timeline: PipelineTimeline, title: str | None, rows: Sequence[int]) -> Iterator[str]:
@@ -128,8 +104,7 @@ def ticks(seconds: float) -> list[float]:
 def _row(timeline: PipelineTimeline, rank: int, top: float, scale: float, idle: float) -> Iterator[str]:
     y = top + (_ROW - _BOX) / 2
     middle = top + _ROW / 2 + 4
-    stages = timeline.schedule.stages_of(rank)
-    turns = {stage: turn for turn, stage in enumerate(stages)}
+    turns = {stage: turn for turn, stage in enumerate(timeline.schedule.stages_of(rank))}
     share = format_share(_share(idle, timeline.seconds))
     yield f'<text x="{_LEFT - 8}" y="{_number(middle)}" text-anchor="end">rank {rank}</text>'
     length = _number(timeline.seconds * scale)
@@ -141,7 +116,7 @@ def _row(timeline: PipelineTimeline, rank: int, top: float, scale: float, idle: 
         if (each.end - each.start) * scale >= _BOX_FROM:
             yield from _box(each, turns, y, scale)
     narrow = (each for each in timed if 0 < (each.end - each.start) * scale < _BOX_FROM)
-    yield from _paths(_strokes(narrow, turns, scale), len(stages), y)
+    yield from _paths(narrow, turns, y, scale)
 
 
 def _box(each: TimedAction, turns: dict[int, int], y: float, scale: float) -> Iterator[str]:
@@ -165,34 +140,22 @@ def _box(each: TimedAction, turns: dict[int, int], y: float, scale: float) -> It
     yield "</g>"
 
 
-def _strokes(timed: Iterable[TimedAction], turns: dict[int, int], scale: float) -> Iterator[Stroke]:
-    """One stroke for all actions that begin within a pixel of the first of them."""
-    for _, group in itertools.groupby(_by_pixel(timed, scale), key=lambda numbered: numbered[0]):
-        members = [each for _, each in group]
-        longest = max(members, key=lambda each: each.end - each.start)
-        x = _LEFT + members[0].start * scale
-        width = (members[-1].end - members[0].start) * scale
-        yield Stroke(longest.action.kind, turns[longest.action.stage], x, width)
-
-
-def _by_pixel(timed: Iterable[TimedAction], scale: float) -> Iterator[tuple[int, TimedAction]]:
-    """Each action with the number of its stroke."""
-    number, begin = 0, -math.inf
-    for each in timed:
-        if (each.start - begin) * scale >= 1:
-            number, begin = number + 1, each.start
-        yield number, each
-
-
-def _paths(strokes: Iterable[Stroke], stages: int, y: float) -> Iterator[str]:
-    """All strokes of a row, those of a colour in one path."""
+def _paths(narrow: Iterable[TimedAction], turns: dict[int, int], y: float, scale: float) -> Iterator[str]:
+    """The narrow actions of a row: one stroke for all that begin within a pixel of the first of them, those of a colour
+    in one path."""
+    groups: list[list[TimedAction]] = []
+    for each in narrow:
+        if not groups or (each.start - groups[-1][0].start) * scale >= 1:
+            groups.append([])
+        groups[-1].append(each)
     parts: dict[tuple[Kind, int], list[str]] = {}
-    for stroke in strokes:
-        wide = _number(stroke.width)
-        box = f"M{_number(stroke.x)} {_number(y)}h{wide}v{_BOX}h-{wide}z"
-        parts.setdefault((stroke.kind, stroke.turn), []).append(box)
+    for group in groups:
+        longest = max(group, key=lambda each: each.end - each.start).action
+        x, wide = _number(_LEFT + group[0].start * scale), _number((group[-1].end - group[0].start) * scale)
+        box = f"M{x} {_number(y)}h{wide}v{_BOX}h-{wide}z"
+        parts.setdefault((longest.kind, turns[longest.stage]), []).append(box)
     for (kind, turn), boxes in parts.items():
-        yield f'<path class="{kind}" fill="{paler(_FILLS[kind][0], turn, stages)}" d="{"".join(boxes)}"/>'
+        yield f'<path class="{kind}" fill="{paler(_FILLS[kind][0], turn, len(turns))}" d="{"".join(boxes)}"/>'
 
 
 def _legend(timeline: PipelineTimeline, y: float) -> Iterator[str]:

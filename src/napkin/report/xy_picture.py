@@ -100,11 +100,10 @@ class Scale:
         if not self.logarithmic:
             return _round_steps(self.low, self.high)
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-        if last - first > 2:
-            step = max(1, math.ceil((last - first) / 10))
-            decades = [10.0**power for power in range(first, last + 1, step)]
-            return [each for each in decades if self.low <= each <= self.high]
-        return _round_steps(self.low, self.high)
+        if last - first <= 2:
+            return _round_steps(self.low, self.high)
+        decades = (10.0**power for power in range(first, last + 1, math.ceil((last - first) / 10)))
+        return [each for each in decades if self.low <= each <= self.high]
 
 
 def xy_svg(
@@ -154,15 +153,8 @@ def _clean(series: Series, log_x: bool, log_y: bool) -> Series:
     kept &= (x > 0) | (not log_x)
     kept &= ((y > 0) & (upper > 0)) | (not log_y)
     names = tuple(name for name, keep in zip(series.names, kept, strict=False) if keep)
-    return Series(
-        series.label,
-        x[kept],
-        y[kept],
-        series.colour,
-        series.style,
-        None if series.upper is None else upper[kept],
-        names,
-    )
+    edge = None if series.upper is None else upper[kept]
+    return Series(series.label, x[kept], y[kept], series.colour, series.style, edge, names)
 
 
 def _scale(values: Values, start: float, stop: float, logarithmic: bool) -> Scale:
@@ -244,13 +236,7 @@ def _legend(series: Sequence[Series]) -> Iterator[str]:
 
 Axis = Literal["steps", "tokens", "flops", "seconds", "dollars"]
 AXES: tuple[Axis, ...] = ("steps", "tokens", "flops", "seconds", "dollars")
-LABELS: dict[Axis, str] = {
-    "steps": "steps",
-    "tokens": "tokens",
-    "flops": "FLOPs",
-    "seconds": "seconds",
-    "dollars": "dollars",
-}
+LABELS: dict[Axis, str] = {axis: "FLOPs" if axis == "flops" else axis for axis in AXES}
 UNITS: dict[Axis, Unit] = {"steps": "count", "tokens": "count", "flops": "FLOP", "seconds": "seconds", "dollars": "USD"}
 _POWERS = {1e21: "10²¹", 1e18: "10¹⁸", 1e15: "10¹⁵", 1e12: "10¹²", 1e9: "billions", 1e6: "millions", 1e3: "thousands"}
 
@@ -261,7 +247,9 @@ class Positions:
     def __init__(self, record: RunRecord, *, usd_per_hour: float | None = None) -> None:
         plan = record.plan
         self._flops_per_step = sum(plan.flops_by_phase.values()) if plan else None
-        self._usd_per_second = _usd_per_second(record, usd_per_hour)
+        self._usd_per_second = None if usd_per_hour is None else usd_per_hour / 3600
+        if usd_per_hour is None and plan is not None and plan.dollars is not None and plan.seconds:
+            self._usd_per_second = plan.dollars / plan.seconds
         self._steps, self._tokens, self._seconds = (
             np.array([getattr(logged, name) for logged in record.metrics], dtype=np.float64)
             for name in ("step", "tokens", "seconds")
@@ -269,18 +257,12 @@ class Positions:
 
     def along(self, axis: Axis) -> Curve:
         """The positions on an axis; empty if they are not known."""
-        nothing = np.empty(0)
-        match axis:
-            case "steps":
-                return self._steps
-            case "tokens":
-                return self._tokens
-            case "seconds":
-                return self._seconds
-            case "flops":
-                return nothing if self._flops_per_step is None else self._steps * self._flops_per_step
-            case "dollars":
-                return nothing if self._usd_per_second is None else self._seconds * self._usd_per_second
+        known = {"steps": self._steps, "tokens": self._tokens, "seconds": self._seconds}
+        if self._flops_per_step is not None:
+            known["flops"] = self._steps * self._flops_per_step
+        if self._usd_per_second is not None:
+            known["dollars"] = self._seconds * self._usd_per_second
+        return known.get(axis, np.empty(0))
 
 
 def unit_and_label(axis: Axis, end: float) -> tuple[float, str]:
@@ -298,17 +280,8 @@ def unit_and_label(axis: Axis, end: float) -> tuple[float, str]:
     return next(((unit, f"{label}, in {name}") for unit, name in _POWERS.items() if end >= unit), (1.0, label))
 
 
-def _usd_per_second(record: RunRecord, usd_per_hour: float | None) -> float | None:
-    if usd_per_hour is not None:
-        return usd_per_hour / 3600
-    plan = record.plan
-    if plan is None or plan.dollars is None or not plan.seconds:
-        return None
-    return plan.dollars / plan.seconds
-
-
 _BAND_LEFT, _BAND_WIDTH, _LABELS_LEFT, _WIDTH = 200, 250, 530, 860
-_ROW, _GAP, _FLOW_PICTURE_TOP = 20, 34, 26
+_ROW, _GAP, _BAND_TOP = 20, 34, 26
 _MOST_REASONS = 6
 
 
@@ -327,14 +300,19 @@ def flow_svg(title: str, entered: float, steps: Sequence[FlowStep], unit: str) -
     The largest reasons of a step have a line each, the others one together.
     """
     whole = max([entered, *(step.remained for step in steps)]) or 1.0
-    parts: list[str] = [_band_label(_FLOW_PICTURE_TOP, "entered", entered, entered, unit)]
-    top, width = float(_FLOW_PICTURE_TOP), _BAND_WIDTH * entered / whole
+    parts: list[str] = [_band_label(_BAND_TOP, "entered", entered, entered, unit)]
+    top, width = float(_BAND_TOP), _BAND_WIDTH * entered / whole
     for step in steps:
-        reasons = _largest(step.taken)
+        reasons = sorted(step.taken.items(), key=lambda each: (-each[1], each[0]))
+        if len(reasons) > _MOST_REASONS:
+            rest = reasons[_MOST_REASONS - 1 :]
+            reasons[_MOST_REASONS - 1 :] = [(f"{len(rest)} other rules", sum(amount for _, amount in rest))]
         height = max(len(reasons), 1) * _ROW + _GAP
         below = _BAND_WIDTH * step.remained / whole
-        parts.append(_narrowing(top, height, width, below))
-        right = _BAND_LEFT + width
+        right, narrow, middle, bottom = _BAND_LEFT + width, _BAND_LEFT + below, top + height / 2, top + height
+        curve = f"C {right:.1f} {middle:.1f} {narrow:.1f} {middle:.1f} {narrow:.1f} {bottom:.1f}"
+        band = f"M {_BAND_LEFT} {top:.1f} H {right:.1f} {curve} H {_BAND_LEFT} Z"
+        parts.append(f'<path d="{band}" fill="{COLOURS["blue"]}" fill-opacity="0.75"/>')
         for number, (reason, amount) in enumerate(reasons):
             taken = _BAND_WIDTH * amount / whole
             y = top + _GAP / 2 + number * _ROW
@@ -351,22 +329,6 @@ def flow_svg(title: str, entered: float, steps: Sequence[FlowStep], unit: str) -
         'font-family="system-ui, sans-serif" font-size="12" role="img">'
     )
     return "\n".join([opening, f"<title>{escape(title)}</title>", *parts, "</svg>"]) + "\n"
-
-
-def _largest(taken: dict[str, float]) -> list[tuple[str, float]]:
-    ordered = sorted(taken.items(), key=lambda each: (-each[1], each[0]))
-    if len(ordered) <= _MOST_REASONS:
-        return ordered
-    rest = ordered[_MOST_REASONS - 1 :]
-    return [*ordered[: _MOST_REASONS - 1], (f"{len(rest)} other rules", sum(amount for _, amount in rest))]
-
-
-def _narrowing(top: float, height: float, width: float, below: float) -> str:
-    bottom, middle = top + height, top + height / 2
-    right, narrow = _BAND_LEFT + width, _BAND_LEFT + below
-    curve = f"C {right:.1f} {middle:.1f} {narrow:.1f} {middle:.1f} {narrow:.1f} {bottom:.1f}"
-    path = f"M {_BAND_LEFT} {top:.1f} H {right:.1f} {curve} H {_BAND_LEFT} Z"
-    return f'<path d="{path}" fill="{COLOURS["blue"]}" fill-opacity="0.75"/>'
 
 
 def _ribbon(left: float, top: float, width: float, y: float) -> str:

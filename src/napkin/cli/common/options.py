@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import io
+import itertools
 import math
 import re
 import shutil
@@ -39,95 +40,6 @@ from napkin.recipe.data_config import TrainFiles, read_files, write_files
 
 ALL, OWN = "all", "options"
 _TITLE = re.compile(r"╭─ (.+?) ─*╮")
-
-
-@dataclass(frozen=True)
-class Section:
-    """A box of the help: what it is about, and the lines of each option by the option's name."""
-
-    name: str
-    about: tuple[str, ...]
-    options: dict[str, tuple[str, ...]]
-
-    def lines(self) -> list[str]:
-        """The whole section."""
-        return [*self.about, *(line for option in self.options.values() for line in option)]
-
-
-def asked_section(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """The arguments up to `--help`, and the section that stands behind it, or "" if none does; None without --help."""
-    asked = next((i for i, argument in enumerate(arguments) if argument in ("-h", "--help")), None)
-    if asked is None:
-        return list(arguments), None
-    behind = arguments[asked + 1 : asked + 2]
-    return list(arguments[: asked + 1]), "".join(word for word in behind if not word.startswith("-"))
-
-
-def short_help(text: str, section: str, first: Sequence[str], command: str) -> str:
-    """Cut tyro's help to one section, or to the options `first` and the names of all sections.
-
-    Raises NapkinError, with the names, for a section that is not there.
-    """
-    head, sections = _divided(text)
-    if section in sections:
-        return "\n".join([f"{command}: {section}", "", *sections[section].lines()])
-    if section:
-        near = near_names(section, sections)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise NapkinError(f"the help has no section '{section}'{hint}: use one of {', '.join([*sections, ALL])}")
-    every = {name: lines for each in sections.values() for name, lines in each.options.items()}
-    own = [name for name in sections[OWN].options if name != "--help"]
-    chosen = [*(own if not {f"--{name}" for name in first} & {*own} else ()), *(f"--{name}" for name in first)]
-    shown = [line for name in dict.fromkeys(chosen) for line in every.get(name, ())]
-    return "\n".join([*head, "options used first:", *shown, "", *_index(sections, command)])
-
-
-def _index(sections: dict[str, Section], command: str) -> list[str]:
-    widest = max(map(len, [*sections, ALL]))
-    lines = [f"all options: {command} --help SECTION"]
-    for name, section in sections.items():
-        about = " ".join(section.about) or "of the command itself"
-        entry = f"{len(section.options):>3}  {about}"
-        lines += textwrap.wrap(
-            f"  {name:<{widest}}  {entry}",
-            max(shutil.get_terminal_size().columns, 40),
-            subsequent_indent=" " * (widest + 9),
-            break_on_hyphens=False,
-        )
-    return [*lines, f"  {ALL:<{widest}}  {sum(len(section.options) for section in sections.values()):>3}"]
-
-
-def _divided(text: str) -> tuple[list[str], dict[str, Section]]:
-    head, sections = list[str](), dict[str, Section]()
-    box: list[str] | None = None
-    title = ""
-    for line in text.splitlines():
-        if found := _TITLE.match(line):
-            title, box = found[1].removesuffix(" options"), []
-        elif line.startswith("╰") and box is not None:
-            sections[title] = _section(title, box)
-            box = None
-        elif box is None:
-            head.append(line)
-        else:
-            box.append(line.removeprefix("│").removesuffix("│").rstrip())
-    return head, sections
-
-
-def _section(title: str, lines: list[str]) -> Section:
-    about, options = list[str](), dict[str, list[str]]()
-    name = None
-    for line in lines:
-        continues = name is not None and options[name][-1].endswith(",")
-        if line.startswith(" -") and not continues:
-            # Of `-h, --help` and `--verify, --no-verify` the first long form is the name.
-            name = re.findall(r"--[\w.-]+", line)[0]
-            options[name] = [f" {line}"]
-        elif name is not None:
-            options[name].append(f" {line}")
-        elif not line or line.strip("─ "):
-            about.append(line.strip())
-    return Section(title, tuple(about), {name: tuple(option) for name, option in options.items()})
 
 
 Options = TypeVar("Options")
@@ -207,7 +119,6 @@ class UnknownArgument(NapkinError):
 
 
 _REGISTRY = ConstructorRegistry()
-_CONFIG = (tyro.conf.AvoidSubcommands,)
 
 
 def parse(options: type[Options], command: str, arguments: Sequence[str], default: Options | None = None) -> Options:
@@ -222,25 +133,26 @@ def parse(options: type[Options], command: str, arguments: Sequence[str], defaul
     shown, section = asked_section(arguments)
     if section == ALL:
         section = None
+    call = functools.partial(
+        tyro.cli,
+        options,
+        prog=f"napkin {command}",
+        args=shown,
+        default=default,
+        registry=_REGISTRY,
+        config=(tyro.conf.AvoidSubcommands,),
+    )
     if section or (section is not None and first):
         # In boxes, whatever the terminal's encoding is: they divide the text.
         page = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
         with redirect_stdout(page), contextlib.suppress(SystemExit):
-            tyro.cli(options, prog=f"napkin {command}", args=shown, default=default, registry=_REGISTRY, config=_CONFIG)
+            call()
         page.seek(0)
         print(short_help(page.read(), section, first or (), f"napkin {command}"))
         raise SystemExit(0)
     try:
         with redirect_stderr(complaint):
-            parsed, unknown = tyro.cli(
-                options,
-                prog=f"napkin {command}",
-                args=shown,
-                default=default,
-                registry=_REGISTRY,
-                config=_CONFIG,
-                return_unknown_args=True,
-            )
+            parsed, unknown = call(return_unknown_args=True)
     except SystemExit as leaving:
         if not leaving.code:
             raise
@@ -290,21 +202,21 @@ def _unknown(argument: str, options: type, command: str) -> str:
     names = list(option_choices(options))
     group, _, field = name.lstrip("-").rpartition(".")
     beside = [found.removeprefix(f"{group}.") for found in names if group and found.startswith(f"{group}.")]
+
+    def initials(name: str) -> str:
+        return "".join(word[:1] for word in name.rpartition(".")[2].split("-"))
+
     # A field is found by its own name, as --training.steps for --steps, and by its initials, as in lr. Within a
     # known group only the fields are compared: the common prefix would make any two of its options similar.
     near = (
         [found for found in names if found.rpartition(".")[2] == field]
-        or [found for found in names if "-" in found and _initials(found) == field]
+        or [found for found in names if "-" in found and initials(found) == field]
         or [f"{group}.{found}" for found in near_names(field, beside)]
         or ([] if beside else near_names(name.lstrip("-"), names))
     )
     if near:
         return f"there is no option '{name}': did you mean --{near[0]}?"
     return f"there is no option '{name}': {_tells_more(command)}; write --option=VALUE for a value that begins with -"
-
-
-def _initials(name: str) -> str:
-    return "".join(word[:1] for word in name.rpartition(".")[2].split("-"))
 
 
 def option_choices(options: type) -> dict[str, tuple[str, ...]]:
@@ -397,31 +309,22 @@ def _value(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     if kind not in _EXPECTED or len(kinds) > 1 + optional:
         return None
 
+    def read(texts: list[str]) -> Any:
+        if optional and texts[0] == "None":
+            return None
+        try:
+            return kind(texts[0])
+        except ValueError:
+            raise ValueError(f"'{texts[0]}' is not {_EXPECTED[kind]}{' and not None' * optional}") from None
+
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=kind.__name__.upper() + "|None" * optional,
-        instance_from_str=functools.partial(_read, kind, optional),
-        is_instance=functools.partial(_is, kind, optional),
-        str_from_instance=_shown,
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, kind) or (optional and value is None),
+        # In the help, where a default comes from a recipe file.
+        str_from_instance=lambda value: [printable(str(value))],
     )
-
-
-def _read(kind: Any, optional: bool, texts: list[str]) -> Any:
-    if optional and texts[0] == "None":
-        return None
-    try:
-        return kind(texts[0])
-    except ValueError:
-        raise ValueError(f"'{texts[0]}' is not {_EXPECTED[kind]}{' and not None' * optional}") from None
-
-
-def _is(kind: Any, optional: bool, value: Any) -> bool:
-    return isinstance(value, kind) or (optional and value is None)
-
-
-def _shown(value: Any) -> list[str]:
-    # In the help, where a default comes from a recipe file.
-    return [printable(str(value))]
 
 
 @_REGISTRY.primitive_rule
@@ -436,6 +339,74 @@ def _train_files(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         is_instance=lambda value: isinstance(value, str | tuple | dict),
         str_from_instance=lambda value: [printable(each) for each in write_files(value)],
     )
+
+
+def asked_section(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """The arguments up to `--help`, and the section that stands behind it, or "" if none does; None without --help."""
+    asked = next((i for i, argument in enumerate(arguments) if argument in ("-h", "--help")), None)
+    if asked is None:
+        return list(arguments), None
+    behind = arguments[asked + 1 : asked + 2]
+    return list(arguments[: asked + 1]), "".join(word for word in behind if not word.startswith("-"))
+
+
+def short_help(text: str, section: str, first: Sequence[str], command: str) -> str:
+    """Cut tyro's help to one section, or to the options `first` and the names of all sections.
+
+    Raises NapkinError, with the names, for a section that is not there.
+    """
+    head, sections, box = list[str](), dict[str, Section](), None
+    for line in text.splitlines():
+        if found := _TITLE.match(line):
+            box = sections[found[1].removesuffix(" options")] = Section()
+        elif line.startswith("╰"):
+            box = None
+        elif box is None:
+            head.append(line)
+        else:
+            box.add(line.removeprefix("│").removesuffix("│").rstrip())
+    if section in sections:
+        options = sections[section].options.values()
+        return "\n".join([f"{command}: {section}", "", *sections[section].about, *itertools.chain(*options)])
+    if section:
+        near = near_names(section, sections)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise NapkinError(f"the help has no section '{section}'{hint}: use one of {', '.join([*sections, ALL])}")
+    every = {name: lines for each in sections.values() for name, lines in each.options.items()}
+    own = [name for name in sections[OWN].options if name != "--help"]
+    chosen = [*(own if not {f"--{name}" for name in first} & {*own} else ()), *(f"--{name}" for name in first)]
+    shown = [line for name in dict.fromkeys(chosen) for line in every.get(name, ())]
+    widest = max(map(len, [*sections, ALL]))
+    index = [f"all options: {command} --help SECTION"]
+    for name, each in sections.items():
+        about = " ".join(each.about) or "of the command itself"
+        index += textwrap.wrap(
+            f"  {name:<{widest}}  {len(each.options):>3}  {about}",
+            max(shutil.get_terminal_size().columns, 40),
+            subsequent_indent=" " * (widest + 9),
+            break_on_hyphens=False,
+        )
+    index.append(f"  {ALL:<{widest}}  {sum(len(each.options) for each in sections.values()):>3}")
+    return "\n".join([*head, "options used first:", *shown, "", *index])
+
+
+class Section:
+    """A box of the help: what it is about, and the lines of each option by the option's name."""
+
+    def __init__(self) -> None:
+        self.about: list[str] = []
+        self.options: dict[str, list[str]] = {}
+
+    def add(self, line: str) -> None:
+        """Add a line of the box."""
+        last = next(reversed(self.options.values()), None)
+        if line.startswith(" -") and not (last and last[-1].endswith(",")):
+            # Of `-h, --help` and `--verify, --no-verify` the first long form is the name.
+            self.options[re.findall(r"--[\w.-]+", line)[0]] = [f" {line}"]
+        elif last is not None:
+            last.append(f" {line}")
+        elif not line or line.strip("─ "):
+            self.about.append(line.strip())
 
 
 _EXPECTED: dict[Any, str] = {int: "a whole number", float: "a number", str: "text"}

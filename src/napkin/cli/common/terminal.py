@@ -222,6 +222,11 @@ out = _Console(highlight=False, markup=False, emoji=False)
 err = _MessageConsole(stderr=True, highlight=False, markup=False, emoji=False)
 
 
+def is_coloured() -> bool:
+    """True if standard output shows colours."""
+    return out.color_system is not None and not out.no_color
+
+
 def say(text: str = "", *, style: str | None = None, wrap: bool = True, keep_lines: bool = False) -> None:
     """Print a line of a result, without `wrap` as one line even if it is wider than the terminal.
 

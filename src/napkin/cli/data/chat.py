@@ -13,7 +13,7 @@ from napkin.chats.token_sequence import TokenSequence
 from napkin.cli.common.files import folder_for, refuse_existing
 from napkin.cli.common.options import JsonOption, Switch, command
 from napkin.cli.common.progress import ProgressLine, progress_line
-from napkin.cli.common.terminal import out, print_json, print_rich, print_table, say
+from napkin.cli.common.terminal import is_coloured, print_json, print_rich, print_table, say
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.inspection import printable
@@ -42,21 +42,14 @@ def learned_text(tokenizer: Tokenizer, sequence: TokenSequence) -> Text:
         text.append("" if coloured or not counts else LEARNED_BEGINS)
         for is_special, run in groupby((token for token, _ in stretch), key=lambda token: token in special):
             data = b"".join(tokenizer.vocabulary[token] for token in run)
-            shown = printable(data) if is_special else _with_backslashes(printable(data), tokenizer)
+            shown = printable(data)
+            if not is_special:
+                parts = split_at(shown, tokenizer.special_tokens)
+                shown = "".join(f"\\{part}" if number % 2 else part for number, part in enumerate(parts))
             # A line of the text is a line here.
             text.append(shown.replace("↵", "↵\n"), f"{style} {_SPECIAL}".strip() if is_special else style)
         text.append("" if coloured or not counts else LEARNED_ENDS)
     return text
-
-
-def is_coloured() -> bool:
-    """True if standard output shows colours."""
-    return out.color_system is not None and not out.no_color
-
-
-def _with_backslashes(text: str, tokenizer: Tokenizer) -> str:
-    parts = split_at(text, tokenizer.special_tokens)
-    return "".join(f"\\{part}" if number % 2 else part for number, part in enumerate(parts))
 
 
 MOST_SHOWN = 1000
@@ -132,8 +125,20 @@ def main(options: ChatDataOptions) -> None:
         print_json({**made, **vars(counts), "left_out": left_out.counts, "ends_answers": bool(encoder.end_ids)})
         return
     if options.show:
-        _show("conversation" if is_example_file(options.chats) else "line", encoder, shown)
-    _tell(counts, left_out)
+        if not is_coloured():
+            say(f"learned tokens are between {LEARNED_BEGINS} and {LEARNED_ENDS}")
+            say()
+        what = "conversation" if is_example_file(options.chats) else "line"
+        for number, sequence in shown:
+            say(f"{what} {number:,}: {len(sequence.tokens):,} tokens, {sequence.n_trained:,} learned", style="dim")
+            print_rich(learned_text(encoder.tokenizer, sequence))
+            say()
+    learned = counts.learned_tokens / counts.tokens if counts.tokens else 0.0
+    figures = (counts.conversations, counts.tokens, counts.learned_tokens)
+    row = [*(f"{figure:,}" for figure in figures), f"{learned:.1%}", f"{counts.longest:,}"]
+    print_table(["conversations", "tokens", "learned", "of the tokens", "longest"], [row], align="rrrrr")
+    for reason, n in left_out.counts.most_common():
+        say(f"left out: {n:,} {reason}, the first in line {left_out.first_lines[reason]:,}")
     if not encoder.end_ids and encoder.train_on != "all":
         say("the chat template ends answers with text and not with a special token: a tuned model may not know the end")
     if options.out:
@@ -206,32 +211,3 @@ def _encoded(options: ChatDataOptions, encoder: "ChatEncoder", max_length: int, 
 def _counts_of(chats: "ExampleFile") -> Counts:
     about = chats.about
     return Counts(len(chats), about.tokens, about.learned_tokens, about.longest)
-
-
-def _show(what: str, encoder: "ChatEncoder", shown: list[tuple[int, "TokenSequence"]]) -> None:
-    if not is_coloured():
-        say(f"learned tokens are between {LEARNED_BEGINS} and {LEARNED_ENDS}")
-        say()
-    for number, sequence in shown:
-        say(f"{what} {number:,}: {len(sequence.tokens):,} tokens, {sequence.n_trained:,} learned", style="dim")
-        print_rich(learned_text(encoder.tokenizer, sequence))
-        say()
-
-
-def _tell(counts: Counts, left_out: "LeftOut") -> None:
-    learned = counts.learned_tokens / counts.tokens if counts.tokens else 0.0
-    print_table(
-        ["conversations", "tokens", "learned", "of the tokens", "longest"],
-        [
-            [
-                f"{counts.conversations:,}",
-                f"{counts.tokens:,}",
-                f"{counts.learned_tokens:,}",
-                f"{learned:.1%}",
-                f"{counts.longest:,}",
-            ]
-        ],
-        align="rrrrr",
-    )
-    for reason, n in left_out.counts.most_common():
-        say(f"left out: {n:,} {reason}, the first in line {left_out.first_lines[reason]:,}")

@@ -43,11 +43,21 @@ class TrainClassifierOptions(JsonOption):
 
 @command("data train-classifier", TrainClassifierOptions)
 def train_classifier_command(options: TrainClassifierOptions) -> None:
-    _check(options)
+    from napkin.curation.filters.quality_model import MAX_COLUMNS, MAX_N, train_quality_model, write_quality_model
+
+    for side, paths in (("--positive", options.positive), ("--negative", options.negative)):
+        if not paths:
+            raise NapkinError(f"{side} is missing: name files or folders with texts")
+    if options.max_texts < 1:
+        raise NapkinError(f"--max-texts is {options.max_texts}: use at least 1")
+    if not 1 <= options.max_n <= MAX_N:
+        raise NapkinError(f"--max-n is {options.max_n}: use 1 to {MAX_N}")
+    if not 2 <= options.columns <= MAX_COLUMNS or options.columns & (options.columns - 1):
+        raise NapkinError(f"--columns is {options.columns}: use a power of two up to {MAX_COLUMNS}")
+    if not 0 <= options.penalty < float("inf"):
+        raise NapkinError(f"--penalty is {options.penalty}: use 0 or more")
     path = Path(options.out)
     refuse_existing(path)
-    from napkin.curation.filters.quality_model import train_quality_model, write_quality_model
-
     begin = time.perf_counter()
     with progress_line("reading positives") as line:
         positives = _read(options.positive, options, line)
@@ -70,22 +80,6 @@ def train_classifier_command(options: TrainClassifierOptions) -> None:
         f"{held_out.area_under_curve:.4f}, scores off by {held_out.calibration_error:.3f} in the mean"
     )
     say(f"wrote {path} in {format_seconds(time.perf_counter() - begin)}")
-
-
-def _check(options: TrainClassifierOptions) -> None:
-    from napkin.curation.filters.quality_model import MAX_COLUMNS, MAX_N
-
-    for side, paths in (("--positive", options.positive), ("--negative", options.negative)):
-        if not paths:
-            raise NapkinError(f"{side} is missing: name files or folders with texts")
-    if options.max_texts < 1:
-        raise NapkinError(f"--max-texts is {options.max_texts}: use at least 1")
-    if not 1 <= options.max_n <= MAX_N:
-        raise NapkinError(f"--max-n is {options.max_n}: use 1 to {MAX_N}")
-    if not 2 <= options.columns <= MAX_COLUMNS or options.columns & (options.columns - 1):
-        raise NapkinError(f"--columns is {options.columns}: use a power of two up to {MAX_COLUMNS}")
-    if not 0 <= options.penalty < float("inf"):
-        raise NapkinError(f"--penalty is {options.penalty}: use 0 or more")
 
 
 def _read(paths: tuple[str, ...], options: TrainClassifierOptions, line: ProgressLine) -> list[str]:

@@ -8,7 +8,6 @@ import dataclasses
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,11 +17,11 @@ import tyro
 from napkin.cli.commands import Main
 from napkin.cli.common.files import folder_for
 from napkin.cli.common.options import INLINED, JsonOption, command, field_docstrings
-from napkin.cli.common.progress import ProgressLine, progress_line
+from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import notify, print_json, print_table, print_verbatim, say
 from napkin.curation.engine.corpus_files import Amount, Manifest
 from napkin.curation.engine.pipeline_file import InputOptions, OutputFormat, OutputOptions, Pipeline, read_pipeline
-from napkin.curation.engine.pipeline_run import Engine, Outcome, curate
+from napkin.curation.engine.pipeline_run import Engine, curate
 from napkin.curation.reading.input_file import InputFormat
 from napkin.curation.registry import STAGES, stage_class
 from napkin.errors import NapkinError
@@ -30,7 +29,7 @@ from napkin.hardware.host import usable_cores
 from napkin.units import format_bytes, format_count, format_seconds, format_share
 
 if TYPE_CHECKING:
-    from napkin.curation.engine.corpus_plan import CorpusPlan, Estimate, Flow, ReconciledRow, Reconciliation
+    from napkin.curation.engine.corpus_plan import CorpusPlan, Estimate, Flow, Reconciliation
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,8 @@ class RunOptions(JsonOption):
 
 @command("data run", RunOptions)
 def run_command(options: RunOptions) -> None:
-    run_and_print(
-        read_pipeline(options.pipeline),
-        options.out,
-        options.workers,
-        engine=options.engine,
-        ray_address=options.ray_address,
-        as_program=options.json,
-    )
+    pipeline = read_pipeline(options.pipeline)
+    run_and_print(pipeline, options, engine=options.engine, ray_address=options.ray_address)
 
 
 @dataclass(frozen=True)
@@ -87,20 +80,15 @@ class StageCommand(JsonOption):
 def options_class(name: str) -> type:
     """The options of a stage's command: its own, and those of all."""
     cls = stage_class(name)
+    must_be_given = any(each.default is each.default_factory for each in dataclasses.fields(cls))
+    default: Any = field(kw_only=True) if must_be_given else field(default=cls(), kw_only=True)
     return dataclasses.make_dataclass(
         f"{cls.__name__}Options",
-        [("stage", Annotated[cls, INLINED], _default(cls))],
+        [("stage", Annotated[cls, INLINED], default)],
         bases=(StageCommand,),
         namespace={"__doc__": cls.__doc__},
         frozen=True,
     )
-
-
-def _default(cls: type[Any]) -> Any:
-    if any(each.default is each.default_factory for each in dataclasses.fields(cls)):
-        # It has an option that must be given.
-        return field(kw_only=True)
-    return field(default=cls(), kw_only=True)
 
 
 def stage_command(name: str) -> Main:
@@ -119,53 +107,43 @@ def _run_stage(options: Any) -> None:
         OutputOptions(options.output_format),
         options.memory_bytes,
     )
-    run_and_print(pipeline, options.out, options.workers, as_program=options.json)
+    run_and_print(pipeline, options)
 
 
 def run_and_print(
-    pipeline: Pipeline,
-    out: str,
-    workers: int | None,
-    *,
-    engine: Engine = "processes",
-    ray_address: str | None = None,
-    as_program: bool,
+    pipeline: Pipeline, options: Any, *, engine: Engine = "processes", ray_address: str | None = None
 ) -> None:
-    """Make a corpus, or go on with it, and print what came out."""
-    if not out:
+    """Make a corpus by the `out`, `workers` and `json` of the options, or go on with it, and print what came out."""
+    if not options.out:
         raise NapkinError("--out is empty: name a folder for the corpus")
-    path = Path(out)
+    path = Path(options.out)
     with progress_line("reading") as line, folder_for(path):
+
+        def progress(done: int, total: int, what: str) -> None:
+            line.retitle(what)
+            line(done, total, f"{format_bytes(done)} of {format_bytes(total)}" if total else "")
+
         outcome = curate(
             pipeline,
             path,
-            workers=usable_cores() if workers is None else workers,
+            workers=usable_cores() if options.workers is None else options.workers,
             engine=engine,
             ray_address=ray_address,
-            on_progress=partial(_show_progress, line),
+            on_progress=progress,
             on_message=lambda message: notify(f"data: {message}"),
         )
-    if as_program:
-        print_json({"out": out, "was_finished": outcome.was_finished, "manifest": outcome.manifest})
-    else:
-        _print(outcome, path)
-
-
-def _show_progress(line: ProgressLine, done: int, total: int, what: str) -> None:
-    line.retitle(what)
-    line(done, total, f"{format_bytes(done)} of {format_bytes(total)}" if total else "")
-
-
-def _print(outcome: Outcome, out: Path) -> None:
     manifest = outcome.manifest
+    if options.json:
+        print_json({"out": options.out, "was_finished": outcome.was_finished, "manifest": manifest})
+        return
     if outcome.was_finished:
-        say(f"{out} is finished: nothing is left to do")
+        say(f"{path} is finished: nothing is left to do")
     print_table(["stage", "rule", "documents", "bytes", "of documents"], _rows(manifest), align="llrrr")
     if manifest.set_aside:
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in manifest.set_aside.items())
         say(f"set aside, as set_aside.jsonl lists: {reasons}")
     say(
-        f"wrote {out}: {manifest.documents:,} documents, {format_bytes(manifest.text_bytes)} of text in "
+        f"wrote {path}: {manifest.documents:,} documents, {format_bytes(manifest.text_bytes)} of text in "
         f"{len(manifest.files):,} files"
     )
 
@@ -311,7 +289,8 @@ def print_plan(plan: "CorpusPlan") -> None:
     rows = [_flow_row("read", plan.read, plan.read_seconds)]
     for stage in plan.stages:
         rows.append(_flow_row(stage.name, stage.remained, stage.seconds))
-        rows += [[f"  {rule}", f"-{format_count(n)}", "", "", ""] for rule, n in _largest(stage.dropped)]
+        largest = sorted(stage.dropped.items(), key=lambda each: -each[1])[:5]
+        rows += [[f"  {rule}", f"-{format_count(round(n))}", "", "", ""] for rule, n in largest]
     rows.append(["written", "", format_bytes(plan.corpus_bytes), "", format_seconds(plan.write_seconds)])
     tokens = "tokens" if plan.tokens_are_counted else "tokens at 4 bytes"
     print_table(["after", "documents", "bytes of text", tokens, "seconds of a core"], rows, align="lrrrr")
@@ -327,7 +306,12 @@ def print_plan(plan: "CorpusPlan") -> None:
 
 def print_reconciliation(reconciled: "Reconciliation") -> None:
     """Plan beside meter, place by place."""
-    rows = [_reconciled_row(row) for row in reconciled.rows]
+    rows = []
+    for row in reconciled.rows:
+        show = format_bytes if row.what == "bytes" else format_count
+        ratio = f"{row.metered / row.planned.value:.3f}" if row.planned.value else "–"
+        figures = [_interval(row.planned, show), show(round(row.metered)), ratio]
+        rows.append([row.place, row.what, *figures, "yes" if row.is_inside else "no"])
     print_table(["after", "what", "planned", "metered", "meter / plan", "in the interval"], rows, align="llrrrl")
     inside = sum(row.is_inside for row in reconciled.rows)
     say(f"{inside:,} of {len(reconciled.rows):,} figures are in their intervals of 90%")
@@ -340,51 +324,22 @@ def print_reconciliation(reconciled: "Reconciliation") -> None:
 
 
 def _flow_row(name: str, flow: "Flow", seconds: float) -> list[str]:
-    documents = _interval(flow.documents, format_count)
-    return [
-        name,
-        documents,
-        _interval(flow.bytes, format_bytes),
-        _interval(flow.tokens, format_count),
-        format_seconds(seconds),
-    ]
+    figures = ((flow.documents, format_count), (flow.bytes, format_bytes), (flow.tokens, format_count))
+    return [name, *(_interval(estimate, show) for estimate, show in figures), format_seconds(seconds)]
 
 
 def _interval(estimate: "Estimate", show: Callable[[int], str]) -> str:
     value = show(round(estimate.value))
-    if estimate.low == estimate.high:
-        return str(value)
-    return f"{value} [{show(round(estimate.low))} – {show(round(estimate.high))}]"
-
-
-def _largest(dropped: dict[str, float]) -> list[tuple[str, int]]:
-    most = sorted(dropped.items(), key=lambda each: -each[1])[:5]
-    return [(rule, round(n)) for rule, n in most]
-
-
-def _reconciled_row(row: "ReconciledRow") -> list[str]:
-    show = format_bytes if row.what == "bytes" else format_count
-    ratio = f"{row.metered / row.planned.value:.3f}" if row.planned.value else "–"
-    return [
-        row.place,
-        row.what,
-        _interval(row.planned, show),
-        str(show(round(row.metered))),
-        ratio,
-        "yes" if row.is_inside else "no",
-    ]
+    return (
+        value
+        if estimate.low == estimate.high
+        else f"{value} [{show(round(estimate.low))} – {show(round(estimate.high))}]"
+    )
 
 
 STANDARD = (
-    "extract",
-    "language",
-    "gopher",
-    "gopher-repetition",
-    "fineweb",
-    "duplicates",
-    "near-duplicates",
-    "duplicate-lines",
-    "personal-data",
+    *("extract", "language", "gopher", "gopher-repetition", "fineweb"),
+    *("duplicates", "near-duplicates", "duplicate-lines", "personal-data"),
 )
 """In the order in which they run: what is cheap and drops much comes first, what compares documents later, and what
 changes a text last."""

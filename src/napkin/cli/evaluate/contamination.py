@@ -16,9 +16,6 @@ from napkin.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from napkin.data.curated_corpus import Document
-    from napkin.evaluation.contamination import Contamination
-    from napkin.evaluation.tasks.published import Task
-    from napkin.evaluation.uncertainty import Estimate
 
 _SHOWN = 20
 
@@ -72,7 +69,27 @@ def main(options: ContaminationOptions) -> None:
         clean = [item.name for item in task.items if item.name not in found.contaminated]
         print_json({"task": task.name, **found.as_values(), "clean": clean, "scores": scores})
         return
-    _print(task, found, scores)
+    stand, remain = len(found.found), found.items - len(found.found)
+    say(
+        f"{stand} of {found.items} items of {task.name} stand in {format_bytes(found.bytes)} of text "
+        f"({format_share(stand / found.items)}); {remain} remain"
+    )
+    if found.found:
+        rows = [[each.item, format_share(each.share), each.document] for each in found.found[:_SHOWN]]
+        print_table(["item", "found", "in"], rows, align="lrl")
+        if stand > _SHOWN:
+            say(f"and {stand - _SHOWN} more, which --json lists")
+    if found.too_short:
+        say(f"{len(found.too_short)} are too short to tell, or of phrases that many items share; they count as clean")
+    if scores is not None:
+        rows = []
+        for name, parts in scores.items():
+            figures = (
+                "–" if each is None else f"{each.mean:.4f} ± {each.standard_error:.4f}" for each in parts.values()
+            )
+            rows.append([name, *figures])
+        say()
+        print_table(["score", "all items", "without contaminated ones", "contaminated ones"], rows)
 
 
 def _of_token_files(options: ContaminationOptions) -> "Iterator[Document]":
@@ -92,27 +109,3 @@ def _counted(documents: "Iterator[Document]", line: ProgressLine) -> "Iterator[D
         yield document
         size += len(document.data)
         line(size, None, format_bytes(size))
-
-
-def _print(task: "Task", found: "Contamination", scores: "dict[str, dict[str, Estimate | None]] | None") -> None:
-    say(
-        f"{len(found.found)} of {found.items} items of {task.name} stand in {format_bytes(found.bytes)} of text "
-        f"({format_share(len(found.found) / found.items)}); {found.items - len(found.found)} remain"
-    )
-    if found.found:
-        rows = [[each.item, format_share(each.share), each.document] for each in found.found[:_SHOWN]]
-        print_table(["item", "found", "in"], rows, align="lrl")
-        if len(found.found) > _SHOWN:
-            say(f"and {len(found.found) - _SHOWN} more, which --json lists")
-    if found.too_short:
-        say(f"{len(found.too_short)} are too short to tell, or of phrases that many items share; they count as clean")
-    if scores is not None:
-        rows = [
-            [
-                name,
-                *("–" if each is None else f"{each.mean:.4f} ± {each.standard_error:.4f}" for each in parts.values()),
-            ]
-            for name, parts in scores.items()
-        ]
-        say()
-        print_table(["score", "all items", "without contaminated ones", "contaminated ones"], rows)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from napkin.evaluation.tasks.published import Task
     from napkin.evaluation.tasks.results import TaskResult
     from napkin.evaluation.tasks.running import TaskPlan
-    from napkin.evaluation.uncertainty import Estimate, PairedDifference
+    from napkin.evaluation.uncertainty import Estimate
     from napkin.inference.loaded_model import LoadedModel
 
 
@@ -96,12 +96,22 @@ def evaluate_task(options: TaskOptions) -> None:
         model = load(options.run, weights=options.weights, on_message=notify)
         task = fitting_items(task, model, prompting, skip_bad=options.skip_bad)
         settings = settings_of(task, model.about(), prompting)
-        path = _path(options.run, options.out, task.name, settings)
+        safe = "".join(each if each.isalnum() or each in "-_." else "-" for each in task.name)[:80]
+        path = result_path(options.run, safe, settings) if options.out is None else Path(options.out)
         if path is not None and path.exists() and not _log_of(path).exists():
             refuse_existing(path)
         line.retitle("counting the tokens")
         plan = plan_task(task, model, prompting, timed_items=TIMED_ITEMS if options.plan else 0, progress=line)
-    told = _plan_figures(plan, options.usd_per_hour)
+    from napkin.evaluation.uncertainty import detectable_difference
+
+    price, seconds = options.usd_per_hour, plan.seconds
+    told = {
+        **asdict(plan),
+        "usd": None if seconds is None or price is None else seconds / 3600 * price,
+        "detectable_difference_by_disagreement": {
+            f"{share:g}": detectable_difference(plan.items, share) for share in DISAGREEMENTS
+        },
+    }
     if options.plan and options.json:
         print_json(told)
     if not options.json:
@@ -111,8 +121,16 @@ def evaluate_task(options: TaskOptions) -> None:
     result = _run(path, settings, task, model, prompting)
     if options.json:
         print_json(result)
-    else:
-        _say_result(result, path)
+        return
+    columns = ("", "± s.e.", "95% from", "to", "items")
+    print_table(("score", *columns), [_row(name, estimate) for name, estimate in result.scores.items()])
+    if result.sections:
+        leading = str(result.task["score"])
+        say()
+        rows = [_row(section or "–", estimates[leading]) for section, estimates in result.sections.items()]
+        print_table((leading, *columns), rows)
+    if path is not None:
+        say(f"written to {path}", wrap=False)
 
 
 def _task(options: TaskOptions) -> "tuple[Task, Prompting]":
@@ -133,18 +151,15 @@ def _task(options: TaskOptions) -> "tuple[Task, Prompting]":
         task = replace(task, max_tokens=options.answer_tokens)
     if options.score is not None:
         task = replace(task, score=options.score)
-    _refuse_unknown_score(task, unconditional=options.unconditional)
-    task = chosen_items(task, options.limit, options.seed)
-    return task, Prompting(options.shots, options.seed, options.chat, options.unconditional and task.kind == "choice")
-
-
-def _refuse_unknown_score(task: "Task", *, unconditional: bool) -> None:
-    """Before the model is opened, not after an hour."""
+    # Before the model is opened, not after an hour.
     names = {"choice": ["acc", "acc_norm", "acc_bytes", "acc_tokens"], "pair": ["acc"]}.get(task.kind, ["exact_match"])
-    names += ["acc_uncond"] if unconditional and task.kind == "choice" else []
+    unconditional = options.unconditional and task.kind == "choice"
+    names += ["acc_uncond"] * unconditional
     if task.score and task.score not in names:
         hint = "; acc_uncond needs --unconditional" if task.score == "acc_uncond" else ""
         raise NapkinError(f"the task has no score '{task.score}': use one of {', '.join(names)}{hint}")
+    task = chosen_items(task, options.limit, options.seed)
+    return task, Prompting(options.shots, options.seed, options.chat, unconditional)
 
 
 def _run(
@@ -179,25 +194,13 @@ def _log_of(path: Path) -> Path:
     return path.with_name(f"{path.stem}.items.jsonl")
 
 
-def _path(folder: str, out: str | None, name: str, settings: dict[str, Any]) -> Path | None:
-    """Where the result goes: named by what it is of, so that other settings never meet it."""
+def result_path(folder: str, name: str, settings: Any) -> Path | None:
+    """A file in a run's folder, named by what its result is of, so that other settings never meet it; None where the
+    folder is not a run."""
     from napkin.runs.run_folder import is_run
 
-    if out is not None:
-        return Path(out)
-    if not is_run(Path(folder)):
-        return None
     key = hashlib.sha256(json_text.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    safe = "".join(each if each.isalnum() or each in "-_." else "-" for each in name)[:80]
-    return Path(folder) / "evaluations" / f"{safe}-{key}.json"
-
-
-def _plan_figures(plan: "TaskPlan", usd_per_hour: float | None) -> dict[str, Any]:
-    from napkin.evaluation.uncertainty import detectable_difference
-
-    dollars = None if plan.seconds is None or usd_per_hour is None else plan.seconds / 3600 * usd_per_hour
-    told = {f"{share:g}": detectable_difference(plan.items, share) for share in DISAGREEMENTS}
-    return {**asdict(plan), "usd": dollars, "detectable_difference_by_disagreement": told}
+    return Path(folder) / "evaluations" / f"{name}-{key}.json" if is_run(Path(folder)) else None
 
 
 def _say_plan(task: "Task", prompting: "Prompting", plan: "TaskPlan", told: dict[str, Any]) -> None:
@@ -227,27 +230,13 @@ def _say_plan(task: "Task", prompting: "Prompting", plan: "TaskPlan", told: dict
         say(f"about {format_seconds(plan.seconds)}{dollars}, by the tokens of {plan.timed_items} items, timed here")
 
 
-def _say_result(result: "TaskResult", path: Path | None) -> None:
-    rows = [_row(name, estimate) for name, estimate in result.scores.items()]
-    print_table(("score", "", "± s.e.", "95% from", "to", "items"), rows)
-    if result.sections:
-        leading = str(result.task["score"])
-        say()
-        rows = [_row(section or "–", estimates[leading]) for section, estimates in result.sections.items()]
-        print_table((leading, "", "± s.e.", "95% from", "to", "items"), rows)
-    if path is not None:
-        say(f"written to {path}", wrap=False)
-
-
 def _row(name: str, estimate: "Estimate") -> tuple[str, ...]:
     items = f"{estimate.items:,}"
     if estimate.groups != estimate.items:
         items += f" in {estimate.groups:,} groups"
-    mean, error, low, high = (
-        f"{100 * share:.2f}%" for share in (estimate.mean, estimate.standard_error, estimate.low, estimate.high)
-    )
     # Items that all agree tell nothing of how they vary; the interval does.
-    return (name, mean, error if estimate.standard_error else "–", low, high, items)
+    error = _percent(estimate.standard_error) if estimate.standard_error else "–"
+    return (name, _percent(estimate.mean), error, _percent(estimate.low), _percent(estimate.high), items)
 
 
 def _points(difference: float) -> str:
@@ -289,8 +278,26 @@ def compare_command(options: CompareOptions) -> None:
             f"{letter}  {score} {_percent(estimate.mean)} ± {_percent(estimate.standard_error)}  "
             f"{result.model.get('name')}  {path}"
         )
-    _say_differences(first, second)
-    _say_found(found)
+    if first.model.get("weights_sha256") == second.model.get("weights_sha256"):
+        say("both are of the same weights")
+    for name, value in first.task.items():
+        if name not in ("files", "items", "sample") and value != second.task.get(name):
+            say(f"not the same: {name} is {value!r} for A, {second.task.get(name)!r} for B")
+    say(
+        f"A - B: {100 * found.difference:+.2f} points, 95% from {100 * found.low:+.2f} to {100 * found.high:+.2f}; "
+        f"standard error {_percent(found.standard_error)}, {_percent(found.unpaired_standard_error)} if the items "
+        "had not been the same"
+    )
+    groups = "" if found.groups == found.items else f" in {found.groups:,} groups"
+    say(
+        f"p = {found.p_value:.3g} ({found.test}); {found.items:,} items{groups}, "
+        f"of which {found.discordance:.1%} differ"
+    )
+    if found.low <= 0 <= found.high:
+        say(
+            f"These {found.items:,} items cannot tell the two apart: at this disagreement they find differences of "
+            f"{_percent(found.detectable)} and more in four of five repetitions."
+        )
 
 
 def _compare_bits(paths: Sequence[str], results: "Sequence[BitsResult | None]", *, json: bool) -> None:
@@ -313,38 +320,5 @@ def _compare_bits(paths: Sequence[str], results: "Sequence[BitsResult | None]", 
     )
 
 
-def _say_differences(first: "TaskResult", second: "TaskResult") -> None:
-    """Name what differs besides the model."""
-    ignored = ("files", "items", "sample")
-    names = [name for name in first.task if name not in ignored and first.task[name] != second.task.get(name)]
-    if first.model.get("weights_sha256") == second.model.get("weights_sha256"):
-        say("both are of the same weights")
-    for name in names:
-        say(f"not the same: {name} is {first.task[name]!r} for A, {second.task.get(name)!r} for B")
-
-
-def _say_found(found: "PairedDifference") -> None:
-    say(
-        f"A - B: {_compare_points(found.difference)} points, 95% from {_compare_points(found.low)} to "
-        f"{_compare_points(found.high)}; "
-        f"standard error {_percent(found.standard_error)}, {_percent(found.unpaired_standard_error)} if the items "
-        "had not been the same"
-    )
-    groups = "" if found.groups == found.items else f" in {found.groups:,} groups"
-    say(
-        f"p = {found.p_value:.3g} ({found.test}); {found.items:,} items{groups}, "
-        f"of which {found.discordance:.1%} differ"
-    )
-    if found.low <= 0 <= found.high:
-        say(
-            f"These {found.items:,} items cannot tell the two apart: at this disagreement they find differences of "
-            f"{_percent(found.detectable)} and more in four of five repetitions."
-        )
-
-
 def _percent(value: float) -> str:
     return f"{100 * value:.2f}%"
-
-
-def _compare_points(value: float) -> str:
-    return f"{100 * value:+.2f}"

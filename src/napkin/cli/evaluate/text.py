@@ -4,8 +4,6 @@ Bits per byte stand beside those of gzip and xz on the same bytes.
 """
 
 import functools
-import hashlib
-import json as json_text
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from napkin.cli.common.files import folder_for, refuse_existing, renew_report
 from napkin.cli.common.options import RunOptions, command
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import notify, print_json, print_table, say
-from napkin.cli.evaluate.tasks import ModelOptions
+from napkin.cli.evaluate.tasks import ModelOptions, result_path
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.units import format_bytes, format_count, format_seconds
@@ -57,27 +55,24 @@ def evaluate_tokens(options: EvaluateOptions) -> None:
     if options.json:
         print_json(evaluation)
     else:
-        _describe(path, evaluation)
+        # The perplexity of a run that diverged may have hundreds of digits.
+        perplexity = f"{evaluation.perplexity:{'.2f' if evaluation.perplexity < 1e6 else '.3g'}}"
+        say(
+            f"{path}: {evaluation.tokens:,} tokens, {format_bytes(evaluation.bytes)}; step {evaluation.step:,}: "
+            f"loss {evaluation.loss:.4f} nats per token, perplexity {perplexity}"
+        )
+        print_table(("", "bits per byte"), _beside_compressors(evaluation))
     if options.tokens is None:
         renew_report(trained.run.path)
 
 
-def _describe(path: str, evaluation: "Evaluation") -> None:
-    say(
-        f"{path}: {evaluation.tokens:,} tokens, {format_bytes(evaluation.bytes)}; step {evaluation.step:,}: "
-        f"loss {evaluation.loss:.4f} nats per token, perplexity {_perplexity(evaluation.perplexity)}"
-    )
-    rows = [
-        ("gzip -9", f"{evaluation.gzip_bits_per_byte:.4f}"),
-        ("this model", f"{evaluation.bits_per_byte:.4f}"),
-        ("xz -9", f"{evaluation.xz_bits_per_byte:.4f}"),
-    ]
-    print_table(("", "bits per byte"), rows)
-
-
-def _perplexity(value: float) -> str:
-    # That of a run that diverged may have hundreds of digits.
-    return f"{value:.2f}" if value < 1e6 else f"{value:.3g}"
+def _beside_compressors(found: "Evaluation | SampledBits") -> list[tuple[str, str]]:
+    bits = {
+        "gzip -9": found.gzip_bits_per_byte,
+        "this model": found.bits_per_byte,
+        "xz -9": found.xz_bits_per_byte,
+    }
+    return [(name, f"{value:.4f}") for name, value in bits.items()]
 
 
 @dataclass(frozen=True)
@@ -129,7 +124,15 @@ def evaluate_text(options: TextOptions) -> None:
         )
         if options.plan:
             told = _plan(measure, options)
-            print_json(told) if options.json else _say_plan(name, told)
+            dollars = "" if told["usd"] is None else f", ${told['usd']:.3g}"
+            if options.json:
+                print_json(told)
+                return
+            say(
+                f"{name}: about {told['windows']:,} of {told['all_windows']:,} windows, "
+                f"{format_count(told['tokens'])} tokens; about {format_seconds(told['seconds'])}{dollars}, by "
+                f"{told['timed_windows']:,} windows, timed here"
+            )
             return
         found = measure(
             progress=lambda done, total, error: line(
@@ -164,14 +167,6 @@ def _plan(measure: Any, options: TextOptions) -> dict[str, Any]:
     }
 
 
-def _say_plan(name: str, told: dict[str, Any]) -> None:
-    dollars = "" if told["usd"] is None else f", ${told['usd']:.3g}"
-    say(
-        f"{name}: about {told['windows']:,} of {told['all_windows']:,} windows, {format_count(told['tokens'])} tokens; "
-        f"about {format_seconds(told['seconds'])}{dollars}, by {told['timed_windows']:,} windows, timed here"
-    )
-
-
 def _documents(options: TextOptions, model: "LoadedModel") -> "tuple[str, Documents]":
     from napkin.data.corpus import read_documents
     from napkin.data.token_file import TokenFile
@@ -197,21 +192,14 @@ def _documents(options: TextOptions, model: "LoadedModel") -> "tuple[str, Docume
 
 def _write(folder: str, path: Path | None, result: "BitsResult") -> Path | None:
     """To the run's folder by default, named by what it is of: the same measurement replaces itself."""
-    from napkin.json_files import format_json, write_json
-    from napkin.runs.run_folder import is_run
+    from napkin.json_files import format_json
 
+    bits, given = result.bits, path is not None
+    settings = (result.text, result.model, result.made_with, bits.stride, bits.seed, bits.windows)
+    path = path or result_path(folder, "bits-per-byte", settings)
     if path is not None:
         with folder_for(path):
-            atomic_write_text(path, format_json(result))
-        return path
-    if not is_run(Path(folder)):
-        return None
-    bits = result.bits
-    of: Any = (result.text, result.model, result.made_with, bits.stride, bits.seed, bits.windows)
-    key = hashlib.sha256(json_text.dumps(of, sort_keys=True).encode()).hexdigest()[:8]
-    path = Path(folder) / "evaluations" / f"bits-per-byte-{key}.json"
-    with folder_for(path):
-        write_json(path, result)
+            atomic_write_text(path, format_json(result), overwrite=not given)
     return path
 
 
@@ -222,19 +210,12 @@ def _say(name: str, found: "SampledBits", path: Path | None) -> None:
         f"{format_bytes(found.bytes)}; {share} windows of {found.context_length:,} tokens, stride {found.stride:,}, "
         "each document by itself"
     )
-    rows = [
-        ("gzip -9", f"{found.gzip_bits_per_byte:.4f}", ""),
-        ("this model", f"{found.bits_per_byte:.4f}", _interval(found)),
-        ("xz -9", f"{found.xz_bits_per_byte:.4f}", ""),
-    ]
+    interval = "all of it"
+    if found.windows < found.all_windows:
+        interval = f"± {found.standard_error:.4f}, {found.low:.4f} to {found.high:.4f}"
+    rows = [(*row, interval if row[0] == "this model" else "") for row in _beside_compressors(found)]
     print_table(("", "bits per byte", "± s.e., 95% interval"), rows)
     if found.windows < found.all_windows:
         say("The interval is for this text; compressors got the scored bytes as one stream.")
     if path is not None:
         say(f"written to {path}", wrap=False)
-
-
-def _interval(found: "SampledBits") -> str:
-    if found.windows == found.all_windows:
-        return "all of it"
-    return f"± {found.standard_error:.4f}, {found.low:.4f} to {found.high:.4f}"

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from napkin.benchmarking.case import Case, Target
     from napkin.benchmarking.collective_bench import AlphaBeta, CollectiveRow
     from napkin.benchmarking.conditions import Conditions
-    from napkin.benchmarking.intervals import Interval
     from napkin.benchmarking.measuring import Row
     from napkin.hardware.cluster import Operation
     from napkin.planning.step.machine import ThisMachine
 
 PassName = Literal["forward", "backward", "both", "step"]
 MOST_SECONDS = 3600.0
+_COMPILED = "+compiled"
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,9 @@ def _time_cases(options: OperatorOptions, name: str, target_on: "Callable[[ThisM
         torch.set_num_threads(options.threads or machine.host.cores)
         keep_freed_memory()
         target = target_on(machine)
-        cases, against = _cases(options, target, machine), _against(options, target)
+        cases, against = _cases(options, target, machine), None
+        if options.against is not None:
+            against = _form(options.against.removesuffix(_COMPILED), target), options.against.endswith(_COMPILED)
         measuring = Measuring(
             target,
             machine.device_type,
@@ -210,24 +212,14 @@ def _compiled(options: OperatorOptions, machine: "ThisMachine") -> tuple[bool, .
     from napkin.train_step.compile import missing_compiler
 
     wanted = options.compiled or ("both" if options.sweep else "off")
-    named = wanted != "off" and options.compiled is not None
-    missing = missing_compiler(machine.device_type) if wanted != "off" or _is_compiled(options) else None
+    against_compiled = options.against is not None and options.against.endswith(_COMPILED)
+    missing = missing_compiler(machine.device_type) if wanted != "off" or against_compiled else None
     if missing is not None:
-        if named or _is_compiled(options):
+        if against_compiled or (wanted != "off" and options.compiled is not None):
             raise NapkinError(f"nothing can be compiled here: {missing}; use --compiled off")
         notify(f"bench: what is compiled is left out: {missing}")
         return (False,)
     return {"off": (False,), "on": (True,), "both": (False, True)}[wanted]
-
-
-def _is_compiled(options: OperatorOptions) -> bool:
-    return options.against is not None and options.against.endswith("+compiled")
-
-
-def _against(options: OperatorOptions, target: "Target") -> tuple[str, bool] | None:
-    if options.against is None:
-        return None
-    return _form(options.against.removesuffix("+compiled"), target), _is_compiled(options)
 
 
 def _form(name: str, target: "Target") -> str:
@@ -243,7 +235,16 @@ def _print_rows(name: str, rows: "Sequence[Row]", conditions: "Conditions", *, a
 
         print_json({"name": name, "conditions": conditions.values(), "rows": [row_values(row) for row in rows]})
         return
-    described = [_described(row) for row in rows]
+    described = [
+        {
+            "form": row.case.name,
+            **{dimension: str(size) for dimension, size in row.case.shape.items()},
+            "precision": row.case.precision.name,
+            "pass": row.case.timed,
+            "cache": "cold" if row.case.cold else "warm",
+        }
+        for row in rows
+    ]
     names = list(dict.fromkeys(key for each in described for key in each))
     differ = [key for key in names if len({each.get(key) for each in described}) > 1]
     shared = ", ".join(f"{key} {described[0][key]}" for key in names if key not in differ)
@@ -252,30 +253,20 @@ def _print_rows(name: str, rows: "Sequence[Row]", conditions: "Conditions", *, a
     compared = sorted({row.against for row in rows if row.against})
     headings += [f"over {other}" for other in compared]
     noted = any(map(_note, rows))
-    cells = [
-        [*(each.get(key, "") for key in differ), *_measured(row), *_ratios(row, compared), *[_note(row)] * noted]
-        for row, each in zip(rows, described, strict=True)
-    ]
+    cells = []
+    for row, each in zip(rows, described, strict=True):
+        ratio = f"{row.ratio.median:.3f} ({row.ratio.low:.3f} to {row.ratio.high:.3f})" if row.ratio else ""
+        ratios = [ratio if row.against == other else "" for other in compared]
+        cells.append([*(each.get(key, "") for key in differ), *_measured(row), *ratios, *[_note(row)] * noted])
     align = "l" * len(differ) + "rrrrrl" + "r" * len(compared) + "l" * noted
     print_table([*headings, *["note"] * noted], cells, align=align)
     _print_conditions(conditions)
 
 
-def _described(row: "Row") -> dict[str, str]:
-    case = row.case
-    return {
-        "form": case.name,
-        **{name: str(size) for name, size in case.shape.items()},
-        "precision": case.precision.name,
-        "pass": case.timed,
-        "cache": "cold" if case.cold else "warm",
-    }
-
-
 def _measured(row: "Row") -> list[str]:
     seconds, work = row.seconds, row.work
     if seconds is None or row.roof_share is None:
-        return ["", "", "", "", "", ""]
+        return [""] * 6
     return [
         format_seconds(seconds.median),
         format_share(seconds.relative_width),
@@ -292,14 +283,6 @@ def _note(row: "Row") -> str:
     share = row.waiting_share or 0.0
     waited = f"disturbed: waited {format_share(share)} of the time for a core" if share > MOST_WAITING else ""
     return f"not run: {row.refused}" if row.refused else waited
-
-
-def _ratios(row: "Row", compared: Sequence[str]) -> list[str]:
-    return [_ratio(row.ratio) if row.against == other and row.ratio else "" for other in compared]
-
-
-def _ratio(ratio: "Interval") -> str:
-    return f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
 def _print_conditions(conditions: "Conditions") -> None:
@@ -347,11 +330,8 @@ def bench_collective(options: CollectiveOptions) -> None:
     device_type = choose_device(options.device) if together else "cpu"
     with progress_line(f"timing {name}", shown=info.rank == 0) as line:
         conditions = Conditions(device_type)
-        if together:
-            rows = _of_torchrun(COLLECTIVES[name], sizes, device_type, options, line)
-        else:
-            rows = _of_processes(COLLECTIVES[name], sizes, options, line)
-    rows, fits = fitted(rows)
+        time_them = _of_torchrun if together else _of_processes
+        rows, fits = fitted(time_them(COLLECTIVES[name], sizes, device_type, options, line))
     if info.rank == 0:
         _print_collective(name, rows, fits, conditions, as_json=options.json)
 
@@ -359,6 +339,7 @@ def bench_collective(options: CollectiveOptions) -> None:
 def _of_processes(
     operation: "Operation",
     sizes: Mapping[int, Sequence[int]],
+    device_type: Literal["cpu", "cuda"],
     options: CollectiveOptions,
     line: ProgressLine,
 ) -> "list[CollectiveRow]":
@@ -366,15 +347,11 @@ def _of_processes(
     from napkin.hardware.host import detect_host
 
     host = detect_host()
-    most = max(sizes)
+    # As the ranks of a run on this machine have them.
+    threads = options.threads or max(1, host.cores // max(sizes))
+    free_bytes = host.available_bytes
     return time_in_processes(
-        operation,
-        sizes,
-        # As the ranks of a run on this machine have them.
-        threads=options.threads or max(1, host.cores // most),
-        seconds=options.seconds,
-        free_bytes=host.available_bytes,
-        progress=line,
+        operation, sizes, threads=threads, seconds=options.seconds, free_bytes=free_bytes, progress=line
     )
 
 
@@ -416,7 +393,19 @@ def _print_collective(
         return
     notes = any(row.refused for row in rows)
     headings = ["ranks", "bytes", "median", "±", "algorithm", "bus", "fit/median", *["not run"] * notes]
-    cells = [[*_collective_cells(row), *[row.refused] * notes] for row in rows]
+    cells = []
+    for row in rows:
+        measured = [""] * 5
+        if row.seconds is not None and row.fitted_seconds is not None:
+            median = row.seconds.median
+            measured = [
+                format_seconds(median),
+                format_share(row.seconds.relative_width),
+                format_bytes(row.data_bytes / median) + "/s",
+                format_bytes(row.sent_bytes / median) + "/s",
+                format_three_digits(row.fitted_seconds / median),
+            ]
+        cells.append([str(row.ranks), format_bytes(row.data_bytes), *measured, *[row.refused] * notes])
     print_table(headings, cells, align="r" * 7 + "l" * notes)
     for ranks, fit in fits.items():
         say(
@@ -424,18 +413,3 @@ def _print_collective(
             f"{format_bytes(fit.bandwidth)}/s"
         )
     _print_conditions(conditions)
-
-
-def _collective_cells(row: "CollectiveRow") -> list[str]:
-    cells = [str(row.ranks), format_bytes(row.data_bytes)]
-    if row.seconds is None or row.fitted_seconds is None:
-        return [*cells, "", "", "", "", ""]
-    median = row.seconds.median
-    return [
-        *cells,
-        format_seconds(median),
-        format_share(row.seconds.relative_width),
-        format_bytes(row.data_bytes / median) + "/s",
-        format_bytes(row.sent_bytes / median) + "/s",
-        format_three_digits(row.fitted_seconds / median),
-    ]

@@ -105,20 +105,31 @@ class AutotuneOptions(RecipeOptions, JsonOption):
 
 @recipe_command("autotune", AutotuneOptions)
 def autotune_command(options: AutotuneOptions, _: RecipeSource) -> None:
-    kept = _kept() if options.show else [_tuned(options)]
+    if options.show:
+        with progress_line("loading"):
+            from napkin.kernels.triton_tiles import all_choices
+        kept = all_choices()
+    else:
+        kept = [_tuned(options)]
     if options.json:
         print_json(kept)
         return
     for each in kept:
-        _print(each)
+        device = each.device
+        say(f"{device.name} ({device.capability}), Triton {device.triton}, kernels {device.kernels}")
+        rows = [
+            (
+                *(choice.kernel, choice.dtype, str(choice.width), choice.variant or "–"),
+                ", ".join(f"{name} {size}" for name, size in choice.tile.items()),
+                f"{choice.microseconds:.1f}",
+                f"{choice.default_microseconds:.1f}",
+                f"{choice.default_microseconds / choice.microseconds:.2f}",
+            )
+            for choice in sorted(each.choices, key=lambda choice: choice.key)
+        ]
+        print_table(("kernel", "dtype", "width", "variant", "tile", "µs", "default µs", "×"), rows, align="llrllrrr")
     if not kept:
         say("no tiles are kept: `napkin autotune RECIPE` times them on a GPU")
-
-
-def _kept() -> "list[TunedTiles]":
-    with progress_line("loading"):
-        from napkin.kernels.triton_tiles import all_choices
-    return all_choices()
 
 
 def _tuned(options: AutotuneOptions) -> "TunedTiles":
@@ -131,22 +142,3 @@ def _tuned(options: AutotuneOptions) -> "TunedTiles":
         if (obstacle := triton_obstacle(device_type)) is not None or is_interpreted():
             raise NapkinError(f"there is nothing to tune here: {obstacle or 'the interpreter has no tiles'}")
         return tune_recipe(options.recipe, progress=line.retitle)
-
-
-def _print(kept: "TunedTiles") -> None:
-    device = kept.device
-    say(f"{device.name} ({device.capability}), Triton {device.triton}, kernels {device.kernels}")
-    rows = [
-        (
-            choice.kernel,
-            choice.dtype,
-            str(choice.width),
-            choice.variant or "–",
-            ", ".join(f"{name} {size}" for name, size in choice.tile.items()),
-            f"{choice.microseconds:.1f}",
-            f"{choice.default_microseconds:.1f}",
-            f"{choice.default_microseconds / choice.microseconds:.2f}",
-        )
-        for choice in sorted(kept.choices, key=lambda choice: choice.key)
-    ]
-    print_table(("kernel", "dtype", "width", "variant", "tile", "µs", "default µs", "×"), rows, align="llrllrrr")

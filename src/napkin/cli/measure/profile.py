@@ -11,6 +11,7 @@ from napkin.cli.common.progress import progress_line
 from napkin.cli.common.recipe_options import RecipeOptions, parse_with_recipe
 from napkin.cli.common.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
+from napkin.units import format_seconds
 
 if TYPE_CHECKING:
     from napkin.profiling.step_profile import StepProfile
@@ -51,7 +52,14 @@ def main(arguments: Sequence[str]) -> None:
             found = profile_recipe(options.recipe, steps=options.steps, ranks=ranks, progress=line.retitle, title=title)
         if ranks.is_rank_zero:
             _show(options, found)
-            _write(options, found)
+            from napkin.profiling.profile_page import write_profile_page
+            from napkin.profiling.profile_table import write_trace
+
+            for path, write in ((options.page, write_profile_page), (options.trace, write_trace)):
+                if path is not None:
+                    with folder_for(Path(path)):
+                        write(found, path)
+                    notify(f"wrote {path}")
 
 
 def _with_recipe_of_run(arguments: Sequence[str]) -> Sequence[str]:
@@ -84,24 +92,7 @@ def _show(options: ProfileOptions, found: "StepProfile") -> None:
     for line in statements(found):
         say(line)
     if found.ranks:
-        _print_ranks(found)
-
-
-def _print_ranks(found: "StepProfile") -> None:
-    from napkin.units import format_seconds
-
-    names = ("seconds", "operators", "collectives", "outside")
-    rows = [(str(number), *(format_seconds(each[name]) for name in names)) for number, each in enumerate(found.ranks)]
-    say()
-    print_table(("rank", "step", "operators", "collectives", "in no operator"), rows)
-
-
-def _write(options: ProfileOptions, found: "StepProfile") -> None:
-    from napkin.profiling.profile_page import write_profile_page
-    from napkin.profiling.profile_table import write_trace
-
-    for path, write in ((options.page, write_profile_page), (options.trace, write_trace)):
-        if path is not None:
-            with folder_for(Path(path)):
-                write(found, path)
-            notify(f"wrote {path}")
+        names = ("seconds", "operators", "collectives", "outside")
+        rows = [(str(rank), *(format_seconds(each[name]) for name in names)) for rank, each in enumerate(found.ranks)]
+        say()
+        print_table(("rank", "step", "operators", "collectives", "in no operator"), rows)

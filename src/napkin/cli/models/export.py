@@ -15,7 +15,6 @@ from napkin.units import format_bytes
 
 if TYPE_CHECKING:
     from napkin.inference.loaded_model import LoadedModel
-    from napkin.model.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,11 @@ def export_command(options: ExportOptions) -> None:
             notify(f"'{base}' is not there: they are for a folder that `napkin export` has written of the same weights")
         elif not is_huggingface(base):
             notify(f"they are for the folder that `napkin export {shlex.quote(base)}` writes")
-    _show(options, out, model.step)
-
-
-def _show(options: ExportOptions, out: Path, step: int) -> None:
     files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     if options.json:
-        print_json({"folder": out, "step": step, "files": files})
+        print_json({"folder": out, "step": model.step, "files": files})
         return
-    say(f"wrote {out}: step {step:,}, {format_bytes(sum(files.values()))} in {', '.join(files)}")
+    say(f"wrote {out}: step {model.step:,}, {format_bytes(sum(files.values()))} in {', '.join(files)}")
 
 
 @dataclass(frozen=True)
@@ -106,15 +101,16 @@ def quantize_command(options: QuantizeOptions) -> None:
         after, _ = _bits_per_byte(
             trained.with_model(model.to(trained.precision.device_type)), options.evaluation_tokens
         )
-    rows = [
-        ("this run", _bytes_of(trained.model), before),
-        (options.to, _bytes_of(model), after),
-    ]
     if not options.json:
-        print_table(
-            ("", "weights", "bits per byte"),
-            [(name, format_bytes(size), f"{bits:.4f}" if n_tokens else "no text") for name, size, bits in rows],
-        )
+        rows = [
+            (
+                name,
+                format_bytes(sum(tensor.nbytes for tensor in each.state_dict().values())),
+                f"{bits:.4f}" if n_tokens else "no text",
+            )
+            for name, each, bits in (("this run", trained.model, before), (options.to, model, after))
+        ]
+        print_table(("", "weights", "bits per byte"), rows)
     about = QuantizedRun(
         "napkin-quantized", 1, options.to, options.group_size, trained.step, str(run), n_tokens, after, before, {}
     )
@@ -134,7 +130,3 @@ def _bits_per_byte(trained: "LoadedModel", max_tokens: int) -> tuple[float, int]
     if not max_tokens or trained.run.validation_tokens is None:
         return 0.0, 0
     return trained.sampled_bits_per_byte(max_tokens)
-
-
-def _bytes_of(model: "Transformer") -> int:
-    return sum(tensor.nbytes for tensor in model.state_dict().values())

@@ -82,10 +82,16 @@ def generate_command(arguments: Sequence[str]) -> None:
             meter=meter,
             kv=options.kv,
         )
-        if options.json:
-            completions.append("".join(pieces))
-        else:
-            completions.append(_shown_as_made(beginning, pieces))
+        made = []
+        if not options.json:
+            print_verbatim(beginning, end="")
+        for piece in pieces:
+            made.append(piece)
+            if not options.json:
+                print_verbatim(piece, end="")
+        if not options.json:
+            print_verbatim("\n")
+        completions.append("".join(made))
         texts.append(f"{beginning}{completions[-1]}\n")
     if options.save:
         atomic_write_text(samples, "\n".join(texts), overwrite=True)
@@ -100,17 +106,6 @@ def generate_command(arguments: Sequence[str]) -> None:
         notify(f"speculation: {meter}")
     if options.save:
         renew_report(Path(options.run))
-
-
-def _shown_as_made(beginning: str, pieces: Iterator[str]) -> str:
-    """The pieces together, each printed when it comes."""
-    print_verbatim(beginning, end="")
-    made = []
-    for piece in pieces:
-        print_verbatim(piece, end="")
-        made.append(piece)
-    print_verbatim("\n")
-    return "".join(made)
 
 
 @dataclass(frozen=True)

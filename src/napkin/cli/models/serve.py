@@ -17,7 +17,7 @@ from napkin.serving.limits import Limits
 from napkin.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from napkin.inference.service_load import ServiceLoad, ServiceMeasurement
+    from napkin.inference.service_load import ServiceMeasurement
 
 
 KEY_VARIABLE = "NAPKIN_API_KEY"
@@ -166,7 +166,23 @@ def bench_serve_command(options: BenchServeOptions) -> None:
     planned = None
     if options.run is not None:
         with progress_line("timing steps of the engine") as line:
-            planned = _planned(options.run, load, line.retitle)
+            from napkin.inference import Engine, loaded_model
+            from napkin.planning import plan_service
+
+            # As `napkin serve` opens it.
+            model = loaded_model.load(options.run, weights="auto").model
+            plan = plan_service(
+                model,
+                concurrency=load.concurrency,
+                input_tokens=load.input_tokens,
+                output_tokens=load.output_tokens,
+                requests=load.requests,
+                rate=load.rate,
+                seed=load.seed,
+                cache_bytes=Engine(model).cache.nbytes,
+                progress=line.retitle,
+            )
+            planned = plan.degrees[0].simulation
     with progress_line("sending requests") as line:
         measured = measure_http_load(
             endpoint, load, prompts, progress=lambda done: line.retitle(f"{done} of {load.requests} requests")
@@ -175,26 +191,6 @@ def bench_serve_command(options: BenchServeOptions) -> None:
         print_json({"planned": planned and _figures(planned), "measured": _figures(measured)})
         return
     _print(measured, planned)
-
-
-def _planned(run: str, load: "ServiceLoad", progress: Any) -> "ServiceMeasurement | None":
-    from napkin.inference import Engine, loaded_model
-    from napkin.planning import plan_service
-
-    # As `napkin serve` opens it.
-    model = loaded_model.load(run, weights="auto").model
-    plan = plan_service(
-        model,
-        concurrency=load.concurrency,
-        input_tokens=load.input_tokens,
-        output_tokens=load.output_tokens,
-        requests=load.requests,
-        rate=load.rate,
-        seed=load.seed,
-        cache_bytes=Engine(model).cache.nbytes,
-        progress=progress,
-    )
-    return plan.degrees[0].simulation
 
 
 def _print(measured: "ServiceMeasurement", planned: "ServiceMeasurement | None") -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from napkin.accounting.rules import bytes_per_parameter, largest_model_rule
-from napkin.cli.common.options import JsonOption, command
+from napkin.cli.common.options import JsonOption, command, require_above_zero
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.recipe_options import RecipeOptions, RecipeSource, recipe_command
 from napkin.cli.common.terminal import print_json, say
@@ -125,9 +125,7 @@ class FitOptions(JsonOption):
 
 @command("fit", FitOptions)
 def fit_command(options: FitOptions) -> None:
-    for name in ("batch_size", "context_length", "vocab_size"):
-        if getattr(options, name) < 1:
-            raise NapkinError(f"--{name.replace('_', '-')} is {getattr(options, name)}: use a number above 0")
+    require_above_zero(options, "batch_size", "context_length", "vocab_size")
     tokens, most = options.batch_size * options.context_length, MOST_TOKENS
     if tokens > most:
         raise NapkinError(
@@ -148,30 +146,21 @@ def fit_command(options: FitOptions) -> None:
         from napkin.planning.fit import Family, gathered_bytes_of, largest_model
         from napkin.planning.step.machine import CatalogueMachine
 
+        sizes = (options.vocab_size, options.context_length, options.batch_size)
+        family = Family(*sizes, options.precision, options.optimizer)
         machine = CatalogueMachine(device, n_devices, node=cluster.node)
-
-        family = Family(
-            options.vocab_size, options.context_length, options.batch_size, options.precision, options.optimizer
-        )
         found = largest_model(family, machine, progress=line.retitle)
     config, ledger = found.recipe.model, found.ledger
     if options.json:
-        print_json(
-            {
-                "device": device.name,
-                "n_devices": n_devices,
-                "rule": {"bytes_per_parameter": bytes_each, "parameters": by_rule},
-                "count": {
-                    "parameters": ledger.parameters,
-                    "d_model": config.d_model,
-                    "n_layers": config.n_layers,
-                    "n_heads": config.n_heads,
-                    "peak_bytes": ledger.peak_bytes,
-                    "gathered_bytes": gathered_bytes_of(found),
-                    "usable_bytes": device.usable_bytes,
-                },
-            }
-        )
+        count = {
+            "parameters": ledger.parameters,
+            **{name: getattr(config, name) for name in ("d_model", "n_layers", "n_heads")},
+            "peak_bytes": ledger.peak_bytes,
+            "gathered_bytes": gathered_bytes_of(found),
+            "usable_bytes": device.usable_bytes,
+        }
+        rule = {"bytes_per_parameter": bytes_each, "parameters": by_rule}
+        print_json({"device": device.name, "n_devices": n_devices, "rule": rule, "count": count})
         return
     model = f"{format_count(ledger.parameters)} parameters in {config.n_layers} layers of d_model {config.d_model:,}"
     say(f"count  {model}: peak {format_bytes(ledger.peak_bytes)} of {format_bytes(device.usable_bytes)} per device")

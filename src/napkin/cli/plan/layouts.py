@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -15,7 +15,7 @@ from napkin.cli.common.recipe_options import RecipeOptions, RecipeSource, TokenB
 from napkin.cli.common.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
-from napkin.hardware.cluster import Cluster, find_cluster
+from napkin.hardware.cluster import find_cluster
 from napkin.planning.step.site import fits, memory_of
 from napkin.recipe.layout import layout_of_recipe
 from napkin.recipe.recipe import Recipe
@@ -103,13 +103,12 @@ def too_large_whole(peak_bytes: int, site: "Site") -> str:
 
 def search(recipe: Recipe, options: LayoutOptions, given: set[str], *, why: str | None = None) -> None:
     """Print the best layouts, or the least hardware; `why` says why they are searched where that was not asked for."""
-    on, usd_per_hour = options.on, options.usd_per_hour
-    if on is None:
+    if options.on is None:
         raise NapkinError("--layout, --within and --for plan devices of the catalogue: name them, as in --on 512xH100")
     within = None if options.within is None else parse_seconds(options.within)
     budget = None if options.for_ is None else parse_dollars(options.for_)
     picture = _picture_path(options)
-    cluster = find_cluster(on)
+    cluster = find_cluster(options.on)
     recipe, chosen_batch = _with_batch(recipe, cluster.n_devices, given=given)
     if options.tokens is not None:
         recipe = with_tokens(recipe, options.tokens)
@@ -118,9 +117,19 @@ def search(recipe: Recipe, options: LayoutOptions, given: set[str], *, why: str 
     with progress_line("planning") as line:
         from napkin.cli.plan.output import print_search, print_tried
         from napkin.planning.fit import MOST_DEVICES, least_hardware
-        from napkin.planning.layouts.search import search_layouts, with_best_counted
+        from napkin.planning.layouts.costs import LayoutCosts
+        from napkin.planning.layouts.search import search_layouts, tensor_sizes, with_best_counted
+        from napkin.planning.planner import resolve
+        from napkin.planning.step.machine import CatalogueMachine
+        from napkin.recipe.training_config import ParallelismConfig
 
-        costs = _costs(recipe, cluster, usd_per_hour, line.retitle)
+        machine = CatalogueMachine(cluster.device, cluster.n_devices, node=cluster.node)
+        training = dataclasses.replace(recipe.training, micro_batch_size=None)
+        whole = dataclasses.replace(recipe, training=training, parallelism=ParallelismConfig())
+        resolved = resolve(whole, CatalogueMachine(cluster.device, 1, node=cluster.node))
+        resolved = dataclasses.replace(resolved, world_size=cluster.n_devices)
+        sizes = tensor_sizes(resolved, cluster.n_devices if cluster.n_devices > 1 else 64)
+        costs = LayoutCosts(resolved, machine, sizes, usd_per_hour=options.usd_per_hour, progress=line.retitle)
         trains = options.layout != "any"
         tried: list[Tried] = []
         if within is not None or budget is not None:
@@ -171,22 +180,6 @@ def print_one(recipe: Recipe, options: LayoutOptions) -> None:
 def splits_more_than_the_batch(recipe: Recipe, on: str) -> bool:
     """True if a recipe's layout of these devices has its own kind of plan."""
     return not layout_of_recipe(recipe, find_cluster(on).n_devices).splits_only_batches
-
-
-def _costs(recipe: Recipe, cluster: Cluster, usd_per_hour: float | None, progress: Any) -> Any:
-    from napkin.planning.layouts.costs import LayoutCosts
-    from napkin.planning.layouts.search import tensor_sizes
-    from napkin.planning.planner import resolve
-    from napkin.planning.step.machine import CatalogueMachine
-    from napkin.recipe.training_config import ParallelismConfig
-
-    one = CatalogueMachine(cluster.device, 1, node=cluster.node)
-    machine = CatalogueMachine(cluster.device, cluster.n_devices, node=cluster.node)
-    training = dataclasses.replace(recipe.training, micro_batch_size=None)
-    whole = dataclasses.replace(recipe, training=training, parallelism=ParallelismConfig())
-    resolved = dataclasses.replace(resolve(whole, one), world_size=cluster.n_devices)
-    sizes = tensor_sizes(resolved, cluster.n_devices if cluster.n_devices > 1 else 64)
-    return LayoutCosts(resolved, machine, sizes, usd_per_hour=usd_per_hour, progress=progress)
 
 
 def _with_batch(recipe: Recipe, n_devices: int, *, given: set[str]) -> tuple[Recipe, str | None]:

@@ -2,14 +2,13 @@
 layouts the ranking of a search, and the ranks and seconds of one.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
 from napkin.accounting.microbenchmark import EVEN_ROUTING
 from napkin.accounting.pricing import Spent
-from napkin.accounting.quantities import Unit, format_figure
-from napkin.accounting.rules import RuleRow, rules_table
+from napkin.accounting.quantities import format_figure
+from napkin.accounting.rules import rules_table
 from napkin.cli.common.terminal import print_rich, print_table, print_verbatim, say
 from napkin.errors import NapkinError
 from napkin.hardware.calibration_cache import calibration_of_this_machine
@@ -17,7 +16,7 @@ from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.hardware.cluster import find_cluster
 from napkin.planning.fit import Tried
 from napkin.planning.layouts.layout_plan import LayoutPlan
-from napkin.planning.layouts.memory import RankBytes, stages_of_ranks
+from napkin.planning.layouts.memory import stages_of_ranks
 from napkin.planning.layouts.search import (
     SearchResult,
     layout_name,
@@ -55,21 +54,29 @@ def print_search(found: SearchResult, chosen_batch: str | None) -> None:
     say(f"{found.considered:,} layouts divide the recipe, {found.evaluated:,} of them were worked out")
     if chosen_batch:
         say(chosen_batch)
-    print_table(
-        ("", "layout", "micro-batch", "peak", "per step", "MFU", "tokens/s", "tokens per dollar"),
-        [
-            (str(number), str(plan.layout), f"{plan.choice.micro_batch_size:,}", *_figures(plan))
-            for number, plan in enumerate(found.plans, start=1)
-        ],
-        align="llrrrrrr",
-        droppable=("tokens per dollar", "tokens/s", "micro-batch"),
-    )
+    per_hour = site.usd_per_hour
+    rows = [
+        (
+            str(number),
+            str(plan.layout),
+            f"{plan.choice.micro_batch_size:,}",
+            format_bytes(plan.peak_bytes),
+            format_seconds(plan.seconds),
+            format_share(plan.mfu),
+            format_count(plan.tokens_per_second),
+            "" if per_hour is None else format_count(plan.tokens_per_second * 3600 / per_hour),
+        )
+        for number, plan in enumerate(found.plans, start=1)
+    ]
+    headings = ("", "layout", "micro-batch", "peak", "per step", "MFU", "tokens/s", "tokens per dollar")
+    print_table(headings, rows, align="llrrrrrr", droppable=("tokens per dollar", "tokens/s", "micro-batch"))
     say(f"1: {layout_name(best)}")
     for number, plan in enumerate(found.plans[1:], start=2):
         say(f"{number}: {layout_name(plan)}: {why_slower(plan, best)}")
     for plan in found.too_large:
         say(f"{layout_name(plan)}: {why_too_large(plan)}")
-    _print_refused(found.refused)
+    for reason, number in found.refused.most_common(MANY_REFUSED):
+        say(f"left out, {number:,} layouts: {reason}", style="dim")
     _layout_output_print_seconds(best)
     print_routing(best.expert_seconds, best.seconds)
     _print_counted(best)
@@ -78,33 +85,20 @@ def print_search(found: SearchResult, chosen_batch: str | None) -> None:
     print_verbatim(recipe_tables(best))
 
 
-def _figures(plan: LayoutPlan) -> tuple[str, ...]:
-    per_hour = plan.site.usd_per_hour
-    per_dollar = "" if per_hour is None else format_count(plan.tokens_per_second * 3600 / per_hour)
-    return (
-        format_bytes(plan.peak_bytes),
-        format_seconds(plan.seconds),
-        format_share(plan.mfu),
-        format_count(plan.tokens_per_second),
-        per_dollar,
-    )
-
-
-def _print_refused(refused: Counter[str]) -> None:
-    for reason, number in refused.most_common(MANY_REFUSED):
-        say(f"left out, {number:,} layouts: {reason}", style="dim")
-
-
 def print_layout_plan(plan: LayoutPlan) -> None:
     """Print bytes of each rank of the pipeline, and the seconds of a step by what they are for."""
     site = plan.site
     say(f"plan for {site.name}: {layout_name(plan)}, {plan.micro_batches:,} micro-batches per step")
-    names = list(plan.ranks[0].by_use)
+    names, last = list(plan.ranks[0].by_use), len(plan.ranks) - 1
     blocks = _blocks_of_ranks(plan)
-    shown = _rows_shown(len(plan.ranks))
+    # Of many ranks as many at equal distances, the first and the last among them.
+    shown = sorted({round(row * last / (MOST_ROWS - 1)) for row in range(MOST_ROWS)})
     print_table(
         ("pipeline rank", "blocks", *names, "peak"),
-        [(str(rank), blocks[rank], *map(format_bytes, bytes_of(plan.ranks[rank]))) for rank in shown],
+        [
+            (str(rank), blocks[rank], *map(format_bytes, (*plan.ranks[rank].by_use.values(), plan.ranks[rank].total)))
+            for rank in shown
+        ],
         align="rl" + "r" * (len(names) + 1),
     )
     _layout_output_print_seconds(plan)
@@ -139,11 +133,6 @@ def _print_counted(plan: LayoutPlan) -> None:
         )
 
 
-def bytes_of(rank: RankBytes) -> list[float]:
-    """Bytes of a rank by what they are for, and their sum."""
-    return [*rank.by_use.values(), rank.total]
-
-
 def refuse_too_large(plan: LayoutPlan) -> None:
     """Raise NapkinError for a layout that does not fit."""
     if not plan.fits:
@@ -151,12 +140,6 @@ def refuse_too_large(plan: LayoutPlan) -> None:
             f"{plan.layout} needs {format_bytes(plan.peak_bytes)} per device, "
             f"{memory_of(plan.site.device_name, plan.site.memory_bytes)}: --layout auto finds layouts that fit"
         )
-
-
-def _rows_shown(ranks: int) -> list[int]:
-    if ranks <= MOST_ROWS:
-        return list(range(ranks))
-    return sorted({round(row * (ranks - 1) / (MOST_ROWS - 1)) for row in range(MOST_ROWS)})
 
 
 def _blocks_of_ranks(plan: LayoutPlan) -> list[str]:
@@ -225,7 +208,12 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
         say("bf16 is emulated on this machine, and slower than fp32: use it only to see its effect on the loss")
     if site.n_devices > 1:
         tokens = plan.tokens_per_step // site.n_devices
-        say(f"each device has {_held(plan)} and {tokens:,} of the {plan.tokens_per_step:,} tokens per step")
+        layout, held = plan.resolved.layout, "the whole model"
+        if not layout.splits_only_batches:
+            held = f"its part of the model ({layout})"
+        elif layout.strategy == "fsdp":
+            held = f"1/{site.n_devices} of the model's parameters"
+        say(f"each device has {held} and {tokens:,} of the {plan.tokens_per_step:,} tokens per step")
         say("the table is per device")
     print_table((), [(usage.what, usage.format) for usage in precision.usage()], style="dim")
     print_rich(reconcile_table(plan.table()))
@@ -241,7 +229,13 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
                 style="dim",
             )
     if site.n_devices > 1:
-        say(_communication(plan))
+        sent = f"communication: {format_bytes(plan.communication.bytes)} sent per device and step"
+        if site.interconnect is None:
+            say(f"{sent}, over links of unknown bandwidth")
+        else:
+            exposed = format_seconds(plan.exposed_seconds) if plan.exposed_seconds else "none"
+            bubble = f"; the pipeline's bubble: {format_seconds(plan.bubble_seconds)}" if plan.bubble_seconds else ""
+            say(f"{sent}, {format_seconds(plan.communication_seconds)}; exposed: {exposed}{bubble}")
         print_routing(plan.expert_seconds, plan.seconds_per_step)
     print_unknown_operators(plan.ledger.unknown_operators)
     print_unknown_scratch(plan.ledger.unknown_scratch)
@@ -260,34 +254,14 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
         say(f"{in_all} tokens in all: {plan.epochs:,.3g} epochs of the training text")
     for file in plan.mixture:
         say(f"{file.path}: {file.share:.1%} of the windows; each document is read {file.epochs:,.3g} times")
-    _print_failures(plan)
+    given = site.mtbf_hours is not None
+    if failures_are_worth_saying(plan.seconds, site.n_devices, given=given):
+        for line in failure_lines(planned_failures(plan), given=given):
+            say(line)
     if plan.fits:
         at_most = " at most" if plan.disturbed else ""
         alone = ", without other processes" if plan.price.disturbed else ""
         say(f"it fits, and takes about {format_seconds(plan.seconds)}{at_most}{alone}")
-
-
-def _held(plan: Plan) -> str:
-    layout = plan.resolved.layout
-    if not layout.splits_only_batches:
-        return f"its part of the model ({layout})"
-    return f"1/{plan.site.n_devices} of the model's parameters" if layout.strategy == "fsdp" else "the whole model"
-
-
-def _print_failures(plan: Plan) -> None:
-    n_devices, given = plan.site.n_devices, plan.site.mtbf_hours is not None
-    if failures_are_worth_saying(plan.seconds, n_devices, given=given):
-        for line in failure_lines(planned_failures(plan), given=given):
-            say(line)
-
-
-def _communication(plan: Plan) -> str:
-    sent = f"communication: {format_bytes(plan.communication.bytes)} sent per device and step"
-    if plan.site.interconnect is None:
-        return f"{sent}, over links of unknown bandwidth"
-    exposed = format_seconds(plan.exposed_seconds) if plan.exposed_seconds else "none"
-    bubble = f"; the pipeline's bubble: {format_seconds(plan.bubble_seconds)}" if plan.bubble_seconds else ""
-    return f"{sent}, {format_seconds(plan.communication_seconds)}; exposed: {exposed}{bubble}"
 
 
 def print_unknown_operators(unknown_operators: dict[str, int]) -> None:
@@ -318,24 +292,20 @@ def print_rules(plan: Plan, *, decode_batch_size: int = 64) -> None:
         training_tokens=plan.steps * plan.tokens_per_step,
         decode_batch_size=decode_batch_size,
     )
-    cells = [
-        (row.quantity, row.formula, _figure(row.rule, row.unit), _figure(row.count, row.unit), _error(row))
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        by_rule, by_count = (
+            format_count(value) if value is not None and row.unit == "count" else format_figure(value, row.unit)
+            for value in (row.rule, row.count)
+        )
+        error = "" if row.error is None else f"{format_count(1 + row.error)} ×"
+        if row.error is not None and abs(row.error) < 10:
+            error = f"{row.error:+.1%}"
+        cells.append((row.quantity, row.formula, by_rule, by_count, error))
     print_table(("rule", "formula", "by rule", "by count", "error"), cells, align="llrrr")
     for row in rows:
         if row.note:
             say(f"{row.quantity}: {row.note}", style="dim")
-
-
-def _figure(value: float | None, unit: Unit) -> str:
-    return format_count(value) if value is not None and unit == "count" else format_figure(value, unit)
-
-
-def _error(row: RuleRow) -> str:
-    if row.error is None:
-        return ""
-    return f"{row.error:+.1%}" if abs(row.error) < 10 else f"{format_count(1 + row.error)} ×"
 
 
 def _print_seconds(spent: dict[str, Spent], total: float, by: str) -> None:

@@ -246,12 +246,8 @@ def _unset_field(recipe: Recipe, values: Any, field: dataclasses.Field[Any]) -> 
     """The line of a field that is not set, as a comment; none for one that stands in a table of its own."""
     if getattr(values, field.name) is not None or field.default is not None:
         return []
-    known = _resolved(recipe, values, field.name)
-    return [f"# {field.name} is not set"] if known is None else [f"# {tomli_w.dumps({field.name: known}).rstrip()}"]
-
-
-def _resolved(recipe: Recipe, values: Any, name: str) -> Any:
     if values is recipe.optimizer:
-        resolved = dataclasses.replace(recipe.optimizer.resolved, warmup_steps=recipe.warmup_steps)
-        return getattr(resolved, name)
-    return getattr(values, f"resolved_{name}", None)
+        known = getattr(replace(recipe.optimizer.resolved, warmup_steps=recipe.warmup_steps), field.name)
+    else:
+        known = getattr(values, f"resolved_{field.name}", None)
+    return [f"# {field.name} is not set"] if known is None else [f"# {tomli_w.dumps({field.name: known}).rstrip()}"]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from napkin.accounting.quantities import format_figure
-from napkin.accounting.rules import RuleRow
 from napkin.cli.common.options import INLINED, JsonOption, Switch, command
 from napkin.cli.common.terminal import print_json, print_table, say
 from napkin.errors import NapkinError
@@ -99,7 +98,12 @@ def main(options: PlanByRuleOptions) -> None:
             "for example"
         )
     if options.rules:
-        _print_rules(rows, options.sizes)
+        by_rule = [format_count(row.rule) if row.unit == "count" else format_figure(row.rule, row.unit) for row in rows]
+        cells = [(row.quantity, row.formula, figure) for row, figure in zip(rows, by_rule, strict=True)]
+        print_table(("rule", "formula", "by rule"), cells, align="llr")
+        sizes = ("n_layers", "d_model", "n_heads", "vocab_size")
+        if missing := [f"--{name.replace('_', '-')}" for name in sizes if getattr(options.sizes, name) is None]:
+            say(f"{', '.join(missing)} would add rules", style="dim")
     restarts = "" if "failures" in plan.figures else ", and restarts"
     say(f"The rule ignores attention over long contexts{restarts}; `napkin plan recipe.toml` counts a real step.")
 
@@ -146,21 +150,6 @@ def _plan(options: PlanByRuleOptions) -> tuple[RulePlan, float | None]:
     if not parameters:
         raise NapkinError("there is nothing to plan: give --params 7B, or --on 8xH100 --within 1week")
     return training_by_rule(parameters, tokens, active=active, devices=devices, mfu=mfu, **failures), active
-
-
-def _print_rules(rows: list[RuleRow], sizes: RuleSizes) -> None:
-    cells = [
-        (
-            row.quantity,
-            row.formula,
-            format_count(row.rule) if row.unit == "count" else format_figure(row.rule, row.unit),
-        )
-        for row in rows
-    ]
-    print_table(("rule", "formula", "by rule"), cells, align="llr")
-    missing = [name for name in ("n_layers", "d_model", "n_heads", "vocab_size") if getattr(sizes, name) is None]
-    if missing:
-        say(f"{', '.join('--' + name.replace('_', '-') for name in missing)} would add rules", style="dim")
 
 
 def _above_zero(name: str, text: str | None) -> int | None:

@@ -15,7 +15,6 @@ from napkin.units import format_bytes, format_flops, format_seconds, format_thre
 
 if TYPE_CHECKING:
     from napkin.planning.services.service_plan import ServiceDegree, ServicePlan
-    from napkin.planning.services.this_machine import Simulation
 
 
 @dataclass(frozen=True)
@@ -97,21 +96,20 @@ def print_service(plan: "ServicePlan") -> None:
         style="dim",
     )
     for degree in plan.degrees:
-        if degree.simulation is not None:
-            _print_percentiles(degree.simulation)
-    for line in _remarks(plan):
-        say(line)
-
-
-def _print_percentiles(found: "Simulation") -> None:
-    say()
-    rows = [("time to first token", found.first_token), ("time per output token", found.per_token)]
-    print_table(
-        ("", "median", "90%", "99%"),
-        [(name, *(format_seconds(of(percent)) for percent in (50, 90, 99))) for name, of in rows],
-        align="lrrr",
-    )
-    say("steps were timed, their schedule simulated", style="dim")
+        if (simulation := degree.simulation) is not None:
+            say()
+            rows = [
+                (name, *(format_seconds(of(percent)) for percent in (50, 90, 99)))
+                for name, of in (
+                    ("time to first token", simulation.first_token),
+                    ("time per output token", simulation.per_token),
+                )
+            ]
+            print_table(("", "median", "90%", "99%"), rows, align="lrrr")
+            say("steps were timed, their schedule simulated", style="dim")
+    if plan.best is not None:
+        for line in _remarks(plan, plan.best):
+            say(line)
 
 
 def _counted(plan: "ServicePlan") -> Iterator[tuple[str, str, str, str]]:
@@ -169,10 +167,7 @@ def _range(seconds: float, factor: float | None) -> str:
     return f"{format_seconds(seconds / factor)} to {format_seconds(seconds * factor)}"
 
 
-def _remarks(plan: "ServicePlan") -> Iterator[str]:
-    best = plan.best
-    if best is None:
-        return
+def _remarks(plan: "ServicePlan", best: "ServiceDegree") -> Iterator[str]:
     if len(plan.fitting) > 1:
         soonest = min(plan.fitting, key=lambda degree: degree.times.time_per_output_token if degree.times else math.inf)
         lowest = "and" if soonest is best else f"tensor {soonest.tensor}"

@@ -86,9 +86,16 @@ def main(options: LadderOptions, source: RecipeSource) -> int:
         elif not options.run:
             print_json({"runs": [_values(rung) for rung in ladder.rungs], "next": _values(larger)})
         if options.out is not None:
-            _write_recipes(Path(options.out), file)
+            out = Path(options.out)
+            out.mkdir(parents=True)
+            for name, run in file.runs.items():
+                atomic_write_text(out / f"{name}.toml", format_recipe(run.parsed))
+            if file.next is not None:
+                atomic_write_text(out / NEXT_RECIPE, format_recipe(file.next.parsed))
+            say(f"wrote {len(file.runs)} recipes and {NEXT_RECIPE} to {out}", wrap=False)
         if options.run:
-            _refuse_other_folder(folder)
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                raise NapkinError(f"'{folder}' exists and is not of a ladder: choose another --runs")
             write_ladder(folder, file)
     elif not options.json:
         say(f"{folder} holds a ladder of {len(file.runs)} runs: it is continued", wrap=False)
@@ -115,30 +122,26 @@ def _design(options: LadderOptions, progress: Any) -> "tuple[Ladder, Rung]":
 
 
 def _print_ladder(ladder: "Ladder", larger: "Rung") -> None:
-    from napkin.scaling.sweep import run_seconds
-
-    rows = [_row(rung) for rung in (*ladder.rungs, larger)]
+    rows = []
+    for rung in (*ladder.rungs, larger):
+        values = _values(rung)
+        rows.append(
+            (
+                rung.trial.name,
+                format_count(values["parameters"]),
+                format_count(values["tokens"]),
+                f"{values['tokens'] / values['parameters']:.1f}",
+                format_flops(values["flops"]),
+                f"{values['learning_rate']:.2e}",
+                format_seconds(values["seconds"]),
+            )
+        )
     print_table(("run", "parameters", "tokens", "tokens per parameter", "FLOPs", "learning rate", "time"), rows)
-    taken = sum(run_seconds(rung.plan) for rung in ladder.rungs)
+    taken = sum(_values(rung)["seconds"] for rung in ladder.rungs)
     price = ladder.rungs[0].plan.site.usd_per_hour
     money = "" if price is None else f", ${taken / 3600 * price:,.2f}"
     flops = format_flops(sum(rung.flops for rung in ladder.rungs))
     say(f"{len(ladder.rungs)} runs: {format_seconds(taken)}{money}, {flops}; the last row is the run to predict")
-
-
-def _row(rung: "Rung") -> tuple[str, ...]:
-    from napkin.scaling.sweep import run_seconds
-
-    values = _values(rung)
-    return (
-        rung.trial.name,
-        format_count(values["parameters"]),
-        format_count(values["tokens"]),
-        f"{values['tokens'] / values['parameters']:.1f}",
-        format_flops(values["flops"]),
-        f"{values['learning_rate']:.2e}",
-        format_seconds(run_seconds(rung.plan)),
-    )
 
 
 def _values(rung: "Rung") -> dict[str, Any]:
@@ -154,20 +157,6 @@ def _values(rung: "Rung") -> dict[str, Any]:
         "learning_rate": plan.recipe.optimizer.learning_rate,
         "seconds": run_seconds(plan),
     }
-
-
-def _write_recipes(folder: Path, file: "LadderFile") -> None:
-    folder.mkdir(parents=True)
-    for name, run in file.runs.items():
-        atomic_write_text(folder / f"{name}.toml", format_recipe(run.parsed))
-    if file.next is not None:
-        atomic_write_text(folder / NEXT_RECIPE, format_recipe(file.next.parsed))
-    say(f"wrote {len(file.runs)} recipes and {NEXT_RECIPE} to {folder}", wrap=False)
-
-
-def _refuse_other_folder(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise NapkinError(f"'{folder}' exists and is not of a ladder: choose another --runs")
 
 
 def _train_and_predict(file: "LadderFile", folder: Path, options: LadderOptions, source: RecipeSource) -> int:

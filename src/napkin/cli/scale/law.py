@@ -19,8 +19,6 @@ from napkin.units import format_count, format_share, parse_count
 
 if TYPE_CHECKING:
     from napkin.scaling.fitted_law import FittedLaw, Interval, Optimum
-    from napkin.scaling.isoflop import SizeLaw
-    from napkin.scaling.law_comparison import LawComparison
     from napkin.scaling.law_fit import LawFit, LeftOut
     from napkin.scaling.observations import Observation
 
@@ -80,30 +78,25 @@ def read_runs(options: RunsOptions) -> ChosenRuns:
     for note in found.notes:
         notify(f"note: {note}")
     if found.diverged:
-        shown = ", ".join(found.diverged[:5]) + (" ..." if len(found.diverged) > 5 else "")
+        shown = _first(found.diverged, 5)
         notify(f"note: {len(found.diverged)} left out, as the loss is not a finite number: {shown}")
     return ChosenRuns(kept, dropped, found.diverged, found.notes, "example" if example else ", ".join(sources))
 
 
 def print_optima(optima: "Sequence[Optimum]", largest: float) -> None:
     """A row per budget."""
-    print_table(
-        ["FLOPs", "× largest run", "parameters", "90%", "tokens", "90%", "loss", "90%"],
+    rows = [
         [
-            [
-                f"{each.flops:.3g}",
-                f"{each.flops / largest:.3g}",
-                format_count(each.parameters.estimate),
-                span(each.parameters),
-                format_count(each.tokens.estimate),
-                span(each.tokens),
-                f"{each.loss.estimate:.4f}",
-                f"{each.loss.low:.4f} to {each.loss.high:.4f}",
-            ]
-            for each in optima
-        ],
-        align="rrrlrlrl",
-    )
+            f"{each.flops:.3g}",
+            f"{each.flops / largest:.3g}",
+            *(format_count(each.parameters.estimate), span(each.parameters)),
+            *(format_count(each.tokens.estimate), span(each.tokens)),
+            *(f"{each.loss.estimate:.4f}", f"{each.loss.low:.4f} to {each.loss.high:.4f}"),
+        ]
+        for each in optima
+    ]
+    headings = ["FLOPs", "× largest run", "parameters", "90%", "tokens", "90%", "loss", "90%"]
+    print_table(headings, rows, align="rrrlrlrl")
 
 
 def span(interval: "Interval") -> str:
@@ -163,10 +156,10 @@ def fit_all(options: FitOptions) -> None:
         beside = refit_with(fitted, chosen.dropped) if chosen.dropped else None
         influence = leave_one_out(fitted)
     if below := fitted.below_floor:
-        shown = ", ".join(run.name for run in below[:5]) + (" ..." if len(below) > 5 else "")
         notify(
-            f"note: {len(below)} of the runs have a loss below the fitted floor, {shown}: it cannot hold for them; "
-            "look whether their loss is of the same text"
+            f"note: {len(below)} of the runs have a loss below the fitted floor, "
+            f"{_first([run.name for run in below], 5)}: it cannot hold for them; look whether their loss is of the "
+            "same text"
         )
     if options.page is not None:
         from napkin.scaling.law_page import write_law_page
@@ -175,103 +168,65 @@ def fit_all(options: FitOptions) -> None:
     if options.out is not None:
         fitted.law.write(options.out)
     if options.json:
-        print_json(
-            {
-                **fitted.as_values(budgets),
-                "diverged": list(chosen.diverged),
-                "notes": list(chosen.notes),
-                "dropped": [run.source for run in chosen.dropped],
-                "with_dropped": None
-                if beside is None
-                else {
-                    group: {name: interval.estimate for name, interval in found.items()}
-                    for group, found in beside.law.coefficients.items()
-                },
-                "left_out": [
-                    {
-                        "run": each.run.source,
-                        "error": each.error,
-                        "shift": each.shift,
-                        "coefficients": each.coefficients,
-                    }
-                    for each in influence
-                ],
-            }
-        )
+        with_dropped = beside and {
+            group: {name: interval.estimate for name, interval in coefficients.items()}
+            for group, coefficients in beside.law.coefficients.items()
+        }
+        left_out = [
+            {"run": each.run.source, **{name: getattr(each, name) for name in ("error", "shift", "coefficients")}}
+            for each in influence
+        ]
+        dropped = [run.source for run in chosen.dropped]
+        chosen_values = {"diverged": list(chosen.diverged), "notes": list(chosen.notes), "dropped": dropped}
+        print_json({**fitted.as_values(budgets), **chosen_values, "with_dropped": with_dropped, "left_out": left_out})
         return
-    _print(chosen, fitted, beside, influence, budgets)
+    _print(chosen, fitted, beside, influence[:_SHOWN_INFLUENCE], budgets)
     for path in (options.out, options.page):
         if path is not None:
             say(f"wrote {path}")
 
 
 def _print(
-    chosen: ChosenRuns,
-    fitted: "LawFit",
-    beside: "LawFit | None",
-    influence: "list[LeftOut]",
-    budgets: list[float],
+    chosen: ChosenRuns, fitted: "LawFit", beside: "LawFit | None", influence: "list[LeftOut]", budgets: list[float]
 ) -> None:
     law, form = fitted.law, fitted.law.form
     say(f"{form.name}: loss = {form.formula}  ({form.source})")
-    _print_coefficients(fitted, beside)
+    rows = []
+    for group in law.groups:
+        for name, interval in law.coefficients[group].items():
+            shared = name in form.exponents or name == form.outer_exponent
+            if not shared or group == law.groups[0]:
+                label = name if shared or not group else f"{name}, {group}"
+                with_dropped = [_five_digits(beside.law.coefficients[group][name].estimate)] if beside else []
+                rows.append([label, *_with_interval(interval), *with_dropped])
+    print_table(["", "estimate", "90% from", "to", *["with the dropped runs"] * bool(beside)], rows)
     if beside is not None:
         losses = ", ".join(f"{run.loss:.2f}" for run in chosen.dropped[:8])
         after = beside.law.coefficients[law.groups[0]]
         changed = ", ".join(f"{name} {_five_digits(after[name].estimate)}" for name in law.coefficients[law.groups[0]])
         say(f"{len(chosen.dropped)} runs were left out (loss {losses}); with them: {changed}")
-    _print_residuals(fitted)
+    scatter, rms = format_share(fitted.scatter), format_share(fitted.rms)
+    say(f"{len(fitted.runs)} runs scatter about it by {scatter} (robust), rms {rms}")
+    if far := fitted.outliers:
+        say(
+            f"{len(far)} of them by more than 5 times that: {_first([run.name for run in far], 8)}; such runs have "
+            "little weight, and do not count in the scatter that is expected of a new run"
+        )
     least, most = law.ranges["compute"]
     say(f"runs of {least:.3g} to {most:.3g} FLOPs; residuals are of the log loss, Huber's delta {fitted.delta:.2g}")
     say()
-    _print_influence(influence[:_SHOWN_INFLUENCE])
+    rows = []
+    for each in influence:
+        coefficients = ", ".join(f"{name} {_five_digits(value)}" for name, value in each.coefficients.items())
+        moved = [f"{100 * each.error:+.2f}%", f"{each.shift:.2f}"]
+        rows.append([each.run.name, f"{each.run.loss:.4f}", *moved, coefficients])
+    print_table(["left out", "loss", "off the others' law", "moves by", "the law is then"], rows, align="lrrrl")
+    say("“moves by” is the largest change of a coefficient, in half widths of its interval.")
     for group in law.groups:
-        optima = law.optima(budgets, group=group)
-        if optima:
+        if optima := law.optima(budgets, group=group):
             say()
             say("best size and tokens" + (f", {group}" if group else "") + ", with 6·N·D FLOPs:")
             print_optima(optima, most)
-
-
-def _print_coefficients(fitted: "LawFit", beside: "LawFit | None" = None) -> None:
-    """A row per coefficient; `beside` is the same law with the dropped runs."""
-    law = fitted.law
-    head = ["", "estimate", "90% from", "to"] + (["with the dropped runs"] if beside else [])
-    rows = []
-    for group in law.groups:
-        for name, interval in law.coefficients[group].items():
-            shared = name in law.form.exponents or name == law.form.outer_exponent
-            if shared and group != law.groups[0]:
-                continue
-            label = name if shared or not group else f"{name}, {group}"
-            row = [label, _five_digits(interval.estimate), _five_digits(interval.low), _five_digits(interval.high)]
-            rows.append(row + ([_five_digits(beside.law.coefficients[group][name].estimate)] if beside else []))
-    print_table(head, rows)
-
-
-def _print_residuals(fitted: "LawFit") -> None:
-    """A line on the scatter, and one on outliers."""
-    scatter, rms = format_share(fitted.scatter), format_share(fitted.rms)
-    say(f"{len(fitted.runs)} runs scatter about it by {scatter} (robust), rms {rms}")
-    far = fitted.outliers
-    if far:
-        shown = ", ".join(run.name for run in far[:8]) + (" ..." if len(far) > 8 else "")
-        say(
-            f"{len(far)} of them by more than 5 times that: {shown}; such runs have little weight, and do not count in "
-            "the scatter that is expected of a new run"
-        )
-
-
-def _print_influence(found: "Sequence[LeftOut]") -> None:
-    """The runs whose leaving out moves the coefficients most."""
-    rows = []
-    for each in found:
-        coefficients = ", ".join(f"{name} {_five_digits(value)}" for name, value in each.coefficients.items())
-        rows.append(
-            [each.run.name, f"{each.run.loss:.4f}", f"{100 * each.error:+.2f}%", f"{each.shift:.2f}", coefficients]
-        )
-    print_table(["left out", "loss", "off the others' law", "moves by", "the law is then"], rows, align="lrrrl")
-    say("“moves by” is the largest change of a coefficient, in half widths of its interval.")
 
 
 @dataclass(frozen=True)
@@ -301,7 +256,30 @@ def fit_sizes(options: SizesOptions) -> None:
     if options.json:
         print_json({**found.as_values(budgets), "bias": None if bias is None else bias.as_values()})
         return
-    _print_size_law(found, budgets)
+    what = "runs that none of as few FLOPs beats" if found.approach == 1 else "minima of parabolas, loss over log size"
+    say(f"approach {found.approach}: {what}")
+    rows = [
+        [
+            f"{each.flops:.3g}",
+            str(each.runs),
+            format_count(each.parameters) + (" (edge)" if each.at_edge else ""),
+            format_count(each.tokens),
+            f"{each.loss:.4f}",
+            f"{each.tokens / each.parameters:.3g}",
+        ]
+        for each in found.best
+    ]
+    print_table(["FLOPs", "runs", "parameters", "tokens", "loss", "tokens/parameter"], rows, align="rrrrrr")
+    say()
+    laws = (("parameters", found.parameters), ("tokens", found.tokens))
+    exponents = [[f"{name} ∝ C^a", *_with_interval(law.exponents["flops"])] for name, law in laws]
+    print_table(["", "a", "90% from", "to"], exponents)
+    say()
+    rows = []
+    for flops in budgets:
+        parameters, tokens = ([format_count(interval.estimate), span(interval)] for interval in found.optimum(flops))
+        rows.append([f"{flops:.3g}", *parameters, *tokens])
+    print_table(["FLOPs", "parameters", "90%", "tokens", "90%"], rows, align="rrlrl")
     for note in found.notes:
         say(note)
     if bias is not None:
@@ -310,50 +288,6 @@ def fit_sizes(options: SizesOptions) -> None:
             f"{bias.found_exponent:.4f} where {bias.true_exponent:.4f} is true, and at {bias.flops:.3g} FLOPs a size "
             f"that is off by {100 * bias.relative:+.2f}%; the intervals do not hold that"
         )
-
-
-def _print_size_law(found: "SizeLaw", budgets: Sequence[float]) -> None:
-    """Best sizes by budget, exponents, and optima."""
-    what = "runs that none of as few FLOPs beats" if found.approach == 1 else "minima of parabolas, loss over log size"
-    say(f"approach {found.approach}: {what}")
-    print_table(
-        ["FLOPs", "runs", "parameters", "tokens", "loss", "tokens/parameter"],
-        [
-            [
-                f"{each.flops:.3g}",
-                str(each.runs),
-                format_count(each.parameters) + (" (edge)" if each.at_edge else ""),
-                format_count(each.tokens),
-                f"{each.loss:.4f}",
-                f"{each.tokens / each.parameters:.3g}",
-            ]
-            for each in found.best
-        ],
-        align="rrrrrr",
-    )
-    say()
-    rows = []
-    for name, law in (("parameters", found.parameters), ("tokens", found.tokens)):
-        exponent = law.exponents["flops"]
-        rows.append(
-            [f"{name} ∝ C^a", _five_digits(exponent.estimate), _five_digits(exponent.low), _five_digits(exponent.high)]
-        )
-    print_table(["", "a", "90% from", "to"], rows)
-    say()
-    print_table(
-        ["FLOPs", "parameters", "90%", "tokens", "90%"],
-        [
-            [
-                f"{flops:.3g}",
-                format_count(parameters.estimate),
-                span(parameters),
-                format_count(tokens.estimate),
-                span(tokens),
-            ]
-            for flops, (parameters, tokens) in ((flops, found.optimum(flops)) for flops in budgets)
-        ],
-        align="rrlrl",
-    )
 
 
 @dataclass(frozen=True)
@@ -383,12 +317,18 @@ def fit_repetitions(options: RepetitionsOptions) -> None:
         "R_D*": law.repeated_tokens,
         "R_N*": law.repeated_parameters,
     }
-    print_table(
-        ["", "estimate", "90% from", "to"],
-        [[name, *map(_five_digits, (each.estimate, each.low, each.high))] for name, each in coefficients.items()],
-    )
+    rows = [[name, *_with_interval(each)] for name, each in coefficients.items()]
+    print_table(["", "estimate", "90% from", "to"], rows)
     worth = ", ".join(f"{each} epochs {format_share(law.worth(each).estimate)}" for each in (2, 4, 8, 16, 40))
     say(f"what a token is worth on average, of a new one: {worth}")
+
+
+def _first(names: Sequence[str], n: int) -> str:
+    return ", ".join(names[:n]) + (" ..." if len(names) > n else "")
+
+
+def _with_interval(interval: "Interval") -> list[str]:
+    return [_five_digits(value) for value in (interval.estimate, interval.low, interval.high)]
 
 
 def _five_digits(value: float) -> str:
@@ -419,10 +359,7 @@ class PredictOptions(RunsOptions):
 
 @command("law predict", PredictOptions)
 def predict(options: PredictOptions) -> None:
-    params, tokens, flops = (
-        None if each is None else float(_positive(each, name))
-        for each, name in ((options.params, "params"), (options.tokens, "tokens"), (options.flops, "flops"))
-    )
+    params, tokens, flops = (_positive(options, name) for name in ("params", "tokens", "flops"))
     if params is None and tokens is None and flops is None:
         raise NapkinError("there is nothing to predict for: give --params and --tokens, or --flops")
     if params is not None and tokens is not None and flops is not None:
@@ -442,11 +379,14 @@ def predict(options: PredictOptions) -> None:
     _print_loss(law, groups, params, tokens, as_program=options.json)
 
 
-def _positive(text: str, name: str) -> int:
+def _positive(options: PredictOptions, name: str) -> float | None:
+    text = getattr(options, name)
+    if text is None:
+        return None
     count = parse_count(text)
     if count < 1:
         raise NapkinError(f"--{name} is {text}: use 1 or more")
-    return count
+    return float(count)
 
 
 def _law(options: PredictOptions) -> "FittedLaw":
@@ -464,17 +404,12 @@ def _law(options: PredictOptions) -> "FittedLaw":
 def _print_optimum(law: "FittedLaw", groups: tuple[str, ...], flops: float, *, as_program: bool) -> None:
     found = {group: law.optimum(flops, group=group) for group in groups}
     if as_program:
-        print_json(
-            {
-                "law": law.form.name,
-                "flops": flops,
-                "extrapolation": law.extrapolation(flops),
-                "optima": {
-                    group: {name: asdict(getattr(each, name)) for name in ("parameters", "tokens", "loss")}
-                    for group, each in found.items()
-                },
-            }
-        )
+        optima = {
+            group: {name: asdict(getattr(each, name)) for name in ("parameters", "tokens", "loss")}
+            for group, each in found.items()
+        }
+        about = {"law": law.form.name, "flops": flops, "extrapolation": law.extrapolation(flops)}
+        print_json({**about, "optima": optima})
         return
     for group, each in found.items():
         if group:
@@ -488,28 +423,17 @@ def _print_loss(law: "FittedLaw", groups: tuple[str, ...], params: float, tokens
     found = {group: law.predict(params, tokens, group=group) for group in groups}
     flops = 6 * params * tokens
     if as_program:
-        print_json(
-            {
-                "law": law.form.name,
-                "parameters": params,
-                "tokens": tokens,
-                "flops": flops,
-                "extrapolation": law.extrapolation(flops),
-                "losses": {group: asdict(each) for group, each in found.items()},
-            }
-        )
+        about = {"law": law.form.name, "parameters": params, "tokens": tokens, "flops": flops}
+        losses = {group: asdict(each) for group, each in found.items()}
+        print_json({**about, "extrapolation": law.extrapolation(flops), "losses": losses})
         return
-    rows = [
-        [
-            *([group] if len(law.groups) > 1 else []),
-            f"{each.estimate:.4f}",
-            f"{each.low:.4f} to {each.high:.4f}",
-            f"±{100 * each.relative:.2g}%",
-        ]
-        for group, each in found.items()
-    ]
-    head = [*(["training set"] if len(law.groups) > 1 else []), "loss", "90%", "half width"]
-    print_table(head, rows, align="l" * (len(head) - 3) + "rlr")
+    several = len(law.groups) > 1
+    rows = []
+    for group, each in found.items():
+        figures = [f"{each.estimate:.4f}", f"{each.low:.4f} to {each.high:.4f}", f"±{100 * each.relative:.2g}%"]
+        rows.append([*[group] * several, *figures])
+    head = [*["training set"] * several, "loss", "90%", "half width"]
+    print_table(head, rows, align="l" * several + "rlr")
     say(
         f"{format_count(params)} parameters, {format_count(tokens)} tokens, {flops:.3g} FLOPs: "
         f"{law.extrapolation(flops):.3g} × the largest run"
@@ -537,31 +461,22 @@ def compare(options: CompareOptions) -> None:
             {**asdict(found), "scores": [{**asdict(each), "errors": each.errors.tolist()} for each in found.scores]}
         )
         return
-    _print_comparison(found)
-
-
-def _print_comparison(found: "LawComparison") -> None:
     say(
         f"fitted to the {found.fitted} runs of least compute, predicting the {found.predicted} others, up to "
         f"{found.extrapolation:.3g} × the compute:"
     )
-    print_table(
-        ["law", "median error", "worst", "bias", "in 90% interval", "half width", "median of fitted", "loss ="],
+    rows = [
         [
-            [
-                each.law,
-                format_share(each.median_error),
-                format_share(each.worst_error),
-                f"{100 * each.bias:+.2f}%",
-                format_share(each.coverage),
-                format_share(each.half_width),
-                format_share(each.in_sample),
-                each.formula,
-            ]
-            for each in found.scores
-        ],
-        align="lrrrrrrl",
-    )
+            each.law,
+            *map(format_share, (each.median_error, each.worst_error)),
+            f"{100 * each.bias:+.2f}%",
+            *map(format_share, (each.coverage, each.half_width, each.in_sample)),
+            each.formula,
+        ]
+        for each in found.scores
+    ]
+    headings = ["law", "median error", "worst", "bias", "in 90% interval", "half width", "median of fitted", "loss ="]
+    print_table(headings, rows, align="lrrrrrrl")
     best = found.scores[0]
     say(f"{best.law} holds best: {format_share(best.median_error)} median error on runs that it has not seen")
     if found.tied:

@@ -14,7 +14,7 @@ from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 
 if TYPE_CHECKING:
-    from napkin.scaling.mup import CoordinateCheck, Transfer
+    from napkin.scaling.mup import CoordinateCheck
 
 WIDER = (1, 2, 4, 8)
 RATES = tuple(2.0**power for power in range(-3, 4))
@@ -67,12 +67,23 @@ def main(options: MupOptions, source: RecipeSource) -> int:
     if options.plan:
         return _transfer(options, trials, source, None)
     with progress_line("checking the coordinates") as line:
-        from napkin.scaling.mup import check_coordinates, widened
+        from napkin.scaling.mup import STEEPEST, STEPS, check_coordinates, widened
 
         recipes = [widened(base, width, mup=not options.plain) for width in sorted(widths)]
         check = check_coordinates(recipes, progress=line)
     if not options.json:
-        _print_check(check)
+        headings = ("change", *(f"d_model {width}" for width in check.widths), "slope")
+        rows = [
+            (part, *(f"{change:.3g}" for change in changes), f"{check.slope(part):+.2f}")
+            for part, changes in check.changes.items()
+        ]
+        print_table(headings, rows)
+        verdict = "do not depend" if check.holds else "depend"
+        say(
+            f"mean changes of the activations after {STEPS} steps {verdict} on the width: slopes in logarithms are to "
+            f"be within ±{STEEPEST:g}"
+        )
+        say()
     if options.coordinates:
         if options.json:
             print_json({"coordinates": _check_values(check)})
@@ -92,7 +103,7 @@ def _transfer(options: MupOptions, trials: tuple, source: RecipeSource, check: "
     folder = options.runs or source.folder(f"-{kind}")
     with progress_line("planning the runs") as line:
         from napkin.cli.scale.sweep import print_sweep_plan, run_sweep
-        from napkin.scaling.mup import curves, transfer
+        from napkin.scaling.mup import FARTHEST, curves, transfer, transfer_svg
         from napkin.scaling.sweep import Sweep
 
         sweep = Sweep.plan(trials, folder, at_once=options.at_once, progress=line.retitle)
@@ -111,10 +122,18 @@ def _transfer(options: MupOptions, trials: tuple, source: RecipeSource, check: "
         assert check is not None
         print_json({"folder": sweep.folder.path, "coordinates": _check_values(check), "transfer": values})
     else:
-        _print_transfer(found)
+        rows = [
+            (f"{each.width}", f"{each.rate:.3g}" + ("" if each.is_bracketed else ", at the edge"), f"{each.loss:.4f}")
+            for each in found.best
+        ]
+        say()
+        print_table(("d_model", "best learning rate", "lowest loss"), rows)
+        apart = f"the best learning rates are a factor of {found.factor:.2f} apart"
+        if found.holds is None:
+            say(f"{apart}; one is at the edge of what was tried: give --learning-rates beyond it")
+        else:
+            say(f"{apart}: {'within' if found.holds else 'more than'} {FARTHEST:g}")
     if options.picture is not None:
-        from napkin.scaling.mup import transfer_svg
-
         with folder_for(Path(options.picture)):
             atomic_write_text(Path(options.picture), transfer_svg(by_width, found))
         notify(f"wrote {options.picture}")
@@ -124,36 +143,3 @@ def _transfer(options: MupOptions, trials: tuple, source: RecipeSource, check: "
 def _check_values(check: "CoordinateCheck") -> dict:
     slopes = {part: check.slope(part) for part in check.changes}
     return {"widths": check.widths, "changes": check.changes, "slopes": slopes, "holds": check.holds}
-
-
-def _print_check(check: "CoordinateCheck") -> None:
-    from napkin.scaling.mup import STEEPEST, STEPS
-
-    headings = ("change", *(f"d_model {width}" for width in check.widths), "slope")
-    rows = [
-        (part, *(f"{change:.3g}" for change in changes), f"{check.slope(part):+.2f}")
-        for part, changes in check.changes.items()
-    ]
-    print_table(headings, rows)
-    verdict = "do not depend" if check.holds else "depend"
-    say(
-        f"mean changes of the activations after {STEPS} steps {verdict} on the width: slopes in logarithms are to be "
-        f"within ±{STEEPEST:g}"
-    )
-    say()
-
-
-def _print_transfer(found: "Transfer") -> None:
-    from napkin.scaling.mup import FARTHEST
-
-    rows = [
-        (f"{each.width}", f"{each.rate:.3g}" + ("" if each.is_bracketed else ", at the edge"), f"{each.loss:.4f}")
-        for each in found.best
-    ]
-    say()
-    print_table(("d_model", "best learning rate", "lowest loss"), rows)
-    apart = f"the best learning rates are a factor of {found.factor:.2f} apart"
-    if found.holds is None:
-        say(f"{apart}; one is at the edge of what was tried: give --learning-rates beyond it")
-    else:
-        say(f"{apart}: {'within' if found.holds else 'more than'} {FARTHEST:g}")

@@ -17,7 +17,6 @@ from napkin.units import format_bytes, format_count, format_flops, format_second
 
 if TYPE_CHECKING:
     from napkin.runs.metrics import StepMetrics
-    from napkin.scaling.best_run import Standing
     from napkin.scaling.sweep import Sweep
     from napkin.scaling.sweep_workers import Ended
     from napkin.scaling.trials import Trial
@@ -176,9 +175,21 @@ def print_outcome(sweep: "Sweep", *, as_json: bool) -> None:
     best = order[0]
     near = {trial.name for trial in neighbours(best.trial, sweep.trials)}
     say()
-    print_table(
-        ("run", "loss", "above the best", "tokens", "FLOPs", "time"), [_outcome_row(each, best) for each in order[:10]]
-    )
+    rows = []
+    for each in order[:10]:
+        assert each.loss is not None
+        assert best.loss is not None
+        rows.append(
+            (
+                each.trial.name,
+                f"{each.loss:.4f}",
+                f"{each.loss - best.loss:+.4f}",
+                format_count(each.tokens),
+                "–" if each.flops is None else format_flops(each.flops),
+                format_seconds(each.seconds),
+            )
+        )
+    print_table(("run", "loss", "above the best", "tokens", "FLOPs", "time"), rows)
     say()
     say(f"best: {best.folder}, loss {best.loss:.4f} nats per token", wrap=False)
     for each in order:
@@ -187,17 +198,3 @@ def print_outcome(sweep: "Sweep", *, as_json: bool) -> None:
     for edge in edges(best.trial, sweep.trials):
         say(f"warning: {edge}", wrap=False)
     say(f"compare all: napkin runs {sweep.folder}", wrap=False)
-
-
-def _outcome_row(each: "Standing", best: "Standing") -> tuple[str, ...]:
-    assert each.loss is not None
-    assert best.loss is not None
-    flops = "–" if each.flops is None else format_flops(each.flops)
-    return (
-        each.trial.name,
-        f"{each.loss:.4f}",
-        f"{each.loss - best.loss:+.4f}",
-        format_count(each.tokens),
-        flops,
-        format_seconds(each.seconds),
-    )

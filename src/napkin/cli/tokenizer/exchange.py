@@ -66,9 +66,11 @@ def import_command(options: ImportOptions) -> None:
         described = {"vocab_size": tokenizer.vocab_size, "special_tokens": tokenizer.special_tokens}
         print_json({"tokenizer": path, "fingerprint": tokenizer.fingerprint, "format": kind, **described})
         return
+    names = [printable(token.encode()) for token in tokenizer.special_tokens]
+    special = ", ".join(names[:5]) + f" and {len(names) - 5:,} more" * (len(names) > 5)
     say(
         f"wrote {path}, read as {kind}: {tokenizer.vocab_size:,} ids, {len(merges_of(tokenizer)):,} merges, pattern "
-        f"{pattern_of(tokenizer)}, special tokens: {_names(tokenizer)}"
+        f"{pattern_of(tokenizer)}, special tokens: {special or 'none'}"
     )
     from napkin.data.token_file import SEPARATOR
 
@@ -77,27 +79,24 @@ def import_command(options: ImportOptions) -> None:
 
 
 def _files(given: Sequence[str]) -> list[str]:
-    if len(given) == 1 and Path(given[0]).is_dir():
-        return _files_in(Path(given[0]))
-    if not 1 <= len(given) <= 2:
-        raise NapkinError(
-            f"{len(given) or 'no'} files are given: name a tokenizer.json, a .tiktoken file, or {VOCABULARY_NAME} and "
-            f"{MERGES_NAME}"
-        )
-    return list(given)
-
-
-def _files_in(folder: Path) -> list[str]:
-    """GPT-2's two files if the folder has both, else its tokenizer.json or its one .tiktoken file."""
+    """The files given; of a folder GPT-2's two if it has both, else its tokenizer.json or its one .tiktoken file."""
+    if len(given) != 1 or not Path(given[0]).is_dir():
+        if not 1 <= len(given) <= 2:
+            raise NapkinError(
+                f"{len(given) or 'no'} files are given: name a tokenizer.json, a .tiktoken file, or {VOCABULARY_NAME} "
+                f"and {MERGES_NAME}"
+            )
+        return list(given)
+    folder = Path(given[0])
     pair = [folder / VOCABULARY_NAME, folder / MERGES_NAME]
     if all(path.is_file() for path in pair):
         return list(map(str, pair))
     one = [path for path in (folder / TOKENIZER_NAME, *sorted(folder.glob("*.tiktoken"))) if path.is_file()]
     if one and (one[0].name == TOKENIZER_NAME or len(one) == 1):
         return [str(one[0])]
-    missing = next(path for path in pair if not path.is_file())
     if one:
         raise NapkinError(f"'{folder}' holds several .tiktoken files: name one, such as {one[0]}")
+    missing = next(path for path in pair if not path.is_file())
     raise NapkinError(
         f"'{missing}' cannot be read (No such file or directory), and '{folder}' holds neither {TOKENIZER_NAME} nor a "
         f".tiktoken file: name a folder with one of these, or with both {VOCABULARY_NAME} and {MERGES_NAME}"
@@ -134,18 +133,15 @@ def _read(files: list[str], kind: Format, options: ImportOptions) -> Tokenizer:
         # The vocabulary is the one that is JSON.
         vocabulary, merges = sorted(files, key=lambda path: not read_bytes(path).lstrip().startswith(b"{"))
         names = list(_special_tokens(options.special, with_ids=False))
-        return read_gpt2(vocabulary, merges, pattern=_pattern(options.pattern or "gpt2"), special_tokens=names or None)
+        pattern = known_pattern(options.pattern or "gpt2") or options.pattern or "gpt2"
+        return read_gpt2(vocabulary, merges, pattern=pattern, special_tokens=names or None)
     if options.pattern is None:
         raise NapkinError(
             "a .tiktoken file does not say how text is split: "
             "name its --pattern (gpt2, cl100k, o200k or a regular expression)"
         )
     specials = _special_tokens(options.special, with_ids=True)
-    return read_tiktoken(files[0], pattern=_pattern(options.pattern), special_tokens=specials)
-
-
-def _pattern(given: str) -> str:
-    return known_pattern(given) or given
+    return read_tiktoken(files[0], pattern=known_pattern(options.pattern) or options.pattern, special_tokens=specials)
 
 
 def _special_tokens(given: Sequence[str], *, with_ids: bool) -> dict[str, int | None]:
@@ -159,12 +155,6 @@ def _special_tokens(given: Sequence[str], *, with_ids: bool) -> dict[str, int | 
             raise NapkinError(f"--special names {name!r} twice: each needs one id")
         tokens[name] = int(number) if has_id else None
     return tokens
-
-
-def _names(tokenizer: Tokenizer) -> str:
-    names = [printable(token.encode()) for token in tokenizer.special_tokens]
-    shown = ", ".join(names[:5]) + f" and {len(names) - 5:,} more" * (len(names) > 5)
-    return shown or "none"
 
 
 @dataclass(frozen=True)

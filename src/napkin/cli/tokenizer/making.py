@@ -3,20 +3,18 @@
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
-from rich.cells import cell_len
-from rich.text import Text
 
 from napkin.cli.common.files import PART_BYTES, folder_for, open_documents, refuse_existing
 from napkin.cli.common.options import JsonOption, command
-from napkin.cli.common.progress import ProgressLine, progress_line
-from napkin.cli.common.terminal import notify, out, print_json, print_rich, print_table, say
+from napkin.cli.common.progress import progress_line
+from napkin.cli.common.terminal import notify, print_json, print_table, say
 from napkin.data.corpus import Side, divide_inline, split_documents, split_into_sides
 from napkin.data.curated_corpus import Document
 from napkin.errors import NapkinError
@@ -24,7 +22,6 @@ from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.inspection import printable
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 from napkin.tokenizer.word_level import UNK, CharacterTokenizer, UnknownRate, WordTokenizer, unknown_rate
 from napkin.units import format_bytes, format_count, format_seconds
@@ -93,54 +90,6 @@ def describe_unknown_words(cost: UnknownRate) -> str:
     return f"{cost.tokens:.1%} of the tokens are {UNK}, and {cost.bytes:.1%} of the bytes are lost in them"
 
 
-MARK = "|"
-COLOURS = ("black on bright_cyan", "black on bright_yellow", "black on bright_green", "black on bright_magenta")
-UNKNOWN = "bold bright_white on red"
-
-
-def print_tokens(tokenizer: Tokenizer, ids: Iterable[int], *, more: bool = False) -> None:
-    """Print the text that the ids stand for; with `more`, an ellipsis says that the text continues."""
-    print_rich(split_text(tokenizer, ids, more=more), wrap=_is_coloured())
-
-
-def split_text(tokenizer: Tokenizer, ids: Iterable[int], *, more: bool = False) -> Text:
-    """The text that the ids stand for, each token in a colour, or with marks between tokens."""
-    pieces = [(printable(tokenizer.vocabulary[i]), i == tokenizer.unknown_id) for i in ids]
-    if not _is_coloured():
-        return Text(_marked([piece for piece, _ in pieces] + ["..."] * more))
-    text = Text(no_wrap=True)
-    column = 0
-    for number, (piece, is_unknown) in enumerate(pieces):
-        style = UNKNOWN if is_unknown else COLOURS[number % len(COLOURS)]
-        run = ""
-        for character in piece:
-            # Wrapped at any character: rich wraps at words, and drops the space there, which belongs to a token.
-            if column + cell_len(character) > out.width:
-                text.append(run, style).append("\n")
-                run, column = "", 0
-            run += character
-            column += cell_len(character)
-        text.append(run, style)
-    return text.append(" ..." if more else "")
-
-
-def _marked(pieces: list[str]) -> str:
-    """The pieces with marks between them; on a terminal, in lines that end at a mark where one fits."""
-    if not out.is_terminal:
-        return MARK.join(pieces)
-    lines = [""]
-    for i, piece in enumerate(pieces):
-        marked = piece + MARK * (i + 1 < len(pieces))
-        if lines[-1] and cell_len(lines[-1] + marked) > out.width:
-            lines.append("")
-        lines[-1] += marked
-    return "\n".join(lines)
-
-
-def _is_coloured() -> bool:
-    return out.color_system is not None and not out.no_color
-
-
 Kind = Literal["bpe", "words", "characters", "bytes"]
 
 SAMPLE_DOCUMENTS = 100
@@ -170,12 +119,19 @@ class TrainOptions(TextOptions, JsonOption):
 @command("tokenizer train", TrainOptions)
 def train_command(options: TrainOptions) -> None:
     require_texts(options, "train")
-    _refuse_meaningless(options)
+    for name, value in (("--vocab-size", options.vocab_size), ("--pattern", options.pattern)):
+        if value is not None and options.kind not in LEARNED:
+            raise NapkinError(f"{name} is not for --kind {options.kind}, whose tokens are {options.kind}: leave it out")
     path = Path(options.out)
     refuse_existing(path)
     start = time.perf_counter()
     with progress_line("training the tokenizer") as line:
-        tokenizer = _train(options, partial(_train_show_progress, line))
+
+        def progress(stage: str, done: int, total: int) -> None:
+            line.retitle("counting pre-tokens" if stage == "counting" else "merging")
+            line(done, total, f"{done:,} documents" if stage == "counting" else f"{done:,} merges")
+
+        tokenizer = _train(options, progress)
         seconds = time.perf_counter() - start
         line.retitle("comparing tokenizers")
         comparison, cost = _compare(tokenizer, options)
@@ -193,12 +149,6 @@ def train_command(options: TrainOptions) -> None:
     if cost.tokens:
         say(f"words that it does not know: {describe_unknown_words(cost)}")
     say(f"wrote {path} in {format_seconds(seconds)}")
-
-
-def _refuse_meaningless(options: TrainOptions) -> None:
-    for name, value in (("--vocab-size", options.vocab_size), ("--pattern", options.pattern)):
-        if value is not None and options.kind not in LEARNED:
-            raise NapkinError(f"{name} is not for --kind {options.kind}, whose tokens are {options.kind}: leave it out")
 
 
 def _train(options: TrainOptions, progress: Callable[[str, int, int], None]) -> Tokenizer:
@@ -243,11 +193,6 @@ def _sample(documents: Iterable[Document]) -> list[str]:
     return [document.text for document in itertools.islice(documents, SAMPLE_DOCUMENTS)]
 
 
-def _train_show_progress(line: ProgressLine, stage: str, done: int, total: int) -> None:
-    line.retitle("counting pre-tokens" if stage == "counting" else "merging")
-    line(done, total, f"{done:,} documents" if stage == "counting" else f"{done:,} merges")
-
-
 CHUNK_TOKENS = 2**20
 FILE_NAMES: dict[Side, str] = {"training": "train.tokens", "validation": "validation.tokens"}
 
@@ -281,14 +226,23 @@ def encode_command(options: EncodeOptions) -> None:
     start = time.perf_counter()
     with progress_line("reading the text") as line:
         inline: set[Path] = set()
-        documents = partial(_documents, options, tokenizer, paths, inline.add)
+        divided = options.inline_boundaries
+        part_bytes = PART_BYTES if tokenizer.is_splittable else None
+        totals: dict[Path, tuple[int, int]] = {}
+
+        def documents() -> Iterator[tuple[Path, Document]]:
+            read = read_sides(options, sides, part_bytes, inline_boundaries=divided, on_inline=inline.add)
+            return ((paths[side], document) for side, document in read)
+
+        def progress(path: Path, text_bytes: int, n_tokens: int) -> None:
+            totals[path] = text_bytes, n_tokens
+            text_bytes, n_tokens = (sum(each) for each in zip(*totals.values(), strict=True))
+            line.retitle("encoding")
+            line(text_bytes, None, f"{format_bytes(text_bytes)}, {format_count(n_tokens)} tokens")
+
         with folder_for(paths["training"]):
             files = write_token_files_together(
-                list(paths.values()),
-                documents,
-                tokenizer,
-                partial(_encode_show_progress, line, {}),
-                threads=usable_cores(),
+                list(paths.values()), documents, tokenizer, progress, threads=usable_cores()
             )
     written = dict(zip(sides, files, strict=True))
     costs = {side: _unknown_cost(tokens, tokenizer) for side, tokens in written.items()}
@@ -299,7 +253,19 @@ def encode_command(options: EncodeOptions) -> None:
             "boundary: use --inline-boundaries to end a document there"
         )
     if options.json:
-        print_json({side: _as_dict(tokens, costs[side]) for side, tokens in written.items()})
+        print_json(
+            {
+                side: {
+                    "path": tokens.path,
+                    "tokens": tokens.n_tokens,
+                    "documents": tokens.n_documents,
+                    "text_bytes": tokens.text_bytes,
+                    "unknown_tokens": costs[side].tokens,
+                    "lost_bytes": costs[side].bytes,
+                }
+                for side, tokens in written.items()
+            }
+        )
         return
     for side, tokens in written.items():
         say(
@@ -311,24 +277,6 @@ def encode_command(options: EncodeOptions) -> None:
     say(f"encoded in {format_seconds(time.perf_counter() - start)}")
 
 
-def _documents(
-    options: EncodeOptions, tokenizer: Tokenizer, paths: Mapping[Side, Path], on_inline: Callable[[Path], None]
-) -> Iterator[tuple[Path, Document]]:
-    part_bytes = PART_BYTES if tokenizer.is_splittable else None
-    divided = options.inline_boundaries
-    documents = read_sides(options, list(paths), part_bytes, inline_boundaries=divided, on_inline=on_inline)
-    return ((paths[side], document) for side, document in documents)
-
-
-def _encode_show_progress(
-    line: ProgressLine, totals: dict[Path, tuple[int, int]], path: Path, text_bytes: int, n_tokens: int
-) -> None:
-    totals[path] = text_bytes, n_tokens
-    text_bytes, n_tokens = (sum(each) for each in zip(*totals.values(), strict=True))
-    line.retitle("encoding")
-    line(text_bytes, None, f"{format_bytes(text_bytes)}, {format_count(n_tokens)} tokens")
-
-
 def _unknown_cost(tokens: "TokenFile", tokenizer: Tokenizer) -> UnknownRate:
     import numpy as np
 
@@ -338,14 +286,3 @@ def _unknown_cost(tokens: "TokenFile", tokenizer: Tokenizer) -> UnknownRate:
         counts.update(dict(zip(ids.tolist(), n.tolist(), strict=True)))
     del counts[tokens.separator]
     return unknown_rate(tokenizer, counts, tokens.text_bytes)
-
-
-def _as_dict(tokens: "TokenFile", cost: UnknownRate) -> dict[str, object]:
-    return {
-        "path": tokens.path,
-        "tokens": tokens.n_tokens,
-        "documents": tokens.n_documents,
-        "text_bytes": tokens.text_bytes,
-        "unknown_tokens": cost.tokens,
-        "lost_bytes": cost.bytes,
-    }

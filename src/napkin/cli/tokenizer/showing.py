@@ -1,25 +1,26 @@
 """`napkin tokenizer compare` and `show`: how texts are split, coloured on a terminal, elsewhere with marks between."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
+from rich.cells import cell_len
 from rich.text import Text
 
 from napkin.cli.common.files import STANDARD_LIBRARY, open_documents
 from napkin.cli.common.options import JsonOption, Switch, command
 from napkin.cli.common.progress import ProgressLine, progress_line
-from napkin.cli.common.terminal import print_json, print_table, say
-from napkin.cli.tokenizer.making import describe_unknown_words, print_tokens, split_text
+from napkin.cli.common.terminal import is_coloured, out, print_json, print_rich, print_table, say
+from napkin.cli.tokenizer.making import describe_unknown_words
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.comparison import EncodedText, compare_tokenizers
+from napkin.tokenizer.comparison import compare_tokenizers
 from napkin.tokenizer.inspection import Merge, longest_tokens, merge_steps, merges_of, pattern_of, printable
 from napkin.tokenizer.pre_tokenization import PreTokenizer
 from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
@@ -73,8 +74,22 @@ def compare_command(options: CompareOptions) -> None:
     name = source or "given on the command line"
     learned_name = "itself" if learned is text else f"{format_bytes(len(utf8(learned)))} of {', '.join(learned_from)}"
     say(f"text: {name}, {format_bytes(text_bytes)}, {len(text):,} characters; vocabularies learned from {learned_name}")
-    _print_results(results)
-    _say_what_is_lost(results, refused)
+    rows = [
+        (
+            result.name,
+            f"{result.tokenizer.vocab_size:,}",
+            f"{len(result.ids):,}",
+            f"{result.bytes_per_token:.3f}",
+            f"{format_bytes(result.bytes_per_second)}/s",
+        )
+        for result in results
+    ]
+    print_table(("tokenizer", "vocabulary", "tokens", "bytes per token", "bytes per second"), rows)
+    for result in results:
+        if result.lost.tokens:
+            say(f"{result.name}: {describe_unknown_words(result.lost)}, so the ratio does not compare with the others")
+    for name, reason in refused.items():
+        say(f"{name}: {reason}")
     for result in results if excerpt else []:
         say()
         say(result.name, style="bold")
@@ -137,28 +152,6 @@ def _kinds(text: str, learned: str, vocab_size: int, line: ProgressLine) -> Iter
     )
 
 
-def _print_results(results: list[EncodedText]) -> None:
-    rows = [
-        (
-            result.name,
-            f"{result.tokenizer.vocab_size:,}",
-            f"{len(result.ids):,}",
-            f"{result.bytes_per_token:.3f}",
-            f"{format_bytes(result.bytes_per_second)}/s",
-        )
-        for result in results
-    ]
-    print_table(("tokenizer", "vocabulary", "tokens", "bytes per token", "bytes per second"), rows)
-
-
-def _say_what_is_lost(results: list[EncodedText], refused: dict[str, str]) -> None:
-    for result in results:
-        if result.lost.tokens:
-            say(f"{result.name}: {describe_unknown_words(result.lost)}, so the ratio does not compare with the others")
-    for name, reason in refused.items():
-        say(f"{name}: {reason}")
-
-
 def _excerpt(text: str, n_characters: int) -> str:
     """The beginning of the text, up to the end of a word if possible."""
     if len(text) <= n_characters:
@@ -170,8 +163,6 @@ def _excerpt(text: str, n_characters: int) -> str:
 
 LONGEST_WORD = 1000
 WIDEST = 40
-
-Step = tuple[int | None, list[int]]
 
 
 @dataclass(frozen=True)
@@ -198,47 +189,40 @@ def show_command(options: ShowOptions) -> None:
         _show_word(tokenizer, options.word, options.json)
         return
     longest = longest_tokens(tokenizer, options.longest)
-    merges = _chosen_merges(tokenizer, options.merges)
+    all_merges, n = list(enumerate(merges_of(tokenizer))) if _is_bpe(tokenizer) else [], options.merges
+    merges = all_merges if len(all_merges) <= 2 * n else [*all_merges[:n], *all_merges[len(all_merges) - n :]]
     if options.json:
-        print_json(
-            {
-                **_as_dict(tokenizer),
-                "longest_tokens": [_token(tokenizer, i) for i in longest],
-                "merges": [_merge(tokenizer, number, merge) for number, merge in merges],
-            }
-        )
+        about = {name: getattr(tokenizer, name) for name in ("kind", "vocab_size", "special_tokens", "fingerprint")}
+        if _is_bpe(tokenizer):
+            about |= {"pattern": pattern_of(tokenizer), "n_merges": len(merges_of(tokenizer))}
+        tokens = [(i, tokenizer.vocabulary[i]) for i in longest]
+        about["longest_tokens"] = [{"id": i, "bytes": len(token), "token": printable(token)} for i, token in tokens]
+        about["merges"] = [
+            {"merge": number, "ids": list(merge), "tokens": _texts(tokenizer, merge)} for number, merge in merges
+        ]
+        print_json(about)
         return
-    _print_summary(options.path, tokenizer)
+    parts = [f"{tokenizer.vocab_size:,} ids"]
+    if _is_bpe(tokenizer):
+        parts += [f"{len(merges_of(tokenizer)):,} merges", f"pattern {pattern_of(tokenizer)}"]
+    say(f"{options.path}: {tokenizer.kind}, {', '.join(parts)}")
+    special = ", ".join(f"{printable(token.encode())} {i}" for token, i in tokenizer.special_tokens.items())
+    say(f"special tokens: {special or 'none'}")
+    say(f"fingerprint: {tokenizer.fingerprint}")
     if longest:
-        _print_longest(tokenizer, longest)
+        say()
+        rows = [(str(i), str(len(tokenizer.vocabulary[i])), _quoted(tokenizer.vocabulary[i])) for i in longest]
+        print_table(("id", "bytes", "longest tokens"), rows, align="rrl")
     if merges:
         _print_merges(tokenizer, merges)
 
 
+def _texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
+    return [printable(tokenizer.vocabulary[i]) for i in ids]
+
+
 def _is_bpe(tokenizer: Tokenizer) -> bool:
     return isinstance(tokenizer, BPETokenizer | RemappedBPETokenizer)
-
-
-def _chosen_merges(tokenizer: Tokenizer, n: int) -> list[tuple[int, Merge]]:
-    """The first `n` and the last `n`, with their numbers."""
-    merges = list(enumerate(merges_of(tokenizer))) if _is_bpe(tokenizer) else []
-    return merges if len(merges) <= 2 * n else merges[:n] + merges[len(merges) - n :]
-
-
-def _print_summary(path: str, tokenizer: Tokenizer) -> None:
-    parts = [f"{tokenizer.vocab_size:,} ids"]
-    if _is_bpe(tokenizer):
-        parts += [f"{len(merges_of(tokenizer)):,} merges", f"pattern {pattern_of(tokenizer)}"]
-    say(f"{path}: {tokenizer.kind}, {', '.join(parts)}")
-    special = ", ".join(f"{printable(token.encode())} {i}" for token, i in tokenizer.special_tokens.items())
-    say(f"special tokens: {special or 'none'}")
-    say(f"fingerprint: {tokenizer.fingerprint}")
-
-
-def _print_longest(tokenizer: Tokenizer, longest: list[int]) -> None:
-    tokens = [(i, tokenizer.vocabulary[i]) for i in longest]
-    say()
-    print_table(("id", "bytes", "longest tokens"), [(str(i), str(len(t)), _quoted(t)) for i, t in tokens], align="rrl")
 
 
 def _print_merges(tokenizer: Tokenizer, merges: list[tuple[int, Merge]]) -> None:
@@ -264,29 +248,28 @@ def _show_word(tokenizer: Tokenizer, word: str, as_json: bool) -> None:
     if as_json:
         print_json(
             [
-                {"pre_token": piece, "steps": [_step(tokenizer, merge, ids) for merge, ids in steps]}
+                {
+                    "pre_token": piece,
+                    "steps": [{"merge": merge, "ids": ids, "tokens": _texts(tokenizer, ids)} for merge, ids in steps],
+                }
                 for piece, steps in pieces
             ]
         )
         return
-    for number, (piece, steps) in enumerate(pieces):
-        if number:
-            say()
-        _print_steps(tokenizer, piece, steps)
-
-
-def _print_steps(tokenizer: Tokenizer, piece: str, steps: list[Step]) -> None:
     merges = merges_of(tokenizer)
-    rows: list[list[str | Text]] = []
-    for number, ids in steps:
-        joined = ["", "", ""]
-        if number is not None:
-            merge = merges[number]
-            joined = [f"{number:,}", *(_quoted(tokenizer.vocabulary[i]) for i in (merge.first, merge.second))]
-        rows.append([*joined, split_text(tokenizer, ids)])
-    print_table(("merge", "joins", "", f"{_quoted(piece.encode())} becomes"), rows, align="rlll")
-    ids = steps[-1][1]
-    say(f"{len(ids):,} {'token' if len(ids) == 1 else 'tokens'}: {' '.join(map(str, ids))}")
+    for position, (piece, steps) in enumerate(pieces):
+        if position:
+            say()
+        rows: list[list[str | Text]] = []
+        for number, ids in steps:
+            joined = ["", "", ""]
+            if number is not None:
+                first, second, _ = merges[number]
+                joined = [f"{number:,}", *(_quoted(tokenizer.vocabulary[i]) for i in (first, second))]
+            rows.append([*joined, split_text(tokenizer, ids)])
+        print_table(("merge", "joins", "", f"{_quoted(piece.encode())} becomes"), rows, align="rlll")
+        ids = steps[-1][1]
+        say(f"{len(ids):,} {'token' if len(ids) == 1 else 'tokens'}: {' '.join(map(str, ids))}")
 
 
 def _quoted(token: bytes) -> str:
@@ -294,26 +277,45 @@ def _quoted(token: bytes) -> str:
     return f"'{text}'" if len(text) <= WIDEST else f"'{text[:WIDEST]}'..."
 
 
-def _as_dict(tokenizer: Tokenizer) -> dict[str, Any]:
-    pattern = {"pattern": pattern_of(tokenizer), "n_merges": len(merges_of(tokenizer))} if _is_bpe(tokenizer) else {}
-    return {
-        "kind": tokenizer.kind,
-        "vocab_size": tokenizer.vocab_size,
-        "special_tokens": tokenizer.special_tokens,
-        "fingerprint": tokenizer.fingerprint,
-        **pattern,
-    }
+MARK = "|"
+COLOURS = ("black on bright_cyan", "black on bright_yellow", "black on bright_green", "black on bright_magenta")
+UNKNOWN = "bold bright_white on red"
 
 
-def _token(tokenizer: Tokenizer, i: int) -> dict[str, Any]:
-    token = tokenizer.vocabulary[i]
-    return {"id": i, "bytes": len(token), "token": printable(token)}
+def print_tokens(tokenizer: Tokenizer, ids: Iterable[int], *, more: bool = False) -> None:
+    """Print the text that the ids stand for; with `more`, an ellipsis says that the text continues."""
+    print_rich(split_text(tokenizer, ids, more=more), wrap=is_coloured())
 
 
-def _merge(tokenizer: Tokenizer, number: int, merge: Merge) -> dict[str, Any]:
-    tokens = [printable(tokenizer.vocabulary[i]) for i in merge]
-    return {"merge": number, "ids": list(merge), "tokens": tokens}
+def split_text(tokenizer: Tokenizer, ids: Iterable[int], *, more: bool = False) -> Text:
+    """The text that the ids stand for, each token in a colour, or with marks between tokens."""
+    pieces = [(printable(tokenizer.vocabulary[i]), i == tokenizer.unknown_id) for i in ids]
+    if not is_coloured():
+        return Text(_marked([piece for piece, _ in pieces] + ["..."] * more))
+    text = Text(no_wrap=True)
+    column = 0
+    for number, (piece, is_unknown) in enumerate(pieces):
+        style = UNKNOWN if is_unknown else COLOURS[number % len(COLOURS)]
+        run = ""
+        for character in piece:
+            # Wrapped at any character: rich wraps at words, and drops the space there, which belongs to a token.
+            if column + cell_len(character) > out.width:
+                text.append(run, style).append("\n")
+                run, column = "", 0
+            run += character
+            column += cell_len(character)
+        text.append(run, style)
+    return text.append(" ..." if more else "")
 
 
-def _step(tokenizer: Tokenizer, merge: int | None, ids: list[int]) -> dict[str, Any]:
-    return {"merge": merge, "ids": ids, "tokens": [printable(tokenizer.vocabulary[i]) for i in ids]}
+def _marked(pieces: list[str]) -> str:
+    """The pieces with marks between them; on a terminal, in lines that end at a mark where one fits."""
+    if not out.is_terminal:
+        return MARK.join(pieces)
+    lines = [""]
+    for i, piece in enumerate(pieces):
+        marked = piece + MARK * (i + 1 < len(pieces))
+        if lines[-1] and cell_len(lines[-1] + marked) > out.width:
+            lines.append("")
+        lines[-1] += marked
+    return "\n".join(lines)

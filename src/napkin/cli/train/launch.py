@@ -1,16 +1,15 @@
 """`napkin launch`."""
 
-import dataclasses
 import os
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from napkin.cli.common.options import Switch, command
+from napkin.cli.common.options import Switch, command, refuse_given
 from napkin.cli.common.terminal import notify, print_verbatim, say
 from napkin.distributed.cluster_job import (
     ClusterJob,
@@ -80,7 +79,8 @@ class LaunchOptions:
 
 @command("launch", LaunchOptions)
 def main(options: LaunchOptions) -> None:
-    _refuse_options_of_the_other_scheduler(options)
+    others = OF_KUBERNETES if options.scheduler == "slurm" else OF_SLURM
+    refuse_given(options, others, f"means nothing to --scheduler {options.scheduler}")
     recipe = read_recipe(options.recipe)
     job = _job(options, recipe)
     script = _slurm(options, job) if options.scheduler == "slurm" else _kubernetes(options, job)
@@ -95,15 +95,6 @@ def main(options: LaunchOptions) -> None:
     if job.uses_gpus:
         plan = f"napkin plan {shlex.quote(options.recipe)} --on {job.nodes}x{job.gpus_per_node}xH100"
         notify(f"launch: `{plan}` says what a step takes, with the name of these GPUs instead of H100")
-
-
-def _refuse_options_of_the_other_scheduler(options: LaunchOptions) -> None:
-    others = OF_KUBERNETES if options.scheduler == "slurm" else OF_SLURM
-    defaults = {field.name: field.default for field in dataclasses.fields(options)}
-    for name in others:
-        if getattr(options, name) != defaults[name]:
-            option = "no-exclusive" if name == "exclusive" else name.replace("_", "-")
-            raise NapkinError(f"--{option} means nothing to --scheduler {options.scheduler}: leave it out")
 
 
 def _job(options: LaunchOptions, recipe: Recipe) -> ClusterJob:
@@ -130,19 +121,14 @@ def _as_path(path: str) -> str:
 
 
 def _slurm(options: LaunchOptions, job: ClusterJob) -> str:
-    time = {} if options.time is None else {"time": options.time}
     try:
         folder = os.getcwd()
     except FileNotFoundError:
         raise NapkinError("the current folder was removed: change to the folder in which the job is to run") from None
-    settings = SlurmSettings(
-        folder=folder,
-        partition=options.partition,
-        account=options.account,
-        image=options.image,
-        exclusive=options.exclusive,
-        **time,
-    )
+    given: dict[str, Any] = {name: getattr(options, name) for name in ("partition", "account", "image", "exclusive")}
+    if options.time is not None:
+        given["time"] = options.time
+    settings = SlurmSettings(folder=folder, **given)
     return batch_script(job, settings)
 
 
@@ -153,13 +139,8 @@ def _kubernetes(options: LaunchOptions, job: ClusterJob) -> str:
         raise NapkinError(
             "--volume-claim is missing: name the claim of a volume with recipe, tokens and runs that all pods can write"
         )
-    settings = KubernetesSettings(
-        image=options.image,
-        volume_claim=options.volume_claim,
-        mount=options.mount,
-        namespace=options.namespace,
-        gpu_resource=options.gpu_resource,
-    )
+    names = ("image", "volume_claim", "mount", "namespace", "gpu_resource")
+    settings = KubernetesSettings(**{name: getattr(options, name) for name in names})
     return jobset_manifest(job, settings)
 
 

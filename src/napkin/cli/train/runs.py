@@ -12,8 +12,7 @@ from napkin.cli.common.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
-    from napkin.report.comparison import ComparedRun, Loss
-    from napkin.report.xy_picture import Axis
+    from napkin.report.comparison import ComparedRun
 
 
 @dataclass(frozen=True)
@@ -44,32 +43,35 @@ def runs_command(options: RunsOptions) -> None:
         raise NapkinError(f"--usd-per-hour is {options.usd_per_hour}: use a number above 0")
     if not options.folders and not Path("runs").is_dir():
         raise NapkinError("there is no folder 'runs' here: name folders that `napkin train` made")
-    from napkin.report.comparison import equal_points, find_runs
+    from napkin.report.comparison import equal_points, find_runs, point_rows, rank, summary_rows, write_comparison
 
-    runs = _read(find_runs(options.folders or ("runs",)), options)
+    runs, over = _read(find_runs(options.folders or ("runs",)), options), options.over
     compared = [run for run in runs if run.summary.step]
-    loss = options.loss or _compared_loss(compared)
-    points = equal_points(compared, options.over, options.points) if len(compared) > 1 or options.page else []
+    validated = sum(run.summary.validation_loss is not None for run in compared)
+    loss = options.loss or ("validation" if validated > 1 else "training")
+    points = equal_points(compared, over, options.points) if len(compared) > 1 or options.page else []
     for run in runs:
         for problem in run.problems:
             notify(problem)
     if options.page is not None:
-        from napkin.report.comparison import write_comparison
-
-        write_comparison(Path(options.page), compared, loss=loss, axis=options.over, points=points)
+        write_comparison(Path(options.page), compared, loss=loss, axis=over, points=points)
     if options.json:
-        _print_json(runs, compared, points, loss, options)
+        losses = {str(run.summary.folder): [run.loss_at(over, point, loss) for point in points] for run in compared}
+        shown = {"over": over, "loss": loss, "points": points, "losses": losses}
+        print_json({"runs": [asdict(run.summary) for run in runs], **shown})
         return
-    _print_list(runs)
+    rows = summary_rows(runs)
+    print_table(list(rows[0]), [list(row.values()) for row in rows], align="ll" + "r" * (len(rows[0]) - 2))
     if len(compared) > 1:
-        _print_statements(compared)
-        _print_points(compared, points, loss, options.over)
+        for statement in rank(compared).statements:
+            say()
+            say(statement)
+        say()
+        say(f"{loss} loss, nats per token, at equal {over}:")
+        head = [over, *(run.summary.name for run in compared)]
+        print_table(head, point_rows(compared, over, points, loss), align="r" * len(head))
     if options.page is not None:
         say(f"wrote {options.page}")
-
-
-def _compared_loss(runs: "list[ComparedRun]") -> "Loss":
-    return "validation" if sum(run.summary.validation_loss is not None for run in runs) > 1 else "training"
 
 
 def _read(folders: list[Path], options: RunsOptions) -> "list[ComparedRun]":
@@ -89,47 +91,6 @@ def _read(folders: list[Path], options: RunsOptions) -> "list[ComparedRun]":
         if names.count(run.summary.name) > 1:
             run.summary = replace(run.summary, name=str(run.summary.folder))
     return found
-
-
-def _print_list(runs: "list[ComparedRun]") -> None:
-    from napkin.report.comparison import summary_rows
-
-    rows = summary_rows(runs)
-    print_table(list(rows[0]), [list(row.values()) for row in rows], align="ll" + "r" * (len(rows[0]) - 2))
-
-
-def _print_statements(compared: "list[ComparedRun]") -> None:
-    from napkin.report.comparison import rank
-
-    for statement in rank(compared).statements:
-        say()
-        say(statement)
-
-
-def _print_points(compared: "list[ComparedRun]", points: list[float], loss: "Loss", over: "Axis") -> None:
-    from napkin.report.comparison import point_rows
-
-    say()
-    say(f"{loss} loss, nats per token, at equal {over}:")
-    head = [over, *(run.summary.name for run in compared)]
-    print_table(head, point_rows(compared, over, points, loss), align="r" * len(head))
-
-
-def _print_json(
-    runs: "list[ComparedRun]", compared: "list[ComparedRun]", points: list[float], loss: "Loss", options: RunsOptions
-) -> None:
-    print_json(
-        {
-            "runs": [asdict(run.summary) for run in runs],
-            "over": options.over,
-            "loss": loss,
-            "points": points,
-            "losses": {
-                str(run.summary.folder): [run.loss_at(options.over, point, loss) for point in points]
-                for run in compared
-            },
-        }
-    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from napkin.cli.common.options import JsonOption, RunOptions, parse, takes
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.recipe_options import RecipeOptions, RecipeSource, TokenBudget, recipe_command
 from napkin.cli.common.terminal import notify, print_json, say
-from napkin.recipe.data_config import DataConfig, TrainFiles
+from napkin.recipe.data_config import TrainFiles
 from napkin.recipe.training_config import ParallelismConfig
 
 if TYPE_CHECKING:
@@ -84,8 +84,10 @@ def resume_command(arguments: Sequence[str]) -> int:
     recipe = RunFolder.open(options.run).recipe
     from napkin.training.callbacks import finished_checkpoint
 
-    data = _moved(recipe.data, options.data)
-    parallelism = options.parallelism if _names_layout(arguments) else None
+    validation = recipe.data.validation if options.data.validation == "" else options.data.validation
+    data = dataclasses.replace(recipe.data, train=options.data.train or recipe.data.train, validation=validation)
+    # Any option names a layout, be it the default one.
+    names_layout = any(argument.startswith("--parallelism.") for argument in arguments)
     finished: list[Checkpoint] = []
 
     def find_finished() -> bool:
@@ -103,7 +105,7 @@ def resume_command(arguments: Sequence[str]) -> int:
             method, run = open_run(
                 options.run,
                 data=data,
-                parallelism=parallelism,
+                parallelism=options.parallelism if names_layout else None,
                 progress=line.retitle,
                 on_message=notify,
                 ranks=ranks,
@@ -111,16 +113,6 @@ def resume_command(arguments: Sequence[str]) -> int:
         from napkin.cli.train.following import train_and_report
 
         return train_and_report(method, run, as_json=options.json)
-
-
-def _moved(data: DataConfig, moved: MovedData) -> DataConfig:
-    validation = data.validation if moved.validation == "" else moved.validation
-    return dataclasses.replace(data, train=moved.train or data.train, validation=validation)
-
-
-def _names_layout(arguments: Sequence[str]) -> bool:
-    """True if any option names a layout, be it the default one."""
-    return any(argument.startswith("--parallelism.") for argument in arguments)
 
 
 def _say_it_is_finished(options: ResumeOptions, checkpoint: "Checkpoint") -> None:
