@@ -406,7 +406,7 @@ def presets() -> dict[str, Preset]:
 
 def _preset(name: str, table: dict[str, Any], shapes: dict[str, dict[str, Any]]) -> Preset:
     own = dict(table["model"])
-    return Preset(name, ModelConfig(**shapes[own.pop("like")], **own), table["parameters"], table["source"])
+    return Preset(name, ModelConfig(**{**shapes[own.pop("like")], **own}), table["parameters"], table["source"])
 
 
 # Matrices that can have an adapter, by the name that a recipe gives them.

@@ -1,4 +1,6 @@
 from .data_config import DataConfig as DataConfig
+from .foreign import ForeignRun as ForeignRun
+from .foreign import read_foreign as read_foreign
 from .layout import Layout as Layout
 from .layout import layout_of as layout_of
 from .precision import Precision as Precision

@@ -4,16 +4,21 @@ A sweep gives some fields several values.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import tyro
 
 from napkin.cli.commands import Main
 from napkin.cli.common.options import INLINED, parse, takes
+from napkin.cli.common.terminal import notify
 from napkin.errors import NapkinError
-from napkin.model.config import preset
+from napkin.model.config import ModelConfig, preset
+from napkin.recipe.foreign import ForeignRun, read_foreign
 from napkin.recipe.recipe import SCHEDULE_FIELDS, Recipe
 from napkin.recipe.toml_file import read_recipe
 from napkin.toml_files import parse_toml
@@ -37,6 +42,15 @@ class RecipeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForeignFiles:
+    """For commands that only count and plan."""
+
+    files: Annotated[tuple[str, ...], tyro.conf.arg(name="from"), tyro.conf.UseAppendAction] = ()
+    """Another stack's file in place of a recipe: axolotl's or verl's YAML, TrainingArguments, accelerate's YAML,
+    DeepSpeed's JSON, torchtitan's TOML, a script with Megatron-LM's arguments. Twice for arguments and launcher."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenBudget:
     """For commands whose run is as long as its tokens."""
 
@@ -45,6 +59,8 @@ class TokenBudget:
 
 
 Options = TypeVar("Options", bound=RecipeOptions)
+_DEVICES = re.compile(r"(\d{1,7}) ?x", re.IGNORECASE)
+"""The number of devices in "8xH100"."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,8 @@ class RecipeSource:
     """The file; None where the defaults are meant."""
     options: tuple[str, ...]
     """The arguments without the file."""
+    foreign: ForeignRun | None = None
+    """What another stack's files say, in place of a recipe's."""
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> "RecipeSource":
@@ -76,7 +94,8 @@ class RecipeSource:
         """The fields of a recipe that its file or the options say, whatever they say, as "training.batch_size"."""
         tables = {} if self.path is None else parse_toml(Path(self.path).read_text(encoding="utf-8-sig"))
         in_file = {f"{table}.{name}" for table, fields in tables.items() if isinstance(fields, dict) for name in fields}
-        return in_file | _options_given(self.options)
+        in_foreign = set() if self.foreign is None else self.foreign.given
+        return in_file | in_foreign | _options_given(self.options)
 
 
 def recipe_command(
@@ -94,6 +113,11 @@ def parse_with_recipe(options: type[Options], command: str, arguments: Sequence[
     """Read `[RECIPE.toml] [--field value ...]`; without a file, the defaults."""
     source = RecipeSource.of(arguments)
     recipe = base_recipe(source, _value_of("--preset", source.options))
+    if issubclass(options, ForeignFiles) and (files := _values_of("--from", source.options)):
+        number = _DEVICES.match(_value_of("--on", source.options) or "")
+        ranks = int(number[1]) if number else None
+        foreign = read_foreign(files, recipe, ranks=ranks)
+        source, recipe = dataclasses.replace(source, foreign=foreign), foreign.recipe
     given = _options_given(source.options)
     steps = _value_of("--training.steps", source.options) or ""
     if steps.isdecimal() and len(steps) < 16 and int(steps) > 0 and not SCHEDULE_FIELDS & given:
@@ -103,7 +127,40 @@ def parse_with_recipe(options: type[Options], command: str, arguments: Sequence[
         if "training.steps" in given:
             raise NapkinError("--tokens and --training.steps both say how long the run is: give one of them")
         parsed = dataclasses.replace(parsed, recipe=with_tokens(parsed.recipe, parsed.tokens))
+    if source.foreign is not None:
+        parsed = _on_all_ranks(parsed, source.foreign)
+        _tell(source.foreign)
     return parsed, source
+
+
+def _tell(run: ForeignRun) -> None:
+    """Say what was understood of another stack's files, and what was not."""
+    told = ", ".join(
+        f"{each.setting} {_short(each.value)} is {each.field} {_short(each.means)}" for each in run.understood
+    )
+    notify(f"{run.stack}: {told}")
+    for note in run.notes:
+        notify(f"not quite the same: {note}")
+    if run.ignored:
+        notify(f"without a part in the plan: {', '.join(run.ignored)}")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, ModelConfig):
+        return f"of {value.n_layers} layers, d_model {value.d_model:,}"
+    return str(value) if len(str(value)) < 60 else f"{str(value)[:57]}..."
+
+
+def _on_all_ranks(options: Options, run: ForeignRun) -> Options:
+    """A plan's options with as many devices as the files say, where --on names one device."""
+    if not hasattr(options, "on") or run.ranks is None:
+        return options
+    on: str | None = options.on
+    if on is None and run.ranks > 1:
+        raise NapkinError(f"the files are of a run on {run.ranks} devices: say of which kind, as in --on H100")
+    if on is not None and not _DEVICES.match(on):
+        return dataclasses.replace(options, on=f"{run.ranks}x{on}")
+    return options
 
 
 def base_recipe(source: RecipeSource, preset_name: str | None) -> Recipe:
@@ -128,11 +185,17 @@ def _options_given(arguments: Iterable[str]) -> set[str]:
 
 def _value_of(option: str, arguments: Sequence[str]) -> str | None:
     """An option's value, found before the options are parsed because it decides their defaults."""
+    return next(iter(_values_of(option, arguments)), None)
+
+
+def _values_of(option: str, arguments: Sequence[str]) -> list[str]:
+    """The values of an option that may be given several times."""
+    values = []
     for argument, following in pairwise([*arguments, None]):
         name, equals, value = (argument or "").partition("=")
-        if name == option:
-            return value if equals else following
-    return None
+        if name == option and (equals or following is not None):
+            values.append(value if equals else following or "")
+    return values
 
 
 def split_axes(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -11,7 +11,7 @@ import tomli_w
 
 from napkin.cli.common.options import JsonOption, Switch, field_docstrings, option_choices, require_above_zero
 from napkin.cli.common.progress import progress_line
-from napkin.cli.common.recipe_options import RecipeOptions, RecipeSource, recipe_command
+from napkin.cli.common.recipe_options import ForeignFiles, RecipeOptions, RecipeSource, recipe_command
 from napkin.cli.common.terminal import notify, print_json, print_table, print_verbatim, say
 from napkin.cli.plan import layouts
 from napkin.cli.plan.rule import FailureOptions
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PlanOptions(layouts.LayoutOptions, FailureOptions):
+class PlanOptions(layouts.LayoutOptions, FailureOptions, ForeignFiles):
     """Say what a run will take before it starts, without allocating its tensors. No text is needed: without a
     tokenizer, --model.vocab-size gives the number of token ids. Other plans, with options of their own: by rule alone,
     for any size and any accelerator, napkin plan rule --params 70B --tokens 15T --on 1024xH100; the best of all
@@ -110,7 +110,7 @@ By = Literal["component", "operator", "module", "phase"]
 
 
 @dataclass(frozen=True)
-class CountOptions(RecipeOptions, JsonOption):
+class CountOptions(RecipeOptions, ForeignFiles, JsonOption):
     """Trace a recipe's training step on fake tensors and print its FLOPs and bytes; nothing is computed. No text is
     needed: without a tokenizer, --model.vocab-size gives the number of token ids."""
 
@@ -191,7 +191,7 @@ def _target(options: CountOptions) -> "CudaTarget | None":
 
 
 @dataclass(frozen=True)
-class PrintOptions(RecipeOptions):
+class PrintOptions(RecipeOptions, ForeignFiles):
     """Print a recipe as TOML: the defaults or a file, with the options given here: napkin recipe > recipe.toml"""
 
 
