@@ -37,9 +37,16 @@ from napkin.hardware.device import Device
 from napkin.hardware.device_file import find_device
 from napkin.hardware.service_efficiency import FITTED, ServiceEfficiency, service_efficiencies
 from napkin.model.config import preset
-from napkin.planning.services.seconds import Load, Replica, ServiceTimes, WeightFormat, service_times
+from napkin.planning.services.replica import (
+    Load,
+    Replica,
+    ServiceTimes,
+    ServiceWork,
+    WeightFormat,
+    count_work,
+    service_times,
+)
 from napkin.planning.services.service_plan import interval_of
-from napkin.planning.services.work import ServiceWork, count_work
 from result_files import write_result
 
 FOLDER = Path(__file__).parent

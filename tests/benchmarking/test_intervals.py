@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from napkin.benchmarking.intervals import interval_rank, median_interval, ratio_interval
+from napkin.benchmarking.sampling import interval_rank, median_interval, ratio_interval
 from napkin.errors import NapkinError
 
 

@@ -5,11 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from napkin.benchmarking.case import Case, Target
+from napkin.benchmarking.case import Case, Target, work_of
 from napkin.benchmarking.measuring import Limits, Measuring, row_values
 from napkin.benchmarking.module_target import MODULES, ModuleTarget
 from napkin.benchmarking.operators import OPERATORS, OperatorTarget
-from napkin.benchmarking.work import work_of
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.hardware.device_file import find_device
 from napkin.recipe.precision import Precision

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.benchmarking.intervals import ratio_interval
-from napkin.benchmarking.sampling import Sampling, Timed, cache_bytes, evictor, sample_in_turns
+from napkin.benchmarking.sampling import Sampling, Timed, cache_bytes, evictor, ratio_interval, sample_in_turns
 
 
 class FakeTime:

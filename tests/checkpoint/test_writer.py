@@ -18,7 +18,7 @@ from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig
-from napkin.runs.history import History
+from napkin.runs.metrics import History
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step
 from oracles.tiny_run import MODEL, TRAINING

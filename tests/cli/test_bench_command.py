@@ -10,11 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from napkin.benchmarking.case import Case
+from napkin.benchmarking.case import Case, Subject
 from napkin.benchmarking.collective_bench import COLLECTIVES
 from napkin.benchmarking.module_target import MODULES
 from napkin.benchmarking.operators import OPERATORS, OperatorTarget
-from napkin.benchmarking.subject import Subject
 from napkin.cli import BENCH
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe

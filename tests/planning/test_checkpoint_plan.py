@@ -9,8 +9,8 @@ from napkin.checkpoint.state import tensors_of
 from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
 from napkin.planning.planner import plan as make_plan
-from napkin.planning.step.failure_plan import whole_checkpoint_bytes
 from napkin.planning.step.machine import CatalogueMachine
+from napkin.planning.step.plan_file import whole_checkpoint_bytes
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import OptimizerConfig, ParallelismConfig, TrainingConfig
 from napkin.train_step.step import build_train_state

@@ -12,9 +12,8 @@ from napkin.hardware.device_file import find_device
 from napkin.json_files import read_json, write_json
 from napkin.model.config import ModelConfig
 from napkin.planning.planner import plan as make_plan
-from napkin.planning.step.failure_plan import planned_failures, whole_checkpoint_bytes
 from napkin.planning.step.machine import CatalogueMachine
-from napkin.planning.step.plan_file import plan_file_of
+from napkin.planning.step.plan_file import plan_file_of, planned_failures, whole_checkpoint_bytes
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import ParallelismConfig, TrainingConfig

@@ -16,8 +16,7 @@ from napkin.model.transformer import Transformer
 from napkin.planning.layouts.costs import Choice, LayoutCosts
 from napkin.planning.layouts.counted_parts import Size
 from napkin.planning.layouts.layout_plan import LayoutPlan, plan_layout
-from napkin.planning.layouts.memory import schedule_of
-from napkin.planning.layouts.stages import groups
+from napkin.planning.layouts.stages import groups, schedule_of
 from napkin.planning.planner import resolve
 from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.layout import Layout, layout_of

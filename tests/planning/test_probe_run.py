@@ -14,7 +14,7 @@ from napkin.planning.step.machine import (
     DISTURBED_FACTOR,
     PROBED_FACTOR,
     UNPROBED_FACTOR,
-    _train,
+    _timed_steps,
     stated_factor,
     time_probe_run,
 )
@@ -62,12 +62,12 @@ def test_a_step_of_two_layers_and_two_micro_batches_is_compared_with_its_operato
 
     def train(resolved: ResolvedRecipe, sampler: Sampler) -> list[Sample]:
         clock.seconds_per_call = 0.3
-        taken = _train(resolved, sampler)
+        taken = _timed_steps(resolved, sampler)
         clock.seconds_per_call = 1e-3
         steps.extend(sample.clock for sample in taken)
         return taken
 
-    monkeypatch.setattr("napkin.planning.step.machine._train", train)
+    monkeypatch.setattr("napkin.planning.step.machine._timed_steps", train)
     ceilings = calibration(1e15)
     between, factor = probe_run(asked, ceilings, max_bytes=2**30)
     # Every operator takes a millisecond alone, as it is timed, and a step three tenths of a second, without others.

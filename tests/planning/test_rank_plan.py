@@ -12,9 +12,8 @@ from napkin.hardware.cluster import Interconnect
 from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
 from napkin.planning.layouts.costs import LayoutCosts
-from napkin.planning.layouts.rank_plan import planned_ranks
 from napkin.planning.layouts.search import search_layouts, with_best_counted
-from napkin.planning.planner import plan, resolve
+from napkin.planning.planner import plan, planned_ranks, resolve
 from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe

@@ -7,7 +7,7 @@ import pytest
 from napkin.hardware.target import CudaTarget
 from napkin.model.config import ModelConfig, preset, presets
 from napkin.planning.planner import resolve
-from napkin.planning.rules.sizes import multiplying_parameters_by_rule, parameters_by_rule, step_flops_by_rule
+from napkin.planning.rules import multiplying_parameters_by_rule, parameters_by_rule, step_flops_by_rule
 from napkin.planning.step.machine import ThisMachine
 from napkin.recipe import Recipe, TrainingConfig
 from napkin.train_step.step_ledger import count_step

@@ -8,9 +8,8 @@ from napkin.hardware.cluster import LINK_HOP_SECONDS
 from napkin.hardware.device_file import find_device
 from napkin.hardware.service_efficiency import FITTED, ServiceEfficiency, generation_spread, service_efficiencies
 from napkin.model.config import preset
-from napkin.planning.services.seconds import Load, Replica, service_times
+from napkin.planning.services.replica import Load, Replica, count_work, service_times
 from napkin.planning.services.service_plan import interval_of
-from napkin.planning.services.work import count_work
 from oracles.serving_simulation import simulate
 
 H100 = find_device("H100")

@@ -7,7 +7,7 @@ import torch
 
 from napkin.model.config import ModelConfig, preset, presets
 from napkin.model.kv_cache import ContiguousCache
-from napkin.planning.services.work import TRACED_TOKENS, count_forward, count_work
+from napkin.planning.services.replica import TRACED_TOKENS, count_forward, count_work
 
 SMALL = ModelConfig(vocab_size=512, d_model=64, n_layers=5, n_heads=4, n_kv_heads=2, tie_embeddings=False)
 EXPERTS = dataclasses.replace(

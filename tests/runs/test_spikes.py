@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 
-from napkin.runs.history import FEWEST, THRESHOLD, WINDOW, remember, spike
+from napkin.runs.metrics import FEWEST, THRESHOLD, WINDOW, remember, spike
 
 
 def test_a_spike_is_what_numpy_finds_by_the_definition() -> None:

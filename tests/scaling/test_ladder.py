@@ -13,6 +13,7 @@ from napkin.planning.planner import SharedPlans, plan
 from napkin.recipe.recipe import Recipe
 from napkin.runs.accounting_files import MeasurementFile, PlanFile
 from napkin.runs.metrics import read_metrics
+from napkin.scaling.budget_answer import count_parameters, predicting, with_predicted_loss
 from napkin.scaling.fitted_law import FittedLaw
 from napkin.scaling.ladder import (
     FEWEST_STEPS,
@@ -26,7 +27,6 @@ from napkin.scaling.ladder import (
 )
 from napkin.scaling.law_fit import fit_law
 from napkin.scaling.observations import Observation
-from napkin.scaling.predicted_loss import count_parameters, predicting, with_predicted_loss
 from napkin.scaling.sweep import run_seconds
 from napkin.training.run import create_run, open_run, train_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
@@ -50,7 +50,7 @@ def truth(parameters: float, tokens: float) -> float:
 
 
 def test_shapes_keep_the_aspect_and_the_nearest_is_the_nearest_of_all() -> None:
-    shapes = Shapes(base(), Design(aspect=32))
+    shapes = Shapes(base(), aspect=32)
     parameters = {n: count_parameters(shapes.model(n)) for n in range(1, 13)}
     for wanted in (1e4, 6e4, 2e5, 5e5):
         ratios = {n: abs(math.log(parameters[n] / wanted)) for n in parameters}

@@ -14,8 +14,7 @@ from napkin.planning.planner import SharedPlans, resolve, step_key
 from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.scaling.best_run import ranked
-from napkin.scaling.sweep import Sweep
+from napkin.scaling.sweep import Sweep, ranked
 from napkin.scaling.sweep_workers import Ended
 from napkin.scaling.trials import Trial, grid, read_axis, with_values
 from napkin.train_step.step_ledger import count_step

@@ -7,7 +7,7 @@ import pytest
 
 from napkin.errors import NapkinError
 from napkin.recipe.recipe import Recipe
-from napkin.scaling.best_run import Edge, edges, neighbours
+from napkin.scaling.sweep import Edge, edges, neighbours
 from napkin.scaling.trials import grid, listed, read_axis, sampled
 
 WIDTHS = read_axis("--model.d-model", "64,128,256")

@@ -16,7 +16,7 @@ from napkin.checkpoint.folder import checkpoint_bytes, checkpoint_paths, read_ch
 from napkin.errors import NapkinError
 from napkin.hardware.competition import Watch
 from napkin.hardware.conditions import Conditions
-from napkin.planning.step.failure_plan import writes_in_background
+from napkin.planning.step.plan_file import writes_in_background
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.runs.metrics import StepMetrics, read_metrics

@@ -19,8 +19,7 @@ from napkin.errors import NapkinError
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.runs.history import History
-from napkin.runs.metrics import read_metrics
+from napkin.runs.metrics import History, read_metrics
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.training.non_finite import Verdict, find_source, skip_or_stop
 from napkin.training.pretraining import Pretraining

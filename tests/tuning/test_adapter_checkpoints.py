@@ -20,7 +20,7 @@ from napkin.checkpoint.writer import save_checkpoint
 from napkin.errors import CorruptFile, NapkinError
 from napkin.inference.loaded_model import load
 from napkin.model.transformer import Transformer
-from napkin.planning.step.failure_plan import describe_checkpoints, whole_checkpoint_bytes
+from napkin.planning.step.plan_file import describe_checkpoints, whole_checkpoint_bytes
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.precision import Precision
 from napkin.recipe.resolved import ResolvedRecipe

@@ -16,8 +16,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.huggingface import save_huggingface
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision
-from napkin.runs.model_files import conversation_files
-from napkin.runs.run_folder import RunFolder
+from napkin.runs.run_folder import RunFolder, conversation_files
 from napkin.tokenizer import train_bpe
 from napkin.training.run import train
 from napkin.tuning.method import open_base, reference_model

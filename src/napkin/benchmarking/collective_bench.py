@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from napkin.accounting.rank_seconds import Collective
-from napkin.benchmarking.intervals import Interval, median_interval
-from napkin.benchmarking.shapes import Shape
+from napkin.benchmarking.case import Shape
+from napkin.benchmarking.sampling import Interval, median_interval
 from napkin.errors import NapkinError
 from napkin.hardware.cluster import Operation
 from napkin.hardware.rank_calibration import SIZES, Request, Samples, collective_samples, run_ranks
@@ -56,7 +56,6 @@ class CollectiveRow:
 
     @property
     def seconds(self) -> Interval | None:
-        """The median of the samples."""
         return median_interval(self.samples) if self.samples else None
 
 
@@ -143,16 +142,10 @@ def time_in_processes(
             request = Request((operation,), fits, seconds)
             measured = run_ranks(msgspec.to_builtins(request), ranks, threads)
             rows += _rows(msgspec.convert(measured["collectives"], list[Samples]), ranks)
-        rows += [
-            CollectiveRow(
-                operation,
-                size,
-                ranks,
-                refused=f"out of memory by plan: {format_bytes(needed[size])} of {format_bytes(free_bytes)}",
-            )
-            for size in wanted
-            if size not in fits
-        ]
+        for size in wanted:
+            if size not in fits:
+                refused = f"out of memory by plan: {format_bytes(needed[size])} of {format_bytes(free_bytes)}"
+                rows.append(CollectiveRow(operation, size, ranks, refused=refused))
     return rows
 
 

@@ -3,8 +3,6 @@
 One step runs with the kernels, and each launch whose tile can be tuned is kept with its arguments. Then the operator of
 each is called again and again with other tiles: from the default on, each size is halved and doubled as long as that
 makes it faster. A tile whose results differ from the default's is not taken.
-
-`tune_recipe` tunes the tiles of a recipe's step on this machine's GPU.
 """
 
 import dataclasses
@@ -69,7 +67,6 @@ class TunableLaunch:
     """True if the operator changes its arguments: then two calls of it are not the same."""
 
     def run(self) -> Any:
-        """Launch it once more."""
         with torch.no_grad():
             return self.operator(*self.arguments)
 
@@ -85,29 +82,27 @@ def tunable_launches(step: Callable[[], object]) -> list[TunableLaunch]:
 def tune(
     launches: list[TunableLaunch], seconds_of: Timer, *, progress: Callable[[str], None] = lambda _: None
 ) -> list[Choice]:
-    """The fastest tile found for each launch."""
     choices = []
     for number, launch in enumerate(launches, start=1):
-        progress(f"tuning {launch.lookup.kernel} ({number} of {len(launches)})")
-        choice = _tuned(launch, seconds_of)
-        if choice is not None:
-            choices.append(choice)
+        lookup = launch.lookup
+        progress(f"tuning {lookup.kernel} ({number} of {len(launches)})")
+
+        def seconds_with(tile: Tile, launch: TunableLaunch = launch) -> float:
+            with forced(launch.lookup.kernel, tile):
+                return seconds_of(launch.run)
+
+        best, seconds, default_seconds = fastest_tile(lookup.default, seconds_with)
+        if not math.isfinite(seconds):
+            # No tile runs.
+            continue
+        if not math.isfinite(default_seconds):
+            # Nothing can be said of a default that the device does not run, and its results are not there to compare.
+            default_seconds = seconds
+        elif best != lookup.default and not _agrees(launch, best):
+            best, seconds = lookup.default, default_seconds
+        key = (lookup.kernel, dtype_name(lookup.dtype), lookup.width, lookup.variant)
+        choices.append(Choice(*key, asdict(best), 1e6 * seconds, 1e6 * default_seconds))
     return choices
-
-
-def _tuned(launch: TunableLaunch, seconds_of: Timer) -> Choice | None:
-    """Time the tiles of one launch; None where no tile runs."""
-    lookup = launch.lookup
-    best, seconds, default_seconds = fastest_tile(lookup.default, lambda tile: _seconds(launch, tile, seconds_of))
-    if not math.isfinite(seconds):
-        return None
-    if not math.isfinite(default_seconds):
-        # Nothing can be said of a default that the device does not run, and its results are not there to compare.
-        default_seconds = seconds
-    elif best != lookup.default and not _agrees(launch, best):
-        best, seconds = lookup.default, default_seconds
-    key = (lookup.kernel, dtype_name(lookup.dtype), lookup.width, lookup.variant)
-    return Choice(*key, asdict(best), 1e6 * seconds, 1e6 * default_seconds)
 
 
 def fastest_tile(default: Tile, seconds_of: Callable[[Tile], float]) -> tuple[Tile, float, float]:
@@ -148,30 +143,20 @@ def _neighbours(tile: Tile) -> list[Tile]:
     return found
 
 
-def _seconds(launch: TunableLaunch, tile: Tile, seconds_of: Timer) -> float:
-    with forced(launch.lookup.kernel, tile):
-        return seconds_of(launch.run)
-
-
 def _agrees(launch: TunableLaunch, tile: Tile) -> bool:
     """True if a tile gives what the default gives; of operators in place nothing is asked."""
     if launch.mutates:
         return True
-    expected = _tensors(launch.run())
+    expected = launch.run()
     with forced(launch.lookup.kernel, tile):
-        actual = _tensors(launch.run())
-    return all(map(_close, actual, expected))
-
-
-def _close(mine: Tensor, theirs: Tensor) -> bool:
-    if not mine.numel():
-        return True
-    most = TOLERANCES[mine.dtype] * theirs.abs().max().clamp(min=1.0)
-    return bool((mine - theirs).abs().max() <= most)
-
-
-def _tensors(result: Any) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else list(result)
+        actual = launch.run()
+    if isinstance(expected, Tensor):
+        expected, actual = [expected], [actual]
+    return all(
+        not mine.numel()
+        or bool((mine - theirs).abs().max() <= TOLERANCES[mine.dtype] * theirs.abs().max().clamp(min=1.0))
+        for mine, theirs in zip(actual, expected, strict=True)
+    )
 
 
 class _Catching(TorchDispatchMode):
@@ -224,7 +209,6 @@ def recipe_to_tune(recipe: Recipe, machine: ThisMachine) -> ResolvedRecipe:
 
 
 def one_step(state: TrainState) -> None:
-    """Run one step on random tokens."""
     recipe, device = state.recipe, state.precision.device_type
     shape = (recipe.training.batch_size, recipe.model.context_length)
     tokens = torch.randint(recipe.model.vocab_size, shape, device=device)

@@ -1,26 +1,43 @@
-"""Measures cases one after the other: each is counted first, refused where it cannot fit, and then timed."""
+"""Measures cases one after the other: each is counted first, refused where it cannot fit, and then timed.
 
+Beside the seconds stand the conditions in which they were measured: clocks, load of other programs, waiting for a core.
+"""
+
+import contextlib
 import gc
+import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
+import psutil
 import torch
 from torch._dynamo.exc import TorchDynamoException
 
 from napkin.accounting.ledger import Ledger
-from napkin.benchmarking.case import Case, Target
-from napkin.benchmarking.conditions import Waited
-from napkin.benchmarking.intervals import Interval, median_interval, ratio_interval
-from napkin.benchmarking.sampling import SHORTEST_SAMPLE, Clock, Sampling, device_clock, evictor, sample_in_turns
-from napkin.benchmarking.subject import timed_pass
-from napkin.benchmarking.work import Work, work_of
+from napkin.benchmarking.case import Case, Target, Work, timed_pass, work_of
+from napkin.benchmarking.sampling import (
+    SHORTEST_SAMPLE,
+    Clock,
+    Interval,
+    Sampling,
+    device_clock,
+    evictor,
+    median_interval,
+    ratio_interval,
+    sample_in_turns,
+)
+from napkin.child_process import run_program
 from napkin.errors import first_line, is_out_of_memory
 from napkin.hardware.ceilings import Ceilings
+from napkin.hardware.host import cpu_name, seconds_waited
 from napkin.units import format_bytes, format_seconds
 
 Progress = Callable[[int, int, str], None]
 _LARGE_BYTES = 2**28
+_NVIDIA_SMI = "clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,utilization.gpu"
 
 
 @dataclass(frozen=True)
@@ -51,7 +68,6 @@ class Row:
 
     @property
     def seconds(self) -> Interval | None:
-        """The median of the samples."""
         return median_interval(self.samples) if self.samples else None
 
     @property
@@ -96,11 +112,15 @@ class Measuring:
         both = [each for each in (case, other) if each is not None]
         works = [self._work(each) for each in both]
         row = Row(case, works[0], against=other.name if other else "")
-        refused = self._refusal(works)
-        if refused:
-            return replace(row, refused=refused)
+        peak, calls = sum(work.peak_bytes for work in works), self.sampling.least + 2
+        if peak > self.limits.bytes:
+            needed = f"{format_bytes(peak)} of {format_bytes(self.limits.bytes)}"
+            return replace(row, refused=f"out of memory by plan: {needed}")
+        seconds = calls * sum(work.planned_seconds for work in works)
+        if seconds > self.limits.seconds:
+            return replace(row, refused=f"too long by plan: {format_seconds(seconds)} for {calls} calls")
+        waited = Waited()
         try:
-            waited = Waited()
             first, *rest = self._samples(both, waited)
         except TorchDynamoException as error:
             return replace(row, refused=f"cannot be compiled: {first_line(error)}")
@@ -123,17 +143,7 @@ class Measuring:
             self._ledgers[counted] = self.target.ledger(case)
         return work_of(self._ledgers[counted], case.timed, self.ceilings)
 
-    def _refusal(self, works: Sequence[Work]) -> str:
-        peak = sum(work.peak_bytes for work in works)
-        if peak > self.limits.bytes:
-            return f"out of memory by plan: {format_bytes(peak)} of {format_bytes(self.limits.bytes)}"
-        calls = self.sampling.least + 2
-        seconds = calls * sum(work.planned_seconds for work in works)
-        if seconds > self.limits.seconds:
-            return f"too long by plan: {format_seconds(seconds)} for {calls} calls"
-        return ""
-
-    def _samples(self, cases: Sequence[Case], waited: Waited) -> list[list[float]]:
+    def _samples(self, cases: Sequence[Case], waited: "Waited") -> list[list[float]]:
         if cases[0].cold and self._evict is None:
             self._evict = evictor(self.device_type)
         sampling = replace(self.sampling, evict=self._evict if cases[0].cold else None)
@@ -160,12 +170,7 @@ def row_values(row: Row) -> dict[str, Any]:
         "precision": case.precision.name,
         "pass": case.timed,
         "cache": "cold" if case.cold else "warm",
-        "flops": row.work.flops,
-        "bytes": row.work.bytes,
-        "peak_bytes": row.work.peak_bytes,
-        "roof_seconds": row.work.roof_seconds,
-        "bound": row.work.bound,
-        "planned_seconds": row.work.planned_seconds,
+        **vars(row.work),
         "refused": row.refused or None,
         "waiting_share": row.waiting_share,
         "samples": row.samples,
@@ -180,3 +185,59 @@ def row_values(row: Row) -> dict[str, Any]:
     if ratio is not None:
         values |= {"against": row.against, "ratio": vars(ratio)}
     return values
+
+
+class Waited:
+    """Watches, while a block runs, for how long this process's threads were ready to run and had no core."""
+
+    def __init__(self) -> None:
+        self.share: float | None = None
+        """Fraction of the time, of one thread; None before the end, and where the system does not tell."""
+
+    def __enter__(self) -> "Waited":
+        self._begin, self._before = time.perf_counter(), seconds_waited()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        seconds, after = time.perf_counter() - self._begin, seconds_waited()
+        if self._before is not None and after is not None and seconds:
+            self.share = max(0.0, after - self._before) / seconds / torch.get_num_threads()
+
+
+class Conditions:
+    """Watches the machine from when it is made until `values` is called."""
+
+    def __init__(self, device_type: str) -> None:
+        self.device_type = device_type
+        self.measured_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self.before = moment(device_type)
+
+    def values(self) -> dict[str, Any]:
+        return {
+            "measured_at": self.measured_at,
+            "device": torch.cuda.get_device_name() if self.device_type == "cuda" else cpu_name(),
+            "threads": torch.get_num_threads(),
+            "torch": str(torch.__version__),
+            "before": self.before,
+            "after": moment(self.device_type),
+        }
+
+
+def moment(device_type: str) -> dict[str, Any]:
+    """The state of the machine now: the mean clock of its cores, the runnable threads in the last minute and, by their
+    names, the fields of nvidia-smi; None where the system does not tell."""
+    found: dict[str, Any] = dict.fromkeys(("megahertz", "load", "gpu"))
+    with contextlib.suppress(OSError, NotImplementedError):
+        clock = psutil.cpu_freq()
+        found["megahertz"] = clock.current if clock else None
+    with contextlib.suppress(OSError):
+        found["load"] = psutil.getloadavg()[0]
+    if device_type == "cuda":
+        index = os.environ.get("LOCAL_RANK", "0")
+        command = ["nvidia-smi", f"--query-gpu={_NVIDIA_SMI}", "--format=csv,noheader", f"--id={index}"]
+        with contextlib.suppress(OSError):
+            told = run_program(command, most_seconds=10)
+            values = [value.strip() for value in told.stdout.decode(errors="replace").split(",")]
+            if told.returncode == 0:
+                found["gpu"] = dict(zip(_NVIDIA_SMI.split(","), values, strict=False))
+    return found

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin.accounting.ledger import Ledger
-from napkin.benchmarking.case import Case, Target
-from napkin.benchmarking.shapes import Shape
-from napkin.benchmarking.subject import Draw, Subject, count_passes
+from napkin.benchmarking.case import Case, Draw, Shape, Subject, Target, count_passes
 from napkin.model.attention import ForwardContext
 from napkin.model.config import FeedForwardKind, ModelConfig
 from napkin.model.transformer import Transformer
@@ -112,10 +110,8 @@ class ModuleTarget(Target):
 
     def _resolved(self, case: Case) -> ResolvedRecipe:
         model = self._config(case.shape)
-        if self.name == "mlp":
-            model = dataclasses.replace(model, feed_forward=case.form)  # pyright: ignore[reportArgumentType]
-        else:
-            model = dataclasses.replace(model, attention=case.form)  # pyright: ignore[reportArgumentType]
+        chosen = {"feed_forward" if self.name == "mlp" else "attention": case.form}
+        model = dataclasses.replace(model, **chosen)  # pyright: ignore[reportArgumentType]
         training = dataclasses.replace(
             self.recipe.training, batch_size=case.shape["batch_size"], micro_batch_size=None, parallelism="ddp"
         )

@@ -7,14 +7,12 @@ from itertools import product
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin import kernels
 from napkin.accounting.ledger import Ledger
-from napkin.benchmarking.case import Case, Target
-from napkin.benchmarking.shapes import Shape
-from napkin.benchmarking.subject import Draw, Operation, Subject, count_passes
+from napkin.benchmarking.case import Case, Draw, Shape, Subject, Target, count_passes
 from napkin.kernels.triton_usable import triton_is_installed
 from napkin.model.attention import CausalMask, FlexAttention
 from napkin.model.positions import NoPositions, RotaryEmbedding
@@ -57,20 +55,15 @@ def _attention_inputs(shape: Shape, draw: Draw) -> Inputs:
     return tuple(draw.normal(batch, each, length, width) for each in (heads, kv_heads, kv_heads))
 
 
-def _flex(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    attend = FlexAttention(queries.shape[1], scale=queries.shape[-1] ** -0.5, sees=CausalMask())
-    return attend(queries, keys, values, _flex_mask(attend.n_heads, queries.shape[-2], queries.device))
-
-
 @functools.lru_cache(maxsize=8)
 def _flex_mask(n_heads: int, length: int, device: torch.device) -> object:
     # A step makes it once for all layers.
     return FlexAttention(n_heads, scale=1.0, sees=CausalMask()).prepare(NoPositions(), length, None, device)
 
 
-def _softmax_formula(x: Tensor) -> Tensor:
-    exponentials = (x - x.amax(dim=-1, keepdim=True)).exp()
-    return exponentials / exponentials.sum(dim=-1, keepdim=True)
+def _flex(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    attend = FlexAttention(queries.shape[1], scale=queries.shape[-1] ** -0.5, sees=CausalMask())
+    return attend(queries, keys, values, _flex_mask(attend.n_heads, queries.shape[-2], queries.device))
 
 
 def _head_inputs(shape: Shape, draw: Draw) -> Inputs:
@@ -117,7 +110,10 @@ OPERATORS: dict[str, Operator] = {
         "over rows of `columns` numbers",
         {"rows": 4096, "columns": 1024},
         lambda shape, draw: (draw.normal(shape["rows"], shape["columns"]),),
-        {"torch": lambda x: x.softmax(dim=-1), "formula": _softmax_formula},
+        {
+            "torch": lambda x: x.softmax(dim=-1),
+            "formula": lambda x: (up := (x - x.amax(dim=-1, keepdim=True)).exp()) / up.sum(dim=-1, keepdim=True),
+        },
         sweep=_grid(columns=(256, 1024, 4096, 16384)),
     ),
     "attention": Operator(
@@ -268,6 +264,17 @@ OPERATORS: dict[str, Operator] = {
 """Operators by name; the first form is that of napkin's layers."""
 
 
+class Operation(nn.Module):
+    """A function as a module without parameters."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs)
+
+
 class OperatorTarget(Target):
     """One operator of the table."""
 
@@ -275,9 +282,7 @@ class OperatorTarget(Target):
         self.operator = OPERATORS[name]
         self.passes = ("forward", "backward", "both")
         self.dimensions = (*self.operator.sizes, *self.operator.optional)
-        missing: frozenset[str] = frozenset()
-        if device_type != "cuda":
-            missing |= self.operator.on_gpu_only
+        missing = set() if device_type == "cuda" else set(self.operator.on_gpu_only)
         if device_type != "cuda" or not triton_is_installed():
             missing |= self.operator.with_triton_only
         self.forms = [form for form in self.operator.forms if form not in missing]
@@ -288,11 +293,9 @@ class OperatorTarget(Target):
         return {**self.operator.sizes, **shape}
 
     def usual_forms(self, shape: Shape, precision: Precision) -> Sequence[str]:
-        """All that the device has."""
         return self.forms
 
     def ledger(self, case: Case) -> Ledger:
-        """Forward and backward pass."""
         with FakeTensorMode():
             form = self.operator.counted_as.get(case.form, case.form)
             subject = self._subject(replace(case, form=form), "cpu", compiled=False)

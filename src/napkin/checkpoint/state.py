@@ -40,7 +40,7 @@ from napkin.errors import NapkinError
 from napkin.files import draft_folder, sync_folder
 from napkin.json_files import LARGEST
 from napkin.model.transformer import Transformer
-from napkin.runs.history import History
+from napkin.runs.metrics import History
 from napkin.train_step.step import TrainState
 
 

@@ -33,7 +33,7 @@ from napkin.checkpoint.state import Checkpoint, Snapshot, State, keep_frozen, sn
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import read_bytes, sync_folder
-from napkin.runs.history import History, best_step
+from napkin.runs.metrics import History, best_step
 from napkin.runs.run_folder import lower_learning_rate
 from napkin.train_step.step import TrainState
 

@@ -334,18 +334,19 @@ class KubernetesSettings:
 
     def __post_init__(self) -> None:
         refuse_unprintable(image=self.image, mount=self.mount)
-        _refuse("--image", self.image, bool(re.fullmatch(r"\S+", self.image)), "the name of an image, without spaces")
-        mount = self.mount.startswith("/") and ":" not in self.mount
-        _refuse("--mount", self.mount, mount, "a path that begins with / and has no ':'")
-        _refuse("--volume-claim", self.volume_claim, bool(CLAIM.fullmatch(self.volume_claim)), "a-z, 0-9, - and .")
-        if self.namespace is not None:
-            _refuse("--namespace", self.namespace, bool(LABEL.fullmatch(self.namespace)), "a-z, 0-9 and -")
-        resource = bool(RESOURCE.fullmatch(self.gpu_resource))
-        _refuse("--gpu-resource", self.gpu_resource, resource, "DOMAIN/NAME, as nvidia.com/gpu")
+        for option, value, pattern, valid in (
+            ("--image", self.image, r"\S+", "the name of an image, without spaces"),
+            ("--mount", self.mount, r"/[^:]*", "a path that begins with / and has no ':'"),
+            ("--volume-claim", self.volume_claim, CLAIM, "a-z, 0-9, - and ."),
+            ("--namespace", self.namespace, LABEL, "a-z, 0-9 and -"),
+            ("--gpu-resource", self.gpu_resource, RESOURCE, "DOMAIN/NAME, as nvidia.com/gpu"),
+        ):
+            if value is not None:
+                _refuse(option, value, pattern, valid)
 
 
-def _refuse(option: str, value: str, is_valid: bool, valid: str) -> None:
-    if not is_valid or len(value) > 253:
+def _refuse(option: str, value: str, pattern: str | re.Pattern[str], valid: str, longest: int = 253) -> None:
+    if not re.fullmatch(pattern, value) or len(value) > longest:
         raise NapkinError(f"{option} is '{value[:100]}', which Kubernetes does not take: use {valid}")
 
 
@@ -354,9 +355,8 @@ def jobset_manifest(job: ClusterJob, settings: KubernetesSettings) -> str:
 
     Raises NapkinError for a name that Kubernetes would not take, and for a path that is not on the volume.
     """
-    is_valid = bool(LABEL.fullmatch(job.name)) and len(job.name) <= LONGEST_NAME
     valid = f"a-z, 0-9 and -, beginning with a letter, at most {LONGEST_NAME} characters"
-    _refuse("--job-name", job.name, is_valid, valid)
+    _refuse("--job-name", job.name, LABEL, valid, LONGEST_NAME)
     for what, path in (("recipe", job.recipe_file), ("run", job.run)):
         place = PurePosixPath(posixpath.normpath(posixpath.join(settings.mount, path)))
         if not place.is_relative_to(posixpath.normpath(settings.mount)):

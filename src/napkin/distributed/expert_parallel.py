@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from napkin.distributed.mesh import combined, flattened
 from napkin.distributed.process_group import all_reduce_together, all_to_all, in_products_dtype
+from napkin.distributed.ranks import combined, flattened
 from napkin.model.feed_forward import CapacityExperts, DroplessExperts, Experts
 from napkin.model.transformer import Transformer
 from napkin.optim.saved_state import local

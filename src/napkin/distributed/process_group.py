@@ -55,7 +55,6 @@ class ProcessGroupRanks(Ranks):
         return self._broadcast({"value": value})["value"]
 
     def all_gather(self, value: Any) -> list[Any]:
-        """The value of every rank, by rank."""
         data = _bytes(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         dist.all_gather(sizes, torch.tensor([len(data)]), self._group)
@@ -68,13 +67,11 @@ class ProcessGroupRanks(Ranks):
         return [_value(each[: int(size)]) for each, size in zip(gathered, sizes, strict=True)]
 
     def all_reduce_max(self, number: int) -> int:
-        """The largest of all ranks' numbers."""
         tensor = torch.tensor(number)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group)
         return int(tensor)
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """The sum of all ranks' tensors."""
         total = tensor.detach().clone()
         dist.all_reduce(total, group=self._group)
         return total
@@ -129,23 +126,15 @@ def _in_one_line(info: RankInfo, timeout: float) -> Iterator[None]:
     except NapkinError as error:
         raise type(error)(f"{error} (rank {info.rank})") from error
     except RuntimeError as error:
-        if not is_lost_rank(error):
+        # A collective operation whose other ranks did not answer; gloo's message begins with a location in its source.
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
             raise
+        reason = first_line(error).rpartition("] ")[2][:200]
         raise NapkinError(
-            f"rank {info.rank} has lost another rank, or had no answer from it in {timeout:.0f} s "
-            f"({_of_gloo(error)}): the last message of that rank is the cause; the run continues from its newest "
+            f"rank {info.rank} has lost another rank, or had no answer from it in {timeout:.0f} s ({reason}): the last "
+            "message of that rank is the cause; the run continues from its newest "
             "checkpoint, with `napkin resume` or torchrun's --max-restarts"
         ) from error
-
-
-def is_lost_rank(error: RuntimeError) -> bool:
-    """True if an error is that of a collective operation whose other ranks did not answer."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
-
-
-def _of_gloo(error: Exception) -> str:
-    # The message begins with a location in gloo's source.
-    return first_line(error).rpartition("] ")[2][:200]
 
 
 def _bytes(value: Any) -> Tensor:

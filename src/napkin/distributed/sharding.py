@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import Tensor
 
-from napkin.distributed.mesh import combined, experts_are_sharded, flattened, make_expert_mesh, make_mesh
 from napkin.distributed.parallel_model import (
     CopiesModel,
     DDPModel,
@@ -18,7 +17,7 @@ from napkin.distributed.parallel_model import (
     parameters_apart,
     shard_module,
 )
-from napkin.distributed.ranks import Ranks
+from napkin.distributed.ranks import Ranks, combined, experts_are_sharded, flattened, make_expert_mesh, make_mesh
 from napkin.model.transformer import Transformer
 from napkin.optim.base import Optimizer
 from napkin.optim.saved_state import local

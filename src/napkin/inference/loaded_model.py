@@ -55,8 +55,15 @@ from napkin.recipe.precision import Precision, choose_device, choose_precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.runs.accounting_files import Evaluation
-from napkin.runs.model_files import ConversationFile, QuantizedRun, is_quantized, read_conversation
-from napkin.runs.run_folder import RunFolder, is_run, what_is_there
+from napkin.runs.run_folder import (
+    ConversationFile,
+    QuantizedRun,
+    RunFolder,
+    is_quantized,
+    is_run,
+    read_conversation,
+    what_is_there,
+)
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.inspection import pattern_of
 from napkin.tokenizer.interchange.huggingface import read_huggingface

@@ -15,14 +15,14 @@ from napkin.model.quantized import quantized_twin
 from napkin.model.transformer import Transformer
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
-from napkin.runs.model_files import (
+from napkin.runs.run_folder import (
     QUANTIZED_FILE,
     ConversationFile,
     QuantizedRun,
+    RunFolder,
     conversation_files,
     read_quantized_file,
 )
-from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.base import Tokenizer
 
 _WEIGHTS = "model.safetensors"

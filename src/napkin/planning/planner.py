@@ -1,33 +1,36 @@
 """The planner: one function for this machine, for the devices of a datasheet, and for any number of them.
 
 `resolve` sets the fields that a recipe leaves open, from its tokenizer and the devices that it is for; `plan_resolved`
-counts and prices. `SharedPlans` plans several runs in one process: steps that are alike are counted and timed once.
+counts and prices. Several ranks of this machine are measured: each of their operators, and their collectives. Those of
+a datasheet's devices are planned part by part, as `plan_layout` does. `SharedPlans` plans several runs in one process:
+steps that are alike are counted and timed once.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from napkin.accounting.ledger import Ledger
-from napkin.accounting.pricing import Price
+from napkin.accounting.ledger import Ledger, Row
+from napkin.accounting.pipeline_simulation import StageSeconds, simulate_pipeline
+from napkin.accounting.pricing import Price, Spent
+from napkin.accounting.rank_seconds import Communication
 from napkin.data.batches import Batches, repetition_warnings
 from napkin.data.mixing import TokenMixture
 from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.planning.layouts.layout_plan import LayoutPlan, plan_layout
-from napkin.planning.layouts.rank_plan import planned_layout, planned_ranks
+from napkin.planning.layouts.stages import schedule_of, stages_of_ranks
 from napkin.planning.step.kernel_choice import (
     choose_compile,
     choose_kernels,
     choose_triton,
     refuse_impossible_compile,
-    with_compile_written_out,
     with_kernels_that_run,
 )
-from napkin.planning.step.machine import CatalogueMachine, Machine, Progress, machine_of
+from napkin.planning.step.machine import CatalogueMachine, Machine, Progress, Site, machine_of
 from napkin.planning.step.memory_savings import largest_micro_batch, refuse_far_too_much
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.data_config import paths_and_weights
@@ -38,6 +41,31 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.accounting_files import PlannedFile
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 from napkin.train_step.step_ledger import count_step
+
+
+def plan(
+    recipe: Recipe, on: str | Machine | None = None, *, ranks: Ranks = ALONE, progress: Progress = lambda doing: None
+) -> Plan:
+    """Predict memory, FLOPs and seconds of a run before it starts, without allocating the model.
+
+    `on` names devices of the catalogue, as in "64xH100"; None is this machine, which is measured once and divided among
+    `ranks`. A recipe that sets model.vocab_size needs no tokenizer file. `progress` is called with each stage.
+
+    Raises NapkinError where the recipe does not suit the devices: a batch that does not divide among them, a number
+    format that they lack, a step so far beyond their memory that counting it would take minutes. A plan that exceeds
+    the memory by less is returned: see `Plan.fits`.
+    """
+    machine = machine_of(on, ranks=ranks, device=recipe.training.device)
+    planned = plan_resolved(resolve(recipe, machine), machine, progress=progress)
+    # A plan needs no text: files that do not exist yet are left out.
+    try:
+        files = {path: TokenFile.open(path) for path in paths_and_weights(recipe.data.train)[0]}
+    except NapkinError:
+        return planned
+    mixture = open_mixture(planned.recipe, files.__getitem__)
+    with contextlib.suppress(NapkinError):
+        return with_text(planned, mixture)
+    return planned
 
 
 def resolve(recipe: Recipe, machine: Machine) -> ResolvedRecipe:
@@ -92,41 +120,6 @@ def vocab_size_of(recipe: Recipe) -> int:
     return load_tokenizer(recipe.data.tokenizer).vocab_size
 
 
-@runtime_checkable
-class Planner(Protocol):
-    """Plans the step of a resolved recipe, as `plan_resolved` does."""
-
-    def __call__(self, resolved: ResolvedRecipe, machine: Machine, *, progress: Progress = ...) -> Plan: ...
-
-
-def plan(
-    recipe: Recipe, on: str | Machine | None = None, *, ranks: Ranks = ALONE, progress: Progress = lambda doing: None
-) -> Plan:
-    """Predict memory, FLOPs and seconds of a run before it starts, without allocating the model.
-
-    Args:
-        recipe: what to train; if it sets model.vocab_size, its tokenizer file is not needed.
-        on: devices of the catalogue, as in "64xH100"; None is this machine, which is measured once.
-        ranks: the processes that this machine is divided among.
-        progress: called with a description of each stage.
-
-    Raises NapkinError where the recipe does not suit the devices: a batch that does not divide among them, a number
-    format that they lack, a step so far beyond their memory that counting it would take minutes. A plan that exceeds
-    the memory by less is returned: see `Plan.fits`.
-    """
-    machine = machine_of(on, ranks=ranks, device=recipe.training.device)
-    planned = plan_resolved(resolve(recipe, machine), machine, progress=progress)
-    # A plan needs no text: files that do not exist yet are left out.
-    try:
-        files = {path: TokenFile.open(path) for path in paths_and_weights(recipe.data.train)[0]}
-    except NapkinError:
-        return planned
-    mixture = open_mixture(planned.recipe, files.__getitem__)
-    with contextlib.suppress(NapkinError):
-        return with_text(planned, mixture)
-    return planned
-
-
 def with_text(planned: Plan, tokens: TokenMixture) -> Plan:
     """The plan with its epochs of the training files, and warnings where they are read too often.
 
@@ -139,24 +132,23 @@ def with_text(planned: Plan, tokens: TokenMixture) -> Plan:
         batch_size=training.batch_size,
         seed=training.data_seed,
     )
-    epochs = tokens.epochs(planned.steps * planned.tokens_per_step)
+    steps, files, mixture = planned.steps, batches.tokens.files, ()
+    if len(files) > 1:
+        each = zip(files, batches.epochs_of_files(steps), batches.windows_of_files, strict=True)
+        mixture = tuple(
+            PlannedFile(str(file.path), file.n_tokens, epochs, share=epochs * n_windows / (steps * batches.batch_size))
+            for file, epochs, (n_windows, _) in each
+        )
     return dataclasses.replace(
         planned,
-        epochs=epochs,
-        mixture=_planned_files(batches, planned.steps),
-        warnings=tuple(repetition_warnings(batches, planned.steps)),
+        epochs=tokens.epochs(steps * planned.tokens_per_step),
+        mixture=mixture,
+        warnings=tuple(repetition_warnings(batches, steps)),
     )
 
 
-def _planned_files(batches: Batches, steps: int) -> tuple[PlannedFile, ...]:
-    files = batches.tokens.files
-    if len(files) == 1:
-        return ()
-    n_windows = [n for n, _ in batches.windows_of_files]
-    return tuple(
-        PlannedFile(str(file.path), file.n_tokens, epochs, share=epochs * n / (steps * batches.batch_size))
-        for file, epochs, n in zip(files, batches.epochs_of_files(steps), n_windows, strict=True)
-    )
+Planner = Callable[..., Plan]
+"""Plans the step of a resolved recipe, as `plan_resolved` does: (resolved, machine, *, progress)."""
 
 
 def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progress = lambda doing: None) -> Plan:
@@ -168,8 +160,18 @@ def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progr
     machine.prepare(resolved.recipe.training)
     progress("counting the step")
     refuse_far_too_much(resolved, machine.device_name, machine.memory_bytes)
-    layout = _layout_plan(resolved, machine, progress)
-    ledgers = {rank: _count(resolved, rank, progress) for rank in _ranks_to_count(resolved, layout)}
+    pipeline, layout = resolved.layout.pipeline, None
+    counted = range(pipeline)
+    if isinstance(machine, CatalogueMachine) and machine.n_devices > 1:
+        connected = machine.site(resolved.precision, machine.ceilings(resolved.precision)).interconnect is not None
+        layout = plan_layout(resolved, machine, progress=progress) if connected else None
+        counted = counted if layout is None else sorted({0, layout.largest_rank})
+    ledgers: dict[int, Ledger] = {}
+    for rank in (place * (resolved.world_size // pipeline) for place in counted):
+        named = f"counting the step of rank {rank}" if rank else "counting the step"
+        ledgers[rank] = count_step(
+            resolved, rank, progress=lambda calls, named=named: progress(f"{named}: {calls:,} operator calls")
+        )
     if machine.measured:
         progress("measuring this machine, once")
     ceilings = machine.ceilings(resolved.precision)
@@ -179,39 +181,135 @@ def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progr
         return machine.price(resolved, parts, ceilings, progress)
 
     if layout is not None:
-        planned = planned_layout(resolved, ledgers, price([ledgers[0]])[0], site, layout)
+        planned = _planned_layout(resolved, ledgers, price([ledgers[0]])[0], site, layout)
     elif machine.n_devices > 1:
         planned = planned_ranks(resolved, ledgers, price, site)
     else:
         planned = Plan(resolved, ledgers[0], price([ledgers[0]])[0], site)
-    estimate = choose_compile(resolved, ledgers[0], ceilings, here=machine.measured)
-    planned = dataclasses.replace(planned, compile_estimate=estimate)
-    if not machine.measured:
+    return _with_compile(planned, machine)
+
+
+def _with_compile(planned: Plan, machine: Machine) -> Plan:
+    """The plan with what compilation costs and saves; on this machine, with the choice written out, so that a resumed
+    run computes the same."""
+    resolved = planned.resolved
+    ceilings = machine.ceilings(resolved.precision)
+    estimate = choose_compile(resolved, planned.ledger, ceilings, here=machine.measured)
+    if machine.measured:
+        resolved = resolved.with_training(compile="on" if estimate.chosen else "off")
+    return dataclasses.replace(planned, resolved=resolved, compile_estimate=estimate)
+
+
+def _planned_layout(
+    resolved: ResolvedRecipe, ledgers: Mapping[int, Ledger], price: Price, site: Site, layout: LayoutPlan
+) -> Plan:
+    """The plan of a datasheet's devices: bytes and FLOPs of the counted ranks, the seconds of the layout's plan.
+
+    `price` has the seconds of rank 0's operators; they are scaled to what the busiest rank computes, which
+    `Plan.computing` explains.
+    """
+    exposed = sum(seconds for kind, seconds in layout.by_kind.items() if kind.endswith("exposed"))
+    bubble = layout.by_kind.get("bubble", 0.0)
+    factor = (layout.seconds - exposed - bubble) / price.seconds
+
+    def scaled(parts: Mapping[Any, Spent]) -> dict[Any, Spent]:
+        return {name: Spent(factor * each.seconds, factor * each.byte_bound_seconds) for name, each in parts.items()}
+
+    return Plan(
+        resolved,
+        ledgers[0],
+        dataclasses.replace(
+            price,
+            seconds=factor * price.seconds,
+            byte_bound_seconds=factor * price.byte_bound_seconds,
+            by_operator=scaled(price.by_operator),
+            by_module=scaled(price.by_module),
+            by_phase=scaled(price.by_phase),
+            by_call_site=scaled(price.by_call_site),
+            factor=layout.factor,
+        ),
+        site,
+        ranks=ledgers if len(ledgers) > 1 else {},
+        layout=dataclasses.replace(layout, counted_bytes=max(ledger.peak_bytes for ledger in ledgers.values())),
+        communication=Communication.of(ledgers[0]),
+        communication_seconds=exposed + sum(layout.hidden.values()),
+        exposed_seconds=exposed,
+        bubble_seconds=bubble,
+        operator_seconds=price.seconds,
+    )
+
+
+def planned_ranks(
+    resolved: ResolvedRecipe,
+    ledgers: Mapping[int, Ledger],
+    price: Callable[[Sequence[Ledger]], list[Price]],
+    site: Site,
+) -> Plan:
+    """The plan of ranks whose operators can be timed, among which rank 0 waits for collectives and for other stages."""
+    layout, link, communication = resolved.layout, site.interconnect, Communication.of(ledgers[0])
+    parts = [part for rank, ledger in ledgers.items() for part in _stages(resolved, rank, ledger)]
+    prices = price([*ledgers.values(), *parts])
+    whole, of_stages = prices[: len(ledgers)], prices[len(ledgers) :]
+    ranks = ledgers if len(ledgers) > 1 else {}
+    planned = Plan(resolved, ledgers[0], whole[0], site, ranks=ranks, communication=communication)
+    if link is None:
         return planned
-    recipe = with_compile_written_out(resolved.recipe, planned)
-    return dataclasses.replace(planned, resolved=dataclasses.replace(resolved, recipe=recipe))
+    bubble = 0.0
+    if ranks:
+        training = resolved.per_device.training
+        micro_batches = training.batch_size // training.resolved_micro_batch_size
+        seconds: dict[int, StageSeconds] = {}
+        held = (stage for stages in stages_of_ranks(layout) for stage in stages)
+        for stage, each in zip(held, of_stages, strict=True):
+            phases = (_seconds_in(each, phase) / micro_batches for phase in ("forward", "backward", "recompute"))
+            forward, backward, again = phases
+            # Where a schedule splits the backward pass, each half takes as long.
+            seconds[stage] = StageSeconds(forward, backward / 2, backward / 2, again)
+        schedule = schedule_of(layout.schedule, layout.pipeline, layout.stages_per_rank, micro_batches)
+        sends = communication.only("send")
+        sending = sends.seconds(link) / sends.times if sends.times else 0.0
+        in_order = [seconds[stage] for stage in sorted(seconds)]
+        # The ranks agree on the norm of all gradients: none updates before the last one can, nor begins the next step.
+        last = max(_seconds_in(each, "optimizer") for each in whole) - _seconds_in(whole[0], "optimizer")
+        bubble = simulate_pipeline(schedule, in_order, send_seconds=sending).idle_seconds[0] + last
+    # Messages between stages are part of the simulated pipeline.
+    beside = communication.without("send") if ranks else communication
+    return dataclasses.replace(
+        planned,
+        communication_seconds=communication.seconds(link),
+        exposed_seconds=beside.exposed_seconds(
+            link,
+            forward_seconds=_seconds_in(whole[0], "forward"),
+            backward_seconds=_seconds_in(whole[0], "backward") + _seconds_in(whole[0], "recompute"),
+        ),
+        bubble_seconds=bubble,
+    )
 
 
-def _layout_plan(resolved: ResolvedRecipe, machine: Machine, progress: Progress) -> LayoutPlan | None:
-    """The plan of several devices of a catalogue; None for others, and where it is not known what connects them."""
-    if not isinstance(machine, CatalogueMachine) or machine.n_devices == 1:
-        return None
-    if machine.site(resolved.precision, machine.ceilings(resolved.precision)).interconnect is None:
-        return None
-    return plan_layout(resolved, machine, progress=progress)
+def _stages(resolved: ResolvedRecipe, rank: int, ledger: Ledger) -> list[Ledger]:
+    """The rows of each stage that a rank of a pipeline has, in the order of its stages; none without a pipeline."""
+    layout = resolved.layout
+    if layout.pipeline == 1:
+        return []
+    held = stages_of_ranks(layout)[layout.coordinates(rank)["pipeline"]]
+    blocks = layout.blocks_of_stages(resolved.recipe.model.n_layers)
+    rows: dict[int, list[Row]] = {stage: [] for stage in held}
+    for row in ledger.rows:
+        if row.phase == "optimizer":
+            continue
+        name, _, rest = row.module.partition(".")
+        if name == "blocks":
+            number = int(rest.partition(".")[0])
+            stage = next(stage for stage in held if number in blocks[stage])
+        else:
+            stage = held[0] if name in ("embedding", "positions") else held[-1]
+        rows[stage].append(row)
+    return [dataclasses.replace(ledger, rows=tuple(rows[stage])) for stage in held]
 
 
-def _ranks_to_count(resolved: ResolvedRecipe, layout: LayoutPlan | None) -> list[int]:
-    pipeline = resolved.layout.pipeline
-    stride = resolved.world_size // pipeline
-    if layout is None:
-        return [stride * place for place in range(pipeline)]
-    return sorted({0, stride * layout.largest_rank})
-
-
-def _count(resolved: ResolvedRecipe, rank: int, progress: Progress) -> Ledger:
-    named = f"counting the step of rank {rank}" if rank else "counting the step"
-    return count_step(resolved, rank, progress=lambda calls: progress(f"{named}: {calls:,} operator calls"))
+def _seconds_in(price: Price, phase: str) -> float:
+    spent = price.by_phase.get(phase)
+    return 0.0 if spent is None else spent.seconds
 
 
 # Runs of a sweep differ in seeds, learning rates and numbers of steps more often than in what a step computes.
@@ -258,17 +356,10 @@ class SharedPlans:
     def __call__(self, resolved: ResolvedRecipe, machine: Machine, *, progress: Progress = lambda doing: None) -> Plan:
         """The plan of a run on that machine: `plan_resolved`, or an earlier plan of the same step."""
         key = (machine.device_name, machine.n_devices, step_key(resolved.recipe))
-        if key not in self._plans:
-            self._plans[key] = plan_resolved(resolved, machine, progress=progress)
-            return self._plans[key]
-        planned = dataclasses.replace(self._plans[key], resolved=resolved)
-        ceilings = machine.ceilings(resolved.precision)
-        estimate = choose_compile(resolved, planned.ledger, ceilings, here=machine.measured)
-        planned = dataclasses.replace(planned, compile_estimate=estimate)
-        if not machine.measured:
-            return planned
-        recipe = with_compile_written_out(resolved.recipe, planned)
-        return dataclasses.replace(planned, resolved=dataclasses.replace(resolved, recipe=recipe))
+        if key in self._plans:
+            return _with_compile(dataclasses.replace(self._plans[key], resolved=resolved), machine)
+        self._plans[key] = plan_resolved(resolved, machine, progress=progress)
+        return self._plans[key]
 
 
 def step_key(recipe: Recipe) -> tuple[Any, ...]:

@@ -8,6 +8,9 @@ metrics.damaged.jsonl keeps damaged lines, with what was wrong with them. It is 
     {"line": 17, "after_step": 16, "reason": "its checksum is ...", "content": "{\"step\": 1w, ..."}
 
 `content` has a character per byte of the line (ISO 8859-1), so that the bytes can be restored.
+
+Each checkpoint has the `History` of its run, beside weights and optimizer state: what later steps need of past ones, as
+the losses from which spikes stand out.
 """
 
 import contextlib
@@ -16,6 +19,7 @@ import json
 import math
 import os
 import re
+import statistics
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -42,27 +46,22 @@ class DamagedLine:
     reason: str
     content: bytes
 
-    def text(self) -> str:
-        """Its line of metrics.damaged.jsonl."""
-        record = {
-            "line": self.number,
-            "after_step": self.after_step,
-            "reason": self.reason,
-            "content": self.content.decode("latin-1"),
-        }
-        return json.dumps(record) + "\n"
-
 
 def keep_aside(metrics: Path, lines: Iterable[DamagedLine]) -> None:
     """Add lines to the file beside `metrics`, synced to the disk; those that a killed process had added are not
     repeated."""
     path = metrics.with_name(DAMAGED_FILE)
-    known = set((read_if_present(path) or b"").splitlines(keepends=True))
-    new = [line for line in (each.text().encode() for each in lines) if line not in known]
+    before = read_if_present(path) or b""
+    known, new = set(before.splitlines(keepends=True)), list[bytes]()
+    for each in lines:
+        content = each.content.decode("latin-1")
+        record = {"line": each.number, "after_step": each.after_step, "reason": each.reason, "content": content}
+        new.append(json.dumps(record).encode() + b"\n")
+    new = [line for line in new if line not in known]
     if not new:
         return
     # A line that a kill cut off is ended first.
-    begin = b"" if not known or (read_if_present(path) or b"").endswith(b"\n") else b"\n"
+    begin = b"" if before.endswith(b"\n") or not before else b"\n"
     with open(path, "ab") as file:
         file.write(begin + b"".join(new))
         file.flush()
@@ -115,7 +114,7 @@ class StepMetrics:
     validation_loss: _Figure | None = None
     spike: _Figure | None = None
     """How far the loss is above the recent ones, in robust standard deviations; None if it is not a spike: see
-    `napkin.runs.history`."""
+    `napkin.runs.metrics`."""
     skipped: str | None = None
     """The reason if the update was skipped."""
     expert_tokens: list[list[_Natural]] | None = None
@@ -172,7 +171,7 @@ class MetricsFile:
             messages.append(_describe_damage(self.path, [record.incomplete], kept_aside=True))
         elif record.incomplete is not None:
             messages.append(f"{record.describe_incomplete()}: it is dropped, and its step trained again")
-        if end < last_logged and not damaged and not record.explains(end):
+        if end < last_logged and not damaged and end not in record.damaged_after:
             messages.append(f"'{self.path}' ends at step {end:,}: the lines up to step {last_logged:,} are missing")
         keep_aside(self.path, damaged)
         data = b"".join(line.content + b"\n" for line in kept)
@@ -184,7 +183,7 @@ class MetricsFile:
 
     def append(self, metrics: StepMetrics) -> None:
         """Append one line. Raises NapkinError where the disk is full."""
-        line = format_line(metrics, self.last_step).encode()
+        line = f"{add_checksum(json.dumps({**_values(metrics), _PREVIOUS: self.last_step}))}\n".encode()
         try:
             # One write per line: a kill cuts off at most the last line. A full disk may accept only a part of it.
             with open(self.path, "ab", buffering=0) as file:
@@ -255,7 +254,12 @@ class MetricsRecord:
         if self.displaced is not None:
             number, step = self.displaced.number, self.displaced.metrics.step
             found.append(f"'{self.path}', line {number} (step {step:,}) follows a later step: lines are read by step")
-        gaps = list(self._gaps())
+        gaps, before = list[tuple[int, int]](), 0
+        for line in self.lines:
+            missing = line.previous_step is not None and line.previous_step != before
+            if missing and before not in self.damaged_after:
+                gaps.append((before, line.metrics.step))
+            before = line.metrics.step
         found += [
             f"'{self.path}': lines between steps {after:,} and {before:,} are missing"
             for after, before in gaps[:_MOST_NAMED]
@@ -264,22 +268,9 @@ class MetricsRecord:
             found.append(f"'{self.path}': lines are missing at {len(gaps) - _MOST_NAMED:,} more places")
         return found
 
-    def explains(self, step: int) -> bool:
-        """True if a line after that of `step` is known to be damaged."""
-        return step in self.damaged_after
-
     def describe_incomplete(self) -> str:
-        """An incomplete last line is named."""
         assert self.incomplete is not None
         return f"'{self.path}', line {self.incomplete.number}, is incomplete, as a killed process leaves it"
-
-    def _gaps(self) -> Iterator[tuple[int, int]]:
-        """The steps around missing lines."""
-        before = 0
-        for line in self.lines:
-            if line.previous_step is not None and line.previous_step != before and not self.explains(before):
-                yield before, line.metrics.step
-            before = line.metrics.step
 
 
 def read_metrics_record(path: Path) -> MetricsRecord:
@@ -287,7 +278,6 @@ def read_metrics_record(path: Path) -> MetricsRecord:
 
     Raises NapkinError only where it cannot be read at all.
     """
-    found = MetricsRecord(path)
     by_step: dict[int, LoggedLine] = {}
     damaged: list[DamagedLine] = []
     incomplete = displaced = n_experts = None
@@ -304,7 +294,8 @@ def read_metrics_record(path: Path) -> MetricsRecord:
         except (ValueError, RecursionError) as error:
             spoiled = DamagedLine(number, last, first_line(error), content)
             # What a kill cuts off is not JSON; what is JSON, with wrong values or a wrong checksum, was damaged.
-            if number == len(contents) and _is_cut_off(error):
+            is_json = isinstance(error, msgspec.ValidationError)
+            if number == len(contents) and not is_json and isinstance(error, msgspec.DecodeError | UnicodeDecodeError):
                 incomplete = spoiled
             else:
                 damaged.append(spoiled)
@@ -327,8 +318,8 @@ def read_metrics_record(path: Path) -> MetricsRecord:
         by_step[step] = line
         last = step
     kept_aside, after = count_kept_aside(path)
-    return dataclasses.replace(
-        found,
+    return MetricsRecord(
+        path,
         lines=[by_step[step] for step in sorted(by_step)],
         damaged=damaged,
         incomplete=incomplete,
@@ -356,23 +347,11 @@ def _parse_line(content: bytes, number: int, *, checked: bool) -> LoggedLine:
 _TAIL = re.compile(rb', "previous_step": (\d{1,18}), "crc32": "[0-9a-f]{8}"\}\s*\Z')
 
 
-def _is_cut_off(error: Exception) -> bool:
-    if isinstance(error, msgspec.ValidationError):
-        return False
-    return isinstance(error, msgspec.DecodeError | UnicodeDecodeError)
-
-
 def _describe_damage(path: Path, damaged: list[DamagedLine], *, kept_aside: bool) -> str:
-    """Damaged lines are named in one message."""
     named = "; ".join(f"line {line.number} ({line.reason})" for line in damaged[:_MOST_NAMED])
     more = f" and {len(damaged) - _MOST_NAMED:,} more" if len(damaged) > _MOST_NAMED else ""
     whereto = f"kept in '{path.with_name(DAMAGED_FILE)}'" if kept_aside else "left out"
     return f"'{path}': damaged {'line' if len(damaged) == 1 else 'lines'}, {whereto}: {named}{more}"
-
-
-def format_line(metrics: StepMetrics, previous_step: int) -> str:
-    """A line of metrics.jsonl; `previous_step` is the step of the line before it, 0 for the first."""
-    return add_checksum(json.dumps({**_values(metrics), _PREVIOUS: previous_step})) + "\n"
 
 
 def format_metrics(metrics: StepMetrics) -> str:
@@ -409,3 +388,116 @@ def parse_metrics(line: str | bytes) -> StepMetrics:
 
 
 _CAN_BE_ABSENT = ("loss", "learning_rate", "gradient_norm", "step_seconds", "tokens_per_second", "mfu")
+
+
+WINDOW = 64
+"""Number of recent losses that a new one is compared with."""
+FEWEST = 16
+"""Fewest losses for a comparison."""
+THRESHOLD = 6.0
+"""Robust standard deviations above the median from which a loss is a spike: one in a billion for normal noise."""
+
+_NORMAL = 1.4826
+"""Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
+_LEAST_DEVIATION = 0.005
+"""A share of the median: where losses hardly scatter, one that is off by a percent is not a spike."""
+
+
+def spike(loss: float, recent: list[float]) -> float | None:
+    """How many robust standard deviations a loss is above the median of the recent ones; None if it is not a spike.
+
+    Hampel's identifier (Davies & Gather 1993, "The identification of multiple outliers"): median and median absolute
+    deviation, which a few spikes among `recent` do not move.
+    """
+    if len(recent) < FEWEST:
+        return None
+    median = statistics.median(recent)
+    deviation = _NORMAL * statistics.median(abs(each - median) for each in recent)
+    score = (loss - median) / max(deviation, _LEAST_DEVIATION * abs(median), 1e-12)
+    return score if score > THRESHOLD else None
+
+
+def remember(loss: float, recent: list[float]) -> None:
+    recent.append(loss)
+    del recent[:-WINDOW]
+
+
+_Steps = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Loss = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+
+
+class History(msgspec.Struct, forbid_unknown_fields=True):
+    """The metrics of past steps that later steps depend on, and all validation losses."""
+
+    validation_losses: list[tuple[_Steps, _Loss]] = msgspec.field(default_factory=list)
+    """(step, nats per token) of every evaluation."""
+    recent_losses: list[_Loss] = msgspec.field(default_factory=list)
+    """Losses of the last steps, for the detection of spikes."""
+    skipped: _Steps = 0
+    """Steps whose update was skipped."""
+    skipped_in_a_row: _Steps = 0
+    """Consecutive skipped steps up to the last step."""
+    last_logged: _Steps = 0
+    """Step of the last line of metrics.jsonl; 0 also where an older napkin wrote the checkpoint."""
+    tokens: _Steps = 0
+    """Tokens trained on, where steps differ in their number: in fine-tuning."""
+    updates: _Steps | None = None
+    """Updates of the optimizer, where a step may make several or none: in reinforcement learning. None is one for each
+    step that was not skipped."""
+    unfinished: str | None = None
+    """The line of metrics of the last step, if a signal interrupted the evaluation after it: the evaluation is repeated
+    on resuming."""
+
+    def add_loss(self, loss: float) -> float | None:
+        """Record the loss of a step whose update was made. Returns the score of a spike, otherwise None: see
+        `spike`."""
+        self.skipped_in_a_row = 0
+        score = spike(loss, self.recent_losses)
+        remember(loss, self.recent_losses)
+        return score
+
+    def forget_finished(self, metrics: Path) -> None:
+        """Clear `unfinished` if its line is in the metrics file: a resumed process has finished it then."""
+        if self.unfinished is None:
+            return
+        step = parse_metrics(self.unfinished).step
+        for line in read_metrics_record(metrics).metrics:
+            if line.step == step:
+                self.unfinished = None
+                if line.validation_loss is not None:
+                    self.add_validation(step, line.validation_loss)
+
+    def add_validation(self, step: int, loss: float) -> None:
+        """Record an evaluation; one that is repeated after a resume replaces the earlier one."""
+        self.validation_losses = [kept for kept in self.validation_losses if kept[0] != step]
+        self.validation_losses.append((step, loss))
+
+    def refuse_impossible(self, step: int) -> None:
+        """Raise ValueError for values that a run cannot have had after `step` steps."""
+        for name, value in (
+            ("skipped", self.skipped),
+            ("skipped_in_a_row", self.skipped_in_a_row),
+            ("last_logged", self.last_logged),
+            ("validation_losses", max((step for step, _ in self.validation_losses), default=0)),
+        ):
+            if value > step:
+                raise ValueError(f"history.{name} is of {value:,} steps, the checkpoint of {step:,}")
+        if len(self.recent_losses) > WINDOW:
+            raise ValueError(f"history.recent_losses has {len(self.recent_losses):,} losses, at most {WINDOW} are kept")
+        if self.unfinished is not None:
+            try:
+                unfinished = parse_metrics(self.unfinished).step
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"history.unfinished is not a line of metrics ({first_line(error)})") from None
+            if unfinished != step:
+                raise ValueError(f"history.unfinished is of step {unfinished:,}, the checkpoint of {step:,}")
+
+    def copy(self) -> "History":
+        """A copy that shares nothing with this one."""
+        return msgspec.convert(msgspec.to_builtins(self), History)
+
+
+def best_step(losses: dict[int, float], steps: list[int]) -> int | None:
+    """The step among `steps` with the lowest finite loss, the earliest of equals; None where no loss is known."""
+    known = [step for step in sorted(steps) if math.isfinite(losses.get(step, math.nan))]
+    return min(known, key=losses.__getitem__, default=None)

@@ -8,6 +8,10 @@ lines of metrics.jsonl have no checksums. Folders that were created before run.j
 same. Both can be read; resuming makes version 1 version 2.
 
 A process that trains in a run folder holds the folder's lock, which the system releases when the process ends.
+
+conversation.json says how texts and conversations become tokens of a tuned model. A run without it was trained on
+documents: each begins and ends with the separator, and there is no chat template. quantized.json describes the folder
+of a quantized run, with the checksums of its other files.
 """
 
 import dataclasses
@@ -21,7 +25,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 import napkin
 from napkin.errors import CorruptFile, NapkinError, first_line
@@ -34,15 +40,25 @@ from napkin.files import (
     sync_folder,
     try_lock,
 )
-from napkin.json_files import crc32, decode_json, format_json, read_if_present, read_json, write_json
+from napkin.json_files import (
+    LARGEST,
+    crc32,
+    decode_json,
+    format_json,
+    malformed,
+    read_if_present,
+    read_json,
+    write_json,
+)
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
 from napkin.recipe.tuning_recipe import TuningRecipe
-from napkin.runs.model_files import CONVERSATION_FILE
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 
 RUN_FILE = "run.json"
+CONVERSATION_FILE = "conversation.json"
+QUANTIZED_FILE = "quantized.json"
 FORMAT, VERSION = "napkin-run", 2
 MOST_NAMED = 3
 """The most runs that an error names."""
@@ -62,31 +78,6 @@ class RunFormat:
     """The CRC-32 of recipe.toml as it was created; empty where that is not known."""
 
 
-def new_run_format(recipe: str) -> str:
-    """The text of a new run's run.json; `recipe` is the text of its recipe.toml."""
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    return format_json(RunFormat(FORMAT, VERSION, napkin.__version__, created, crc32(recipe.encode())))
-
-
-def recipe_was_changed(path: Path) -> bool:
-    """True if a run's recipe.toml is known to differ from the one that the run was created with."""
-    expected = _read(path).recipe_crc32 if (path / RUN_FILE).is_file() else ""
-    return expected not in ("", crc32(read_if_present(path / "recipe.toml") or b""))
-
-
-def set_recipe_checksum(path: Path, recipe: str | None) -> None:
-    """Record the checksum of a run's recipe.toml in run.json, or None that it is not known."""
-    if (path / RUN_FILE).is_file():
-        found = dataclasses.replace(_read(path), recipe_crc32="" if recipe is None else crc32(recipe.encode()))
-        atomic_write_text(path / RUN_FILE, format_json(found), overwrite=True)
-
-
-def upgrade(path: Path) -> None:
-    """Raise the version of a run that this napkin is about to write into."""
-    if (path / RUN_FILE).is_file() and (found := _read(path)).version < VERSION:
-        atomic_write_text(path / RUN_FILE, format_json(dataclasses.replace(found, version=VERSION)), overwrite=True)
-
-
 def is_run(path: Path) -> bool:
     """True for a run of any version: by its run.json or, for version 0, by its files."""
     if (path / RUN_FILE).is_file():
@@ -102,12 +93,6 @@ def runs_in(path: Path) -> list[Path]:
         return []
 
 
-def free_name(folder: Path) -> Path:
-    """A path in a folder that does not exist: run, run-2, run-3, ..."""
-    names = ("run", *(f"run-{number}" for number in range(2, 10**6)))
-    return next(folder / name for name in names if not (folder / name).exists())
-
-
 def what_is_there(path: Path, missing: str = "it holds no run.json", way_out: str = WAY_OUT) -> str:
     """A phrase for what is at a path that is not a run, and the way out: a run in it, or the one that it is in, if
     there is one."""
@@ -121,30 +106,6 @@ def what_is_there(path: Path, missing: str = "it holds no run.json", way_out: st
     elif is_run(path.parent):
         way_out = f"name the run that it is in: {path.parent}"
     return f"{found}: {way_out}"
-
-
-def refuse_other_format(path: Path) -> None:
-    """Raise NapkinError where a folder is not a run, or has a version that this napkin does not know."""
-    if not is_run(path):
-        raise NapkinError(f"'{path}' is not a run, {what_is_there(path)}")
-    if not (path / RUN_FILE).is_file():
-        return
-    found = _read(path)
-    if found.format != FORMAT or not 0 < found.version <= VERSION:
-        made_by = f", {found.napkin[:40]}" if found.napkin else ""
-        raise NapkinError(
-            f"'{path}' is a run of format {found.format[:40]!r}, version {found.version}, this napkin "
-            f"({napkin.__version__}) reads versions up to {VERSION}: use the napkin that made it{made_by}"
-        )
-
-
-def _read(path: Path) -> RunFormat:
-    file = path / RUN_FILE
-    try:
-        return decode_json(read_if_present(file) or b"", RunFormat)
-    except (ValueError, RecursionError) as error:
-        how = first_line(error)
-        raise CorruptFile(f"'{file}' does not describe a run ({how}): put it back as it was") from None
 
 
 TRAINING_FILES = (
@@ -196,7 +157,9 @@ class RunFolder:
             with draft_folder(path) as draft:
                 (draft / "checkpoints").mkdir()
                 text = format_recipe(recipe)
-                atomic_write_text(draft / RUN_FILE, new_run_format(text))
+                created = datetime.now(UTC).isoformat(timespec="seconds")
+                marked = RunFormat(FORMAT, VERSION, napkin.__version__, created, crc32(text.encode()))
+                atomic_write_text(draft / RUN_FILE, format_json(marked))
                 atomic_write_text(draft / "recipe.toml", text)
                 tokenizer.save(draft / "tokenizer.json")
                 for name, content in (files or {}).items():
@@ -211,7 +174,6 @@ class RunFolder:
 
     @staticmethod
     def refuse_existing(path: StrPath) -> None:
-        """Raise NapkinError where `path` exists."""
         path = Path(path)
         if not os.path.lexists(path):
             return
@@ -219,7 +181,9 @@ class RunFolder:
             way_out = f"continue it with `napkin resume {shlex.quote(str(path))}` or choose another --run"
         elif path.is_dir():
             what = "holds runs" if runs_in(path) else "is a folder without a run"
-            way_out = f"it {what}: choose a --run in it, such as {shlex.quote(str(free_name(path)))}"
+            names = ("run", *(f"run-{number}" for number in range(2, 10**6)))
+            free = next(path / name for name in names if not (path / name).exists())
+            way_out = f"it {what}: choose a --run in it, such as {shlex.quote(str(free))}"
         else:
             way_out = "it is a file, not a run: choose another --run"
         raise NapkinError(f"'{path}' exists and is not overwritten: {way_out}")
@@ -228,8 +192,28 @@ class RunFolder:
     def open(cls, path: StrPath) -> "RunFolder":
         """Open the folder of an existing run. Raises NapkinError where it is not a run of a known format."""
         path = Path(path)
-        refuse_other_format(path)
+        if not is_run(path):
+            raise NapkinError(f"'{path}' is not a run, {what_is_there(path)}")
+        found = cls(path).format
+        if found is not None and (found.format != FORMAT or not 0 < found.version <= VERSION):
+            made_by = f", {found.napkin[:40]}" if found.napkin else ""
+            raise NapkinError(
+                f"'{path}' is a run of format {found.format[:40]!r}, version {found.version}, this napkin "
+                f"({napkin.__version__}) reads versions up to {VERSION}: use the napkin that made it{made_by}"
+            )
         return cls(path)
+
+    @property
+    def format(self) -> RunFormat | None:
+        """The contents of run.json; None for version 0, which has none."""
+        file = self.path / RUN_FILE
+        if not file.is_file():
+            return None
+        try:
+            return decode_json(read_if_present(file) or b"", RunFormat)
+        except (ValueError, RecursionError) as error:
+            how = first_line(error)
+            raise CorruptFile(f"'{file}' does not describe a run ({how}): put it back as it was") from None
 
     @property
     def recipe(self) -> Recipe:
@@ -304,29 +288,41 @@ class RunFolder:
 
     def upgrade(self) -> None:
         """Raise the run's version to the present one; the lock must be held."""
-        upgrade(self.path)
+        if (found := self.format) is not None and found.version < VERSION:
+            self._write_format(dataclasses.replace(found, version=VERSION))
 
     def replace_recipe(self, recipe: Recipe) -> None:
         """Write another recipe.toml, which says the same in other words or with other paths."""
-        text, was_changed = format_recipe(recipe), self.recipe_was_changed
+        text, found = format_recipe(recipe), None if self.recipe_was_changed else self.format
         # Between the two files the recipe is not known, so that a kill there does not make it look altered.
-        if not was_changed:
-            set_recipe_checksum(self.path, None)
+        if found is not None:
+            self._write_format(dataclasses.replace(found, recipe_crc32=""))
         atomic_write_text(self.path / "recipe.toml", text, overwrite=True)
-        if not was_changed:
-            set_recipe_checksum(self.path, text)
+        if found is not None:
+            self._write_format(dataclasses.replace(found, recipe_crc32=crc32(text.encode())))
+
+    def _write_format(self, found: RunFormat) -> None:
+        atomic_write_text(self.path / RUN_FILE, format_json(found), overwrite=True)
 
     @property
     def recipe_was_changed(self) -> bool:
         """True if recipe.toml is known to differ from the one that the run was created with."""
-        return recipe_was_changed(self.path)
+        found = self.format
+        expected = "" if found is None else found.recipe_crc32
+        return expected not in ("", crc32(read_if_present(self.path / "recipe.toml") or b""))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the run's lock while the block runs. Raises NapkinError where another process is training in it."""
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            if not _lock_soon(descriptor):
+            # A process that asks whether the run is being trained holds the lock for an instant.
+            for pause in (0.05, 0.1, 0.2, None):
+                if try_lock(descriptor):
+                    break
+                if pause is not None:
+                    time.sleep(pause)
+            else:
                 raise NapkinError(
                     f"'{self.path}' is being trained by another process: wait for it, or stop it, and try again"
                 )
@@ -359,16 +355,6 @@ def lower_learning_rate(run: Path, *, otherwise: str = "") -> str:
     )
 
 
-def _lock_soon(descriptor: int) -> bool:
-    """`try_lock`, with a few retries: a process that asks whether the run is being trained holds the lock for an
-    instant."""
-    for pause in (0.05, 0.1, 0.2):
-        if try_lock(descriptor):
-            return True
-        time.sleep(pause)
-    return try_lock(descriptor)
-
-
 def is_being_trained(run: Path) -> bool | None:
     """True if a process holds the run's lock, as `RunFolder.locked` does; None where that cannot be found out."""
     try:
@@ -385,3 +371,78 @@ def is_being_trained(run: Path) -> bool | None:
     except (ImportError, OSError):
         return None
     return False
+
+
+_Id = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Figure = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
+
+
+class ConversationFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The contents of conversation.json."""
+
+    format: Literal["napkin-conversation"]
+    version: Literal[1]
+    first_ids: tuple[_Id, ...]
+    """Tokens before every text; a chat template writes its own."""
+    stop_ids: tuple[_Id, ...]
+    """Tokens at which a text ends."""
+    chat_template: str | None = None
+    """The template in jinja; None without one."""
+    template_tokens: dict[str, str] = {}
+    """Texts that the template may name: bos_token, eos_token and so on."""
+
+
+def conversation_files(conversation: ConversationFile) -> dict[str, bytes]:
+    """The files of a new run that `RunFolder.create` writes for it."""
+    return {CONVERSATION_FILE: format_json(conversation).encode()}
+
+
+def read_conversation(run: Path, tokenizer: Tokenizer) -> ConversationFile | None:
+    """Read a run's conversation.json; None where it has none. Raises CorruptFile where it is not one, or is not of that
+    tokenizer."""
+    found = read_json(run / CONVERSATION_FILE, ConversationFile)
+    for each in () if found is None else (*found.first_ids, *found.stop_ids):
+        if each >= tokenizer.vocab_size:
+            raise CorruptFile(
+                f"'{run / CONVERSATION_FILE}' names token {each}, the tokenizer has {tokenizer.vocab_size}: restore it"
+            )
+    return found
+
+
+class QuantizedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The contents of quantized.json."""
+
+    format: Literal["napkin-quantized"]
+    version: Literal[1]
+    to: Literal["int8", "int4"]
+    group_size: Annotated[int, msgspec.Meta(ge=2, le=2**20)]
+    """Numbers that share a scale in int4."""
+    step: _Count
+    """Updates of the model."""
+    source: str
+    """The folder of the run, as it was named."""
+    evaluated_tokens: _Count
+    """Validation tokens of the next two numbers; 0 if there were none."""
+    bits_per_byte: _Figure
+    """Bits per byte after quantization."""
+    original_bits_per_byte: _Figure
+    """Bits per byte before quantization."""
+    checksums: dict[str, str]
+    """SHA-256 of the other files."""
+
+
+def is_quantized(folder: Path) -> bool:
+    """True for the folder of a quantized run."""
+    return (folder / QUANTIZED_FILE).is_file()
+
+
+def read_quantized_file(folder: Path) -> QuantizedRun:
+    """Read quantized.json. Raises CorruptFile where it is not one."""
+    found = read_json(folder / QUANTIZED_FILE, QuantizedRun)
+    if found is None:
+        raise malformed(folder / QUANTIZED_FILE, ValueError("it does not exist"))
+    # Runs that were tuned have a file more.
+    if found.checksums.keys() - {CONVERSATION_FILE} != {"model.safetensors", "recipe.toml", "tokenizer.json"}:
+        raise CorruptFile(f"'{folder / QUANTIZED_FILE}' does not list the files of a quantized run: restore it")
+    return found

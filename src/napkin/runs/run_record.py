@@ -1,7 +1,5 @@
 """All files of a run's folder, read and validated for a report.
 
-Files other than the recipe are written during the run; they are None, or empty, until then.
-
 This is also the one declaration of answers/step-N.jsonl: a model's answers to held-out tasks in reinforcement learning.
 """
 
@@ -20,7 +18,7 @@ from napkin.files import atomic_write_text
 from napkin.json_files import malformed, read_if_present, read_json, refuse_unknown
 from napkin.runs.accounting_files import Evaluation, MeasurementFile, Natural, PlanFile
 from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics_record
-from napkin.runs.run_folder import recipe_was_changed
+from napkin.runs.run_folder import RunFolder
 
 FOLDER = "answers"
 MOST_ANSWERS = 256
@@ -62,10 +60,11 @@ def write_answers(run: Path, step: int, answered: Iterable[Answered]) -> None:
     """Write the file of a step, replacing one of before."""
     folder = run / FOLDER
     folder.mkdir(exist_ok=True)
-    lines = [
-        json.dumps({name: value for name, value in _values(each).items() if value is not None}) for each in answered
-    ]
-    atomic_write_text(folder / f"step-{step:08d}.jsonl", "".join(f"{line}\n" for line in lines), overwrite=True)
+    lines = (
+        json.dumps({name: value for name, value in msgspec.to_builtins(each).items() if value is not None}) + "\n"
+        for each in answered
+    )
+    atomic_write_text(folder / f"step-{step:08d}.jsonl", "".join(lines), overwrite=True)
 
 
 def read_newest_answers(run: Path) -> Answers | None:
@@ -75,27 +74,20 @@ def read_newest_answers(run: Path) -> Answers | None:
     if not found:
         return None
     newest = max(found, key=lambda match: int(match[1]))
-    path = folder / newest[0]
-    lines = (read_if_present(path) or b"").splitlines()[:MOST_ANSWERS]
+    path, answered = folder / newest[0], list[Answered]()
     try:
-        return Answers(int(newest[1]), tuple(_answered(line) for line in lines))
+        for line in (read_if_present(path) or b"").splitlines()[:MOST_ANSWERS]:
+            values = msgspec.json.decode(line, type=dict[str, Any])
+            refuse_unknown(values, Answered)
+            answered.append(msgspec.convert(values, Answered))
     except (ValueError, RecursionError) as error:
         raise malformed(path, error) from None
-
-
-def _values(answered: Answered) -> dict[str, Any]:
-    return msgspec.to_builtins(answered)
-
-
-def _answered(line: bytes) -> Answered:
-    values = msgspec.json.decode(line, type=dict[str, Any])
-    refuse_unknown(values, Answered)
-    return msgspec.convert(values, Answered)
+    return Answers(int(newest[1]), tuple(answered))
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The contents of a run's folder."""
+    """The contents of a run's folder. What is written during the run is None, or empty, until then."""
 
     name: str
     recipe: str
@@ -133,11 +125,15 @@ def read_run_record(run: Path) -> RunRecord:
         raise NapkinError(
             f"'{run}' is not a run folder: it holds no recipe.toml; name a folder that `napkin train` has written"
         )
+    try:
+        text = recipe.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise malformed(run / "recipe.toml", error) from error
     samples = read_if_present(run / "samples.txt")
     metrics = read_metrics_record(run / METRICS_FILE)
     return RunRecord(
         name=run.resolve().name,
-        recipe=_text(run / "recipe.toml", recipe),
+        recipe=text,
         plan=read_json(run / "plan.json", PlanFile),
         metrics=metrics.metrics,
         measurement=read_json(run / "measurement.json", MeasurementFile),
@@ -146,13 +142,6 @@ def read_run_record(run: Path) -> RunRecord:
         samples=None if samples is None else samples.decode("utf-8", errors="replace"),
         problems=tuple(metrics.messages()),
         incomplete=None if metrics.incomplete is None else metrics.describe_incomplete(),
-        recipe_was_changed=recipe_was_changed(run),
+        recipe_was_changed=RunFolder(run).recipe_was_changed,
         answers=read_newest_answers(run),
     )
-
-
-def _text(path: Path, data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise malformed(path, error) from error

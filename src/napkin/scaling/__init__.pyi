@@ -9,9 +9,9 @@ from .gradient_noise import noise_of_gradients as noise_of_gradients
 from .isoflop import approach_1 as approach_1
 from .isoflop import approach_2 as approach_2
 from .isoflop import approach_2_bias as approach_2_bias
-from .law_comparison import compare_laws as compare_laws
 from .law_fit import LawFit as LawFit
 from .law_fit import PowerLaw as PowerLaw
+from .law_fit import compare_laws as compare_laws
 from .law_fit import fit_chinchilla as fit_chinchilla
 from .law_fit import fit_law as fit_law
 from .law_fit import fit_power_law as fit_power_law

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from napkin.errors import NapkinError
-from napkin.scaling.fitted_law import LEVEL, FittedLaw, Interval, quantile_shares
+from napkin.scaling.fitted_law import FittedLaw, Interval, interval_of, interval_of_new_run, quantile_shares
 from napkin.scaling.law_fit import SEED, fit_law
 from napkin.scaling.law_forms import HUBER_DELTA, Values, huber
 from napkin.scaling.observations import Observation
@@ -51,15 +51,9 @@ class DataConstrainedLaw:
             raise NapkinError("parameters, tokens and unique tokens have to be above 0: give such numbers")
         stars = np.log([self.repeated_tokens.estimate, self.repeated_parameters.estimate])
         point = float(_log_losses(self.base, self.base.theta, stars, sizes)[0])
-        drawn = np.array(
-            [
-                _log_losses(self.base, theta, star, sizes)[0]
-                for theta, star in zip(self._thetas, self._draws, strict=True)
-            ]
-        )
-        scattered = np.quantile(self.residuals, quantile_shares())
-        low, high = np.quantile((drawn[:, None] + scattered).ravel(), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        return Interval(float(np.exp(point)), float(np.exp(min(low, point))), float(np.exp(max(high, point))))
+        draws = zip(self._thetas, self._draws, strict=True)
+        drawn = np.array([_log_losses(self.base, theta, star, sizes)[0] for theta, star in draws])
+        return interval_of_new_run(point, drawn, np.quantile(self.residuals, quantile_shares()))
 
     def worth(self, epochs: float) -> Interval:
         """The share of new tokens' worth that tokens have on average over so many epochs: D'/D."""
@@ -87,15 +81,11 @@ class DataConstrainedLaw:
 def fit_data_constrained(
     runs: Sequence[Observation], base: FittedLaw | None = None, *, delta: float = HUBER_DELTA
 ) -> DataConstrainedLaw:
-    """Fit R_D* and R_N*.
+    """Fit R_D* and R_N* to runs of which some repeat tokens, which `unique_tokens` tells.
 
-    Args:
-        runs: some with repeated tokens, which `unique_tokens` tells.
-        base: Chinchilla's law of one training set; None fits it to the runs without repetitions.
-        delta: where Huber's loss of the log loss becomes linear.
-
-    Raises:
-        NapkinError: for fewer than four runs that repeat tokens, too few that do not, or another law.
+    `base` is Chinchilla's law of one training set; None fits it to the runs without repetitions. `delta` is where
+    Huber's loss of the log loss becomes linear. Raises NapkinError for fewer than four runs that repeat tokens, too few
+    that do not, or another law.
     """
     repeated = [run for run in runs if run.unique_tokens is not None and run.tokens > _REPEATED * run.unique_tokens]
     if len(repeated) < _FEWEST:
@@ -117,19 +107,14 @@ def fit_data_constrained(
     random = np.random.default_rng(SEED)
     thetas = base.draws[random.integers(0, len(base.draws), _DRAWS)]
     weights = random.exponential(size=(_DRAWS, len(repeated)))
-    draws = np.array(
-        [
-            _fit(base, theta, sizes, log_losses, weight, delta, start=stars)
-            for theta, weight in zip(thetas, weights, strict=True)
-        ]
+    drawn = zip(thetas, weights, strict=True)
+    draws = np.array([_fit(base, theta, sizes, log_losses, weight, delta, start=stars) for theta, weight in drawn])
+    of_tokens, of_parameters = (
+        Interval(*(float(np.exp(each)) for each in (found.estimate, found.low, found.high)))
+        for found in (interval_of(float(star), drawn) for star, drawn in zip(stars, draws.T, strict=True))
     )
-    low, high = np.exp(np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0))
-    found = [
-        Interval(float(at), float(min(at, down)), float(max(at, up)))
-        for at, down, up in zip(np.exp(stars), low, high, strict=True)
-    ]
     residuals = log_losses - _log_losses(base, base.theta, stars, sizes)
-    return DataConstrainedLaw(base, found[0], found[1], residuals, draws, thetas)
+    return DataConstrainedLaw(base, of_tokens, of_parameters, residuals, draws, thetas)
 
 
 def _fit(

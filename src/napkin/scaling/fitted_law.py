@@ -93,12 +93,11 @@ class FittedLaw:
 
     @cached_property
     def coefficients(self) -> dict[str, dict[str, Interval]]:
-        """The law's coefficients by training set."""
         found = {}
         for group in self.groups:
             point = self.model.coefficients(self.theta[None], group)
             drawn = self.model.coefficients(self.draws, group)
-            found[group] = {name: _interval(float(point[name][0]), drawn[name]) for name in point}
+            found[group] = {name: interval_of(float(point[name][0]), drawn[name]) for name in point}
         return found
 
     def predict(
@@ -110,14 +109,9 @@ class FittedLaw:
         law (residuals, without outliers). It holds nothing of a law that is wrong far beyond the runs: `compare_laws`
         measures that.
 
-        Args:
-            parameters: N.
-            tokens: D.
-            flops: of the training; None is 6·N·D. Only laws of compute use it.
-            group: training set; None is the only one.
-
-        Raises:
-            NapkinError: for a size that is not positive, or a training set that the law does not know.
+        `flops` are those of the training, by default 6·N·D; only laws of compute use them. `group` is the training set,
+        by default the only one. Raises NapkinError for a size that is not positive, or a training set that the law does
+        not know.
         """
         compute = FLOPS_PER_PARAMETER_AND_TOKEN * parameters * tokens if flops is None else flops
         sizes = {"parameters": parameters, "tokens": tokens, "compute": compute}
@@ -126,9 +120,7 @@ class FittedLaw:
                 raise NapkinError(f"{name} of {value:g} cannot be predicted for: use a number above 0")
         variables = {name: np.array([value]) for name, value in sizes.items()}
         group = self.group(group)
-        return self._of_new_run(
-            self._log_losses(variables, self.theta[None], group)[0], self._log_losses(variables, self.draws, group)
-        )
+        return self._of_new_run(variables, group)
 
     def mean_loss(self, parameters: float, tokens: float, *, group: str | None = None) -> float:
         """The loss by the law's best coefficients alone."""
@@ -137,15 +129,10 @@ class FittedLaw:
     def optimum(
         self, flops: float, *, group: str | None = None, flops_per_token: Callable[[float], float] | None = None
     ) -> Optimum:
-        """The best use of some FLOPs.
+        """The best use of the FLOPs of a whole training.
 
-        Args:
-            flops: of the whole training.
-            group: training set; None is the only one.
-            flops_per_token: FLOPs per token of a model with so many parameters; None is 6 per parameter.
-
-        Raises:
-            NapkinError: for a law that does not depend on both parameters and tokens.
+        `flops_per_token` are those of a model with so many parameters, by default 6 per parameter. Raises NapkinError
+        for a law that does not depend on both parameters and tokens.
         """
         if {*self.form.variables} != {"parameters", "tokens"}:
             raise NapkinError(
@@ -156,16 +143,26 @@ class FittedLaw:
         per_token = flops_per_token or (lambda parameters: FLOPS_PER_PARAMETER_AND_TOKEN * parameters)
         group = self.group(group)
         thetas = np.concatenate([self.theta[None], self.draws])
-        sizes = _best_sizes(lambda n: self._losses_at(n, flops, per_token, thetas, group), len(thetas), flops)
+
+        def losses_at(sizes: Values) -> Values:
+            """[thetas]: the log loss of each at its own size."""
+            tokens = flops / np.array([per_token(float(size)) for size in sizes])
+            terms = self.model.terms({"parameters": sizes, "tokens": tokens}, [group] * len(sizes))
+            # Run i belongs to θ i.
+            exponents = np.einsum("knp,np->kn", terms.designs, thetas[:, : self.model.n_linear])
+            if terms.offsets is not None:
+                exponents = exponents + terms.offsets
+            inner = np.logaddexp.reduce(exponents, axis=0)
+            return inner * (np.exp(thetas[:, -1]) if terms.outer_exponent else 1.0)
+
+        sizes = _best_sizes(losses_at, len(thetas), flops)
         tokens = np.array([flops / per_token(float(size)) for size in sizes])
         best = {"parameters": sizes[:1], "tokens": tokens[:1], "compute": np.array([flops])}
         return Optimum(
             flops=flops,
-            parameters=_interval(float(sizes[0]), sizes[1:]),
-            tokens=_interval(float(tokens[0]), tokens[1:]),
-            loss=self._of_new_run(
-                self._log_losses(best, self.theta[None], group)[0], self._log_losses(best, self.draws, group)
-            ),
+            parameters=interval_of(float(sizes[0]), sizes[1:]),
+            tokens=interval_of(float(tokens[0]), tokens[1:]),
+            loss=self._of_new_run(best, group),
         )
 
     def optima(self, budgets: Sequence[float], *, group: str | None = None) -> list[Optimum]:
@@ -193,32 +190,10 @@ class FittedLaw:
         """Write the law as JSON, atomically."""
         atomic_write_bytes(path, msgspec.json.format(msgspec.json.encode(self.content), indent=1), overwrite=overwrite)
 
-    def _log_losses(self, variables: dict[str, Values], thetas: Values, group: str) -> Values:
-        """[thetas] of one run."""
+    def _of_new_run(self, variables: dict[str, Values], group: str) -> Interval:
         terms = self.model.terms(variables, [group])
-        return terms.log_losses(thetas)[:, 0]
-
-    def _losses_at(
-        self, sizes: Values, flops: float, per_token: Callable[[float], float], thetas: Values, group: str
-    ) -> Values:
-        """[thetas]: the log loss of each at its own size."""
-        tokens = flops / np.array([per_token(float(size)) for size in sizes])
-        terms = self.model.terms({"parameters": sizes, "tokens": tokens}, [group] * len(sizes))
-        # Run i belongs to θ i.
-        exponents = np.einsum("knp,np->kn", terms.designs, thetas[:, : self.model.n_linear])
-        if terms.offsets is not None:
-            exponents = exponents + terms.offsets
-        inner = np.logaddexp.reduce(exponents, axis=0)
-        return inner * (np.exp(thetas[:, -1]) if terms.outer_exponent else 1.0)
-
-    def _of_new_run(self, point: float, drawn: Values) -> Interval:
-        """The interval of a loss: coefficients of every draw with every residual."""
-        residuals = np.array(self.content.residuals)
-        both = ((drawn - point)[:, None] + residuals[None, :]).ravel()
-        low, high = np.quantile(both, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        return Interval(
-            float(np.exp(point)), float(np.exp(point + min(low, 0.0))), float(np.exp(point + max(high, 0.0)))
-        )
+        point, drawn = terms.log_losses(self.theta[None])[0, 0], terms.log_losses(self.draws)[:, 0]
+        return interval_of_new_run(float(point), drawn, np.array(self.content.residuals))
 
 
 def read_law(path: str | Path) -> FittedLaw:
@@ -255,9 +230,16 @@ def quantile_shares() -> Values:
     return (np.arange(_RESIDUALS) + 0.5) / _RESIDUALS
 
 
-def _interval(estimate: float, drawn: Values) -> Interval:
+def interval_of(estimate: float, drawn: Values) -> Interval:
+    """An estimate with the 90% interval of its draws."""
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(estimate, float(min(low, estimate)), float(max(high, estimate)))
+
+
+def interval_of_new_run(point: float, drawn: Values, residuals: Values) -> Interval:
+    """The interval of a loss by logarithms: what every draw of the coefficients says, with every residual."""
+    both = interval_of(point, (drawn[:, None] + residuals[None, :]).ravel())
+    return Interval(*(float(np.exp(each)) for each in (point, both.low, both.high)))
 
 
 def _best_sizes(losses: Callable[[Values], Values], batch: int, flops: float) -> Values:

@@ -34,16 +34,9 @@ def noise_of_gradients(
 ) -> GradientNoise:
     """Estimate |G|² and tr Σ without bias from the squared norms of gradients at two batch sizes (appendix A.1).
 
-    E |G_B|² = |G|² + tr Σ / B. Both estimates scatter: average the squared norms of many steps first.
-
-    Args:
-        small_batch: examples of the smaller batch, such as those of one rank or micro-batch.
-        small_squared_norm: mean squared norm of the gradients of such batches.
-        large_batch: examples of the larger batch.
-        large_squared_norm: mean squared norm of its gradients.
-
-    Raises:
-        NapkinError: for batch sizes that are not in order, and norms whose noise hides the gradient.
+    E |G_B|² = |G|² + tr Σ / B. Both estimates scatter: average the squared norms of many steps first. Batches are in
+    examples, the smaller one such as that of one rank or micro-batch. Raises NapkinError for batch sizes that are not
+    in order, and norms whose noise hides the gradient.
     """
     if not 0 < small_batch < large_batch < float("inf"):
         raise NapkinError(f"batch sizes are {small_batch:g} and {large_batch:g}: give a smaller and a larger one")

@@ -74,9 +74,8 @@ def approach_1(runs: Sequence[Observation]) -> SizeLaw:
     Raises NapkinError where fewer than three such runs are left.
     """
     best: list[BestSize] = []
-    budgets = _budgets(runs)
     lowest = np.inf
-    for budget in budgets:
+    for budget in _budgets(runs):
         run = min(budget, key=lambda each: each.loss)
         if run.loss < lowest:
             lowest = run.loss
@@ -91,10 +90,16 @@ def approach_2(runs: Sequence[Observation]) -> SizeLaw:
     """
     best: list[BestSize] = []
     for budget in _budgets(runs):
-        if len({run.parameters for run in budget}) >= FEWEST_SIZES:
-            found = _parabola(budget)
-            if found is not None:
-                best.append(found)
+        if len({run.parameters for run in budget}) < FEWEST_SIZES:
+            continue
+        sizes = np.log([run.parameters for run in budget])
+        found = parabola_minimum(sizes, np.array([run.loss for run in budget]))
+        if found is not None:
+            at, loss, outside = found
+            flops = float(np.exp(np.mean(np.log([run.compute for run in budget]))))
+            parameters = float(np.exp(np.clip(at, -700, 700)))
+            tokens = flops / (FLOPS_PER_PARAMETER_AND_TOKEN * parameters)
+            best.append(BestSize(flops, parameters, tokens, loss, len(budget), outside))
     return _size_law(2, best)
 
 
@@ -111,11 +116,9 @@ class Bias:
 
     @property
     def relative(self) -> float:
-        """The relative error of the size found."""
         return self.found_parameters / self.true_parameters - 1
 
     def as_values(self) -> dict[str, float]:
-        """The bias for programs."""
         return {**asdict(self), "relative": self.relative}
 
 
@@ -150,19 +153,7 @@ def parabola_minimum(positions: Values, losses: Values) -> tuple[float, float, b
     return centre + float(at), float(level + slope * at + square * at**2), outside
 
 
-def _parabola(budget: Sequence[Observation]) -> BestSize | None:
-    sizes = np.log([run.parameters for run in budget])
-    found = parabola_minimum(sizes, np.array([run.loss for run in budget]))
-    if found is None:
-        return None
-    at, loss, outside = found
-    flops = float(np.exp(np.mean(np.log([run.compute for run in budget]))))
-    parameters = float(np.exp(np.clip(at, -700, 700)))
-    return BestSize(flops, parameters, flops / (FLOPS_PER_PARAMETER_AND_TOKEN * parameters), loss, len(budget), outside)
-
-
 def _budgets(runs: Sequence[Observation]) -> list[list[Observation]]:
-    """The runs by budget, from the smallest."""
     found: list[list[Observation]] = []
     for run in sorted(runs, key=lambda each: each.compute):
         if found and run.compute <= found[-1][-1].compute * (1 + SAME_BUDGET):
@@ -175,11 +166,8 @@ def _budgets(runs: Sequence[Observation]) -> list[list[Observation]]:
 def _size_law(approach: int, best: Sequence[BestSize]) -> SizeLaw:
     inside = [each for each in best if not each.at_edge]
     if len(inside) < 3:
-        what = (
-            "runs on the lower envelope"
-            if approach == 1
-            else f"budgets with a minimum among {FEWEST_SIZES} sizes or more"
-        )
+        minimum = f"budgets with a minimum among {FEWEST_SIZES} sizes or more"
+        what = "runs on the lower envelope" if approach == 1 else minimum
         raise NapkinError(
             f"approach {approach} needs 3 {what}, there are {len(inside)}: run more sizes per budget, "
             "or use --approach 3"

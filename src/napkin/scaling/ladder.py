@@ -9,10 +9,9 @@ ladder has a law, which predicts the run after it.
 """
 
 import dataclasses
-import functools
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -21,17 +20,15 @@ import msgspec
 
 from napkin.errors import NapkinError
 from napkin.json_files import read_json, write_json
-from napkin.model.config import ModelConfig
-from napkin.planning.planner import SharedPlans, resolve, vocab_size_of
+from napkin.planning.planner import SharedPlans, resolve
 from napkin.planning.step.machine import Machine, ThisMachine, machine_of
 from napkin.planning.step.run_plan import Plan
-from napkin.planning.step.site import Site
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
+from napkin.scaling.budget_answer import USUAL_ASPECT, Shapes, flops_per_step
 from napkin.scaling.fitted_law import FittedLaw, Interval
 from napkin.scaling.law_fit import fit_law
 from napkin.scaling.observations import read_run_observations
-from napkin.scaling.predicted_loss import count_parameters, flops_per_step
 from napkin.scaling.sweep import Sweep, run_seconds
 from napkin.scaling.trials import Trial, Value
 from napkin.toml_files import parse_toml
@@ -63,7 +60,7 @@ class Design:
     """Parameters of a size over those of the one below."""
     tokens_per_parameter: float = 20.0
     """Tokens per parameter of the middle size: 20 is about optimal (Hoffmann et al. 2022)."""
-    aspect: float = 64.0
+    aspect: float = USUAL_ASPECT
     """d_model / n_layers; Kaplan et al. 2020 find hardly any difference from 30 to 100."""
     learning_rate: LearningRateRule = "power-law"
     """power-law: 0.3118 · C^-0.125 of the run's FLOPs C (DeepSeek-AI 2024, equation 1); mup: the recipe's, with µP's
@@ -95,7 +92,6 @@ class Rung:
 
     @property
     def flops(self) -> float:
-        """Counted FLOPs of all its steps."""
         return self.plan.steps * flops_per_step(self.plan)
 
     def refuse_too_short(self) -> None:
@@ -108,53 +104,13 @@ class Rung:
             )
 
 
-class Shapes:
-    """The models of one aspect ratio, by their number of parameters; all else is the base recipe's."""
-
-    def __init__(self, base: Recipe, design: Design) -> None:
-        self.base = dataclasses.replace(base.model, vocab_size=vocab_size_of(base))
-        self.aspect, self.mup = design.aspect, design.learning_rate == "mup"
-        self._parameters: dict[int, int] = {}
-
-    def model(self, heads: int) -> ModelConfig:
-        """The model with so many heads, each as wide as the base's."""
-        width = heads * self.base.resolved_head_dim
-        grouped = self.base.resolved_n_kv_heads != self.base.n_heads
-        return dataclasses.replace(
-            self.base,
-            d_model=width,
-            n_layers=max(2, round(width / self.aspect)),
-            n_heads=heads,
-            n_kv_heads=max(1, heads * self.base.resolved_n_kv_heads // self.base.n_heads) if grouped else None,
-            head_dim=None,
-            d_ff=None if self.base.d_ff is None else round(width * self.base.d_ff / self.base.d_model),
-            mup_base_d_model=self.base.d_model if self.mup else self.base.mup_base_d_model,
-        )
-
-    def parameters(self, heads: int) -> int:
-        """Parameters, counted without allocating them."""
-        if heads not in self._parameters:
-            self._parameters[heads] = count_parameters(self.model(heads))
-        return self._parameters[heads]
-
-    def nearest(self, parameters: float) -> int:
-        """The heads of the model that is nearest to so many parameters, by their ratio."""
-        low, high = 1, 2
-        while self.parameters(high) < parameters:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.parameters(middle) < parameters else (low, middle)
-        return min((low, high), key=lambda heads: abs(math.log(self.parameters(heads) / parameters)))
-
-
 class Ladder:
     """Runs within a budget, planned."""
 
     def __init__(self, base: Recipe, design: Design, on: str | Machine | None, planner: SharedPlans) -> None:
         self.base, self.design, self.planner = base, design, planner
         self.machine = machine_of(on, device=base.training.device)
-        self.shapes = Shapes(base, design)
+        self.shapes = Shapes(base, aspect=design.aspect, mup=design.learning_rate == "mup")
         self.rungs: tuple[Rung, ...] = ()
 
     @classmethod
@@ -177,10 +133,21 @@ class Ladder:
             raise NapkinError("a ladder has one budget: give --seconds, or --budget with --on")
         if not 0 < (seconds or dollars or 0.0) < 1e12:
             raise NapkinError(f"a budget of {seconds if dollars is None else dollars:g} has no ladder: use more than 0")
-        made = cls(base, design or Design(), on, SharedPlans())
-        budget = made._seconds_of(dollars) if dollars is not None else seconds
+        design = design or Design()
+        made = cls(base, design, on, SharedPlans())
+        smallest = resolve(dataclasses.replace(base, model=made.shapes.model(2)), made.machine)
+        site = made.planner(smallest, made.machine).site
+        budget = seconds
+        if dollars is not None:
+            if not site.usd_per_hour:
+                raise NapkinError(
+                    "this machine has no price: name devices with --on, or give the budget in time with --seconds"
+                )
+            budget = dollars / site.usd_per_hour * 3600
         assert budget is not None
-        level = made._first_level(budget)
+        # A first guess at the FLOPs of the largest level: a third of the peak, and most of the time at that level.
+        shares = sum(design.level_factor**-level for level in range(design.levels))
+        level = budget * site.matmul_peak * site.n_devices / 3 / design.sizes / shares
         for _ in range(_PASSES):
             made.rungs = made._at(level, progress)
             steps = sum(rung.plan.seconds for rung in made.rungs)
@@ -213,8 +180,11 @@ class Ladder:
             flops = largest * design.level_factor ** (level + 1 - design.levels)
             middle = math.sqrt(flops / 6 / design.tokens_per_parameter)
             sizes = (middle * design.size_factor ** (i - (design.sizes - 1) / 2) for i in range(design.sizes))
-            shapes = _distinct([self.shapes.nearest(size) for size in sizes])
-            found += [self._rung(flops, heads, progress) for heads in shapes]
+            heads = 0
+            for size in sizes:
+                # Sizes that fall on one shape move up to the next.
+                heads = max(self.shapes.nearest(size), heads + 1)
+                found.append(self._rung(flops, heads, progress))
         return tuple(found)
 
     def _rung(self, flops: float, heads: int, progress: Callable[[str], None]) -> Rung:
@@ -232,24 +202,6 @@ class Ladder:
         }
         planned = self.planner(resolve(recipe, self.machine), self.machine)
         return Rung(flops, planned, Trial(name, values, recipe))
-
-    def _seconds_of(self, dollars: float) -> float:
-        price = self._site.usd_per_hour
-        if not price:
-            raise NapkinError(
-                "this machine has no price: name devices with --on, or give the budget in time with --seconds"
-            )
-        return dollars / price * 3600
-
-    def _first_level(self, seconds: float) -> float:
-        """A first guess at the FLOPs of the largest level: a third of the peak, and most of the time at that level."""
-        shares = sum(self.design.level_factor**-level for level in range(self.design.levels))
-        return seconds * self._site.matmul_peak * self._site.n_devices / 3 / self.design.sizes / shares
-
-    @functools.cached_property
-    def _site(self) -> Site:
-        recipe = dataclasses.replace(self.base, model=self.shapes.model(2))
-        return self.planner(resolve(recipe, self.machine), self.machine).site
 
 
 def learning_rate_of(flops: float) -> float:
@@ -275,14 +227,6 @@ def _ending(recipe: Recipe, steps: int, flops: float, rule: LearningRateRule) ->
     if rule == "power-law":
         optimizer = dataclasses.replace(optimizer, learning_rate=float(f"{learning_rate_of(flops):.4g}"))
     return dataclasses.replace(recipe, training=training, optimizer=optimizer)
-
-
-def _distinct(heads: Sequence[int]) -> list[int]:
-    """Sizes that fall on one shape move up to the next."""
-    found: list[int] = []
-    for each in heads:
-        found.append(max(each, found[-1] + 1) if found else each)
-    return found
 
 
 LADDER_FILE = "ladder.json"
@@ -327,9 +271,12 @@ class LadderFile:
 
 def ladder_file_of(rungs: tuple[Rung, ...], larger: Rung | None) -> LadderFile:
     """The file of a ladder, and of the run after it."""
-    return LadderFile(
-        runs={rung.trial.name: _run(rung) for rung in rungs}, next=None if larger is None else _run(larger)
-    )
+
+    def kept(rung: Rung) -> LadderRun:
+        return LadderRun(rung.level, rung.trial.values, format_recipe(rung.trial.recipe))
+
+    runs = {rung.trial.name: kept(rung) for rung in rungs}
+    return LadderFile(runs=runs, next=None if larger is None else kept(larger))
 
 
 def read_ladder(folder: Path) -> LadderFile | None:
@@ -347,10 +294,6 @@ def write_ladder(folder: Path, file: LadderFile) -> None:
     """Write ladder.json into a folder of runs, which is made if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / LADDER_FILE, file)
-
-
-def _run(rung: Rung) -> LadderRun:
-    return LadderRun(rung.level, rung.trial.values, format_recipe(rung.trial.recipe))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Fit a law to runs: the least sum of Huber losses of the log loss, and bootstrap draws for intervals.
 
-The weight of single runs in a fit is seen by leaving out every run in turn, and a number of runs together.
-`fit_power_law` fits y = K · Π xᵢ^eᵢ by least squares of logarithms, with Student's intervals: best sizes, learning
-rates, batches.
+The weight of single runs in a fit is seen by leaving out every run in turn (`leave_one_out`), and laws are compared by
+what each, fitted to the runs of little compute, predicts of those of much (`compare_laws`). `fit_power_law` fits
+y = K · Π xᵢ^eᵢ by least squares of logarithms, with Student's intervals: best sizes, learning rates, batches.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from napkin.scaling.fitted_law import LEVEL, FittedLaw, Interval, LawFile, quant
 from napkin.scaling.law_forms import (
     FIXED,
     HUBER_DELTA,
+    LAWS,
     LawForm,
     LawModel,
     SumOfTerms,
@@ -110,21 +111,14 @@ def fit_law(
     of starts and is deterministic. Intervals are those of a bootstrap: of random weights of the runs (Rubin 1981), or
     of normal scatter about the law of up to 16 runs.
 
-    Args:
-        runs: finished runs, more than the law has coefficients.
-        law: a name of `LAWS`.
-        delta: where Huber's loss becomes linear; large values give least squares. None is 1e-3 (Hoffmann et al. 2022),
-            or a fifth of the runs' scatter about the law where that is more, as in the data of that paper; of up to 16
-            runs 0.1, which is least squares for all but diverged runs.
-        draws: of the bootstrap.
-
-    Raises:
-        NapkinError: for too few runs, or runs of one size only.
+    `delta` is where Huber's loss becomes linear; large values give least squares. None is 1e-3 (Hoffmann et al. 2022),
+    or a fifth of the runs' scatter about the law where that is more, as in the data of that paper; of up to 16 runs
+    0.1, which is least squares for all but diverged runs. Raises NapkinError for too few runs, or runs of one size.
     """
     form = law_form(law)
     if delta is not None and not 1e-6 <= delta <= 10:
         raise NapkinError(f"delta is {delta:g}: use 1e-6 to 10, in units of the log loss")
-    refuse_too_few(form, runs)
+    _refuse_too_few(form, runs)
     model = LawModel.of(form, runs)
     variables = {name: values_of(runs, name) for name in form.variables}
     terms = model.terms(variables, [run.group for run in runs])
@@ -158,7 +152,7 @@ def fit_chinchilla(runs: Sequence[Observation], *, delta: float | None = None) -
     return fit_law(runs, "chinchilla", delta=delta).law
 
 
-def refuse_too_few(form: LawForm, runs: Sequence[Observation]) -> None:
+def _refuse_too_few(form: LawForm, runs: Sequence[Observation]) -> None:
     """Raise NapkinError where the runs cannot determine the law's coefficients."""
     groups = tuple(dict.fromkeys(run.group for run in runs))
     needed = form.n_coefficients(max(len(groups), 1)) + 1
@@ -253,22 +247,19 @@ def leave_one_out(fitted: LawFit) -> list[LeftOut]:
     found = []
     for row, index in enumerate(order):
         group = runs[index].group
-        without = {
-            name: float(values[0]) for name, values in law.model.coefficients(thetas[row : row + 1], group).items()
-        }
-        shift = max(_shift(without[name], interval) for name, interval in law.coefficients[group].items())
-        found.append(LeftOut(runs[index], without, float(errors[row]), shift))
+        left = law.model.coefficients(thetas[row : row + 1], group)
+        without = {name: float(values[0]) for name, values in left.items()}
+        shifts = [0.0]
+        for name, interval in law.coefficients[group].items():
+            half = (interval.high - interval.low) / 2
+            shifts.append(abs(without[name] - interval.estimate) / half if half > 0 else 0.0)
+        found.append(LeftOut(runs[index], without, float(errors[row]), max(shifts)))
     return sorted(found, key=lambda each: -each.shift)
 
 
 def refit_with(fitted: LawFit, more: Sequence[Observation]) -> LawFit:
     """The same fit with other runs beside, such as those that were dropped."""
     return fit_law([*fitted.runs, *more], fitted.law.form.name, delta=fitted.delta, draws=2)
-
-
-def _shift(value: float, interval: Interval) -> float:
-    half = (interval.high - interval.low) / 2
-    return abs(value - interval.estimate) / half if half > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -300,15 +291,10 @@ class PowerLaw:
 
 
 def fit_power_law(y: Sequence[float] | Values, **variables: Sequence[float] | Values) -> PowerLaw:
-    """Fit y = K · x₁^e₁ · x₂^e₂ ….
+    """Fit y = K · x₁^e₁ · x₂^e₂ … to [points] of y and of each variable.
 
-    Args:
-        y: [points], above 0.
-        variables: [points] each, above 0, by name.
-
-    Raises:
-        NapkinError: for fewer points than coefficients + 1, numbers that are not above 0, and variables that do not
-            vary or vary together.
+    Raises NapkinError for fewer points than coefficients + 1, numbers that are not above 0, and variables that do not
+    vary or vary together.
     """
     from scipy.special import stdtrit
 
@@ -357,3 +343,105 @@ def fit_power_law(y: Sequence[float] | Values, **variables: Sequence[float] | Va
         covariance,
         quantile,
     )
+
+
+FITTED_SHARE = 0.7
+FEWEST_PREDICTED = 3
+
+
+@dataclass(frozen=True)
+class LawScore:
+    """The errors of a law that knows the smaller runs on the larger ones."""
+
+    law: str
+    formula: str
+    median_error: float
+    """Median of |loss / predicted - 1|."""
+    worst_error: float
+    bias: float
+    """Median of loss / predicted - 1."""
+    coverage: float
+    """The share of runs within their 90% intervals."""
+    half_width: float
+    """Median of half these intervals, as a share of the loss."""
+    in_sample: float
+    """Median |residual| of the runs that the law was fitted to."""
+    errors: Values
+    """[predicted runs]"""
+
+
+@dataclass(frozen=True)
+class LawComparison:
+    """Laws by their error on runs that they have not seen, the best first."""
+
+    scores: tuple[LawScore, ...]
+    failed: dict[str, str]
+    """Laws that cannot be fitted, and why."""
+    fitted: int
+    predicted: int
+    extrapolation: float
+    """FLOPs of the largest predicted run over those of the largest fitted one."""
+    tied: tuple[str, ...]
+    """Laws whose error cannot be told from the best one's: the 90% interval of the mean difference holds zero."""
+
+
+def compare_laws(
+    runs: Sequence[Observation],
+    laws: Sequence[str] = tuple(LAWS),
+    *,
+    share: float = FITTED_SHARE,
+    delta: float | None = None,
+) -> LawComparison:
+    """Fit laws to the share of runs with least compute, and score them on the others.
+
+    Raises NapkinError where too few runs are left to predict, or no law can be fitted.
+    """
+    if not 0 < share < 1:
+        raise NapkinError(f"the share of fitted runs is {share:g}: use a number between 0 and 1, such as 0.7")
+    order = sorted(runs, key=lambda run: run.compute)
+    count = round(share * len(order))
+    fitted, predicted = order[:count], order[count:]
+    known = {run.group for run in fitted}
+    predicted = [run for run in predicted if run.group in known]
+    if len(predicted) < FEWEST_PREDICTED:
+        raise NapkinError(
+            f"{len(predicted)} runs are left to predict, {FEWEST_PREDICTED} are needed: give more runs or a "
+            "smaller share"
+        )
+    scores: list[LawScore] = []
+    failed: dict[str, str] = {}
+    for name in laws:
+        try:
+            fit = fit_law(fitted, name, delta=delta)
+            found = [fit.law.predict(run.parameters, run.tokens, flops=run.flops, group=run.group) for run in predicted]
+        except NapkinError as error:
+            failed[name] = str(error)
+            continue
+        errors = np.array([run.loss / each.estimate - 1 for run, each in zip(predicted, found, strict=True)])
+        scores.append(
+            LawScore(
+                law=name,
+                formula=LAWS[name].formula,
+                median_error=float(np.median(np.abs(errors))),
+                worst_error=float(np.max(np.abs(errors))),
+                bias=float(np.median(errors)),
+                coverage=float(np.mean([run.loss in each for run, each in zip(predicted, found, strict=True)])),
+                half_width=float(np.median([each.relative for each in found])),
+                in_sample=float(np.median(np.abs(fit.residuals))),
+                errors=errors,
+            )
+        )
+    if not scores:
+        raise NapkinError(f"no law can be fitted: {next(iter(failed.values()))}")
+    scores.sort(key=lambda score: score.median_error)
+    tied = tuple(score.law for score in scores[1:] if _cannot_be_told_apart(scores[0], score))
+    ratio = predicted[-1].compute / fitted[-1].compute
+    return LawComparison(tuple(scores), failed, len(fitted), len(predicted), ratio, tied)
+
+
+def _cannot_be_told_apart(best: LawScore, other: LawScore) -> bool:
+    from scipy.special import stdtrit
+
+    differences = np.abs(other.errors) - np.abs(best.errors)
+    half = stdtrit(len(differences) - 1, 0.95) * np.std(differences, ddof=1) / np.sqrt(len(differences))
+    return bool(abs(np.mean(differences)) <= half)

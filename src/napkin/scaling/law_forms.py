@@ -83,70 +83,49 @@ def fit_batch(
 ) -> tuple[Values, Values]:
     """Minimise Σ weight · huber(residual) from each start: Levenberg and Marquardt on iteratively reweighted squares.
 
-    Args:
-        model: of the runs.
-        log_losses: [runs], or [batch, runs].
-        weights: [batch, runs], not negative.
-        starts: [batch, coefficients].
-        delta: where Huber's loss becomes linear.
-
-    Returns:
-        θ [batch, coefficients] and the minima [batch].
+    Log losses are [runs] or [batch, runs], weights [batch, runs] and not negative, starts [batch, coefficients].
+    Returns θ [batch, coefficients] and the minima [batch].
     """
     theta, cost = starts.copy(), np.full(len(starts), np.inf)
     rows = np.arange(len(starts))
-    state = _Search(model, log_losses, weights, starts, delta)
+    # Of the rows that have not settled yet:
+    log_losses, here = np.broadcast_to(log_losses, weights.shape), starts.copy()
+    damping, idle = np.full(len(starts), 1e-2), np.zeros(len(starts), dtype=np.int64)
+    predicted, jacobian = model.with_jacobian(here)
+    residuals = predicted - log_losses
+    lowest = (weights * huber(residuals, delta)).sum(1)
     for _ in range(_MOST_STEPS):
-        settled = state.step()
-        theta[rows], cost[rows] = state.theta, state.cost
-        if settled.any():
-            rows = rows[~settled]
-            state.keep(~settled)
-        if not len(rows):
-            break
-    return theta, cost
-
-
-class _Search:
-    """The rows of a batch that have not settled yet."""
-
-    def __init__(self, model: SumOfTerms, log_losses: Values, weights: Values, starts: Values, delta: float) -> None:
-        self.model, self.weights, self.delta = model, weights, delta
-        self.log_losses = np.broadcast_to(log_losses, weights.shape)
-        self.theta = starts.copy()
-        self.residuals, self.jacobian, self.cost = self._at(self.theta)
-        self.damping = np.full(len(starts), 1e-2)
-        self.idle = np.zeros(len(starts), dtype=np.int64)
-
-    def _at(self, theta: Values) -> tuple[Values, Values, Values]:
-        predicted, jacobian = self.model.with_jacobian(theta)
-        residuals = predicted - self.log_losses
-        return residuals, jacobian, (self.weights * huber(residuals, self.delta)).sum(1)
-
-    def keep(self, rows: NDArray[np.bool_]) -> None:
-        for name in ("weights", "log_losses", "theta", "residuals", "jacobian", "cost", "damping", "idle"):
-            setattr(self, name, getattr(self, name)[rows])
-
-    def step(self) -> NDArray[np.bool_]:
-        """Take a step where it lowers the cost, and say which rows have settled."""
-        effective = self.weights * np.minimum(1.0, self.delta / np.maximum(np.abs(self.residuals), 1e-300))
-        weighted = (self.jacobian * effective[:, :, None]).transpose(0, 2, 1)
-        gradient = np.matmul(weighted, self.residuals[:, :, None])
-        curvature = np.matmul(weighted, self.jacobian)
+        effective = weights * np.minimum(1.0, delta / np.maximum(np.abs(residuals), 1e-300))
+        weighted = (jacobian * effective[:, :, None]).transpose(0, 2, 1)
+        gradient = np.matmul(weighted, residuals[:, :, None])
+        curvature = np.matmul(weighted, jacobian)
         diagonal = np.einsum("bpp->bp", curvature)
-        ridge = self.damping[:, None] * diagonal + 1e-12 * diagonal.max(1, keepdims=True) + 1e-30
+        ridge = damping[:, None] * diagonal + 1e-12 * diagonal.max(1, keepdims=True) + 1e-30
         ridge = ridge[:, :, None] * np.eye(curvature.shape[1])
         step = np.clip(-np.linalg.solve(curvature + ridge, gradient)[:, :, 0], -_LONGEST_STEP, _LONGEST_STEP)
-        residuals, jacobian, cost = self._at(self.theta + step)
-        better = cost < self.cost
-        gain = np.where(better, (self.cost - cost) / np.maximum(self.cost, 1e-300), 0.0)
-        self.theta = np.where(better[:, None], self.theta + step, self.theta)
-        self.residuals = np.where(better[:, None], residuals, self.residuals)
-        self.jacobian = np.where(better[:, None, None], jacobian, self.jacobian)
-        self.cost = np.where(better, cost, self.cost)
-        self.damping = np.clip(np.where(better, self.damping / 4, self.damping * 5), 1e-12, 1e9)
-        self.idle = np.where(better & (gain < _SMALLEST_GAIN), self.idle + 1, np.where(better, 0, self.idle))
-        return (self.idle >= 3) | (self.damping > 1e8) | (np.abs(step).max(1) < _SMALLEST_STEP)
+        predicted, new_jacobian = model.with_jacobian(here + step)
+        new_residuals = predicted - log_losses
+        new = (weights * huber(new_residuals, delta)).sum(1)
+        # A step is taken where it lowers the cost.
+        better = new < lowest
+        gain = np.where(better, (lowest - new) / np.maximum(lowest, 1e-300), 0.0)
+        here = np.where(better[:, None], here + step, here)
+        residuals = np.where(better[:, None], new_residuals, residuals)
+        jacobian = np.where(better[:, None, None], new_jacobian, jacobian)
+        lowest = np.where(better, new, lowest)
+        damping = np.clip(np.where(better, damping / 4, damping * 5), 1e-12, 1e9)
+        idle = np.where(better & (gain < _SMALLEST_GAIN), idle + 1, np.where(better, 0, idle))
+        theta[rows], cost[rows] = here, lowest
+        settled = (idle >= 3) | (damping > 1e8) | (np.abs(step).max(1) < _SMALLEST_STEP)
+        if settled.all():
+            break
+        if settled.any():
+            left = ~settled
+            rows, idle = rows[left], idle[left]
+            weights, log_losses, here, residuals, jacobian, lowest, damping = (
+                each[left] for each in (weights, log_losses, here, residuals, jacobian, lowest, damping)
+            )
+    return theta, cost
 
 
 def polish(
@@ -292,7 +271,6 @@ class LawModel:
 
     @classmethod
     def of(cls, form: LawForm, runs: Sequence[Observation]) -> "LawModel":
-        """The model for these runs."""
         centres = {name: float(np.mean(np.log(values_of(runs, name)))) for name in form.variables}
         return cls(form, centres, tuple(dict.fromkeys(run.group for run in runs)))
 

@@ -1,5 +1,6 @@
 """The page of a fitted law: coefficients, the runs about it, residuals, what single runs change, best sizes."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from napkin.files import atomic_write_text, refuse_unmarked
 from napkin.report.templates import WITHOUT_CHARTS, render
 from napkin.report.xy_picture import COLOURS, Series, xy_svg
 from napkin.scaling.fitted_law import FittedLaw, Interval
-from napkin.scaling.law_fit import LawFit, LeftOut, scatter
+from napkin.scaling.law_fit import LawFit, LeftOut
 from napkin.units import format_count, format_share
 
 GENERATOR = b'<meta name="generator" content="napkin law">'
@@ -26,20 +27,18 @@ def write_law_page(
 ) -> Path:
     """Write the page to `path`, replacing an earlier one, and return the path.
 
-    Args:
-        path: of the HTML file.
-        fitted: the law and its runs.
-        name: of the runs, for the title.
-        influence: runs left out, those that matter most.
-        budgets: FLOPs for the table of best sizes.
-
-    Raises:
-        NapkinError: where `path` is anything but such a page.
+    `name` is of the runs, for the title; `influence` are runs left out, those that matter most; `budgets` are FLOPs for
+    the table of best sizes. Raises NapkinError where `path` is anything but such a page.
     """
     refuse_unmarked(path, GENERATOR, "a page that `napkin law fit` wrote")
     law = fitted.law
     pictures = {"runs": Markup(runs_picture(fitted)), "residuals": Markup(residuals_picture(fitted))}
-    tables = {"influence": _influence_table(influence)}
+    head = ["left out", "loss", "off the others' law", "moves by", *(influence[0].coefficients if influence else ())]
+    tables = {"influence": [head]}
+    for each in influence:
+        off = f"{100 * each.error:+.2f}%"
+        coefficients = (f"{value:.5g}" for value in each.coefficients.values())
+        tables["influence"].append([each.run.name, f"{each.run.loss:.4f}", off, f"{each.shift:.2f}", *coefficients])
     if {*law.form.variables} == {"parameters", "tokens"}:
         tables["optima"] = _optima_table(law, budgets)
     sections = {
@@ -59,9 +58,13 @@ def write_law_page(
         source=law.form.source,
         statements=[
             f"{len(fitted.runs)} runs of {least:.3g} to {most:.3g} FLOPs scatter about it by "
-            f"{format_share(scatter(fitted.residuals))}."
+            f"{format_share(fitted.scatter)}."
         ],
-        coefficients=_coefficient_rows(law),
+        coefficients=[
+            [f"{name}, {group}" if group else name, *(f"{value:.5g}" for value in (each.estimate, each.low, each.high))]
+            for group in law.groups
+            for name, each in law.coefficients[group].items()
+        ],
         pictures=pictures,
         tables=tables,
         **WITHOUT_CHARTS,
@@ -73,7 +76,7 @@ def write_law_page(
 def runs_picture(fitted: LawFit) -> str:
     """The loss of the runs over FLOPs and, for laws of parameters and tokens, the best loss with its 90% interval."""
     series = []
-    for shade, group in zip(_cycled(len(fitted.law.groups)), fitted.law.groups, strict=True):
+    for shade, group in zip(itertools.cycle(_SHADES), fitted.law.groups, strict=False):
         if {*fitted.law.form.variables} == {"parameters", "tokens"}:
             series += _best_losses(fitted.law, group, shade)
         series.append(_points(fitted, group, shade, np.array([run.loss for run in fitted.runs])))
@@ -85,15 +88,11 @@ def residuals_picture(fitted: LawFit) -> str:
     off = 100 * np.expm1(fitted.residuals)
     series = [
         _points(fitted, group, shade, off)
-        for shade, group in zip(_cycled(len(fitted.law.groups)), fitted.law.groups, strict=True)
+        for shade, group in zip(itertools.cycle(_SHADES), fitted.law.groups, strict=False)
     ]
     return xy_svg(
         series, title="Residuals over FLOPs", x_label="FLOPs", y_label="off the law, %", log_y=False, height=300
     )
-
-
-def _cycled(count: int) -> list[str]:
-    return [_SHADES[index % len(_SHADES)] for index in range(count)]
 
 
 def _points(fitted: LawFit, group: str, shade: str, y: np.ndarray) -> Series:
@@ -117,32 +116,6 @@ def _best_losses(law: FittedLaw, group: str, shade: str) -> list[Series]:
     return [
         Series("", budgets, low, shade, "band", high),
         Series(label, budgets, np.array([each.estimate for each in best]), shade, "line"),
-    ]
-
-
-def _coefficient_rows(law: FittedLaw) -> list[list[str]]:
-    rows = []
-    for group in law.groups:
-        for name, interval in law.coefficients[group].items():
-            label = f"{name}, {group}" if group else name
-            rows.append([label, *(f"{value:.5g}" for value in (interval.estimate, interval.low, interval.high))])
-    return rows
-
-
-def _influence_table(found: Sequence[LeftOut]) -> list[list[str]]:
-    head = ["left out", "loss", "off the others' law", "moves by", *(found[0].coefficients if found else ())]
-    return [
-        head,
-        *(
-            [
-                each.run.name,
-                f"{each.run.loss:.4f}",
-                f"{100 * each.error:+.2f}%",
-                f"{each.shift:.2f}",
-                *(f"{value:.5g}" for value in each.coefficients.values()),
-            ]
-            for each in found
-        ),
     ]
 
 

@@ -24,7 +24,8 @@ from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.data_config import paths_and_weights
 from napkin.recipe.recipe import Recipe
 from napkin.report.xy_picture import Series, xy_svg
-from napkin.scaling.best_run import Standing
+from napkin.scaling.isoflop import parabola_minimum
+from napkin.scaling.sweep import Standing
 from napkin.scaling.trials import Trial, Value
 from napkin.train_step.step import build_train_state
 
@@ -247,9 +248,9 @@ def _best(width: int, points: list[tuple[float, float]]) -> BestRate:
     if not 0 < lowest < len(points) - 1:
         return BestRate(width, rates[lowest], losses[lowest], is_bracketed=False)
     near = slice(lowest - 1, lowest + 2)
-    logarithms = np.log(rates[near])
-    curvature, slope, _ = np.polyfit(logarithms - logarithms[1], losses[near], 2)
-    return BestRate(width, rates[lowest] * math.exp(-slope / (2 * curvature)), losses[lowest], is_bracketed=True)
+    found = parabola_minimum(np.log(rates[near]), np.array(losses[near]))
+    assert found is not None
+    return BestRate(width, math.exp(found[0]), losses[lowest], is_bracketed=True)
 
 
 _SHADES = ("sky", "blue", "green", "orange", "vermilion", "purple", "grey")

@@ -1,5 +1,6 @@
 """The runs that a law is fitted to: parameters, tokens and loss of each run, from a CSV file or from run folders."""
 
+import contextlib
 import csv
 import io
 import math
@@ -97,12 +98,8 @@ def read_observations(path: str | Path, *, loss: str | None = None) -> Observati
     and a training set such as `training_set` or `dataset`. Of tokens and FLOPs one may be missing: tokens are then
     FLOPs/6N. A run whose loss is empty, not a number or infinite has diverged: it is left out and named.
 
-    Args:
-        path: of the file, at most 64 MiB.
-        loss: name of the column with the loss; None is the one called loss, or the only one that begins so.
-
-    Raises:
-        NapkinError: for a file without the columns, and for a line with anything but numbers in range, by its number.
+    `loss` is the name of the column with the loss; None is the one called loss, or the only one that begins so. Raises
+    NapkinError for a file of more than 64 MiB or without the columns, and for a line with other than numbers in range.
     """
     path = Path(path)
     rows = _rows(path)
@@ -211,10 +208,6 @@ def _rows(path: Path) -> Iterator[list[str]]:
         raise NapkinError(f"'{path}' is not UTF-8 at byte {error.start}: save it as CSV in UTF-8") from None
     if "\0" in text:
         raise NapkinError(f"'{path}' contains NUL characters: it is not a CSV file")
-    return _parsed(path, text)
-
-
-def _parsed(path: Path, text: str) -> Iterator[list[str]]:
     try:
         yield from csv.reader(io.StringIO(text, newline=""))
     except csv.Error as error:
@@ -260,12 +253,8 @@ def _number(text: str, where: str, name: str, *, missing: str = "") -> float | N
     text = text or missing
     if not text:
         return None
-    try:
-        # float() reads digits of any script, and underscores.
-        value = float(text) if text.isascii() and "_" not in text else math.nan
-        valid = text.isascii() and "_" not in text
-    except ValueError:
-        value, valid = math.nan, False
-    if not valid:
-        raise NapkinError(f"{where}: {name} is '{text[:60]}', which is not a number: use digits such as 1.5e9")
-    return value
+    # float() reads digits of any script, and underscores.
+    if text.isascii() and "_" not in text:
+        with contextlib.suppress(ValueError):
+            return float(text)
+    raise NapkinError(f"{where}: {name} is '{text[:60]}', which is not a number: use digits such as 1.5e9")

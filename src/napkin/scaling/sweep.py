@@ -1,7 +1,8 @@
 """A sweep: its runs are planned together, trained one after the other or side by side, and resumed as they are.
 
 Its folder has sweep.json, which says which runs they are and which have failed. What it takes is known before it
-starts: seconds, dollars and bytes of all runs, and how many of them run at once.
+starts: seconds, dollars and bytes of all runs, and how many of them run at once. At its end it says which run is best,
+which are next to it, and whether it lies at the edge of what was tried.
 """
 
 import dataclasses
@@ -24,13 +25,13 @@ from napkin.files import StrPath
 from napkin.hardware.host import detect_host
 from napkin.json_files import read_json, write_json
 from napkin.planning.planner import SharedPlans
-from napkin.planning.step.failure_plan import whole_checkpoint_bytes
+from napkin.planning.step.plan_file import whole_checkpoint_bytes
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.precision import choose_device
 from napkin.recipe.recipe import Recipe
+from napkin.report.comparison import read_run
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import is_run, runs_in
-from napkin.scaling.best_run import Standing, as_json, edges, neighbours, ranked, standing
 from napkin.scaling.sweep_workers import Ended, train_one, train_side_by_side
 from napkin.scaling.trials import Trial, Value
 from napkin.training.callbacks import finished_checkpoint
@@ -84,12 +85,8 @@ class SweepFolder:
                 f"'{self.path / SWEEP_FILE}' has format {found.format[:40]!r}, version {found.version}, this napkin "
                 f"reads versions up to {VERSION}: use the napkin that made it"
             )
-        self._refuse_other(found, trials)
-        return found
-
-    def _refuse_other(self, found: SweepFile, trials: tuple[Trial, ...]) -> None:
-        values = {trial.name: trial.values for trial in trials}
-        missing = [name for name in found.runs if name not in values]
+        names = {trial.name for trial in trials}
+        missing = [name for name in found.runs if name not in names]
         if missing:
             raise NapkinError(
                 f"'{self.path}' holds another sweep, of {len(found.runs)} runs: {missing[0]} is not in this one: "
@@ -101,6 +98,7 @@ class SweepFolder:
                     f"'{self.run(trial)}' is a run of another recipe: there {'; '.join(differences)}: choose another "
                     "--runs"
                 )
+        return found
 
     def write(self, found: SweepFile, trials: tuple[Trial, ...]) -> SweepFile:
         """Make the folder, and write which runs it is for."""
@@ -163,10 +161,12 @@ class SweepPlan:
     @property
     def disk_bytes(self) -> int:
         """Checkpoints that all runs keep."""
-        return sum(
-            whole_checkpoint_bytes(plan) * min(kept_checkpoints(plan.recipe.training), _written(plan))
-            for plan in self.plans.values()
-        )
+        total = 0
+        for plan in self.plans.values():
+            training = plan.recipe.training
+            written = -(-training.steps // training.checkpoint_every) + training.keep_best
+            total += whole_checkpoint_bytes(plan) * min(kept_checkpoints(training), written)
+        return total
 
     def as_values(self) -> dict[str, Any]:
         """The plan for programs: each run, and what they take in all."""
@@ -192,90 +192,24 @@ def run_seconds(plan: Plan) -> float:
     return plan.seconds + n_evaluations * per_evaluation + SECONDS_PER_RUN
 
 
-def plan_sweep(
-    trials: Sequence[Trial],
-    planner: SharedPlans,
-    *,
-    at_once: int | None = None,
-    progress: Callable[[str], None] = lambda doing: None,
-) -> SweepPlan:
-    """Open the files of every run and plan it on this machine; `planner` counts steps that are alike once.
+@dataclass(frozen=True)
+class Standing:
+    """A run with its figures at its end."""
 
-    `at_once` is how many runs train side by side; None is as many as have cores and memory if the recipe says how many
-    threads each has, else one. Raises NapkinError where a run or that many do not fit.
-    """
-    plans: dict[str, Plan] = {}
-    for number, trial in enumerate(trials, start=1):
-        progress(f"planning run {number} of {len(trials)}")
-        try:
-            plan = prepare(trial.recipe, setting=Setting(planner=planner)).plan
-            assert plan is not None
-        except NapkinError as error:
-            raise NapkinError(f"the run {trial.name}: {error}") from None
-        plans[trial.name] = plan
-    return SweepPlan(plans, _side_by_side(list(plans.values()), at_once), planner.n_counted)
+    trial: Trial
+    folder: Path
+    loss: float | None
+    """Nats per token: of the validation tokens, or without them of the last training steps; None where the run is not
+    at its end."""
+    step: int
+    tokens: int
+    seconds: float
+    flops: float | None
+    """Counted, of all its steps."""
 
-
-def with_threads(recipe: Recipe, at_once: int | None) -> Recipe:
-    """The recipe with the threads of one of `at_once` runs, where it leaves them open.
-
-    Raises NapkinError where there are fewer cores than runs, and for runs side by side on one GPU.
-    """
-    if at_once is None or at_once == 1:
-        return recipe
-    if at_once < 1:
-        raise NapkinError(f"--at-once is {at_once}: use 1 or more")
-    if choose_device(recipe.training.device) == "cuda":
-        raise NapkinError(f"--at-once is {at_once}, but runs on a GPU train one after the other: leave it out")
-    cores = detect_host().cores
-    threads = recipe.training.threads or cores // at_once
-    if not threads or threads * at_once > cores:
-        each = f" of {threads} threads" if threads > 1 else ""
-        raise NapkinError(f"--at-once is {at_once}, but {at_once} runs{each} do not fit on {cores} cores: use fewer")
-    training = dataclasses.replace(recipe.training, threads=threads)
-    return dataclasses.replace(recipe, training=training)
-
-
-def refuse_too_small_disk_for_all(plan: SweepPlan, folder: Path) -> None:
-    """Raise NapkinError where the disk has no space for the checkpoints of all runs."""
-    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    free = shutil.disk_usage(existing).free
-    if free < plan.disk_bytes:
-        raise NapkinError(
-            f"the checkpoints of {len(plan.plans)} runs take {format_bytes(plan.disk_bytes)}, the disk of '{folder}' "
-            f"has {format_bytes(free)} free: choose a --runs on another disk, or --training.keep-checkpoints 1 with "
-            "--training.keep-best false"
-        )
-
-
-def _written(plan: Plan) -> int:
-    training = plan.recipe.training
-    return -(-training.steps // training.checkpoint_every) + training.keep_best
-
-
-def _side_by_side(plans: list[Plan], at_once: int | None) -> int:
-    if not plans:
-        return 1
-    peaks = sorted((plan.peak_bytes for plan in plans), reverse=True)
-    threads = [plan.recipe.training.threads or 1 for plan in plans]
-    site = plans[0].site
-    # A process of its own has its own copy of the libraries.
-    libraries = psutil.Process().memory_info().rss
-    by_memory = next(
-        (n for n in range(len(plans), 1, -1) if sum(peaks[:n]) + n * libraries <= site.memory_bytes + libraries), 1
-    )
-    if at_once is None:
-        chosen = all(plan.resolved.precision.device_type == "cpu" for plan in plans)
-        at_once = detect_host().cores // max(threads) if chosen and ALONE.world_size == 1 else 1
-        return max(1, min(at_once, by_memory, len(plans)))
-    at_once = min(at_once, len(plans))
-    if at_once > by_memory:
-        needed = sum(peaks[:at_once]) + at_once * libraries
-        raise NapkinError(
-            f"--at-once is {at_once}, but {at_once} runs side by side take {format_bytes(needed)}, this machine has "
-            f"{format_bytes(site.memory_bytes)} free: use --at-once {by_memory}"
-        )
-    return at_once
+    def as_values(self) -> dict[str, Any]:
+        names = ("folder", "loss", "step", "tokens", "seconds", "flops")
+        return {"run": self.trial.name, "values": self.trial.values} | {name: getattr(self, name) for name in names}
 
 
 Progress = Callable[[str], None]
@@ -313,10 +247,12 @@ class Sweep:
         besides: Sequence[str] = (),
         progress: Progress = lambda doing: None,
     ) -> "Sweep":
-        """Plan what is left to do of a sweep, without training anything or writing to its folder.
+        """Plan what is left to do of a sweep on this machine, without training anything or writing to its folder.
 
-        `besides` are files that may be in the folder before the sweep. Raises NapkinError where it holds something
-        else, and where a run, or as many as `at_once`, do not fit.
+        `at_once` is how many runs train side by side; None is as many as have cores and memory if the recipe says how
+        many threads each has, else one. `besides` are files that may be in the folder before the sweep. Raises
+        NapkinError where it holds something else, and where a run, as many as `at_once`, or the checkpoints of all do
+        not fit.
         """
         trials = tuple(
             dataclasses.replace(trial, recipe=with_threads(trial.recipe, at_once and min(at_once, len(trials))))
@@ -327,11 +263,29 @@ class Sweep:
         if retry:
             file = dataclasses.replace(file, failed={})
         unfinished = tuple(
-            trial for trial in trials if trial.name not in file.failed and not _is_finished(place.run(trial))
+            trial
+            for trial in trials
+            if trial.name not in file.failed
+            and not (is_run(place.run(trial)) and finished_checkpoint(place.run(trial)) is not None)
         )
-        planner = SharedPlans()
-        planned = plan_sweep(unfinished, planner, at_once=at_once, progress=progress)
-        refuse_too_small_disk_for_all(planned, place.path)
+        planner, plans = SharedPlans(), dict[str, Plan]()
+        for number, trial in enumerate(unfinished, start=1):
+            progress(f"planning run {number} of {len(unfinished)}")
+            try:
+                plan = prepare(trial.recipe, setting=Setting(planner=planner)).plan
+            except NapkinError as error:
+                raise NapkinError(f"the run {trial.name}: {error}") from None
+            assert plan is not None
+            plans[trial.name] = plan
+        planned = SweepPlan(plans, _side_by_side(list(plans.values()), at_once), planner.n_counted)
+        existing = next(each for each in (place.path.absolute(), *place.path.absolute().parents) if each.exists())
+        free = shutil.disk_usage(existing).free
+        if free < planned.disk_bytes:
+            raise NapkinError(
+                f"the checkpoints of {len(plans)} runs take {format_bytes(planned.disk_bytes)}, the disk of "
+                f"'{place.path}' has {format_bytes(free)} free: choose a --runs on another disk, or "
+                "--training.keep-checkpoints 1 with --training.keep-best false"
+            )
         return cls(trials, place, file, unfinished, planned, planner)
 
     def run(
@@ -376,7 +330,7 @@ class Sweep:
         best = order[0].trial if order else None
         return {
             "folder": self.folder.path,
-            "runs": [as_json(each) for each in standings],
+            "runs": [each.as_values() for each in standings],
             "failed": self.file.failed,
             "best": None if best is None else best.name,
             "neighbours": [] if best is None else [each.name for each in neighbours(best, self.trials)],
@@ -384,5 +338,113 @@ class Sweep:
         }
 
 
-def _is_finished(run: Path) -> bool:
-    return is_run(run) and finished_checkpoint(run) is not None
+def with_threads(recipe: Recipe, at_once: int | None) -> Recipe:
+    """The recipe with the threads of one of `at_once` runs, where it leaves them open.
+
+    Raises NapkinError where there are fewer cores than runs, and for runs side by side on one GPU.
+    """
+    if at_once is None or at_once == 1:
+        return recipe
+    if at_once < 1:
+        raise NapkinError(f"--at-once is {at_once}: use 1 or more")
+    if choose_device(recipe.training.device) == "cuda":
+        raise NapkinError(f"--at-once is {at_once}, but runs on a GPU train one after the other: leave it out")
+    cores = detect_host().cores
+    threads = recipe.training.threads or cores // at_once
+    if not threads or threads * at_once > cores:
+        each = f" of {threads} threads" if threads > 1 else ""
+        raise NapkinError(f"--at-once is {at_once}, but {at_once} runs{each} do not fit on {cores} cores: use fewer")
+    training = dataclasses.replace(recipe.training, threads=threads)
+    return dataclasses.replace(recipe, training=training)
+
+
+def _side_by_side(plans: list[Plan], at_once: int | None) -> int:
+    """The number of runs that train side by side: as wanted, or as many as there are cores and memory for."""
+    if not plans:
+        return 1
+    peaks = sorted((plan.peak_bytes for plan in plans), reverse=True)
+    threads = [plan.recipe.training.threads or 1 for plan in plans]
+    site = plans[0].site
+    # A process of its own has its own copy of the libraries.
+    libraries = psutil.Process().memory_info().rss
+    by_memory = next(
+        (n for n in range(len(plans), 1, -1) if sum(peaks[:n]) + n * libraries <= site.memory_bytes + libraries), 1
+    )
+    if at_once is None:
+        chosen = all(plan.resolved.precision.device_type == "cpu" for plan in plans)
+        at_once = detect_host().cores // max(threads) if chosen and ALONE.world_size == 1 else 1
+        return max(1, min(at_once, by_memory, len(plans)))
+    at_once = min(at_once, len(plans))
+    if at_once > by_memory:
+        needed = sum(peaks[:at_once]) + at_once * libraries
+        raise NapkinError(
+            f"--at-once is {at_once}, but {at_once} runs side by side take {format_bytes(needed)}, this machine has "
+            f"{format_bytes(site.memory_bytes)} free: use --at-once {by_memory}"
+        )
+    return at_once
+
+
+@dataclass(frozen=True)
+class Edge:
+    """An axis whose best value is the smallest or the largest that was tried."""
+
+    field: str
+    value: Value
+    is_smallest: bool
+
+    def __str__(self) -> str:
+        kind, other = ("smallest", "smaller") if self.is_smallest else ("largest", "larger")
+        return f"the best {self.field}, {self.value}, is the {kind} that was tried: try {other} ones"
+
+
+def standing(trial: Trial, folder: Path) -> Standing:
+    """The figures of a run; a run that has not begun has none."""
+    try:
+        run = read_run(folder, training=False) if is_run(folder) else None
+    except NapkinError:
+        # It is damaged, which training it tells.
+        run = None
+    if run is None:
+        return Standing(trial, folder, None, 0, 0, 0.0, None)
+    found = run.summary
+    loss = found.loss if found.validation_loss is None else found.validation_loss
+    finished = loss if found.state == "finished" else None
+    return Standing(trial, folder, finished, found.step, found.tokens, found.seconds, found.flops)
+
+
+def ranked(standings: Sequence[Standing]) -> list[Standing]:
+    """The runs that are at their end, the lowest loss first."""
+    return sorted((each for each in standings if each.loss is not None), key=lambda each: each.loss or 0.0)
+
+
+def edges(best: Trial, trials: Sequence[Trial]) -> list[Edge]:
+    """The axes on which `best` is at the edge of all trials, failed ones too; of numbers alone.
+
+    A loss that still falls towards an edge says nothing of where it ends. Seeds have no order.
+    """
+    found: list[Edge] = []
+    for name, value in best.values.items():
+        if name.endswith("_seed"):
+            continue
+        tried = {trial.values[name] for trial in trials}
+        numbers = sorted(each for each in tried if isinstance(each, int | float) and not isinstance(each, bool))
+        if len(tried) > 1 and len(numbers) == len(tried) and value in (numbers[0], numbers[-1]):
+            found.append(Edge(name, value, is_smallest=value == numbers[0]))
+    return found
+
+
+def neighbours(best: Trial, trials: Sequence[Trial]) -> list[Trial]:
+    """The runs of a grid that differ from `best` in one axis, by one step; of a list or a sample, none may."""
+
+    def place_of(value: Value) -> tuple[bool, float, str]:
+        is_number = isinstance(value, int | float)
+        return (not is_number, float(value) if is_number else 0.0, str(value))
+
+    found: list[Trial] = []
+    for name, value in best.values.items():
+        others = {each: item for each, item in best.values.items() if each != name}
+        line = [trial for trial in trials if all(trial.values[each] == item for each, item in others.items())]
+        ordered = sorted(line, key=lambda trial, name=name: place_of(trial.values[name]))
+        place = next(i for i, trial in enumerate(ordered) if trial.values[name] == value)
+        found += [ordered[i] for i in (place - 1, place + 1) if 0 <= i < len(ordered)]
+    return found

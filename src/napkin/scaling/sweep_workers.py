@@ -1,8 +1,7 @@
 """Runs side by side: processes that train one run after the other, each asked by a line and answering with one.
 
-A worker imports the libraries once, and counts each kind of step once.
-
-A run is started, resumed, or found finished, in this process or in a worker's.
+A worker imports the libraries once, and counts each kind of step once. A run is started, resumed, or found finished, in
+this process or in a worker's.
 """
 
 import json
@@ -180,7 +179,6 @@ class _Worker:
             self._process.send_signal(interruption.signal)
 
     def close(self) -> None:
-        """Wait for its end."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

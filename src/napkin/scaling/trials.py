@@ -39,7 +39,6 @@ class Axis:
 
     @property
     def option(self) -> str:
-        """The option that names it."""
         return f"--{self.field.replace('_', '-')}"
 
     def draw(self, generator: random.Random) -> Value:

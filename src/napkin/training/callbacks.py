@@ -21,7 +21,7 @@ from napkin.checkpoint.sharded_writer import open_writer
 from napkin.checkpoint.state import Checkpoint, Snapshot, snapshot
 from napkin.errors import CorruptFile
 from napkin.files import StrPath
-from napkin.planning.step.failure_plan import writes_in_background
+from napkin.planning.step.plan_file import writes_in_background
 from napkin.report.page import REPORT_FILE
 from napkin.runs.accounting_files import MEASUREMENT_FILE
 from napkin.runs.metrics import METRICS_FILE, MetricsFile, StepMetrics, read_metrics_record

@@ -32,8 +32,7 @@ from napkin.planning.step.run_plan import Plan
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.runs.history import History
-from napkin.runs.metrics import StepMetrics, format_metrics, parse_metrics
+from napkin.runs.metrics import History, StepMetrics, format_metrics, parse_metrics
 from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.base import Tokenizer
 from napkin.torch_compile import compiled_folder, stoppable_compiler

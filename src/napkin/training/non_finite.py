@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
-from napkin.runs.history import History
+from napkin.runs.metrics import History
 from napkin.runs.run_folder import RunFolder, lower_learning_rate
 from napkin.train_step.step import TrainState
 

@@ -17,10 +17,9 @@ from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath
 from napkin.json_files import read_json
 from napkin.planning.planner import Planner, plan_resolved
-from napkin.planning.step.failure_plan import whole_checkpoint_bytes
 from napkin.planning.step.machine import Progress
 from napkin.planning.step.memory_savings import refuse_what_does_not_fit
-from napkin.planning.step.plan_file import plan_file_of
+from napkin.planning.step.plan_file import plan_file_of, whole_checkpoint_bytes
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.data_config import DataConfig, TrainFiles, paths_and_weights, renamed_phase
 from napkin.recipe.mixture import open_mixture

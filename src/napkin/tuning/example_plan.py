@@ -15,7 +15,7 @@ from napkin.accounting.ledger import Ledger
 from napkin.accounting.quantities import QuantityRow, QuantityTable
 from napkin.accounting.rules import seconds_rule
 from napkin.chats.token_sequence import Example
-from napkin.planning.rules.sizes import step_flops_by_rule
+from napkin.planning.rules import step_flops_by_rule
 from napkin.planning.step.machine import Machine, Progress
 from napkin.planning.step.run_plan import RULE_MFU, Plan
 from napkin.recipe.resolved import ResolvedRecipe

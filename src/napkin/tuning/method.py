@@ -24,8 +24,7 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.toml_file import read_recipe
 from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.runs.metrics import StepMetrics
-from napkin.runs.model_files import conversation_files, is_quantized
-from napkin.runs.run_folder import RunFolder, is_run
+from napkin.runs.run_folder import RunFolder, conversation_files, is_quantized, is_run
 from napkin.tokenizer.base import Tokenizer
 from napkin.train_step.step import adapter_of, build_model
 from napkin.training.method import Method, Setting

@@ -25,7 +25,7 @@ from napkin.accounting.quantities import QuantityRow, QuantityTable, Unit
 from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.model.adapters import adapters_off
 from napkin.model.transformer import Transformer
-from napkin.planning.rules.sizes import multiplying_parameters_by_rule
+from napkin.planning.rules import multiplying_parameters_by_rule
 from napkin.planning.step.machine import Machine, Progress
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.resolved import ResolvedRecipe

@@ -71,8 +71,7 @@ def open_documents(
 def renew_report(run: Path) -> None:
     """Write a run's report.html with what the folder holds by now; best done after the result has been printed."""
     from napkin.report.page import write_report
-    from napkin.runs.model_files import is_quantized
-    from napkin.runs.run_folder import is_being_trained
+    from napkin.runs.run_folder import is_being_trained, is_quantized
 
     if is_quantized(run):
         return  # It has no training to report.

@@ -20,8 +20,7 @@ from napkin.units import format_bytes, format_rate, format_seconds, format_share
 if TYPE_CHECKING:
     from napkin.benchmarking.case import Case, Target
     from napkin.benchmarking.collective_bench import AlphaBeta, CollectiveRow
-    from napkin.benchmarking.conditions import Conditions
-    from napkin.benchmarking.measuring import Row
+    from napkin.benchmarking.measuring import Conditions, Row
     from napkin.hardware.cluster import Operation
     from napkin.planning.step.machine import ThisMachine
 
@@ -145,8 +144,7 @@ def _time_cases(options: OperatorOptions, name: str, target_on: "Callable[[ThisM
     with progress_line("preparing") as line:
         import torch
 
-        from napkin.benchmarking.conditions import Conditions
-        from napkin.benchmarking.measuring import Limits, Measuring
+        from napkin.benchmarking.measuring import Conditions, Limits, Measuring
         from napkin.hardware.host import keep_freed_memory
         from napkin.planning.step.machine import ThisMachine
 
@@ -180,8 +178,7 @@ def _time_cases(options: OperatorOptions, name: str, target_on: "Callable[[ThisM
 
 
 def _cases(options: OperatorOptions, target: "Target", machine: "ThisMachine") -> "list[Case]":
-    from napkin.benchmarking.case import Case
-    from napkin.benchmarking.shapes import read_shapes
+    from napkin.benchmarking.case import Case, read_shapes
 
     shapes = read_shapes(options.shapes, target.dimensions, target.named_sizes) if options.shapes else target.shapes
     if options.sweep and not options.shapes:
@@ -309,9 +306,9 @@ class CollectiveOptions(TimingOptions):
 
 @command("bench collective", CollectiveOptions)
 def bench_collective(options: CollectiveOptions) -> None:
+    from napkin.benchmarking.case import read_shapes
     from napkin.benchmarking.collective_bench import COLLECTIVES, DIMENSIONS, SWEEP, collective_shapes, fitted
-    from napkin.benchmarking.conditions import Conditions
-    from napkin.benchmarking.shapes import read_shapes
+    from napkin.benchmarking.measuring import Conditions
     from napkin.distributed.ranks import rank_info_of
     from napkin.recipe.precision import choose_device
 

@@ -86,7 +86,7 @@ def quantize_command(options: QuantizeOptions) -> None:
         from napkin.inference.loaded_model import load
         from napkin.inference.quantized_run import write_quantized
         from napkin.model.quantized import quantize_model
-        from napkin.runs.model_files import QuantizedRun, read_conversation
+        from napkin.runs.run_folder import QuantizedRun, read_conversation
 
         trained = load(run, on_message=notify)
         if trained.quantized is not None:

@@ -81,8 +81,8 @@ def plan_command(options: PlanOptions, source: RecipeSource) -> None:
             restart_minutes=options.restart_minutes,
         )
         if options.law is not None:
+            from napkin.scaling.budget_answer import with_predicted_loss
             from napkin.scaling.fitted_law import read_law
-            from napkin.scaling.predicted_loss import with_predicted_loss
 
             plan = with_predicted_loss(plan, read_law(options.law), Path(options.law).name)
         memory_options = find_memory_options(plan, options.on, line.retitle) if options.memory_options else []

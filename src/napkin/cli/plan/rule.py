@@ -11,15 +11,16 @@ from napkin.accounting.quantities import format_figure
 from napkin.cli.common.options import INLINED, JsonOption, Switch, command
 from napkin.cli.common.terminal import print_json, print_table, say
 from napkin.errors import NapkinError
-from napkin.planning.rules.by_rule import (
+from napkin.planning.rules import (
     USUAL_MFU,
     RuleDevices,
     RulePlan,
+    RuleSizes,
     affordable_by_rule,
+    rules_by_size,
     training_by_rule,
     utilisation_by_rule,
 )
-from napkin.planning.rules.sizes import RuleSizes, rules_by_size
 from napkin.units import format_count, parse_count, parse_seconds
 
 _MOST = 1e9

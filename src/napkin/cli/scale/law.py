@@ -452,7 +452,7 @@ class CompareOptions(RunsOptions):
 @command("law compare", CompareOptions)
 def compare(options: CompareOptions) -> None:
     chosen = read_runs(options)
-    from napkin.scaling.law_comparison import compare_laws
+    from napkin.scaling.law_fit import compare_laws
 
     with progress_line("fitting"):
         found = compare_laws(chosen.runs, share=options.share)

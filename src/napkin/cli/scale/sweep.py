@@ -166,7 +166,7 @@ def print_outcome(sweep: "Sweep", *, as_json: bool) -> None:
     if as_json:
         print_json(sweep.as_values())
         return
-    from napkin.scaling.best_run import edges, neighbours, ranked
+    from napkin.scaling.sweep import edges, neighbours, ranked
 
     order = ranked(sweep.standings())
     if not order:

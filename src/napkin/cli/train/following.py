@@ -16,7 +16,7 @@ from napkin.data.mixing import TokenMixture
 from napkin.errors import NapkinError
 from napkin.files import read_bytes
 from napkin.json_files import read_json
-from napkin.planning.step.failure_plan import describe_checkpoints
+from napkin.planning.step.plan_file import describe_checkpoints
 from napkin.report.headline import reconcile_table
 from napkin.report.page import REPORT_FILE, live_report, write_report
 from napkin.runs.accounting_files import MEASUREMENT_FILE, MeasurementFile, PlanFile

@@ -45,7 +45,7 @@ def train_command(options: TrainOptions, source: RecipeSource) -> int:
 
             planner = plan_resolved
             if options.law is not None:
-                from napkin.scaling.predicted_loss import predicting
+                from napkin.scaling.budget_answer import predicting
 
                 planner = predicting(options.law)
             preparation, run = create_run(options.recipe, folder, progress=line.retitle, ranks=ranks, planner=planner)

@@ -1,5 +1,4 @@
-"""The computing, memory and sending of one rank of a layout, part by part: priced once, shared by all layouts of a
-search."""
+"""What the parts of a model take on one rank of a layout: priced once, shared by all layouts of a search."""
 
 import copy
 import dataclasses
@@ -19,8 +18,7 @@ from napkin.errors import NapkinError
 from napkin.hardware.cluster import Interconnect
 from napkin.model.transformer import Transformer
 from napkin.planning.layouts.counted_parts import CountedParts, Part, Size, count_parts, with_tensor
-from napkin.planning.step.machine import CatalogueMachine
-from napkin.planning.step.site import Site
+from napkin.planning.step.machine import CatalogueMachine, Site
 from napkin.recipe.layout import Layout
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.compile import Recompute
@@ -30,6 +28,11 @@ OUTSIDE_BYTES = 4
 BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients that are all-reduced at a time: torch's default, `bucket_cap_mb`."""
 PRODUCTS_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+_CACHED = (
+    "parts shapes parameters padded rows seconds attention_seconds least_seconds launch_seconds head_seconds "
+    "kept_bytes working_bytes head_working_bytes"
+)
+"""Methods of `LayoutCosts` whose answers are remembered, for its copies on other numbers of devices too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,6 @@ class Choice:
 
 
 def choice_of(resolved: ResolvedRecipe) -> Choice:
-    """The recipe's own choice."""
     training = resolved.per_device.training
     return Choice(
         layout=resolved.layout,
@@ -117,19 +119,8 @@ class LayoutCosts:
         self.gather_bytes = PRODUCTS_BYTES[resolved.gather_format]
         self.reduce_bytes = PRODUCTS_BYTES[resolved.recipe.training.reduce_format]
         self.weight_bytes = resolved.precision.bytes_per_weight
-        self.parts = functools.cache(self._parts)
-        self.shapes = functools.cache(self._shapes)
-        self.parameters = functools.cache(self._parameters)
-        self.padded = functools.cache(self._padded)
-        self.seconds = functools.cache(self._seconds)
-        self.attention_seconds = functools.cache(self._attention_seconds)
-        self.least_seconds = functools.cache(self._least_seconds)
-        self.kept_bytes = functools.cache(self._kept_bytes)
-        self.working_bytes = functools.cache(self._working_bytes)
-        self.head_working_bytes = functools.cache(self._head_working_bytes)
-        self.launch_seconds = functools.cache(self._launch_seconds)
-        self.rows = functools.cache(self._rows)
-        self.head_seconds = functools.cache(self._head_seconds)
+        for name in _CACHED.split():
+            setattr(self, name, functools.cache(getattr(self, name)))
 
     def on(self, machine: CatalogueMachine) -> "LayoutCosts":
         """The same parts on another number of the same devices."""
@@ -142,12 +133,12 @@ class LayoutCosts:
         site, price = machine.site(self.resolved.precision, self.ceilings), self.usd_per_hour
         return site if price is None else dataclasses.replace(site, usd_per_hour=machine.n_devices * price, offer=None)
 
-    def _parts(self, recompute: Recompute) -> CountedParts:
+    def parts(self, recompute: Recompute) -> CountedParts:
         self.progress(f"counting a block, recompute {recompute}")
         plain = None if recompute == "none" else self.parts("none")
         return count_parts(self.resolved, recompute, self.tensors, plain)
 
-    def _shapes(self, tensor: int) -> list[tuple[str, str, torch.Size]]:
+    def shapes(self, tensor: int) -> list[tuple[str, str, torch.Size]]:
         """For each parameter of one rank of tensor, the field of `Parameters` it belongs to, its own name and its
         shape."""
         model = with_tensor(self.resolved, tensor).recipe.model
@@ -164,11 +155,11 @@ class LayoutCosts:
             found.append((kind, path[-1], parameter.shape))
         return found
 
-    def _parameters(self, tensor: int) -> Parameters:
+    def parameters(self, tensor: int) -> Parameters:
         return _sums((kind, shape.numel()) for kind, _, shape in self.shapes(tensor))
 
-    def _padded(self, tensor: int, expert: int, shards: int, shards_of_experts: int) -> Parameters:
-        """The same, with experts of one rank of expert alone, as FSDP2 pads them to equal shards."""
+    def padded(self, tensor: int, expert: int, shards: int, shards_of_experts: int) -> Parameters:
+        """Parameters of one rank of tensor and of expert, as FSDP2 pads them to equal shards."""
         sizes: list[tuple[str, int]] = []
         for kind, name, shape in self.shapes(tensor):
             among, taken = shards, ()
@@ -180,14 +171,14 @@ class LayoutCosts:
             sizes.append((kind, shape.numel() // length * among * -(-length // among)))
         return _sums(sizes)
 
-    def _rows(self, part: Part, size: Size, recompute: Recompute) -> list[tuple[Row, bool, bool]]:
+    def rows(self, part: Part, size: Size, recompute: Recompute) -> list[tuple[Row, bool, bool]]:
         """The calls of a part; whether each copies weights, and whether it is for the gradient of weights."""
         operators = self.parts(recompute).operators(part, size)
         return list(
             zip(operators.at(size), operators.copies_weights.tolist(), operators.of_weights.tolist(), strict=True)
         )
 
-    def _seconds(self, part: Part, size: Size, recompute: Recompute, gathered: bool) -> StageSeconds:
+    def seconds(self, part: Part, size: Size, recompute: Recompute, gathered: bool) -> StageSeconds:
         """Seconds of one micro-batch. `gathered` parameters are in the format of the products already."""
         sums = {"forward": 0.0, "backward_input": 0.0, "backward_weight": 0.0, "recompute": 0.0, "optimizer": 0.0}
         for row, copies_weights, of_weights in self.rows(part, size, recompute):
@@ -199,10 +190,11 @@ class LayoutCosts:
             sums[phase] += roofline_seconds(row, self.ceilings)
         return StageSeconds(sums["forward"], sums["backward_input"], sums["backward_weight"], sums["recompute"])
 
-    def _launch_seconds(self, part: Part, size: Size, recompute: Recompute) -> float:
+    def launch_seconds(self, part: Part, size: Size, recompute: Recompute) -> float:
+        """Seconds of starting the kernels of a part."""
         return len(self.rows(part, size, recompute)) * self.ceilings.seconds_per_operator
 
-    def _attention_seconds(self, size: Size, recompute: Recompute) -> tuple[float, float]:
+    def attention_seconds(self, size: Size, recompute: Recompute) -> tuple[float, float]:
         """Seconds of fused attention alone, forward and backward: what hides the ring's sends."""
         sums = [0.0, 0.0]
         for row, _, _ in self.rows("block", size, recompute):
@@ -215,17 +207,18 @@ class LayoutCosts:
         rows = (row for row, _, _ in self.rows("block", size, recompute))
         return sum(roofline_seconds(row, self.ceilings) for row in rows if row.module.endswith(".experts"))
 
-    def _kept_bytes(self, part: Part, size: Size, recompute: Recompute, gathered: bool) -> float:
+    def kept_bytes(self, part: Part, size: Size, recompute: Recompute, gathered: bool) -> float:
         """Bytes that one micro-batch keeps from its forward to its backward pass."""
         activations, copies = self.parts(recompute).operators(part, size).kept_bytes(size)
         return activations + (0 if gathered else copies)
 
-    def _working_bytes(self, size: Size, recompute: Recompute) -> float:
+    def working_bytes(self, size: Size, recompute: Recompute) -> float:
         """Bytes that come and go in the backward pass of a block."""
         whole = self.gathered_activation_bytes(size) if size.tensor > 1 else 0.0
         return self.parts(recompute).working_bytes(size) + 2 * whole
 
-    def _head_working_bytes(self, size: Size, loss_chunk_size: int, recompute: Recompute) -> float:
+    def head_working_bytes(self, size: Size, loss_chunk_size: int, recompute: Recompute) -> float:
+        """Bytes that come and go in norm, head and loss."""
         chunk = min(loss_chunk_size / self.model.context_length, size.sequences)
         return self.parts(recompute).head_working_bytes(size, chunk)
 
@@ -237,7 +230,7 @@ class LayoutCosts:
         """Bytes of the hidden states of a micro-batch, in the format that ranks of tensor send."""
         return self.tokens(size) * self.model.d_model * self.activation_bytes
 
-    def _head_seconds(self, size: Size, loss_chunk_size: int, recompute: Recompute) -> StageSeconds:
+    def head_seconds(self, size: Size, loss_chunk_size: int, recompute: Recompute) -> StageSeconds:
         """Seconds of norm, head and loss of one micro-batch."""
         tokens = self.tokens(size)
         chunk = min(float(loss_chunk_size), tokens)
@@ -249,12 +242,13 @@ class LayoutCosts:
             seconds += self.seconds("chunk", last, recompute, False)
         return seconds
 
-    def _least_seconds(self, size: Size, recompute: Recompute, gathered: bool, loss_chunk_size: int) -> float:
+    def least_seconds(self, size: Size, recompute: Recompute, gathered: bool, loss_chunk_size: int) -> float:
         """Seconds of one micro-batch through the whole model on one rank, without collectives."""
         dense = self.model.n_dense_layers if self.model.n_experts else 0
         every = self.resolved.recipe.training.recompute_every
         seconds = self.head_seconds(size, loss_chunk_size, "none")
-        for part, number in (("dense", dense), ("block", self.model.n_layers - dense)):
+        numbers: tuple[tuple[Part, int], ...] = (("dense", dense), ("block", self.model.n_layers - dense))
+        for part, number in numbers:
             if number:
                 again = number // every if recompute != "none" else 0
                 seconds += self.seconds(part, size, recompute, gathered) * again

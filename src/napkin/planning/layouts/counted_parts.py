@@ -13,7 +13,7 @@ copied. Parts with such calls are counted for each size of tensor, and for one s
 import dataclasses
 import difflib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -179,7 +179,7 @@ def count_parts(
         found = {key: (divided[1, 1] if name == "update" else each)[name] for key, each in divided.items()}
         if name == "head":
             continue
-        if name in ("dense", "block") and not all(_are_alike(found[1, 1], each) for each in found.values()):
+        if name in ("dense", "block") and any(_names(each) != _names(found[1, 1]) for each in found.values()):
             for tensor in sorted({1, *(size for size in tensors if _counts(resolved, size))}):
                 one, two, three = (divided_of(sequences, tensor)[name] for sequences in (1, 2, 3))
                 apart[name, False, tensor] = _operators({(2, 1): two, (3, 1): three}, None)
@@ -308,23 +308,22 @@ def _chunk_of(one: Sequence[Row], two: Sequence[Row]) -> slice:
 def _operators(points: dict[tuple[int, int], list[Row]], split: int | None) -> Operators:
     """Through the figures of the same calls at each point (sequences, tensor), of which the first has least of both."""
     rows = next(iter(points.values()))
-    figures = {key: np.array([_figures(row) for row in each], dtype=np.float64) for key, each in points.items()}
-    if not all(_are_alike(rows, each) for each in points.values()):
+    if any(_names(each) != _names(rows) for each in points.values()):
         raise AssertionError(f"counts of different sizes have different operators: {[len(r) for r in points.values()]}")
+    figures: dict[tuple[int, int], NDArray[np.float64]] = {}
+    for key, each in points.items():
+        found = [[*(getattr(row, name) for name in _FIGURES), *(row.contraction or (0, 0, 0, 0))] for row in each]
+        figures[key] = np.array(found, dtype=np.float64).reshape(len(rows), len(_FIGURES) + 4)
     return Operators(
         rows=tuple(rows),
-        figures=_bilinear({key: each.reshape(len(rows), len(_FIGURES) + 4) for key, each in figures.items()}, split),
+        figures=_bilinear(figures, split),
         split_sequence=np.array([_splits_sequence(row.module) for row in rows], dtype=np.bool_),
         of_experts=np.array([row.module.endswith(".experts") for row in rows], dtype=np.bool_),
     )
 
 
-def _are_alike(some: Sequence[Row], others: Sequence[Row]) -> bool:
-    return [*map(_name, some)] == [*map(_name, others)]
-
-
-def _name(row: Row) -> tuple[str, str, str]:
-    return row.operator, row.module, row.phase
+def _names(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    return [(row.operator, row.module, row.phase) for row in rows]
 
 
 def _aligned(one: Sequence[Row], two: Sequence[Row]) -> list[Row]:
@@ -332,14 +331,10 @@ def _aligned(one: Sequence[Row], two: Sequence[Row]) -> list[Row]:
 
     What two sequences alone make is left out."""
     aligned = [dataclasses.replace(row, **{name: 2 * getattr(row, name) for name in _FIGURES}) for row in one]
-    matcher = difflib.SequenceMatcher(a=[*map(_name, one)], b=[*map(_name, two)], autojunk=False)
+    matcher = difflib.SequenceMatcher(a=_names(one), b=_names(two), autojunk=False)
     for block in matcher.get_matching_blocks():
         aligned[block.a : block.a + block.size] = two[block.b : block.b + block.size]
     return aligned
-
-
-def _figures(row: Row) -> list[int]:
-    return [*(getattr(row, name) for name in _FIGURES), *(row.contraction or (0, 0, 0, 0))]
 
 
 def _bilinear(points: dict[tuple[int, int], NDArray[np.float64]], split: int | None) -> NDArray[np.float64]:
@@ -367,27 +362,25 @@ def _splits_sequence(module: str) -> bool:
 
 def _working_bytes(ledger: Ledger) -> float:
     """Most bytes beside state, weight copies and kept activations while a block's backward pass runs."""
-    kept: Callable[[str], int] = lambda prefix: sum(  # noqa: E731
-        row.bytes_kept for row in ledger.rows if row.module.startswith(prefix) and row.in_forward_pass
-    )
-    names = sorted({row.module.split(".")[1] for row in ledger.rows if row.module.startswith("blocks.")})
-    last = f"blocks.{names[-1]}"
+    of_blocks = [row for row in ledger.rows if row.module.startswith("blocks.")]
+    last = f"blocks.{max(row.module.split('.')[1] for row in of_blocks)}"
     most = 0
     for moment in ledger.timeline:
         row = ledger.rows[moment.row]
         if row.module.startswith(last) and row.phase in ("backward", "recompute") and not row.early:
             most = max(most, moment.bytes_alive - moment.state_bytes - moment.weight_copy_bytes)
+    kept = sum(row.bytes_kept for row in of_blocks if row.in_forward_pass)
+    # Of weights: the product that follows has the matrix as its second factor; its input's copy is read in another
+    # size.
     copies = sum(
         row.bytes_kept
-        for row in ledger.rows
-        if row.module.startswith("blocks.") and row.operator == "_to_copy" and _is_weight_copy(row)
+        for row in of_blocks
+        if row.operator == "_to_copy"
+        and row.component != "other"
+        and row.bytes_kept == row.bytes_written
+        and row.bytes_read == 2 * row.bytes_written
     )
-    return max(0.0, most - (kept("blocks.") - copies))
-
-
-def _is_weight_copy(row: Row) -> bool:
-    # The product that follows has the matrix as its second factor; its input's copy is read in another size.
-    return row.component != "other" and row.bytes_kept == row.bytes_written and row.bytes_read == 2 * row.bytes_written
+    return max(0.0, most - (kept - copies))
 
 
 def _head_working_bytes(ledger: Ledger) -> float:

@@ -14,18 +14,20 @@ from napkin.accounting.pipeline_simulation import PipelineTimeline, simulate_pip
 from napkin.accounting.pricing import dollars
 from napkin.errors import NapkinError
 from napkin.planning.layouts.costs import Choice, LayoutCosts, choice_of
-from napkin.planning.layouts.memory import RankBytes, ranks_bytes, schedule_of, stages_of_ranks
 from napkin.planning.layouts.stages import (
+    RankBytes,
     Sender,
     StageContent,
     StageTime,
     once_per_step,
     own_parameters,
+    ranks_bytes,
+    schedule_of,
     send_seconds,
     stage_times,
+    stages_of_ranks,
 )
-from napkin.planning.step.machine import CatalogueMachine
-from napkin.planning.step.site import Site, fits
+from napkin.planning.step.machine import CatalogueMachine, Site, fits
 from napkin.recipe.layout import Layout
 from napkin.recipe.resolved import ResolvedRecipe
 
@@ -95,7 +97,6 @@ class LayoutPlan:
 
     @property
     def seconds(self) -> float:
-        """Seconds of one step."""
         return self.pipeline_seconds + self.update_seconds + sum(exposed for exposed, _ in self.once_per_step.values())
 
     @property
@@ -177,8 +178,7 @@ class LayoutPlan:
         return max(stages_of_ranks(self.layout), key=lambda held: sum(self._busy(stage) for stage in held))
 
     def _busy(self, stage: int) -> float:
-        seconds = self.stages[stage].seconds
-        return seconds.forward + seconds.of("backward")
+        return one_stage_seconds(self.stages[stage], 1)
 
     @functools.cached_property
     def by_kind(self) -> dict[str, float]:
@@ -224,58 +224,44 @@ def plan_layout(
     costs: LayoutCosts | None = None,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> LayoutPlan:
-    """Plan the step of a recipe on a machine in one layout.
+    """Plan the step of a recipe on a machine, which has as many devices as the layout has ranks, in one layout.
 
-    Args:
-        resolved: the recipe, of the whole run.
-        machine: the devices, as many as the layout has ranks.
-        choice: the layout, micro-batch size, recomputation and chunk of the loss; those of the recipe by default.
-        costs: priced parts, to be shared by plans of the same recipe and machine.
-        progress: called with a description of what is counted.
+    `choice` is the recipe's own by default. `costs` are priced parts, to be shared by plans of the same recipe and
+    machine. `progress` is called with what is counted.
 
-    Raises:
-        NapkinError: where the layout does not divide the batch or the blocks, and where it is not known what connects
-            the devices.
+    Raises NapkinError where the layout does not divide the batch or the blocks, and where it is not known what connects
+    the devices.
     """
     choice = choice or choice_of(resolved)
-    costs = costs or LayoutCosts(resolved, machine, (choice.layout.tensor,), progress=progress)
-    micro_batches = micro_batches_of(resolved, choice)
-    stages = stage_times(costs, choice, micro_batches)
-    sending = send_seconds(costs, choice) if choice.layout.pipeline > 1 else 0.0
-    if choice.layout.pipeline > 1:
-        pipeline_seconds = simulated(choice, stages, sending, micro_batches).seconds
-    else:
-        pipeline_seconds = one_stage_seconds(stages[0], micro_batches)
-    return composed(costs, choice, stages, micro_batches, sending, pipeline_seconds)
-
-
-def micro_batches_of(resolved: ResolvedRecipe, choice: Choice) -> int:
-    """Forward passes of each pipeline in a step. Raises NapkinError where the batch does not divide into them."""
-    rows = choice.layout.batch_parts * choice.micro_batch_size
-    batch_size = resolved.recipe.training.batch_size
-    if batch_size % rows:
+    layout, size = choice.layout, choice.size
+    costs = costs or LayoutCosts(resolved, machine, (layout.tensor,), progress=progress)
+    batch_size, rows = resolved.recipe.training.batch_size, layout.batch_parts * choice.micro_batch_size
+    micro_batches, rest = divmod(batch_size, rows)
+    if rest:
         raise NapkinError(
-            f"training.batch_size {batch_size} does not divide into {choice.layout.batch_parts} parts of micro-batches "
+            f"training.batch_size {batch_size} does not divide into {layout.batch_parts} parts of micro-batches "
             f"of {choice.micro_batch_size}: use a multiple of {rows}, or a smaller --training.micro-batch-size"
         )
-    return batch_size // rows
-
-
-def composed(
-    costs: LayoutCosts,
-    choice: Choice,
-    stages: list[StageTime],
-    micro_batches: int,
-    sending: float,
-    pipeline_seconds: float,
-) -> LayoutPlan:
-    """The plan, once it is known how long its pipeline takes."""
-    layout, site = choice.layout, costs.site
+    stages = stage_times(costs, choice, micro_batches)
     contents = [stage.content for stage in stages]
+    if layout.pipeline > 1:
+        sending = send_seconds(costs, choice)
+        pipeline_seconds = simulated(choice, stages, sending, micro_batches).seconds
+    else:
+        sending, pipeline_seconds = 0.0, one_stage_seconds(stages[0], micro_batches)
+    expert_seconds = 0.0
+    if layout.expert > 1 and costs.model.expert_capacity is None:
+        of_block = costs.expert_seconds(size, choice.recompute)
+        longest = max(stage.content.blocks * of_block + sum(stage.sends.exposed["expert"]) for stage in stages)
+        expert_seconds = micro_batches * longest * layout.stages_per_rank
+    # The fraction of a block's seconds that is the overhead of its kernels makes the interval wider.
+    of_block = costs.seconds("block", size, choice.recompute, False)
+    whole = of_block.forward + of_block.of("backward")
+    launches = costs.launch_seconds("block", size, choice.recompute) / whole if whole else 0.0
     return LayoutPlan(
         resolved=costs.resolved,
         choice=choice,
-        site=site,
+        site=costs.site,
         micro_batches=micro_batches,
         stages=tuple(stages),
         ranks=tuple(ranks_bytes(costs, choice, contents, micro_batches)),
@@ -284,8 +270,8 @@ def composed(
         once_per_step=once_per_step(costs, layout, stages[0]),
         update_seconds=update_seconds(costs, layout, contents),
         model_flops=costs.model_flops(costs.resolved.recipe.training.batch_size),
-        expert_seconds=_expert_seconds(costs, choice, stages, micro_batches),
-        factor=costs.machine.efficiency.factor * (1 + _launch_share(costs, choice)),
+        expert_seconds=expert_seconds,
+        factor=costs.machine.efficiency.factor * (1 + launches),
     )
 
 
@@ -294,10 +280,8 @@ def simulated(
 ) -> PipelineTimeline:
     """The step's schedule, action by action."""
     layout = choice.layout
-    per_rank = layout.stages_per_rank if layout.pipeline > 1 else 1
-    schedule = schedule_of(
-        layout.schedule if layout.pipeline > 1 else "gpipe", layout.pipeline, per_rank, micro_batches
-    )
+    name, per_rank = (layout.schedule, layout.stages_per_rank) if layout.pipeline > 1 else ("gpipe", 1)
+    schedule = schedule_of(name, layout.pipeline, per_rank, micro_batches)
     return simulate_pipeline(schedule, [stage.seconds for stage in stages], send_seconds=sending)
 
 
@@ -319,18 +303,3 @@ def update_seconds(costs: LayoutCosts, layout: Layout, contents: Sequence[StageC
     group = costs.interconnect.group(replicas, stride=layout.tensor)
     gathering = costs.interconnect.seconds("all_gather", costs.weight_bytes * most, group)
     return costs.update_seconds(most / replicas, blocks) + gathering
-
-
-def _expert_seconds(costs: LayoutCosts, choice: Choice, stages: Sequence[StageTime], micro_batches: int) -> float:
-    if choice.layout.expert == 1 or costs.model.expert_capacity is not None:
-        return 0.0
-    of_block = costs.expert_seconds(choice.size, choice.recompute)
-    longest = max(stage.content.blocks * of_block + sum(stage.sends.exposed["expert"]) for stage in stages)
-    return micro_batches * longest * choice.layout.stages_per_rank
-
-
-def _launch_share(costs: LayoutCosts, choice: Choice) -> float:
-    """Fraction of a block's seconds that is the overhead of its kernels."""
-    seconds = costs.seconds("block", choice.size, choice.recompute, False)
-    whole = seconds.forward + seconds.of("backward")
-    return costs.launch_seconds("block", choice.size, choice.recompute) / whole if whole else 0.0

@@ -21,9 +21,15 @@ from typing import Any
 from napkin.errors import NapkinError
 from napkin.planning.layouts.costs import Choice, LayoutCosts
 from napkin.planning.layouts.layout_plan import LayoutPlan, one_stage_seconds, plan_layout, simulated, update_seconds
-from napkin.planning.layouts.memory import ranks_bytes, stages_of_ranks
-from napkin.planning.layouts.stages import StageTime, once_per_step, send_seconds, stage_times
-from napkin.planning.step.site import fits, memory_of, step_memory
+from napkin.planning.layouts.stages import (
+    StageTime,
+    once_per_step,
+    ranks_bytes,
+    send_seconds,
+    stage_times,
+    stages_of_ranks,
+)
+from napkin.planning.step.machine import fits, memory_of, step_memory
 from napkin.recipe.layout import Layout, refuse_impossible_layout
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -77,7 +83,6 @@ class SearchResult:
     """Why layouts are left out that napkin does not train, and how many."""
 
     def as_values(self) -> dict[str, Any]:
-        """The result for programs."""
         return {
             "considered": self.considered,
             "evaluated": self.evaluated,
@@ -90,20 +95,13 @@ class SearchResult:
 def search_layouts(
     costs: LayoutCosts, *, best: int = BEST, trains: bool = True, progress: Callable[[str], None] = lambda doing: None
 ) -> SearchResult:
-    """Rank all layouts of a recipe on the machine by tokens per second.
+    """Rank all layouts of a recipe on the machine by tokens per second, and return the `best` of different sizes.
 
-    Args:
-        costs: of the recipe on the machine; batch size, precision and optimizer are the recipe's; layout, micro-batch
-            size, recomputation, schedule and chunk of the loss are searched.
-        best: how many layouts of different sizes are returned.
-        trains: whether layouts that napkin does not train are left out.
-        progress: called with how far it is.
-
-    Raises:
-        NapkinError: where no layout divides the recipe, where none fits, or all are refused.
+    Batch size, precision and optimizer are the recipe's; layout, micro-batch size, recomputation, schedule and chunk of
+    the loss are searched. `trains` is whether layouts that napkin does not train are left out. Raises NapkinError where
+    no layout divides the recipe, where none fits, or all are refused.
     """
-    search = _Search(costs, best, trains, progress)
-    return search.run()
+    return _Search(costs, best, trains, progress).run()
 
 
 def candidates(costs: LayoutCosts) -> Iterator[Choice]:
@@ -138,7 +136,11 @@ class _Search:
         for number, choice in enumerate(candidates(self.costs)):
             queue.append((self._least_seconds(choice), number, choice))
         if not queue:
-            raise NapkinError(_divides_nowhere(self.costs))
+            batch_size, n = self.costs.resolved.recipe.training.batch_size, self.costs.site.n_devices
+            raise NapkinError(
+                f"training.batch_size {batch_size} does not divide among {n} devices in any layout: use a multiple of "
+                f"{n}, --training.batch-size {n * -(-batch_size // n)}"
+            )
         considered = len(queue)
         self.progress(f"{considered:,} layouts")
         heapq.heapify(queue)
@@ -171,14 +173,11 @@ class _Search:
 
     def _least_seconds(self, choice: Choice) -> float:
         """Computation of all blocks and the head, evenly on all ranks, nothing sent but what tensor waits for."""
-        costs, layout, size = self.costs, choice.layout, choice.size
+        costs, layout = self.costs, choice.layout
         micro_batches = costs.resolved.recipe.training.batch_size // (layout.batch_parts * choice.micro_batch_size)
         gathered = layout.shard > 1 and costs.gather_bytes < costs.weight_bytes
-        return (
-            micro_batches
-            * costs.least_seconds(size, choice.recompute, gathered, choice.loss_chunk_size)
-            / layout.pipeline
-        )
+        least = costs.least_seconds(choice.size, choice.recompute, gathered, choice.loss_chunk_size)
+        return micro_batches * least / layout.pipeline
 
     def _evaluate(self, choice: Choice) -> None:
         layout = choice.layout
@@ -192,7 +191,9 @@ class _Search:
         peak = max(rank.total for rank in ranks_bytes(costs, choice, contents, micro_batches))
         within = fits(peak, costs.site.memory_bytes)
         kept = self.fastest if within else self.beyond
-        key = _kind(layout)
+        # Layouts that differ in their schedules, or in how those that split the batch also split sequences or hold
+        # replicas, are variants of one.
+        key = layout.tensor, layout.pipeline, layout.expert, layout.shard > 1
         known = kept.get(key)
         limit = min(self._to_beat(), known.seconds if known else math.inf)
         seconds = update_seconds(costs, layout, contents)
@@ -229,12 +230,6 @@ class _Search:
             f"{least.choice.layout}; {memory_of(self.costs.site.device_name, self.costs.site.memory_bytes)}: use more "
             "devices, a smaller --model.context-length or a smaller model"
         )
-
-
-def _kind(layout: Layout) -> tuple[int, ...]:
-    """Layouts that differ in their schedules, or in how those that split the batch also split sequences or hold
-    replicas, are variants of one."""
-    return layout.tensor, layout.pipeline, layout.expert, layout.shard > 1
 
 
 def refusal(recipe: Recipe, choice: Choice) -> str | None:
@@ -277,7 +272,7 @@ def pipeline_seconds(choice: Choice, stages: list[StageTime], sending: float, mi
 def _layouts(resolved: ResolvedRecipe, n_devices: int, per_node: int) -> Iterator[tuple[Layout, int]]:
     """Layouts and micro-batch sizes."""
     model, batch_size = resolved.recipe.model, resolved.recipe.training.batch_size
-    for tensor in _tensor_sizes(resolved, n_devices):
+    for tensor in tensor_sizes(resolved, n_devices):
         for context in _divisors(n_devices // tensor, most=MOST_CONTEXT):
             if context > 1 and (
                 model.context_length % (2 * context * tensor) or model.context_length // context < LEAST_TOKENS
@@ -287,8 +282,12 @@ def _layouts(resolved: ResolvedRecipe, n_devices: int, per_node: int) -> Iterato
                 parts = n_devices // tensor // context // pipeline
                 if batch_size % parts:
                     continue
-                for shard in _shard_sizes(parts, per_node // (tensor * context)):
-                    for expert in _expert_sizes(resolved, parts):
+                # None, all, and as many as are in one node, in 4 and in 16 of them.
+                within = max(1, per_node // (tensor * context))
+                shards = sorted(n for n in {1, parts, within, 4 * within, 16 * within} if parts % n == 0)
+                experts = [n for n in _divisors(model.n_experts or 1, most=parts) if parts % n == 0]
+                for shard in shards:
+                    for expert in experts:
                         data = parts // shard
                         layout = Layout(
                             tensor=tensor, context=context, pipeline=pipeline, shard=shard, data=data, expert=expert
@@ -327,39 +326,16 @@ def _schedules(pipeline: int, n_layers: int, micro_batches: int) -> Iterator[tup
         yield "zb-v", 2
 
 
-def _tensor_sizes(resolved: ResolvedRecipe, n_devices: int) -> list[int]:
+def tensor_sizes(resolved: ResolvedRecipe, n_devices: int) -> list[int]:
+    """Sizes of tensor that divide the model: heads, keys and values, d_ff and the sequence."""
     model = resolved.recipe.model
     alike = math.gcd(model.n_heads, model.resolved_n_kv_heads, model.context_length, model.resolved_d_ff)
     return [size for size in _divisors(alike, most=MOST_TENSOR) if n_devices % size == 0]
 
 
-def tensor_sizes(resolved: ResolvedRecipe, n_devices: int) -> list[int]:
-    """Sizes of tensor that divide the model: heads, keys and values, d_ff and the sequence."""
-    return _tensor_sizes(resolved, n_devices)
-
-
-def _shard_sizes(parts: int, per_node: int) -> list[int]:
-    """Sizes of shard: none, all, and as many as are in one node, in 4 and in 16 of them."""
-    wanted = {1, parts, *(nodes * max(1, per_node) for nodes in (1, 4, 16))}
-    return sorted(size for size in wanted if parts % size == 0)
-
-
-def _expert_sizes(resolved: ResolvedRecipe, parts: int) -> list[int]:
-    n_experts = resolved.recipe.model.n_experts
-    return [1] if not n_experts else [size for size in _divisors(n_experts, most=parts) if parts % size == 0]
-
-
 def _divisors(number: int, *, most: int) -> list[int]:
     low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
     return sorted({size for size in itertools.chain(low, (number // each for each in low)) if size <= most})
-
-
-def _divides_nowhere(costs: LayoutCosts) -> str:
-    batch_size, n_devices = costs.resolved.recipe.training.batch_size, costs.site.n_devices
-    return (
-        f"training.batch_size {batch_size} does not divide among {n_devices} devices in any layout: use a multiple of "
-        f"{n_devices}, --training.batch-size {n_devices * -(-batch_size // n_devices)}"
-    )
 
 
 _NAMES = {
@@ -468,15 +444,6 @@ def with_best_counted(found: SearchResult, progress: Callable[[str], None] = lam
 
 def with_counted_bytes(plan: LayoutPlan, progress: Callable[[str], None] = lambda doing: None) -> LayoutPlan:
     """The plan with the peak bytes of the rank that is expected to need most: its real step on fake tensors."""
-    resolved = resolved_choice(plan)
-    rank = plan.largest_rank * (resolved.world_size // plan.layout.pipeline)
-    named = f"counting the step of rank {rank}"
-    ledger = count_step(resolved, rank, progress=lambda calls: progress(f"{named}: {calls:,} operator calls"))
-    return dataclasses.replace(plan, counted_bytes=ledger.peak_bytes)
-
-
-def resolved_choice(plan: LayoutPlan) -> ResolvedRecipe:
-    """The recipe that trains as planned."""
     choice, layout = plan.choice, plan.layout
     parallelism = ParallelismConfig(
         data=layout.data,
@@ -496,4 +463,8 @@ def resolved_choice(plan: LayoutPlan) -> ResolvedRecipe:
         loss_chunk_size=choice.loss_chunk_size,
         parallelism="fsdp" if layout.shard > 1 else "ddp",
     )
-    return dataclasses.replace(resolved, recipe=dataclasses.replace(resolved.recipe, parallelism=parallelism))
+    resolved = dataclasses.replace(resolved, recipe=dataclasses.replace(resolved.recipe, parallelism=parallelism))
+    rank = plan.largest_rank * (resolved.world_size // plan.layout.pipeline)
+    named = f"counting the step of rank {rank}"
+    ledger = count_step(resolved, rank, progress=lambda calls: progress(f"{named}: {calls:,} operator calls"))
+    return dataclasses.replace(plan, counted_bytes=ledger.peak_bytes)

@@ -1,21 +1,25 @@
-"""Seconds of each stage of a layout for one micro-batch: what it computes, sends, and hides behind what it computes.
+"""Seconds and bytes of each stage of a layout: what it computes, sends, hides behind what it computes, and holds.
 
 Ranks of tensor wait for each other before and after each pair of products (Korthikanti et al. 2022, section 4.2.2):
 nothing hides it. A ring of context sends keys and values while it computes attention with those it has (Liu et al.
 2023). Gathering and scattering of shards overlaps with the computation of the same pass, and lengthens it by
 `Interconnect.slowdown`. Tokens that go to experts of other ranks are waited for.
+
+A rank holds its part of the state, what is gathered, activations of all micro-batches in flight, and buffers.
 """
 
-import math
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from napkin.accounting.pipeline_schedules import PipelineSchedule, pipeline_schedule
 from napkin.accounting.pipeline_simulation import StageSeconds
-from napkin.distributed.mesh import experts_are_sharded
+from napkin.distributed.ranks import experts_are_sharded
 from napkin.hardware.cluster import Group, Interconnect
 from napkin.planning.layouts.costs import BUCKET_BYTES, OUTSIDE_BYTES, Choice, LayoutCosts, Parameters
+from napkin.planning.layouts.counted_parts import Part
 from napkin.recipe.layout import Layout
 from napkin.train_step.compile import Recompute
 
@@ -40,9 +44,9 @@ class Sends:
     exposed: dict[Sender, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
     hidden: dict[Sender, float] = field(default_factory=lambda: defaultdict(float))
 
-    def waited(self, sender: Sender, backward: bool, seconds: float) -> None:
-        """Nothing is computed meanwhile."""
-        self.exposed[sender][backward] += seconds
+    def waited(self, sender: Sender, forward: float, backward: float) -> None:
+        self.exposed[sender][0] += forward
+        self.exposed[sender][1] += backward
 
     def overlapped(self, sender: Sender, backward: bool, seconds: float, computing: float, slowdown: float) -> None:
         """Hide as much as possible behind `computing` seconds, which it lengthens."""
@@ -67,20 +71,15 @@ class StageTime:
         return self.compute + StageSeconds(forward, backward)
 
 
-def contents_of(layout: Layout, n_layers: int, n_dense: int) -> list[StageContent]:
-    """The content of each stage. Raises NapkinError as `Layout.blocks_of_stages`."""
-    stages = layout.blocks_of_stages(n_layers)
-    found: list[StageContent] = []
+def stage_times(costs: LayoutCosts, choice: Choice, micro_batches: int) -> list[StageTime]:
+    """The times of each stage, in the order of the forward pass. Raises NapkinError as `Layout.blocks_of_stages`."""
+    model = costs.model
+    n_dense = model.n_dense_layers if model.n_experts else 0
+    stages = choice.layout.blocks_of_stages(model.n_layers)
+    contents: list[StageContent] = []
     for number, blocks in enumerate(stages):
         dense = max(0, min(blocks.stop, n_dense) - blocks.start)
-        found.append(StageContent(dense, len(blocks) - dense, number == 0, number == len(stages) - 1))
-    return found
-
-
-def stage_times(costs: LayoutCosts, choice: Choice, micro_batches: int) -> list[StageTime]:
-    """The times of each stage, in the order of the forward pass."""
-    model = costs.model
-    contents = contents_of(choice.layout, model.n_layers, model.n_dense_layers if model.n_experts else 0)
+        contents.append(StageContent(dense, len(blocks) - dense, number == 0, number == len(stages) - 1))
     times = {content: _stage_time(costs, choice, content, micro_batches) for content in dict.fromkeys(contents)}
     return [times[content] for content in contents]
 
@@ -141,79 +140,73 @@ def outside_parameters(costs: LayoutCosts, layout: Layout, content: StageContent
     return each.embedding * (content.first or twice) + each.head * content.last
 
 
-def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro_batches: int) -> StageTime:
-    layout, size = choice.layout, choice.size
-    gathered = layout.shard > 1 and costs.gather_bytes < costs.weight_bytes
+def _blocks(costs: LayoutCosts, choice: Choice, content: StageContent) -> Iterator[tuple[Part, Recompute, int]]:
+    """The blocks of a stage, by what they are and how they recompute."""
     every = costs.resolved.recipe.training.recompute_every
-    compute = StageSeconds()
-    sends = Sends()
+    numbers: tuple[tuple[Part, int], ...] = (("dense", content.dense), ("block", content.blocks))
+    for part, number in numbers:
+        again = -(-number // every) if choice.recompute != "none" else 0
+        if again:
+            yield part, choice.recompute, again
+        if number - again:
+            yield part, "none", number - again
+
+
+def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro_batches: int) -> StageTime:
+    layout, size, interconnect = choice.layout, choice.size, costs.interconnect
+    gathered = layout.shard > 1 and costs.gather_bytes < costs.weight_bytes
+    compute, sends = StageSeconds(), Sends()
     attention = [0.0, 0.0]
-    for part, number in (("dense", content.dense), ("block", content.blocks)):
-        again = math.ceil(number / every) if choice.recompute != "none" else 0
-        kinds: list[tuple[Recompute, int]] = [(choice.recompute, again), ("none", number - again)]
-        for recompute, times in kinds:
-            if times:
-                compute += costs.seconds(part, size, recompute, gathered) * times  # pyright: ignore[reportArgumentType]
-                forward, backward = costs.attention_seconds(size, recompute)
-                attention[0] += times * forward
-                attention[1] += times * backward
-                _tensor_sends(costs, choice, sends, recompute, times)
-                if part == "block" and layout.expert > 1:
-                    _expert_sends(costs, choice, sends, recompute, times)
+    whole = costs.gathered_activation_bytes(size)
+    gather = scatter = there_and_back = 0.0
+    if layout.tensor > 1:
+        ranks = interconnect.group(layout.tensor)
+        gather = interconnect.seconds("all_gather", whole, ranks)
+        scatter = interconnect.seconds("reduce_scatter", whole, ranks)
+    if layout.expert > 1:
+        experts, sent = groups(interconnect, layout)["expert"], whole * costs.model.experts_per_token
+        there_and_back = 2 * interconnect.seconds("all_to_all", sent, experts)
+    pairs = 1 if costs.model.block == "parallel" else 2
+    for part, recompute, times in _blocks(costs, choice, content):
+        compute += costs.seconds(part, size, recompute, gathered) * times
+        forward, backward = costs.attention_seconds(size, recompute)
+        attention[0] += times * forward
+        attention[1] += times * backward
+        if layout.tensor > 1:
+            both = pairs * gather + pairs * scatter
+            again = {"none": 0.0, "selective": pairs * gather, "full": both}[recompute]
+            sends.waited("tensor", times * both, times * (both + again))
+        if part == "block" and layout.expert > 1:
+            sends.waited("expert", times * there_and_back, times * there_and_back * (1 if recompute == "none" else 2))
     if layout.context > 1:
-        _ring_sends(costs, choice, sends, content.dense + content.blocks, attention)
-        compute += _ring_merging(costs, choice) * (content.dense + content.blocks)
+        blocks = content.dense + content.blocks
+        _ring_sends(costs, choice, sends, blocks, attention)
+        compute += _ring_merging(costs, choice) * blocks
     if content.first:
         compute += costs.seconds("embedding", size, "none", False)
     if content.last:
         compute += costs.head_seconds(size, choice.loss_chunk_size, "none")
     if layout.tensor > 1:
-        _vocabulary_sends(costs, choice, sends, content)
+        # The rows of the vocabulary are on all ranks, for embedding and head.
+        first, last = content.first, content.last
+        sends.waited("tensor", first * scatter + last * gather, first * gather + last * scatter)
+        if last:
+            # The largest logit, the sum of exponentials and the target's logit of each token.
+            sums = interconnect.seconds("all_reduce", 4 * costs.tokens(size), interconnect.group(layout.tensor))
+            sends.waited("tensor", 3 * sums, 0.0)
     if layout.shard > 1 and layout.pipeline == 1:
-        _shard_sends(costs, layout, sends, content, compute)
+        gathering, again, scattering, replicas = _shard_seconds(costs, layout, content)
+        before = compute.backward_input + compute.backward_weight + compute.recompute
+        slowdown = interconnect.slowdown
+        sends.overlapped("shard", False, gathering, compute.forward, slowdown)
+        sends.overlapped("shard", True, again + scattering, before, slowdown)
+        sends.overlapped("data", True, replicas, max(0.0, before - again - scattering), slowdown)
     if micro_batches > 1:
         # Shards add up what was scattered; in a pipeline gradients stay whole until the end of the step.
         held = sum(held_parameters(costs, layout, content))
         added = costs.accumulate_seconds(held if layout.pipeline > 1 else own_parameters(costs, layout, [content]))
         compute += StageSeconds(backward_weight=added * (micro_batches - 1) / micro_batches)
     return StageTime(content, compute, sends)
-
-
-def _tensor_sends(costs: LayoutCosts, choice: Choice, sends: Sends, recompute: Recompute, times: int) -> None:
-    if choice.layout.tensor == 1:
-        return
-    interconnect, group = costs.interconnect, costs.interconnect.group(choice.layout.tensor)
-    whole = costs.gathered_activation_bytes(choice.size)
-    pairs = 1 if costs.model.block == "parallel" else 2
-    gather = pairs * interconnect.seconds("all_gather", whole, group)
-    scatter = pairs * interconnect.seconds("reduce_scatter", whole, group)
-    again = {"none": 0.0, "selective": gather, "full": gather + scatter}[recompute]
-    sends.waited("tensor", False, times * (gather + scatter))
-    sends.waited("tensor", True, times * (gather + scatter + again))
-
-
-def _vocabulary_sends(costs: LayoutCosts, choice: Choice, sends: Sends, content: StageContent) -> None:
-    """The collectives of embedding and head, whose rows of the vocabulary are on all ranks of tensor."""
-    interconnect, group = costs.interconnect, costs.interconnect.group(choice.layout.tensor)
-    whole = costs.gathered_activation_bytes(choice.size)
-    gather = interconnect.seconds("all_gather", whole, group)
-    scatter = interconnect.seconds("reduce_scatter", whole, group)
-    ends = content.first + content.last
-    sends.waited("tensor", False, content.first * scatter + content.last * gather)
-    sends.waited("tensor", True, content.first * gather + content.last * scatter)
-    if ends and content.last:
-        # The largest logit, the sum of exponentials and the target's logit of each token.
-        sums = interconnect.seconds("all_reduce", 4 * costs.tokens(choice.size), group)
-        sends.waited("tensor", False, 3 * sums)
-
-
-def _expert_sends(costs: LayoutCosts, choice: Choice, sends: Sends, recompute: Recompute, times: int) -> None:
-    layout = choice.layout
-    group = groups(costs.interconnect, layout)["expert"]
-    sent = costs.gathered_activation_bytes(choice.size) * costs.model.experts_per_token
-    there_and_back = 2 * costs.interconnect.seconds("all_to_all", sent, group)
-    sends.waited("expert", False, times * there_and_back)
-    sends.waited("expert", True, times * there_and_back * (1 if recompute == "none" else 2))
 
 
 def _ring_sends(costs: LayoutCosts, choice: Choice, sends: Sends, blocks: int, attention: Sequence[float]) -> None:
@@ -245,55 +238,31 @@ _MERGED_BYTES = 16
 _MERGING_CALLS = 6
 
 
-def _shard_sends(
-    costs: LayoutCosts, layout: Layout, sends: Sends, content: StageContent, compute: StageSeconds
-) -> None:
-    gathering, again, scattering, replicas = _shard_seconds(costs, layout, content)
-    slowdown = costs.interconnect.slowdown
-    before = compute.backward_input + compute.backward_weight + compute.recompute
-    sends.overlapped("shard", False, gathering, compute.forward, slowdown)
-    sends.overlapped("shard", True, again + scattering, before, slowdown)
-    sends.overlapped("data", True, replicas, max(0.0, before - again - scattering), slowdown)
-
-
 def _shard_seconds(costs: LayoutCosts, layout: Layout, content: StageContent) -> tuple[float, float, float, float]:
     """Seconds of gathering all parameters of a stage, gathering its blocks again, scattering gradients, and averaging
     them over replicas of the shards."""
     gathering = again = scattering = replicas = 0.0
-    found = groups(costs.interconnect, layout)
-    for unit in _units(costs, layout, content, found):
-        seconds = unit.times * costs.interconnect.seconds("all_gather", unit.gather_bytes, unit.group)
+    interconnect, found = costs.interconnect, groups(costs.interconnect, layout)
+    each, apart = padded_parameters(costs, layout), layout.expert > 1
+    # What is gathered at a time: how often, parameters, and among which ranks; last what lies outside of blocks.
+    units = [
+        (content.dense, each.dense, found["shard"]),
+        (content.blocks, each.block + (0 if apart else each.experts), found["shard"]),
+        *([(content.blocks, each.experts, found["shard of experts"])] if apart else []),
+        (1, outside_parameters(costs, layout, content), found["shard"]),
+    ]
+    for number, (times, parameters, group) in enumerate(units, start=1):
+        outside = number == len(units)
+        gather_bytes = (OUTSIDE_BYTES if outside else costs.gather_bytes) * parameters
+        reduce_bytes = (OUTSIDE_BYTES if outside else costs.reduce_bytes) * parameters
+        seconds = times * interconnect.seconds("all_gather", gather_bytes, group)
         gathering += seconds
         # What lies outside of blocks stays whole between the two passes.
-        again += seconds if unit.in_block else 0.0
-        scattering += unit.times * costs.interconnect.seconds("reduce_scatter", unit.reduce_bytes, unit.group)
+        again += 0.0 if outside else seconds
+        scattering += times * interconnect.seconds("reduce_scatter", reduce_bytes, group)
         if layout.data > 1:
-            part = unit.reduce_bytes / unit.group.size
-            replicas += unit.times * costs.interconnect.seconds("all_reduce", part, found["replica"])
+            replicas += times * interconnect.seconds("all_reduce", reduce_bytes / group.size, found["replica"])
     return gathering, again, scattering, replicas
-
-
-class _Unit(NamedTuple):
-    """Parameters that are gathered at a time."""
-
-    times: int
-    gather_bytes: int
-    reduce_bytes: int
-    group: Group
-    in_block: bool = True
-
-
-def _units(costs: LayoutCosts, layout: Layout, content: StageContent, found: dict[str, Group]) -> Iterator[_Unit]:
-    each = padded_parameters(costs, layout)
-    gather, reduce = costs.gather_bytes, costs.reduce_bytes
-    apart = layout.expert > 1
-    block = each.block + (0 if apart else each.experts)
-    yield _Unit(content.dense, gather * each.dense, reduce * each.dense, found["shard"])
-    yield _Unit(content.blocks, gather * block, reduce * block, found["shard"])
-    if apart:
-        yield _Unit(content.blocks, gather * each.experts, reduce * each.experts, found["shard of experts"])
-    outside = OUTSIDE_BYTES * outside_parameters(costs, layout, content)
-    yield _Unit(1, outside, outside, found["shard"], in_block=False)
 
 
 def once_per_step(costs: LayoutCosts, layout: Layout, first: StageTime) -> dict[Sender, tuple[float, float]]:
@@ -310,24 +279,16 @@ def once_per_step(costs: LayoutCosts, layout: Layout, first: StageTime) -> dict[
         behind = min(gathering, compute.forward)
         exposed = gathering - behind + slowdown * behind + scattering
         return {"shard": (exposed, behind - slowdown * behind), "data": (replicas, 0.0)}
-    averaging = _replica_seconds(costs, layout, first.content)
+    averaging = 0.0
+    if layout.data * layout.context > 1:
+        found, parameters = groups(costs.interconnect, layout), held_parameters(costs, layout, first.content)
+        for held, group in zip(parameters, (found["data"], found["data of experts"]), strict=True):
+            if held:
+                in_all = costs.weight_bytes * held
+                buckets = -(-in_all // BUCKET_BYTES)
+                averaging += buckets * costs.interconnect.seconds("all_reduce", in_all / buckets, group)
     behind = min(averaging, compute.of("backward")) if layout.pipeline == 1 else 0.0
     return {"data": (averaging - behind + slowdown * behind, behind - slowdown * behind)}
-
-
-def _replica_seconds(costs: LayoutCosts, layout: Layout, content: StageContent) -> float:
-    """Seconds of all-reducing the gradients of a stage among ranks that hold the same parameters whole."""
-    if layout.data * layout.context == 1:
-        return 0.0
-    found = groups(costs.interconnect, layout)
-    shared, experts = held_parameters(costs, layout, content)
-    seconds = 0.0
-    for parameters, group in ((shared, found["data"]), (experts, found["data of experts"])):
-        if parameters:
-            in_all = costs.weight_bytes * parameters
-            buckets = -(-in_all // BUCKET_BYTES)
-            seconds += buckets * costs.interconnect.seconds("all_reduce", in_all / buckets, group)
-    return seconds
 
 
 def send_seconds(costs: LayoutCosts, choice: Choice) -> float:
@@ -335,3 +296,168 @@ def send_seconds(costs: LayoutCosts, choice: Choice) -> float:
     each."""
     sent = costs.tokens(choice.size) * costs.model.d_model * costs.weight_bytes / choice.layout.tensor
     return costs.interconnect.seconds("send", sent, groups(costs.interconnect, choice.layout)["pipeline"])
+
+
+_TOKEN_BYTES = 16
+_STEADY = 4
+"""Micro-batches, as a multiple of the ranks times their stages, from which on no more of them are in flight."""
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """Bytes of one rank at the moment of most."""
+
+    parameters: float
+    gradients: float
+    optimizer_state: float
+    gathered: float
+    """Parameters and gradients of a layer that are whole while it computes."""
+    activations: float
+    """Bytes that micro-batches in flight keep for their backward passes, copies of weights in a narrower format
+    included."""
+    working: float
+    """Bytes that come and go in a block or in the head: the logits of a chunk, gradients of activations."""
+    buffers: float
+    """Messages between stages, and the tokens of a step."""
+
+    @property
+    def total(self) -> float:
+        return sum(vars(self).values())
+
+    @property
+    def by_use(self) -> dict[str, float]:
+        """Bytes by what they are for, in words."""
+        return {
+            "parameters": self.parameters,
+            "gradients": self.gradients,
+            "optimizer state": self.optimizer_state,
+            "gathered parameters": self.gathered,
+            "activations": self.activations,
+            "working memory": self.working,
+            "buffers": self.buffers,
+        }
+
+
+def ranks_bytes(
+    costs: LayoutCosts, choice: Choice, contents: Sequence[StageContent], micro_batches: int
+) -> list[RankBytes]:
+    """Bytes of the first rank of each stage's group, in the order of the pipeline's ranks."""
+    layout = choice.layout
+    flights = in_flight(layout.schedule, layout.pipeline, layout.stages_per_rank, micro_batches)
+    found: dict[tuple, RankBytes] = {}
+    ranks: list[RankBytes] = []
+    for held, flight in zip(stages_of_ranks(layout), flights, strict=True):
+        key = (tuple(contents[stage] for stage in held), flight)
+        if key not in found:
+            found[key] = _rank_bytes(costs, choice, key[0], flight, micro_batches)
+        ranks.append(found[key])
+    return ranks
+
+
+@functools.lru_cache(maxsize=4096)
+def in_flight(schedule: str, pipeline: int, stages_per_rank: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
+    """For each rank and each of its stages, the micro-batches whose activations it keeps when it keeps most in all."""
+    if pipeline == 1:
+        return ((1,),)
+    # From there on a schedule repeats itself, and keeps no more.
+    repeats = schedule != "gpipe" and micro_batches % pipeline == 0
+    enough = min(micro_batches, _STEADY * pipeline * stages_per_rank) if repeats else micro_batches
+    table = schedule_of(schedule, pipeline, stages_per_rank, enough)
+    found: list[tuple[int, ...]] = []
+    for rank, actions in enumerate(table.actions):
+        ends = "backward_weight" if any(action.kind == "backward_weight" for action in actions) else "backward"
+        now = dict.fromkeys(table.stages_of(rank), 0)
+        most, at_most = 0, dict(now)
+        for stage, kind, _ in actions:
+            now[stage] += (kind == "forward") - (kind == ends)
+            if sum(now.values()) > most:
+                most, at_most = sum(now.values()), dict(now)
+        found.append(tuple(at_most.values()))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=512)
+def schedule_of(schedule: str, pipeline: int, stages_per_rank: int, micro_batches: int) -> PipelineSchedule:
+    return pipeline_schedule(schedule, pipeline, micro_batches, stages_per_rank=stages_per_rank)
+
+
+@functools.lru_cache(maxsize=1024)
+def stages_of_ranks(layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """The stages that each rank of the pipeline holds, in order."""
+    if layout.pipeline == 1:
+        return ((0,),)
+    stages = range(layout.stages)
+    ranks: list[list[int]] = [[] for _ in range(layout.pipeline)]
+    for stage in stages:
+        turn, place = divmod(stage, layout.pipeline)
+        back = layout.schedule == "zb-v" and turn % 2
+        ranks[layout.pipeline - 1 - place if back else place].append(stage)
+    return tuple(map(tuple, ranks))
+
+
+def _rank_bytes(
+    costs: LayoutCosts, choice: Choice, contents: Sequence[StageContent], flight: Sequence[int], micro_batches: int
+) -> RankBytes:
+    layout, size, recompute = choice.layout, choice.size, choice.recompute
+    gathered = layout.shard > 1 and costs.gather_bytes < costs.weight_bytes
+    own = own_parameters(costs, layout, contents)
+    replicas = layout.data * layout.context if layout.shard_optimizer and layout.shard == 1 else 1
+    kept = [_kept_bytes(costs, choice, content, gathered) for content in contents]
+    activations = sum(number * each for number, each in zip(flight, kept, strict=True))
+    gradients = own * costs.weight_bytes
+    if micro_batches == 1 and layout.token_parts == 1:
+        # They come as activations go: the larger of the two is there at once.
+        gradients = max(0.0, gradients - activations)
+    if layout.shard == 1 and layout.pipeline == 1 and layout.token_parts > 1 and micro_batches > 1:
+        # Those that are averaged over replicas stay beside those that are added up.
+        gradients *= 2
+    # Whichever is larger: what a block needs in its backward pass, or the head, or the sum of two gradients of the
+    # embedding, which comes when its micro-batch keeps nothing any more.
+    whole, at_head = _whole_bytes(costs, layout, contents)
+    moments = [(whole, costs.working_bytes(size, recompute))]
+    for content, freed in zip(contents, kept, strict=True):
+        if content.last:
+            moments.append((at_head, costs.head_working_bytes(size, choice.loss_chunk_size, recompute)))
+        if content.first and micro_batches > 1:
+            moments.append((whole, 4 * costs.parameters(layout.tensor).embedding - freed))
+    whole, working = max(moments, key=sum)
+    stream = costs.tokens(size) * costs.model.d_model * costs.weight_bytes / layout.tensor
+    return RankBytes(
+        parameters=own * costs.weight_bytes,
+        gradients=gradients,
+        optimizer_state=own * costs.parts("none").state_bytes_per_parameter / replicas,
+        gathered=whole,
+        activations=activations,
+        working=working,
+        buffers=(4 * stream if layout.pipeline > 1 else 0.0) + _TOKEN_BYTES * micro_batches * costs.tokens(size),
+    )
+
+
+def _kept_bytes(costs: LayoutCosts, choice: Choice, content: StageContent, gathered: bool) -> float:
+    """Bytes that one micro-batch keeps in one stage."""
+    size = choice.size
+    kept = costs.kept_bytes("embedding", size, "none", gathered) if content.first else 0.0
+    for part, recompute, times in _blocks(costs, choice, content):
+        kept += times * costs.kept_bytes(part, size, recompute, gathered)
+    return kept
+
+
+def _whole_bytes(costs: LayoutCosts, layout: Layout, contents: Sequence[StageContent]) -> tuple[float, float]:
+    """Bytes of what FSDP2 has whole, as it allocates them: in the backward pass of a block, and while norm, head and
+    loss run.
+
+    In a block these are the block and the one that is gathered ahead, its gradients, and all that lies outside of
+    blocks with its gradients; at the head the last block is still whole.
+    """
+    if layout.shard == 1:
+        return 0.0, 0.0
+    outside = OUTSIDE_BYTES * sum(outside_parameters(costs, layout, content) for content in contents)
+    if layout.pipeline > 1:
+        # Parameters are gathered once per step, and gradients add up whole.
+        held = sum(sum(held_parameters(costs, layout, content)) for content in contents)
+        whole = (costs.gather_bytes + costs.reduce_bytes) * (held - outside // OUTSIDE_BYTES) + 2 * outside
+        return whole, whole
+    each = padded_parameters(costs, layout)
+    block, blocks = each.block + each.experts, sum(content.blocks + content.dense for content in contents)
+    whole = costs.gather_bytes * block * min(2, blocks) + outside
+    return whole + costs.weight_bytes * block + outside * contents[-1].last, costs.gather_bytes * block + outside

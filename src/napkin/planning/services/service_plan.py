@@ -23,19 +23,20 @@ from napkin.inference.paged_cache import bytes_per_token
 from napkin.inference.service_load import ServiceLoad
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.planning.services.seconds import (
+from napkin.planning.services.replica import (
     KV_BYTES,
     WEIGHT_BYTES,
     KVFormat,
     Load,
     Replica,
     ServiceTimes,
+    ServiceWork,
     WeightFormat,
+    count_work,
     service_times,
     sixteen_bits,
 )
-from napkin.planning.services.this_machine import Simulation, parameters_of, probe_steps, simulate_engine
-from napkin.planning.services.work import ServiceWork, count_work
+from napkin.planning.services.this_machine import Simulation, probe_steps, simulate_engine
 from napkin.units import format_bytes, format_seconds
 
 # On the generations and with the formats that a server's constants were fitted to: what held nine in ten of those
@@ -64,24 +65,19 @@ def interval_of(replica: Replica, load: Load) -> ServiceInterval:
     if known and replica.device.compute_capability in server.compute_capabilities:
         return ServiceInterval(server.tpot_factor, server.ttft_factor, measured=True)
     tpot, ttft = 0.0, 0.0
-    at = _logs(replica, load)
+    at = service_times(replica, load)
     for name in FITTED:
         spread = generation_spread()[name]
         if spread:
             moved = dataclasses.replace(server, **{name: getattr(server, name) * math.exp(_STEP)})
-            there = _logs(dataclasses.replace(replica, server=moved), load)
-            tpot += ((there[0] - at[0]) / _STEP * spread) ** 2
-            ttft += ((there[1] - at[1]) / _STEP * spread) ** 2
+            there = service_times(dataclasses.replace(replica, server=moved), load)
+            tpot += (math.log(there.time_per_output_token / at.time_per_output_token) / _STEP * spread) ** 2
+            ttft += (math.log(there.time_to_first_token / at.time_to_first_token) / _STEP * spread) ** 2
     return ServiceInterval(
         math.exp(math.hypot(math.log(server.tpot_factor), NINE_IN_TEN * math.sqrt(tpot))),
         math.exp(math.hypot(math.log(server.ttft_factor), NINE_IN_TEN * math.sqrt(ttft))),
         measured=False,
     )
-
-
-def _logs(replica: Replica, load: Load) -> tuple[float, float]:
-    times = service_times(replica, load)
-    return math.log(times.time_per_output_token), math.log(times.time_to_first_token)
 
 
 SERVER = "vllm"
@@ -127,7 +123,6 @@ class ServiceDegree:
 
     @property
     def decode_intensity(self) -> float:
-        """FLOPs per byte of a decode step."""
         return self.decode_flops / (self.decode_bytes * self.tensor)
 
     def as_values(self) -> dict[str, Any]:
@@ -135,12 +130,10 @@ class ServiceDegree:
         found = dataclasses.asdict(dataclasses.replace(self, simulation=None))
         del found["simulation"]
         found["decode_intensity"] = self.decode_intensity
-        if self.simulation is not None:
-            for name, of in (
-                ("time_to_first_token", self.simulation.first_token),
-                ("time_per_output_token", self.simulation.per_token),
-            ):
-                found[name] = {percent: of(percent) for percent in (50, 90, 95, 99)}
+        if (seen := self.simulation) is not None:
+            percents = (50, 90, 95, 99)
+            found["time_to_first_token"] = {percent: seen.first_token(percent) for percent in percents}
+            found["time_per_output_token"] = {percent: seen.per_token(percent) for percent in percents}
         return found
 
 
@@ -186,20 +179,12 @@ class ServicePlan(Summary):
         return {
             "device": "this machine" if cluster is None else cluster.device.name,
             "devices": 1 if cluster is None else cluster.n_devices,
-            "server": self.server,
-            "weights": self.weights,
-            "kv": self.kv,
-            "concurrency": load.concurrency,
-            "input_tokens": load.input_tokens,
-            "output_tokens": load.output_tokens,
+            **{name: getattr(self, name) for name in ("server", "weights", "kv")},
+            **{name: getattr(load, name) for name in ("concurrency", "input_tokens", "output_tokens")},
             "requests_per_client": self.requests_per_client,
             "parameters": self.work.parameters,
-            "weight_bytes": self.weight_bytes,
-            "ridge": self.ridge,
-            "prefill_flops": self.prefill_flops,
-            "prefill_bytes": self.prefill_bytes,
-            "prefill_intensity": self.prefill_intensity,
-            "usd_per_hour": self.usd_per_hour,
+            **{name: getattr(self, name) for name in ("weight_bytes", "ridge", "prefill_flops", "prefill_bytes")},
+            **{name: getattr(self, name) for name in ("prefill_intensity", "usd_per_hour")},
             "degrees": [degree.as_values() for degree in self.degrees],
             "notes": list(self.notes),
         }
@@ -225,7 +210,6 @@ class ServicePlan(Summary):
 
     @property
     def requests(self) -> str:
-        """The load in words."""
         load = self.load
         sizes = f"requests of {load.input_tokens:g} + {load.output_tokens:g} tokens"
         if isinstance(load, ServiceLoad) and load.rate is not None:
@@ -233,7 +217,6 @@ class ServicePlan(Summary):
         return f"{load.concurrency:g} concurrent {sizes}"
 
     def summary(self) -> Iterator[Line]:
-        """The plan in a few lines."""
         yield "Service", self.requests
         best = self.best
         if best is None or best.times is None:
@@ -273,27 +256,18 @@ def plan_service(
 ) -> ServicePlan:
     """Plan a service under a load, without allocating the model; on this machine, steps of the engine are timed.
 
-    Args:
-        model: what is served; its FLOPs and bytes are counted from a prefill and a decode step, traced on fake tensors.
-            On this machine a model itself is timed, and of a config one with random weights in bf16.
-        on: accelerators, such as "8xH100"; None is napkin's own engine on this machine.
-        concurrency: requests in flight: as one ends, the next comes; None is an open load by `rate`.
-        input_tokens: of each prompt.
-        output_tokens: that each request generates.
-        server: whose constants are taken: "vllm" (which None is), "trtllm" or "sglang".
-        weights: the format of the blocks' matrices, "bf16", "fp8", "fp8_block" or "nvfp4"; embedding and head are in
-            bf16.
-        kv: the format of the cache, "bf16", "fp8" or, on this machine, "int8"; None is fp8 for weights that are
-            narrower than bf16, else that of the weights.
-        tensor: ranks of tensor of a replica; None compares all that divide the devices and the heads.
-        usd_per_hour: price of one device; None is the catalogue's.
-        requests_per_client: how many requests each client sends in a measurement that this is compared with; None is
-            the steady state, on this machine 4.
-        requests: on this machine, requests in all, in place of `requests_per_client`.
-        rate: on this machine, requests per second at random moments, drawn with `seed`.
-        cache_bytes: on this machine, memory of the KV cache; None holds what is running at its longest.
-        max_running: on this machine, sequences that are computed at a time.
-        progress: called with a description of what is timed.
+    `on` names accelerators, such as "8xH100"; None is napkin's own engine on this machine, where a model itself is
+    timed, and of a config one with random weights in bf16. `concurrency` requests are in flight: as one ends, the next
+    comes. Each client sends `requests_per_client`, by default so many that the state is steady.
+
+    On accelerators, `server` is whose constants are taken, "vllm" by default, "trtllm" or "sglang". `weights` is the
+    format of the blocks' matrices; embedding and head are in bf16. `kv` is that of the cache, by default fp8 for
+    narrower weights. `tensor` are the ranks of a replica; None compares all that divide the devices and the heads.
+    `usd_per_hour` is of one device, by default the catalogue's.
+
+    On this machine `kv` may be "int8", clients send 4 requests by default, or `requests` are sent in all, and without
+    `concurrency` they come at random moments, `rate` per second, drawn with `seed`. `cache_bytes` are the memory of the
+    cache, by default for what is running at its longest, of at most `max_running` sequences.
 
     Raises NapkinError for sizes below 1, unknown devices, formats or servers, a format that the devices lack, and what
     this machine has no memory for.
@@ -309,7 +283,18 @@ def plan_service(
     if usd_per_hour is not None and not 0 < usd_per_hour < math.inf:
         raise NapkinError(f"usd_per_hour is {usd_per_hour}: use a number above 0")
     if on is None:
-        _refuse_of_engine(server, weights, kv, tensor)
+        for name, value, possible in (
+            ("server", server, ("napkin",)),
+            ("weights", weights, ("bf16",)),
+            ("kv", kv, ("bf16", "int8")),
+            ("tensor", tensor, (1,)),
+        ):
+            if value is not None and value not in possible:
+                known = " or ".join(map(str, possible))
+                raise NapkinError(
+                    f"{name} is {value}, which napkin's own engine does not have: use {known}, or name devices with "
+                    "--on"
+                )
         clients = concurrency or 1
         load = ServiceLoad(
             requests or clients * (requests_per_client or REQUESTS_PER_CLIENT),
@@ -328,20 +313,6 @@ def plan_service(
     load = Load(concurrency, input_tokens, output_tokens, requests_per_client or math.inf)
     config = model.config if isinstance(model, Transformer) else model
     return _plan_on_devices(config, find_cluster(on), load, server or SERVER, weights, kv, tensor, usd_per_hour)
-
-
-def _refuse_of_engine(server: str | None, weights: str, kv: str | None, tensor: int | None) -> None:
-    for name, value, possible in (
-        ("server", server, ("napkin",)),
-        ("weights", weights, ("bf16",)),
-        ("kv", kv, ("bf16", "int8")),
-        ("tensor", tensor, (1,)),
-    ):
-        if value is not None and value not in possible:
-            known = " or ".join(map(str, possible))
-            raise NapkinError(
-                f"{name} is {value}, which napkin's own engine does not have: use {known}, or name devices with --on"
-            )
 
 
 def _plan_here(
@@ -374,8 +345,10 @@ def _plan_here(
             f"a sequence of {size:,} tokens takes {format_bytes(of_sequence * _BLOCK * per_token)}, cache_bytes is "
             f"{format_bytes(cache_bytes)}: give more, or use fewer tokens"
         )
-    parameters = parameters_of(config) * dtype.itemsize
-    weight_bytes = parameters if given is None else sum(each.nbytes for each in given.parameters())
+    work = count_work(config)
+    weight_bytes = work.parameters * dtype.itemsize
+    if given is not None:
+        weight_bytes = sum(each.nbytes for each in given.parameters())
     needed, free = weight_bytes + cache_bytes, psutil.virtual_memory().available
     if given is None and needed > free:
         raise NapkinError(
@@ -385,7 +358,6 @@ def _plan_here(
     running = min(at_once, fits)
     steps = probe_steps(config, load, running, PREFILL_CHUNK, dtype, kv=kv, model=given, progress=progress)
     found = simulate_engine(load, steps, max_running, PREFILL_CHUNK, n_blocks=n_blocks, block_size=_BLOCK)
-    work = count_work(config)
 
     def read(sequences: float, tokens: float, kept: float) -> float:
         return (work.weights_read(tokens) + work.head_weights) * dtype.itemsize + sequences * kept * per_token
@@ -458,9 +430,16 @@ def _plan_on_devices(
         notes.append(f"{tokens:,} tokens are more than the model's context of {model.context_length:,}")
     if weights == "bf16" and sixteen_bits(cluster.device) != "bf16":
         notes.append(f"{cluster.device.name} has no bf16: planned in fp16, of the same bytes")
+    most = min(cluster.n_devices, cluster.node.devices)
+    possible = [ranks for ranks in range(1, most + 1) if cluster.n_devices % ranks == 0 and model.n_heads % ranks == 0]
+    if tensor is not None and tensor not in possible:
+        raise NapkinError(
+            f"tensor is {tensor}, which does not divide the {cluster.n_devices} devices and {model.n_heads} heads, "
+            f"within a node: use one of {', '.join(map(str, possible))}"
+        )
     degrees = tuple(
         _degree(dataclasses.replace(one, tensor=ranks), load, cluster, usd_per_hour)
-        for ranks in _tensor_degrees(model, cluster, tensor)
+        for ranks in (possible if tensor is None else [tensor])
     )
     read = work.weights_read(load.input_tokens) * WEIGHT_BYTES[weights] + 2 * work.head_weights
     return ServicePlan(
@@ -483,32 +462,12 @@ def _plan_on_devices(
     )
 
 
-def _tensor_degrees(model: ModelConfig, cluster: Cluster, tensor: int | None) -> list[int]:
-    """Those that divide the devices and the heads and stay within a node."""
-    most = min(cluster.n_devices, cluster.node.devices)
-    possible = [ranks for ranks in range(1, most + 1) if cluster.n_devices % ranks == 0 and model.n_heads % ranks == 0]
-    if tensor is None:
-        return possible
-    if tensor not in possible:
-        raise NapkinError(
-            f"tensor is {tensor}, which does not divide the {cluster.n_devices} devices and {model.n_heads} heads, "
-            f"within a node: use one of {', '.join(map(str, possible))}"
-        )
-    return [tensor]
-
-
 def _degree(replica: Replica, load: Load, cluster: Cluster, usd_per_hour: float | None) -> ServiceDegree:
     replicas = cluster.n_devices // replica.tensor
     # Where there are fewer requests than replicas, the others are idle.
     own = dataclasses.replace(load, concurrency=max(1.0, load.concurrency / replicas))
-    longest = load.input_tokens + load.output_tokens
-    context = load.input_tokens + load.output_tokens / 2
-    sequences = replica.sequences(longest)
-    times: ServiceTimes | None = None
-    interval: ServiceInterval | None = None
-    rate: float | None = None
-    rates: tuple[float, float] | None = None
-    reason = None
+    longest, context = load.input_tokens + load.output_tokens, load.input_tokens + load.output_tokens / 2
+    times = interval = rate = rates = reason = None
     try:
         times = service_times(replica, own)
         interval = interval_of(replica, own)
@@ -525,7 +484,7 @@ def _degree(replica: Replica, load: Load, cluster: Cluster, usd_per_hour: float 
         weight_bytes=replica.weight_bytes,
         kv_pool_bytes=replica.kv_pool_bytes,
         kv_bytes_per_sequence=replica.work.kept(longest) * replica.kv_token_bytes,
-        sequences=sequences,
+        sequences=replica.sequences(longest),
         decode_flops=replica.work.decode_flops(running, context),
         decode_bytes=replica.step_bytes(running, context),
         times=times,

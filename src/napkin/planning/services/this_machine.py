@@ -15,11 +15,12 @@ import torch
 from napkin.hardware.competition import Sampler
 from napkin.inference.paged_cache import KVFormat, PagedCache
 from napkin.inference.sampling import draw
-from napkin.inference.scheduler import Pass, ScheduledSequence, Scheduler
+from napkin.inference.scheduler import ScheduledSequence, Scheduler
 from napkin.inference.service_load import Served, ServiceLoad, ServiceMeasurement
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
+from napkin.planning.services.replica import count_parameters
 
 REPEATS = 5
 MOST_PROBED_BYTES = 2**31
@@ -40,7 +41,6 @@ class StepSeconds:
         return _between(self.decode, rows, context)
 
     def prefill_seconds(self, tokens: int, before: float) -> float:
-        """Of so many tokens of a prompt."""
         return _between(self.prefill, tokens, before)
 
 
@@ -72,14 +72,13 @@ def probe_steps(
 
     if model is not None:
         return probed(model)
-    if parameters_of(config) * dtype.itemsize <= MOST_PROBED_BYTES:
-        return probed(_random_model(config, dtype))
+    if count_parameters(config) * dtype.itemsize <= MOST_PROBED_BYTES:
+        return probed(Transformer(config, dtype=dtype))
     depths = [config.n_dense_layers + 1, config.n_dense_layers + 3]
-    few, more = (probed(_random_model(dataclasses.replace(config, n_layers=depth), dtype)) for depth in depths)
+    few, more = (probed(Transformer(dataclasses.replace(config, n_layers=n), dtype=dtype)) for n in depths)
     factor = (config.n_layers - depths[0]) / (depths[1] - depths[0])
-    return StepSeconds(
-        *({at: one + factor * (other[at] - one) for at, one in first.items()} for first, other in _pairs(few, more))
-    )
+    pairs = ((few.decode, more.decode), (few.prefill, more.prefill))
+    return StepSeconds(*({at: one + factor * (other[at] - one) for at, one in first.items()} for first, other in pairs))
 
 
 @dataclass(frozen=True)
@@ -126,10 +125,23 @@ def simulate_engine(
             continue
         waited += sum(now - each.sent_at for each in scheduler.admit() if each.first_at is None)
         for each in scheduler.passes():
-            seconds = _seconds(steps, each)
-            now += seconds
-            prefilled += 0.0 if each.sequences[0].decodes else seconds
-            ended += [served for sequence in each.sequences if (served := _computed(scheduler, sequence, each, now))]
+            held = statistics.mean(sequence.n_computed for sequence in each.sequences)
+            if each.sequences[0].decodes:
+                now += steps.decode_seconds(len(each.sequences), held)
+            else:
+                seconds = steps.prefill_seconds(each.n_new, held)
+                now, prefilled = now + seconds, prefilled + seconds
+            for sequence in each.sequences:
+                scheduler.advance(sequence, each.n_new)
+                if sequence.n_computed < len(sequence.tokens):
+                    continue
+                # It draws a token where it is computed to its end, and has been served with the last one.
+                sequence.tokens.append(sequence.number)
+                sequence.first_at = now if sequence.first_at is None else sequence.first_at
+                if not sequence.wants_more:
+                    scheduler.finish(sequence)
+                    n_tokens, begun = sequence.max_new_tokens, sequence.first_at
+                    ended.append(Served(begun - sequence.sent_at, (now - begun) / max(1, n_tokens - 1), n_tokens))
     return Simulation(tuple(ended), now, waited / load.requests, prefilled / now)
 
 
@@ -139,30 +151,6 @@ class _Simulated(ScheduledSequence):
 
     sent_at: float = field(kw_only=True)
     first_at: float | None = None
-
-
-def _seconds(steps: StepSeconds, work: Pass[_Simulated]) -> float:
-    held = statistics.mean(each.n_computed for each in work.sequences)
-    if work.sequences[0].decodes:
-        return steps.decode_seconds(len(work.sequences), held)
-    return steps.prefill_seconds(work.n_new, held)
-
-
-def _computed(
-    scheduler: Scheduler[_Simulated], sequence: _Simulated, work: Pass[_Simulated], now: float
-) -> Served | None:
-    """A pass over a sequence is done: it draws a token where it is computed to its end, and has been served with the
-    last one."""
-    scheduler.advance(sequence, work.n_new)
-    if sequence.n_computed < len(sequence.tokens):
-        return None
-    sequence.tokens.append(sequence.number)
-    sequence.first_at = now if sequence.first_at is None else sequence.first_at
-    if sequence.wants_more:
-        return None
-    scheduler.finish(sequence)
-    more = max(1, sequence.max_new_tokens - 1)
-    return Served(sequence.first_at - sequence.sent_at, (now - sequence.first_at) / more, sequence.max_new_tokens)
 
 
 class _Timer:
@@ -198,28 +186,11 @@ class _Timer:
 def _between(known: dict[tuple[int, int], float], at: float, other: float) -> float:
     """Bilinear through the four known points; on a line or at a point where there are fewer."""
     firsts, seconds = sorted({first for first, _ in known}), sorted({second for _, second in known})
-
-    def along(first: int) -> float:
-        return _line(seconds, [known[first, second] for second in seconds], other)
-
-    return _line(firsts, [along(first) for first in firsts], at)
+    along = [_line(seconds, [known[first, second] for second in seconds], other) for first in firsts]
+    return _line(firsts, along, at)
 
 
 def _line(places: list[int], values: list[float], at: float) -> float:
     if len(places) == 1:
         return values[0]
     return values[0] + (at - places[0]) * (values[1] - values[0]) / (places[1] - places[0])
-
-
-def _pairs(few: StepSeconds, more: StepSeconds) -> list[tuple[dict, dict]]:
-    return [(few.decode, more.decode), (few.prefill, more.prefill)]
-
-
-def _random_model(config: ModelConfig, dtype: torch.dtype) -> Transformer:
-    return Transformer(config, dtype=dtype)
-
-
-def parameters_of(config: ModelConfig) -> int:
-    """Numbers of a model of that shape; the embedding is the head, if they are tied."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Transformer(config, device="meta").parameters())

@@ -19,14 +19,9 @@ def failures_of_run(
     shortest_interval_seconds: float = 0.0,
     useful_dollars: float | None = None,
 ) -> PlannedFailures:
-    """Failures over so many seconds of work.
+    """Failures over so many seconds of work, which cost `useful_dollars`.
 
-    Args:
-        model: how often failures come, and what checkpoints and restarts take.
-        useful_seconds: of work, without checkpoints and failures.
-        interval_seconds: of work between two checkpoints; None is the best.
-        shortest_interval_seconds: that of a step.
-        useful_dollars: for `useful_seconds`; None where no price is known.
+    `interval_seconds` are those of work between two checkpoints, by default the best; the shortest is that of a step.
     """
     best = min(max(model.best_interval, shortest_interval_seconds), useful_seconds)
     longest = min(max(model.longest_interval, best), useful_seconds)
@@ -62,10 +57,11 @@ def failure_lines(failures: PlannedFailures, *, given: bool) -> list[str]:
     best = _in_steps(failures.best_interval_steps, failures.best_interval_seconds)
     longest = _in_steps(failures.longest_interval_steps, failures.longest_interval_seconds)
     now = f"training.checkpoint_every = {failures.interval_steps:,} ({format_seconds(failures.interval_seconds)})"
+    durable = f" and is durable {format_seconds(failures.write_seconds)} later" if failures.write_seconds else ""
     lines = [
         f"failures: {_expected(failures)}, {every}; {format_seconds(failures.restart_seconds)} for each restart",
         f"best checkpoint interval: {best}, by Young and Daly; up to {longest} cost at most {NEARLY_BEST:.0%} more "
-        f"time; a checkpoint pauses training for {format_seconds(failures.pause_seconds)}{_durable(failures)}",
+        f"time; a checkpoint pauses training for {format_seconds(failures.pause_seconds)}{durable}",
         f"with failures: goodput {_percent(failures.goodput)} with {now}; {_with_failures(failures)}",
     ]
     if failures.goodput * (1 + NEARLY_BEST) < failures.best_goodput:
@@ -117,7 +113,3 @@ def _percent(goodput: float) -> str:
 
 def _in_steps(steps: int | None, seconds: float) -> str:
     return f"{steps:,} steps ({format_seconds(seconds)})" if steps is not None else format_seconds(seconds)
-
-
-def _durable(failures: PlannedFailures) -> str:
-    return f" and is durable {format_seconds(failures.write_seconds)} later" if failures.write_seconds else ""

@@ -1,7 +1,5 @@
-"""The choices of a plan where the recipe leaves them open.
-
-These are the forms of operators, of attention and of the optimizer update; whether blocks are compiled, by what that
-costs and saves and what prevents it; and Triton's kernels, where they run and the plan is faster with them.
+"""The choices of a plan where the recipe leaves them open: the forms of operators, of attention and of the optimizer
+update; whether blocks are compiled; and Triton's kernels, where they run and the plan is faster with them.
 """
 
 import dataclasses
@@ -111,26 +109,19 @@ def refuse_impossible_compile(resolved: ResolvedRecipe) -> None:
 
 def compile_obstacle(resolved: ResolvedRecipe) -> str | None:
     """The part of a resolved recipe that prevents compilation of its blocks; None if nothing does."""
-    if resolved.recipe.training.kernels in ("compiled", "triton"):
-        kernels = resolved.recipe.training.kernels
-        return f"training.kernels is '{kernels}', whose operators torch.compile does not see into"
+    training, layout = resolved.recipe.training, resolved.layout
+    if training.kernels in ("compiled", "triton"):
+        return f"training.kernels is '{training.kernels}', whose operators torch.compile does not see into"
     if resolved.recipe.model.n_experts:
         return "the number of tokens per expert varies from step to step, but compiled code has fixed shapes"
-    if resolved.recipe.training.recompute == "selective":
+    if training.recompute == "selective":
         return "selective recomputation works on single operators, which compiled code fuses"
-    if resolved.strategy == "fsdp":
-        return "compiled blocks have not been tested with fsdp"
-    if resolved.layout.pipeline > 1:
-        return "compiled blocks have not been tested in a pipeline"
-    if resolved.layout.tensor > 1:
-        return "compiled blocks have not been tested with ranks that divide matrices"
-    return None
-
-
-def with_compile_written_out(recipe: Recipe, plan: Plan) -> Recipe:
-    """The recipe with the plan's choice written out, so that a resumed run computes the same."""
-    training = dataclasses.replace(recipe.training, compile="on" if plan.compile_estimate.chosen else "off")
-    return dataclasses.replace(recipe, training=training)
+    untested = {
+        "with fsdp": resolved.strategy == "fsdp",
+        "in a pipeline": layout.pipeline > 1,
+        "with ranks that divide matrices": layout.tensor > 1,
+    }
+    return next((f"compiled blocks have not been tested {how}" for how, is_so in untested.items() if is_so), None)
 
 
 def describe_compile(plan: Plan) -> str:
@@ -171,9 +162,18 @@ def choose_triton(recipe: Recipe, precision: Precision, machine: Machine) -> Rec
         return recipe
     if is_open and (not machine.measured or recipe.training.compile == "on" or machine.triton_obstacle() is not None):
         return recipe
-    candidates = [_with(recipe, "triton", attention) for attention in _attentions(recipe)]
-    if is_open:
-        candidates.insert(0, _with(recipe, "plain", recipe.model.resolved_attention))
+    usual, model = recipe.model.resolved_attention, recipe.model
+    chooses = model.attention == "auto" and recipe.parallelism.context == 1 and suits_flash(model)
+    forms = [("plain", usual)] if is_open else []
+    forms += [("triton", attention) for attention in ((usual, "flash") if chooses else (usual,))]
+    candidates = [
+        dataclasses.replace(
+            recipe,
+            model=dataclasses.replace(model, attention=attention),
+            training=dataclasses.replace(recipe.training, kernels=kernels),
+        )
+        for kernels, attention in forms
+    ]
     return fastest(candidates, lambda candidate: planned_seconds(candidate, precision, machine))
 
 
@@ -199,19 +199,6 @@ def planned_seconds(recipe: Recipe, precision: Precision, machine: Machine) -> f
         names = {"device_type": precision.device_type, "precision": precision.name}
         seconds -= estimate_compile(ledger, ceilings, **names).saved_per_step
     return seconds
-
-
-def _with(recipe: Recipe, kernels: str, attention: str) -> Recipe:
-    model = dataclasses.replace(recipe.model, attention=attention)
-    return dataclasses.replace(recipe, model=model, training=dataclasses.replace(recipe.training, kernels=kernels))
-
-
-def _attentions(recipe: Recipe) -> list[str]:
-    """The forms of attention that a recipe with Triton's kernels may take."""
-    usual = recipe.model.resolved_attention
-    if recipe.model.attention != "auto" or recipe.parallelism.context > 1 or not suits_flash(recipe.model):
-        return [usual]
-    return [usual, "flash"]
 
 
 def suits_flash(model: ModelConfig) -> bool:

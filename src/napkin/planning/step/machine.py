@@ -1,23 +1,24 @@
-"""The devices that a plan is for: those of this machine, or those of a datasheet.
+"""The devices that a plan is for, those of this machine or of a datasheet; and when a step fits into their memory.
 
 Both have the same interface, so that there is one planner. The difference: this machine can be measured and can run
-operators, a datasheet cannot.
-
-Its steps are timed in a probe run (`time_probe_run`): two layers of the model at full width train for a few steps,
-before the run itself.
+operators, a datasheet cannot. Its steps are timed in a probe run (`time_probe_run`): two layers of the model at full
+width train for a few steps, before the run itself.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import psutil
 import torch
 
+from napkin.accounting.failures import RESTART_MINUTES
 from napkin.accounting.ledger import Ledger, Row
 from napkin.accounting.microbenchmark import time_operators
 from napkin.accounting.pricing import Price, launch_share, price, roofline_seconds
@@ -35,137 +36,70 @@ from napkin.hardware.microbenchmarks import current_machine
 from napkin.hardware.rank_calibration import RankCalibration, ranks_of_this_machine
 from napkin.hardware.target import CudaTarget, Target
 from napkin.kernels.triton_usable import triton_obstacle
-from napkin.planning.step.site import Site, fits
 from napkin.recipe.precision import NARROW, Precision, PrecisionName, choose_device, choose_precision
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
+from napkin.units import format_bytes
 
-# Operators that are timed alone have their tensors in the cache and no overhead between them; in a step autograd and
-# Python run in between, and the tensors have left the cache. The overhead of the probe run relative to its operators is
-# taken as that of the whole model.
-
-LAYERS = 2
-WARM_UP_STEPS = 2
-STEPS = range(3, 12)
-"""Fewest and most steps that are timed; between the two, as many as take `SECONDS`."""
-SECONDS = 0.8
-MOST_SECONDS = 8.0
-"""A probe run that would take longer than this in all is not made."""
-
-PROBED_FACTOR = 1.045
-"""Error of the predicted seconds, as a factor, in nine cases of ten with a probe run whose steps all take equally long:
-what benchmarks/step_seconds.py finds on a quiet machine. What varies comes on top."""
-DISTURBED_FACTOR = 1.2
-"""The same for a machine that other processes were using while it was calibrated or the step was timed."""
-NINE_IN_TEN = 1.645
-"""Standard deviations on either side that nine in ten of a normal distribution lie within."""
-REPEAT_SECONDS = 0.3
-"""Seconds of timing the largest operators once more."""
-UNPROBED_FACTOR = 2.0
-"""The same where only operators were timed: the Python between them weighs most in small steps."""
+FREE_SHARE = 0.05
+"""Part of a device's memory that a step is to leave free, in every plan and every search. A plan counts the bytes of
+tensors. A run also needs what its allocator cannot reuse between them, buffers of collectives and of libraries, and
+memory that other programs take meanwhile: some percent, which no count can know."""
 
 
-def time_probe_run(
-    resolved: ResolvedRecipe,
-    counted: Ledger,
-    ceilings: Ceilings,
-    timed: Mapping[Hashable, float],
-    *,
-    max_bytes: int,
-    sampler: Sampler,
-    disturbed: bool = False,
-) -> tuple[float, float]:
-    """The ratio of a step's seconds to those of its operators timed alone, and the expected error as a factor.
-
-    Takes about a second, and at most `max_bytes`. Where the probe run would take too much time or memory, nothing is
-    run and (1, `UNPROBED_FACTOR`) is returned. `counted` is the ledger of the step, `timed` are the operator calls
-    whose seconds are already known; `sampler`, which is in use, times steps and calls; `disturbed` is whether other
-    processes were running while `ceilings` were measured.
-    """
-    probe = _probe(resolved)
-    ledger = counted if probe == resolved else count_step(probe)
-
-    def expected(row: Row) -> float:
-        return roofline_seconds(row, ceilings)
-
-    def timing(**further: Any) -> Mapping[Hashable, float]:
-        device_type = probe.precision.device_type
-        return time_operators(
-            ledger, expected, device_type=device_type, max_bytes=max_bytes, sampler=sampler, **further
-        )
-
-    known = timing(known=timed)
-    alone = price(ledger, ceilings, known).seconds
-    if ledger.peak_bytes > max_bytes or alone * (WARM_UP_STEPS + STEPS.start) > MOST_SECONDS:
-        return 1.0, UNPROBED_FACTOR
-    steps = _steps(probe, sampler)
-    # The largest operators once more: seconds have passed, and what they take now shows how much the machine wavers.
-    again = timing(max_seconds=REPEAT_SECONDS)
-    conditions = sampler.conditions()
-    disturbed = disturbed or (conditions is not None and conditions.busy)
-    factor = stated_factor(sampler.undisturbed(steps), _drift(ledger, known, again), disturbed=disturbed)
-    return sampler.seconds(steps) / alone, factor
+def step_memory(memory_bytes: float) -> int:
+    """Bytes that a step may take on a device with so many for tensors: all but `FREE_SHARE`."""
+    return int((1 - FREE_SHARE) * memory_bytes)
 
 
-def stated_factor(steps: Sequence[float], drift: float, *, disturbed: bool) -> float:
-    """The factor that a step's seconds are expected to stay within, in nine cases of ten.
-
-    Args:
-        steps: seconds of the probe run's steps, which are alike.
-        drift: how much longer the same operators took the second time, as a factor.
-        disturbed: whether other processes were running while the machine was calibrated, or the steps were timed.
-    """
-    middle = statistics.median(steps)
-    # The median distance from the median: one slow step is no reason for a wide interval. 1.4826 makes it a standard
-    # deviation.
-    spread = 1.4826 * statistics.median(abs(taken / middle - 1) for taken in steps)
-    parts = [math.log(PROBED_FACTOR), NINE_IN_TEN * spread, NINE_IN_TEN * math.log(drift)]
-    if disturbed:
-        parts.append(math.log(DISTURBED_FACTOR))
-    return min(UNPROBED_FACTOR, math.exp(math.hypot(*parts)))
+def fits(peak_bytes: float, memory_bytes: float) -> bool:
+    """True if a step of that peak fits: the one answer of plans, of searches and of what refuses a run."""
+    return peak_bytes <= step_memory(memory_bytes)
 
 
-def _drift(ledger: Ledger, first: Mapping[Hashable, float], again: Mapping[Hashable, float]) -> float:
-    """Seconds of the calls that were timed twice, the second time over the first."""
-    twice = [row.call for row in ledger.rows if row.call in first and row.call in again]
-    before, after = (sum(seconds[call] for call in twice) for seconds in (first, again))
-    return after / before if before and after else 1.0
+def memory_of(device_name: str, memory_bytes: float) -> str:
+    """The memory that a step may take on a device, for messages."""
+    allowed = format_bytes(step_memory(memory_bytes))
+    return f"{device_name} has {allowed} for a step ({format_bytes(memory_bytes)} less {FREE_SHARE:.0%})"
 
 
-def _probe(resolved: ResolvedRecipe) -> ResolvedRecipe:
-    recipe = resolved.per_device
-    # All micro-batches from the second on are equal.
-    batch_size = min(recipe.training.batch_size, 2 * recipe.training.resolved_micro_batch_size)
-    # Layers with experts come after the dense ones.
-    layers = min(max(LAYERS, recipe.model.n_dense_layers + 1), recipe.model.n_layers)
-    alone = dataclasses.replace(resolved, recipe=recipe, world_size=1)
-    return alone.with_model(n_layers=layers).with_training(batch_size=batch_size)
+@dataclass(frozen=True)
+class Site:
+    """The devices of a run: one, or several of the same kind that split the batch."""
 
+    device_name: str
+    matmul_peak: float
+    """Dense FLOP/s of one device in the format of the matrix products."""
+    memory_bytes: int
+    """Memory of one device that is available for tensors."""
+    bytes_per_second: float
+    """Memory bandwidth of one device."""
+    n_devices: int = 1
+    interconnect: Interconnect | None = None
+    """The links between the devices; None where they are not known."""
+    usd_per_hour: float | None = None
+    """Price of all devices per hour; None where it is not known."""
+    offer: str | None = None
+    """The price of one device, whose offer it is and of which month; None for a price that was given."""
+    watts: float | None = None
+    """Power of all devices; None where it is not known."""
+    measured: bool = True
+    """True if the peak was measured, False if it is the datasheet's."""
+    disturbed: bool = False
+    """True if other processes used the machine while it was calibrated: seconds may be too high, peaks too low."""
+    host_bandwidth: float | None = None
+    """Bytes per second from one device into its host's memory; None where it is not known."""
+    mtbf_hours: float | None = None
+    """Between two failures of all devices together, on average; None is by the published rate."""
+    restart_minutes: float = RESTART_MINUTES
+    """Minutes from a failure until training continues."""
 
-def _steps(resolved: ResolvedRecipe, sampler: Sampler) -> list[Sample]:
-    """Timed steps on random tokens; the global random state is unchanged."""
-    devices = [0] if resolved.precision.device_type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        return _train(resolved, sampler)
-
-
-def _train(resolved: ResolvedRecipe, sampler: Sampler) -> list[Sample]:
-    recipe, device_type = resolved.recipe, resolved.precision.device_type
-    train_state = build_train_state(resolved)
-    generator = torch.Generator().manual_seed(0)
-    shape = (recipe.training.batch_size, recipe.model.context_length)
-    tokens = torch.randint(recipe.model.vocab_size, shape, generator=generator).to(device_type)
-    batch = (tokens, tokens, torch.zeros_like(tokens)) if recipe.data.separate_documents else (tokens, tokens)
-    taken: list[Sample] = []
-    for number in range(WARM_UP_STEPS + STEPS.stop):
-        sample = sampler.sample(lambda number=number: train_state.step(number, *batch))
-        if number >= WARM_UP_STEPS:
-            taken.append(sample)
-        if len(taken) >= STEPS.start and sum(sampler.undisturbed(taken)) > SECONDS:
-            break
-    return taken
+    @property
+    def name(self) -> str:
+        """The device's name, with the number of devices."""
+        return self.device_name if self.n_devices == 1 else f"{self.n_devices} × {self.device_name}"
 
 
 Progress = Callable[[str], None]
@@ -265,40 +199,30 @@ class ThisMachine(Machine):
         self, resolved: ResolvedRecipe, ledgers: Sequence[Ledger], ceilings: Ceilings, progress: Progress
     ) -> list[Price]:
         """Time each operator alone, and a probe run of a few layers, if the step fits; otherwise use rooflines."""
-        if not fits(max(ledger.peak_bytes for ledger in ledgers), self.memory_bytes):
-            return [price(ledger, ceilings) for ledger in ledgers]
-        with Sampler(self.device_type) as sampler:
-            return self._measured_price(resolved, ledgers, ceilings, progress, sampler)
-
-    def _measured_price(
-        self,
-        resolved: ResolvedRecipe,
-        ledgers: Sequence[Ledger],
-        ceilings: Ceilings,
-        progress: Progress,
-        sampler: Sampler,
-    ) -> list[Price]:
-        progress("timing the operators")
         free = self.memory_bytes
+        if not fits(max(ledger.peak_bytes for ledger in ledgers), free):
+            return [price(ledger, ceilings) for ledger in ledgers]
         timed: Mapping[Hashable, float] = {}
-        for ledger in ledgers:
-            timed = time_operators(
-                ledger,
-                lambda row: roofline_seconds(row, ceilings),
-                device_type=self.device_type,
-                # The tensors of one operator are only a part of the step's.
-                max_bytes=free // 4,
-                known=timed,
-                sampler=sampler,
+        with Sampler(self.device_type) as sampler:
+            progress("timing the operators")
+            for ledger in ledgers:
+                timed = time_operators(
+                    ledger,
+                    lambda row: roofline_seconds(row, ceilings),
+                    device_type=self.device_type,
+                    # The tensors of one operator are only a part of the step's.
+                    max_bytes=free // 4,
+                    known=timed,
+                    sampler=sampler,
+                )
+            progress("training a few layers")
+            disturbed = isinstance(ceilings, Calibration) and ceilings.disturbed
+            between, factor = time_probe_run(
+                resolved, ledgers[0], ceilings, timed, max_bytes=free // 2, sampler=sampler, disturbed=disturbed
             )
-        progress("training a few layers")
-        disturbed = isinstance(ceilings, Calibration) and ceilings.disturbed
-        between, factor = time_probe_run(
-            resolved, ledgers[0], ceilings, timed, max_bytes=free // 2, sampler=sampler, disturbed=disturbed
-        )
+            conditions = sampler.conditions()
         # The other ranks of this machine wait while it is timed.
         between *= 1.0 if self._rank_calibration is None else self._rank_calibration.contention
-        conditions = sampler.conditions()
         return [
             price(ledger, ceilings, timed, between=between, factor=factor, conditions=conditions) for ledger in ledgers
         ]
@@ -314,30 +238,28 @@ class ThisMachine(Machine):
     def site(self, precision: Precision, ceilings: Ceilings) -> Site:
         """Measured peaks, for a CPU divided by its ranks. Prices of a GPU are those of the catalogue."""
         assert isinstance(ceilings, Calibration)
-        gpu = _in_catalogue(self.device_name) if self.device_type != "cpu" else None
-        bandwidth = ceilings.memory_bandwidth / self._ranks_per_device
+        bandwidth, gpu = ceilings.memory_bandwidth / self._ranks_per_device, None
+        # On a CPU each byte of a copy is read and written, and so is what its ranks send each other.
+        half = bandwidth / 2
+        host, interconnect = half, Interconnect(half, half, self.n_devices, 0.0, 0.0, 0.0)
+        if self.device_type != "cpu":
+            with contextlib.suppress(NapkinError):
+                gpu = find_device(self.device_name)
+            host = gpu.host_bandwidth if gpu else None
+            interconnect = interconnect_of(gpu, node_of(gpu), efficiency_of(gpu)) if gpu else None
+        if self._rank_calibration is not None:
+            interconnect = self._rank_calibration.interconnect
         return Site(
             device_name=self.device_name,
             matmul_peak=ceilings.matmul_peak(precision.products) / self._ranks_per_device,
             memory_bytes=self.memory_bytes,
             bytes_per_second=bandwidth,
             n_devices=self.n_devices,
-            interconnect=self._interconnect(gpu, bandwidth),
-            usd_per_hour=_usd_per_hour(gpu, self.n_devices),
-            offer=_offer(gpu),
-            watts=_watts(gpu, self.n_devices),
+            interconnect=interconnect,
+            **_costs(gpu, self.n_devices),
             disturbed=ceilings.disturbed or bool(self._rank_calibration and self._rank_calibration.disturbed),
-            # On a CPU, each byte of the copy is read and written.
-            host_bandwidth=bandwidth / 2 if self.device_type == "cpu" else (gpu.host_bandwidth if gpu else None),
+            host_bandwidth=host,
         )
-
-    def _interconnect(self, gpu: Device | None, bandwidth: float) -> Interconnect | None:
-        if self._rank_calibration is not None:
-            return self._rank_calibration.interconnect
-        if self.device_type == "cpu":
-            # Ranks on one CPU communicate through its memory: each byte is written and read.
-            return Interconnect(bandwidth / 2, bandwidth / 2, self.n_devices, 0.0, 0.0, 0.0)
-        return interconnect_of(gpu, node_of(gpu), efficiency_of(gpu)) if gpu else None
 
 
 class CatalogueMachine(Machine):
@@ -385,13 +307,12 @@ class CatalogueMachine(Machine):
         self, resolved: ResolvedRecipe, ledgers: Sequence[Ledger], ceilings: Ceilings, progress: Progress
     ) -> list[Price]:
         """Price by rooflines. Published steps are long: the factor is wider where launches take a large part."""
-
-        def of(ledger: Ledger) -> Price:
+        found = []
+        for ledger in ledgers:
             priced = price(ledger, ceilings)
             launches = launch_share(ledger, ceilings, priced.seconds)
-            return dataclasses.replace(priced, factor=self.efficiency.factor * (1 + launches))
-
-        return [of(ledger) for ledger in ledgers]
+            found.append(dataclasses.replace(priced, factor=self.efficiency.factor * (1 + launches)))
+        return found
 
     def site(self, precision: Precision, ceilings: Ceilings) -> Site:
         """Peak, memory, price and power of the catalogue."""
@@ -403,9 +324,7 @@ class CatalogueMachine(Machine):
             bytes_per_second=device.memory_bandwidth,
             n_devices=self.n_devices,
             interconnect=interconnect_of(device, self.node, self.efficiency),
-            usd_per_hour=_usd_per_hour(device, self.n_devices),
-            offer=_offer(device),
-            watts=_watts(device, self.n_devices),
+            **_costs(device, self.n_devices),
             measured=False,
             host_bandwidth=device.host_bandwidth,
         )
@@ -432,20 +351,121 @@ def target_of(device: Device) -> Target:
     return CudaTarget(cudnn_attention=False) if device.vendor == "AMD" else "cpu"
 
 
-def _usd_per_hour(device: Device | None, n_devices: int) -> float | None:
-    return n_devices * device.price.usd_per_hour if device and device.price else None
+def _costs(device: Device | None, n_devices: int) -> dict[str, Any]:
+    """Dollars per hour and watts of all devices, as a `Site` has them, and whose offer the price is."""
+    price = device.price if device else None
+    return {
+        "usd_per_hour": n_devices * price.usd_per_hour if price else None,
+        "offer": str(price) if price else None,
+        "watts": n_devices * device.watts if device and device.watts else None,
+    }
 
 
-def _offer(device: Device | None) -> str | None:
-    return str(device.price) if device and device.price else None
+# Operators that are timed alone have their tensors in the cache and no overhead between them; in a step autograd and
+# Python run in between, and the tensors have left the cache. The overhead of the probe run relative to its operators is
+# taken as that of the whole model.
+
+LAYERS = 2
+WARM_UP_STEPS = 2
+STEPS = range(3, 12)
+"""Fewest and most steps that are timed; between the two, as many as take `SECONDS`."""
+SECONDS = 0.8
+MOST_SECONDS = 8.0
+"""A probe run that would take longer than this in all is not made."""
+
+PROBED_FACTOR = 1.045
+"""Error of the predicted seconds, as a factor, in nine cases of ten with a probe run whose steps all take equally long:
+what benchmarks/step_seconds.py finds on a quiet machine. What varies comes on top."""
+DISTURBED_FACTOR = 1.2
+"""The same for a machine that other processes were using while it was calibrated or the step was timed."""
+NINE_IN_TEN = 1.645
+"""Standard deviations on either side that nine in ten of a normal distribution lie within."""
+REPEAT_SECONDS = 0.3
+"""Seconds of timing the largest operators once more."""
+UNPROBED_FACTOR = 2.0
+"""The same where only operators were timed: the Python between them weighs most in small steps."""
 
 
-def _watts(device: Device | None, n_devices: int) -> float | None:
-    return n_devices * device.watts if device and device.watts else None
+def time_probe_run(
+    resolved: ResolvedRecipe,
+    counted: Ledger,
+    ceilings: Ceilings,
+    timed: Mapping[Hashable, float],
+    *,
+    max_bytes: int,
+    sampler: Sampler,
+    disturbed: bool = False,
+) -> tuple[float, float]:
+    """The ratio of a step's seconds to those of its operators timed alone, and the expected error as a factor.
+
+    Takes about a second, and at most `max_bytes`. Where the probe run would take too much time or memory, nothing is
+    run and (1, `UNPROBED_FACTOR`) is returned. `counted` is the ledger of the step, `timed` are the operator calls
+    whose seconds are already known; `sampler`, which is in use, times steps and calls; `disturbed` is whether other
+    processes were running while `ceilings` were measured.
+    """
+    recipe, device_type = resolved.per_device, resolved.precision.device_type
+    # All micro-batches from the second on are equal.
+    batch_size = min(recipe.training.batch_size, 2 * recipe.training.resolved_micro_batch_size)
+    # Layers with experts come after the dense ones.
+    layers = min(max(LAYERS, recipe.model.n_dense_layers + 1), recipe.model.n_layers)
+    probe = dataclasses.replace(resolved, recipe=recipe, world_size=1)
+    probe = probe.with_model(n_layers=layers).with_training(batch_size=batch_size)
+    ledger = counted if probe == resolved else count_step(probe)
+
+    def expected(row: Row) -> float:
+        return roofline_seconds(row, ceilings)
+
+    def timing(**further: Any) -> Mapping[Hashable, float]:
+        return time_operators(
+            ledger, expected, device_type=device_type, max_bytes=max_bytes, sampler=sampler, **further
+        )
+
+    known = timing(known=timed)
+    alone = price(ledger, ceilings, known).seconds
+    if ledger.peak_bytes > max_bytes or alone * (WARM_UP_STEPS + STEPS.start) > MOST_SECONDS:
+        return 1.0, UNPROBED_FACTOR
+    # The global random state is unchanged.
+    with torch.random.fork_rng(devices=[0] if device_type == "cuda" else []):
+        steps = _timed_steps(probe, sampler)
+    # The largest operators once more: seconds have passed, and what they take now shows how much the machine wavers.
+    again = timing(max_seconds=REPEAT_SECONDS)
+    twice = [row.call for row in ledger.rows if row.call in known and row.call in again]
+    before, after = (sum(seconds[call] for call in twice) for seconds in (known, again))
+    drift = after / before if before and after else 1.0
+    conditions = sampler.conditions()
+    disturbed = disturbed or (conditions is not None and conditions.busy)
+    factor = stated_factor(sampler.undisturbed(steps), drift, disturbed=disturbed)
+    return sampler.seconds(steps) / alone, factor
 
 
-def _in_catalogue(name: str) -> Device | None:
-    try:
-        return find_device(name)
-    except NapkinError:
-        return None
+def stated_factor(steps: Sequence[float], drift: float, *, disturbed: bool) -> float:
+    """The factor that a step's seconds are expected to stay within, in nine cases of ten.
+
+    `steps` are seconds of the probe run's steps, which are alike; `drift` is how much longer the same operators took
+    the second time, as a factor; `disturbed` is whether other processes were running meanwhile.
+    """
+    middle = statistics.median(steps)
+    # The median distance from the median: one slow step is no reason for a wide interval. 1.4826 makes it a standard
+    # deviation.
+    spread = 1.4826 * statistics.median(abs(taken / middle - 1) for taken in steps)
+    parts = [math.log(PROBED_FACTOR), NINE_IN_TEN * spread, NINE_IN_TEN * math.log(drift)]
+    if disturbed:
+        parts.append(math.log(DISTURBED_FACTOR))
+    return min(UNPROBED_FACTOR, math.exp(math.hypot(*parts)))
+
+
+def _timed_steps(resolved: ResolvedRecipe, sampler: Sampler) -> list[Sample]:
+    recipe, device_type = resolved.recipe, resolved.precision.device_type
+    train_state = build_train_state(resolved)
+    generator = torch.Generator().manual_seed(0)
+    shape = (recipe.training.batch_size, recipe.model.context_length)
+    tokens = torch.randint(recipe.model.vocab_size, shape, generator=generator).to(device_type)
+    batch = (tokens, tokens, torch.zeros_like(tokens)) if recipe.data.separate_documents else (tokens, tokens)
+    taken: list[Sample] = []
+    for number in range(WARM_UP_STEPS + STEPS.stop):
+        sample = sampler.sample(lambda number=number: train_state.step(number, *batch))
+        if number >= WARM_UP_STEPS:
+            taken.append(sample)
+        if len(taken) >= STEPS.start and sum(sampler.undisturbed(taken)) > SECONDS:
+            break
+    return taken

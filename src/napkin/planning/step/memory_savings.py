@@ -15,9 +15,9 @@ from napkin.accounting.rules import adamw_bytes_rule, bytes_per_parameter
 from napkin.errors import NapkinError
 from napkin.hardware.ceilings import Ceilings
 from napkin.hardware.device_file import catalogue
-from napkin.planning.rules.sizes import parameters_by_rule
+from napkin.planning.rules import parameters_by_rule
+from napkin.planning.step.machine import fits, memory_of, step_memory
 from napkin.planning.step.run_plan import Plan
-from napkin.planning.step.site import fits, memory_of, step_memory
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes
@@ -69,27 +69,19 @@ def _changes(resolved: ResolvedRecipe) -> Iterator[dict[str, Any]]:
     recipe = resolved.per_device
     training = recipe.training
     size = training.resolved_micro_batch_size
-    for smaller in dict.fromkeys((_largest_proper_divisor(size), 1)):
+    for smaller in dict.fromkeys((_divisors(size)[-2:][0], 1)):
         if smaller < size:
             yield {"micro_batch_size": smaller}
-    settings = {("none", 1), ("selective", 1), ("full", 1), ("full", 2)}
-    for what, every in sorted(settings - {(training.recompute, training.recompute_every)}, key=_by_memory_saved):
-        if every < recipe.model.n_layers or every == 1:
+    # By the memory that they save.
+    for what, every in (("none", 1), ("selective", 1), ("full", 2), ("full", 1)):
+        is_set = (what, every) == (training.recompute, training.recompute_every)
+        if not is_set and (every < recipe.model.n_layers or every == 1):
             yield {"recompute": what, "recompute_every": every}
     tokens = size * recipe.model.context_length
     if training.loss_chunk_size < tokens:
         yield {"loss_chunk_size": tokens}
     if resolved.precision.device_type != "cpu":
         yield {"offload_optimizer": not training.offload_optimizer}
-
-
-def _by_memory_saved(setting: tuple[str, int]) -> tuple[int, int]:
-    what, every = setting
-    return ("none", "selective", "full").index(what), -every
-
-
-def _largest_proper_divisor(size: int) -> int:
-    return next((size // factor for factor in range(2, size + 1) if size % factor == 0), size)
 
 
 # From this number of tokens on a step's peak is linear in the tokens: the logits fill a whole chunk.
@@ -110,10 +102,22 @@ def refuse_what_does_not_fit(plan: Plan) -> None:
     if plan.fits:
         return
     site = plan.site
-    ways = _with_less_at_a_time(plan.resolved, site.memory_bytes) + _sharded(plan) + _on_a_larger_device(plan)
-    raise _too_much(
-        plan.peak_bytes, site.device_name, site.memory_bytes, ways or [_smaller(plan.resolved, site.memory_bytes)]
-    )
+    ways = _with_less_at_a_time(plan.resolved, site.memory_bytes) + _sharded(plan)
+    # A larger device in the place of the planned ones: of their vendor where that is known, and of several one that is
+    # linked to others.
+    vendor = next((device.vendor for device in catalogue() if device.name == site.device_name), None)
+    large_enough = [
+        device
+        for device in catalogue()
+        if fits(plan.peak_bytes, device.usable_bytes)
+        and vendor in (None, device.vendor)
+        and (site.n_devices == 1 or device.link_bandwidth is not None)
+    ]
+    if large_enough and not site.measured:
+        least = min(large_enough, key=lambda device: device.memory_bytes)
+        room = format_bytes(least.usable_bytes)
+        ways.append(f"as it is, it would fit a {least.name}, which has {room} for tensors")
+    raise _too_much(plan.peak_bytes, site.device_name, plan.resolved, site.memory_bytes, ways)
 
 
 def largest_micro_batch(resolved: ResolvedRecipe, memory_bytes: int) -> int:
@@ -146,11 +150,17 @@ def refuse_far_too_much(resolved: ResolvedRecipe, device_name: str, memory_bytes
     if size * resolved.recipe.model.context_length > _MANY_TOKENS:
         needed = _peak_by_size(resolved, accumulated=size < training.batch_size)(size)
         if not fits(needed, memory_bytes):
-            ways = _with_less_at_a_time(resolved, memory_bytes) or [_smaller(resolved, memory_bytes)]
-            raise _too_much(needed, device_name, memory_bytes, ways)
+            ways = _with_less_at_a_time(resolved, memory_bytes)
+            raise _too_much(needed, device_name, resolved, memory_bytes, ways)
 
 
-def _too_much(needed: int, device_name: str, memory_bytes: int, ways: list[str]) -> NapkinError:
+def _too_much(
+    needed: int, device_name: str, resolved: ResolvedRecipe, memory_bytes: int, ways: list[str]
+) -> NapkinError:
+    if not ways and not fits(_state_bytes(resolved), memory_bytes):
+        ways = ["no micro-batch size is small enough, use a smaller --model.d-model or --model.n-layers"]
+    elif not ways:
+        ways = ["use a smaller --training.batch-size, --model.context-length or --model.d-model"]
     found = f"a step needs {format_bytes(needed)}, {memory_of(device_name, memory_bytes)}"
     return NapkinError(f"{found}: {'; '.join(ways)}")
 
@@ -169,7 +179,7 @@ def _with_less_at_a_time(resolved: ResolvedRecipe, memory_bytes: int) -> list[st
 
 
 def _sharded(plan: Plan) -> list[str]:
-    """True if a plan of several devices that each hold the whole model would fit with fsdp."""
+    """What fsdp would do for a plan of several devices that each hold the whole model."""
     if plan.resolved.strategy != "ddp":
         return []
     with_fsdp = "with --training.parallelism fsdp, which shards parameters, gradients and optimizer state over the "
@@ -185,29 +195,6 @@ def _sharded(plan: Plan) -> list[str]:
         if less:
             return [f"{with_fsdp}needs {format_bytes(peak)} each{extra}, and {less[0]}"]
     return []
-
-
-def _on_a_larger_device(plan: Plan) -> list[str]:
-    """The smallest device that could stand in the place of the planned ones: of their vendor where that is known, and
-    of several one that is linked to others."""
-    planned = next((device for device in catalogue() if device.name == plan.site.device_name), None)
-    large_enough = [
-        device
-        for device in catalogue()
-        if fits(plan.peak_bytes, device.usable_bytes)
-        and (planned is None or device.vendor == planned.vendor)
-        and (plan.site.n_devices == 1 or device.link_bandwidth is not None)
-    ]
-    if plan.site.measured or not large_enough:
-        return []
-    smallest = min(large_enough, key=lambda device: device.memory_bytes)
-    return [f"as it is, it would fit a {smallest.name}, which has {format_bytes(smallest.usable_bytes)} for tensors"]
-
-
-def _smaller(resolved: ResolvedRecipe, memory_bytes: int) -> str:
-    if not fits(_state_bytes(resolved), memory_bytes):
-        return "no micro-batch size is small enough, use a smaller --model.d-model or --model.n-layers"
-    return "use a smaller --training.batch-size, --model.context-length or --model.d-model"
 
 
 def _state_bytes(resolved: ResolvedRecipe) -> float:
@@ -249,6 +236,5 @@ def _peak_by_size(resolved: ResolvedRecipe, *, accumulated: bool) -> Callable[[i
 
 
 def _divisors(number: int) -> list[int]:
-    """All of them, smallest first."""
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     return sorted({*small, *(number // divisor for divisor in small)})

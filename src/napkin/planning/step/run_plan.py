@@ -1,8 +1,4 @@
-"""The plan of a run, before its first step: rule and count, time and cost, and whether it fits.
-
-Of a run that trains adapters it also states what is written to the disk (`stored_rows`): frozen weights once, and
-checkpoints of what is trained.
-"""
+"""The plan of a run, before its first step: rule and count, time and cost, and whether it fits."""
 
 import html
 from collections.abc import Iterator, Mapping
@@ -16,8 +12,8 @@ from napkin.accounting.rules import adamw_bytes_rule, bytes_per_parameter, secon
 from napkin.checkpoint.folder import checkpoint_bytes
 from napkin.model.config import adapted_matrices
 from napkin.planning.layouts.layout_plan import LayoutPlan, SumAndCount
-from napkin.planning.rules.sizes import parameters_by_rule, parameters_formula, step_flops_by_rule
-from napkin.planning.step.site import Site, fits
+from napkin.planning.rules import parameters_by_rule, parameters_formula, step_flops_by_rule
+from napkin.planning.step.machine import Site, fits
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.accounting_files import PlannedFile, PredictedLoss
@@ -25,36 +21,6 @@ from napkin.train_step.step import adapter_of, held_dtype
 from napkin.units import format_bytes, format_count, format_flops, format_seconds, format_three_digits
 
 FROZEN_BYTES, CHECKPOINT_BYTES = "frozen bytes", "checkpoint bytes"
-
-
-def stored_rows(resolved: ResolvedRecipe, ledger: Ledger, rule_parameters: float) -> Iterator[QuantityRow]:
-    """The rows of a plan on what is stored; none where all weights are trained. `rule_parameters` are the model's."""
-    adapter = adapter_of(resolved.recipe)
-    if adapter is None:
-        return
-    precision, optimizer = resolved.precision, resolved.recipe.optimizer
-    narrow = held_dtype(adapter.kind, adapter.frozen, precision.name) is not None
-    each = 2 if narrow else precision.bytes_per_weight
-    yield QuantityRow(
-        FROZEN_BYTES,
-        "bytes",
-        each * rule_parameters,
-        ledger.frozen_bytes,
-        note=f"kept once in the run's folder; rule {each} bytes per parameter",
-    )
-    config = resolved.recipe.model
-    matrices = {matrix for name in adapter.modules for matrix in adapted_matrices(name)}
-    in_blocks = 2 * adapter.rank * config.d_model * config.n_layers * len(matrices - {"head"})
-    in_head = adapter.rank * (config.d_model + config.vocab_size) * ("head" in matrices)
-    # A checkpoint has no gradients.
-    each = bytes_per_parameter(optimizer.name) - 4 + (4 if optimizer.average_decay else 0)
-    yield QuantityRow(
-        CHECKPOINT_BYTES,
-        "bytes",
-        each * (in_blocks + in_head),
-        checkpoint_bytes(ledger),
-        note=f"of tensors, without their names; rule {each} bytes per parameter, of 2·r·d per matrix, as if square",
-    )
 
 
 RULE_MFU = 0.5
@@ -103,7 +69,6 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Number of updates of the run."""
         return self.recipe.training.steps
 
     @property
@@ -122,19 +87,8 @@ class Plan:
         return step_flops_by_rule(self.recipe.model, self.tokens_per_step / self.site.n_devices)
 
     @property
-    def rule_seconds_per_step(self) -> float:
-        """Seconds of a step by those FLOPs."""
-        return seconds_rule(self.rule_flops, self.site.matmul_peak, mfu=RULE_MFU)
-
-    @property
     def rule_seconds(self) -> float:
-        return self.steps * self.rule_seconds_per_step
-
-    @property
-    def rule_bytes_per_parameter(self) -> int:
-        """Bytes per parameter for weight, gradient and optimizer state by the closed form."""
-        narrower = 2 * (4 - self.resolved.precision.bytes_per_weight)
-        return bytes_per_parameter(self.recipe.optimizer.name) - narrower
+        return self.steps * seconds_rule(self.rule_flops, self.site.matmul_peak, mfu=RULE_MFU)
 
     @property
     def peak_bytes(self) -> int:
@@ -228,7 +182,6 @@ class Plan:
 
     @property
     def mfu(self) -> float:
-        """Predicted model-FLOPs utilisation."""
         return self.mfu_of(self.seconds_per_step)
 
     @property
@@ -242,116 +195,100 @@ class Plan:
             return self.layout.model_flops / seconds / (self.site.n_devices * self.site.matmul_peak)
         return mfu(self.ledger, seconds, self.site.matmul_peak)
 
-    def _summary(self) -> list[str]:
+    def _summary(self) -> str:
         verdict = "it fits" if self.fits else "it does not fit"
         memory = f"{format_bytes(self.peak_bytes)} of {format_bytes(self.site.memory_bytes)} per device"
-        return [f"Plan for {self.site.name}: {verdict}, {memory}, {format_seconds(self.seconds)}"]
+        return f"Plan for {self.site.name}: {verdict}, {memory}, {format_seconds(self.seconds)}"
 
     def __repr__(self) -> str:
-        return "\n".join([*self._summary(), repr(self.table())])
+        return f"{self._summary()}\n{self.table()!r}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self._summary()[0])}</p>{self.table()._repr_html_()}"
+        return f"<p>{html.escape(self._summary())}</p>{self.table()._repr_html_()}"
 
     def table(self) -> QuantityTable:
         """Rule and count side by side; `reconcile` adds the meter. FLOPs and bytes are per device."""
-        site = self.site
-        per_parameter = self.rule_bytes_per_parameter
-        parts = site.n_devices if self.resolved.strategy == "fsdp" else 1
-        among = f", divided among {parts} devices" if parts > 1 else ""
-        rows = [
-            QuantityRow(
-                "parameters",
-                "count",
-                self.rule_parameters,
-                self.ledger.parameters,
-                note=f"rule {parameters_formula(self.recipe.model)}: no norms, no biases",
-            ),
-            QuantityRow("FLOPs per step", "FLOP", self.rule_flops, self.ledger.flops, note=self._why_flops_differ()),
-            QuantityRow(
-                "peak bytes",
-                "bytes",
-                int(adamw_bytes_rule(self.rule_parameters, bytes_per_parameter=per_parameter)) // parts,
-                self.ledger.peak_bytes,
-                note=f"rule {per_parameter} bytes per parameter{among}: no activations, no logits, no batch",
-            ),
-            *self._reserved(),
-            *stored_rows(self.resolved, self.ledger, self.rule_parameters),
-            *self._compiled(),
-            QuantityRow(
-                "seconds per step",
-                "seconds",
-                self.rule_seconds_per_step,
-                self.seconds_per_step,
-                note=self._how_priced(),
-            ),
-            QuantityRow("MFU", "share", RULE_MFU, self.mfu, note=self._of_what_peak()),
-            QuantityRow(
-                "seconds in all",
-                "seconds",
-                self.rule_seconds,
-                self.seconds,
-                note=f"{self.steps:,} steps, {format_count(self.steps * self.tokens_per_step)} tokens; "
-                "the meter includes evaluations and checkpoints",
-            ),
-        ]
-        if site.usd_per_hour is not None:
-            price = f"price: {site.offer}" if site.offer else "the price that was given"
-            note = f"{price}; ${site.usd_per_hour:.2f} per hour in all"
-            rows.append(
-                QuantityRow("dollars", "USD", dollars(self.rule_seconds, site.usd_per_hour), self.dollars, note=note)
-            )
-        if site.watts is not None:
-            note = f"{site.watts:,.0f} W in all, the boards alone"
-            rows.append(
-                QuantityRow(
-                    "energy", "kWh", kilowatt_hours(self.rule_seconds, site.watts), self.kilowatt_hours, note=note
-                )
-            )
-        if self.predicted_loss is not None:
-            rows.append(_row_of(self.predicted_loss))
-        return QuantityTable(rows)
+        return QuantityTable([*self._counted_rows(), *self._stored_rows(), *self._priced_rows()])
 
-    def _reserved(self) -> list[QuantityRow]:
-        if self.ledger.reserved_bytes is None:
-            return []
-        note = "what the caching allocator takes in segments, gaps included; it gives back what is free before it fails"
-        return [QuantityRow("reserved bytes", "bytes", None, self.ledger.reserved_bytes, note=note)]
-
-    def _compiled(self) -> list[QuantityRow]:
-        if not self.compile_estimate.chosen:
-            return []
-        note = "once per run, not in its steps; the peak is that of the uncompiled step"
-        return [QuantityRow("seconds to compile", "seconds", None, self.compile_estimate.seconds, note=note)]
-
-    def _why_flops_differ(self) -> str:
+    def _counted_rows(self) -> Iterator[QuantityRow]:
+        """Parameters, FLOPs and bytes of one device."""
         ledger = self.ledger
-        return (
+        note = f"rule {parameters_formula(self.recipe.model)}: no norms, no biases"
+        yield QuantityRow("parameters", "count", self.rule_parameters, ledger.parameters, note=note)
+        note = (
             "rule 6·N·T for the parameters that a token is multiplied with, and attention over all pairs, "
             f"{ledger.attention_flops / max(1, ledger.flops):.1%} of count; "
             f"causal pairs alone: {format_flops(ledger.causal_flops)} in all; elementwise work is apart: "
             f"{format_flops(ledger.elementwise_flops)}, one per element"
         )
+        yield QuantityRow("FLOPs per step", "FLOP", self.rule_flops, ledger.flops, note=note)
+        narrower = 2 * (4 - self.resolved.precision.bytes_per_weight)
+        per_parameter = bytes_per_parameter(self.recipe.optimizer.name) - narrower
+        parts = self.site.n_devices if self.resolved.strategy == "fsdp" else 1
+        among = f", divided among {parts} devices" if parts > 1 else ""
+        note = f"rule {per_parameter} bytes per parameter{among}: no activations, no logits, no batch"
+        rule = int(adamw_bytes_rule(self.rule_parameters, bytes_per_parameter=per_parameter)) // parts
+        yield QuantityRow("peak bytes", "bytes", rule, ledger.peak_bytes, note=note)
+        if ledger.reserved_bytes is not None:
+            note = "what the caching allocator takes in segments, gaps included; it gives back what is free before it "
+            yield QuantityRow("reserved bytes", "bytes", None, ledger.reserved_bytes, note=f"{note}fails")
 
-    def _how_priced(self) -> str:
-        how = "each operator alone, on this machine" if self.site.measured else "each operator's roofline"
-        if self.price.disturbed:
+    def _stored_rows(self) -> Iterator[QuantityRow]:
+        """What a run that trains adapters writes to the disk: frozen weights once, and checkpoints of what is
+        trained."""
+        adapter = adapter_of(self.recipe)
+        if adapter is None:
+            return
+        precision, optimizer, model = self.resolved.precision, self.recipe.optimizer, self.recipe.model
+        narrow = held_dtype(adapter.kind, adapter.frozen, precision.name) is not None
+        each = 2 if narrow else precision.bytes_per_weight
+        note = f"kept once in the run's folder; rule {each} bytes per parameter"
+        yield QuantityRow(FROZEN_BYTES, "bytes", each * self.rule_parameters, self.ledger.frozen_bytes, note=note)
+        matrices = {matrix for name in adapter.modules for matrix in adapted_matrices(name)}
+        in_blocks = 2 * adapter.rank * model.d_model * model.n_layers * len(matrices - {"head"})
+        in_head = adapter.rank * (model.d_model + model.vocab_size) * ("head" in matrices)
+        # A checkpoint has no gradients.
+        each = bytes_per_parameter(optimizer.name) - 4 + (4 if optimizer.average_decay else 0)
+        note = f"of tensors, without their names; rule {each} bytes per parameter, of 2·r·d per matrix, as if square"
+        rule = each * (in_blocks + in_head)
+        yield QuantityRow(CHECKPOINT_BYTES, "bytes", rule, checkpoint_bytes(self.ledger), note=note)
+
+    def _priced_rows(self) -> Iterator[QuantityRow]:
+        """Seconds, what they cost, and the loss that they lead to."""
+        site, price = self.site, self.price
+        if self.compile_estimate.chosen:
+            note = "once per run, not in its steps; the peak is that of the uncompiled step"
+            yield QuantityRow("seconds to compile", "seconds", None, self.compile_estimate.seconds, note=note)
+        how = "each operator alone, on this machine" if site.measured else "each operator's roofline"
+        if price.disturbed:
             how += ", measured while it was busy: at most, without other processes"
-        return (
-            f"rule: MFU {RULE_MFU}; count: {how}, within a factor of {self.price.factor:.2f} in nine cases of ten; "
-            f"{self.price.byte_bound_share:.0%} of the time bound by bytes"
+        note = (
+            f"rule: MFU {RULE_MFU}; count: {how}, within a factor of {price.factor:.2f} in nine cases of ten; "
+            f"{price.byte_bound_share:.0%} of the time bound by bytes"
         )
-
-    def _of_what_peak(self) -> str:
-        peak = "measured on this machine" if self.site.measured else "of the datasheet, dense"
-        if self.site.disturbed:
-            peak += ", while it was busy"
-        return f"of the matmul peak {peak}; full attention, no recomputation"
-
-
-def _row_of(predicted: PredictedLoss) -> QuantityRow:
-    note = (
-        f"nats per token, count: the law {predicted.law}, 90% interval {predicted.low:.4f} to {predicted.high:.4f}, at "
-        f"{format_three_digits(predicted.extrapolation)} times the FLOPs of its largest run"
-    )
-    return QuantityRow("validation loss", "nats", None, predicted.loss, note=note)
+        rule = seconds_rule(self.rule_flops, site.matmul_peak, mfu=RULE_MFU)
+        yield QuantityRow("seconds per step", "seconds", rule, self.seconds_per_step, note=note)
+        peak = "measured on this machine" if site.measured else "of the datasheet, dense"
+        peak += ", while it was busy" if site.disturbed else ""
+        note = f"of the matmul peak {peak}; full attention, no recomputation"
+        yield QuantityRow("MFU", "share", RULE_MFU, self.mfu, note=note)
+        tokens = format_count(self.steps * self.tokens_per_step)
+        note = f"{self.steps:,} steps, {tokens} tokens; the meter includes evaluations and checkpoints"
+        yield QuantityRow("seconds in all", "seconds", self.rule_seconds, self.seconds, note=note)
+        if site.usd_per_hour is not None:
+            offer = f"price: {site.offer}" if site.offer else "the price that was given"
+            note, rule = (
+                f"{offer}; ${site.usd_per_hour:.2f} per hour in all",
+                dollars(self.rule_seconds, site.usd_per_hour),
+            )
+            yield QuantityRow("dollars", "USD", rule, self.dollars, note=note)
+        if site.watts is not None:
+            note, rule = f"{site.watts:,.0f} W in all, the boards alone", kilowatt_hours(self.rule_seconds, site.watts)
+            yield QuantityRow("energy", "kWh", rule, self.kilowatt_hours, note=note)
+        if (predicted := self.predicted_loss) is not None:
+            times = format_three_digits(predicted.extrapolation)
+            note = (
+                f"nats per token, count: the law {predicted.law}, 90% interval {predicted.low:.4f} to "
+                f"{predicted.high:.4f}, at {times} times the FLOPs of its largest run"
+            )
+            yield QuantityRow("validation loss", "nats", None, predicted.loss, note=note)

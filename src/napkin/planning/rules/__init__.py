@@ -1,5 +1,0 @@
-"""Plans by rules of thumb, without a model."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,9 +1,0 @@
-from .by_rule import RuleDevices as RuleDevices
-from .by_rule import RulePlan as RulePlan
-from .by_rule import affordable_by_rule as affordable_by_rule
-from .by_rule import training_by_rule as training_by_rule
-from .by_rule import utilisation_by_rule as utilisation_by_rule
-from .sizes import RuleSizes as RuleSizes
-from .sizes import parameters_by_rule as parameters_by_rule
-from .sizes import rules_by_size as rules_by_size
-from .sizes import sizes_of as sizes_of
