@@ -153,9 +153,10 @@ def _short(value: Any) -> str:
 
 def _on_all_ranks(options: Options, run: ForeignRun) -> Options:
     """A plan's options with as many devices as the files say, where --on names one device."""
-    if not hasattr(options, "on") or run.ranks is None:
+    values = vars(options)
+    if "on" not in values or run.ranks is None:
         return options
-    on: str | None = options.on
+    on: str | None = values["on"]
     if on is None and run.ranks > 1:
         raise NapkinError(f"the files are of a run on {run.ranks} devices: say of which kind, as in --on H100")
     if on is not None and not _DEVICES.match(on):
