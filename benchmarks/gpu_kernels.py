@@ -35,7 +35,7 @@ from napkin.kernels import (
     swiglu_reference,
 )
 from napkin.kernels.attention.flash import flash_attention
-from napkin.kernels.triton_usable import is_interpreted
+from napkin.kernels.operators import is_interpreted
 from result_files import write_result
 
 Function = Callable[..., Tensor]

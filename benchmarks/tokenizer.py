@@ -27,7 +27,7 @@ from typing import Any
 
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.numba.encoder import Encoder
+from napkin.tokenizer.numba.encoding import Encoder
 from napkin.tokenizer.pre_tokenization import PATTERNS
 from result_files import write_result
 from tokenizer_text import many_scripts_text, mixed_text

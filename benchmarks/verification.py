@@ -16,10 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from napkin.data.batches import Batches
-from napkin.data.prefetch import BatchFetcher, Prefetcher
-from napkin.data.sidecar import BLOCK_BYTES, BlockChecksums, Sidecar, sidecar_path
-from napkin.data.token_file import SEPARATOR, TokenFile
+from napkin.data.batches import Batches, BatchFetcher, Prefetcher
+from napkin.data.token_file import BLOCK_BYTES, SEPARATOR, BlockChecksums, Sidecar, TokenFile, sidecar_path
 from napkin.model.config import ModelConfig
 from napkin.planning.planner import resolve
 from napkin.planning.step.machine import ThisMachine

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napkin.data import SEPARATOR, Batches, Document, TokenFile, TokenGuard, evaluation_windows, write_token_file
-from napkin.data.prefetch import Prefetcher
-from napkin.data.resumable_writing import write_token_files
-from napkin.data.sidecar import BLOCK_BYTES, BlockChecksums, Sidecar, read_sidecar, sidecar_path
+from napkin.data.batches import Prefetcher
+from napkin.data.token_file import BLOCK_BYTES, BlockChecksums, Sidecar, read_sidecar, sidecar_path
+from napkin.data.token_writer import write_token_files
 from napkin.errors import CorruptFile
 from napkin.tokenizer import ByteTokenizer
 from oracles.altered_tokens import flip_bit

@@ -9,8 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from napkin.data import file_sections
-from napkin.data.corpus import read_documents
-from napkin.data.curated_corpus import Document
+from napkin.data.corpus import Document, read_documents
 from napkin.data.file_sections import read_sections
 from napkin.errors import NapkinError
 from napkin.tokenizer.pre_tokenization import PATTERNS, PreTokenizer

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from napkin.data.corpus import read_documents, split_documents
-from napkin.data.curated_corpus import Document
+from napkin.data.corpus import Document, read_documents, split_documents
 from napkin.data.token_file import SEPARATOR
 from napkin.data.token_writer import write_token_file
 from napkin.tokenizer.base import Tokenizer

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from napkin.data import Batches, Document, write_token_file
-from napkin.data.prefetch import BatchFetcher, Prefetcher, open_fetcher
+from napkin.data.batches import BatchFetcher, Prefetcher, open_fetcher
 from napkin.tokenizer import ByteTokenizer
 
 

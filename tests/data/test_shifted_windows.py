@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from napkin.data import SEPARATOR, Batches, Document, TokenFile, TokenMixture, write_token_file
 from napkin.data.batches import repetition_warnings
-from napkin.data.sidecar import sidecar_path
+from napkin.data.token_file import sidecar_path
 from napkin.tokenizer import ByteTokenizer, CharacterTokenizer
 
 # Every token but the separators is another character, so a token says where it is from.

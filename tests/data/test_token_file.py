@@ -324,7 +324,7 @@ def test_a_tokenizer_that_forges_separators_or_leaves_its_vocabulary_is_refused(
 
 WRITER = """
 import itertools, os, signal, sys
-from napkin.data.curated_corpus import Document
+from napkin.data.corpus import Document
 from napkin.data.token_writer import write_token_file
 from napkin.tokenizer import ByteTokenizer
 tokenizer = ByteTokenizer(["<|endoftext|>"])

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from napkin.data.curated_corpus import Document
-from napkin.data.resumable_writing import (
+from napkin.data.corpus import Document
+from napkin.data.token_file import SEPARATOR, TokenFile
+from napkin.data.token_writer import (
     Documents,
     Progress,
     Routed,
+    write_token_file,
     write_token_files,
     write_token_files_together,
 )
-from napkin.data.token_file import SEPARATOR, TokenFile
-from napkin.data.token_writer import write_token_file
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import ByteTokenizer

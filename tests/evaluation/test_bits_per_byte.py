@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.data.curated_corpus import Document
-from napkin.data.sidecar import Sidecar
-from napkin.data.token_file import SEPARATOR, TokenFile
+from napkin.data.corpus import Document
+from napkin.data.token_file import SEPARATOR, Sidecar, TokenFile
 from napkin.data.token_writer import write_token_file
 from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import evaluate, mean_loss, sampled_bits_per_byte

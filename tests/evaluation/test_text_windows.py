@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from napkin.data.curated_corpus import Document
+from napkin.data.corpus import Document
 from napkin.data.token_file import SEPARATOR
 from napkin.data.token_writer import write_token_file
 from napkin.errors import NapkinError

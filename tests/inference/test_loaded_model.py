@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import napkin
-from napkin.data.curated_corpus import Document
+from napkin.data.corpus import Document
 from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import mean_loss
 from napkin.inference.generation import generate

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from napkin.kernels.loss.cross_entropy import linear_cross_entropy, target_log_probabilities
 from napkin.kernels.norms.normalization import compiled_layer_norm, compiled_rms_norm
-from napkin.kernels.operators import load_for_training
+from napkin.kernels.operators import FOR_TRAINING, KERNELS
 from napkin.kernels.pointwise.activations import compiled_gelu_tanh, compiled_swiglu, gelu_tanh, swiglu_reference
 from napkin.kernels.pointwise.rotary import (
     compiled_rotate_halves,
@@ -165,7 +165,7 @@ def test_a_target_outside_of_the_vocabulary_is_refused(target: int) -> None:
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
     x, gain, bias = drawn(1000, 128).requires_grad_(), drawn(128, seed=1).requires_grad_(), drawn(128, seed=2)
     found: list[list[Tensor]] = []
-    threads = torch.get_num_threads()
+    operators = torch.get_num_threads()
     try:
         for n in (1, 3):
             torch.set_num_threads(n)
@@ -177,21 +177,21 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
             found.append([loss.detach(), x.grad, gain.grad])
             x.grad = gain.grad = None
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(operators)
     assert all(map(torch.equal, *found))
 
 
 def test_a_team_with_fewer_threads_than_parts_computes_all_of_them() -> None:
-    from napkin.kernels import threads
+    from napkin.kernels import operators
 
-    team = threads._team()
+    team = operators._team()
     if team is None:
         pytest.skip("torch is not built with GNU's OpenMP")
-    load_for_training()
+    KERNELS.load(*FOR_TRAINING)
     from napkin.kernels.loss.numba_loss import add_narrow
 
     total, part = torch.zeros(100), drawn(100, dtype=torch.bfloat16)
-    parts = [(total.data_ptr(), part.data_ptr(), start, start + 20) for start in range(0, 100, 20)]
+    parts = [(total.data_ptr(), part.data_ptr(), start, start + 20, 0) for start in range(0, 100, 20)]
     for n_threads in (1, 2):
         team.run(add_narrow, parts, n_threads)
         assert torch.equal(total, n_threads * part.float())

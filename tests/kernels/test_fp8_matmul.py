@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from napkin.kernels.products.narrow import fp8_linear, fp8_linear_emulated
+from napkin.kernels.products.linear import fp8_linear, fp8_linear_emulated
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

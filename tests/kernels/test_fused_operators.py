@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from napkin import count
 from napkin.kernels.loss.cross_entropy import fused_linear_cross_entropy
-from napkin.kernels.norms.fused import fused_layer_norm, fused_rms_norm
+from napkin.kernels.norms.normalization import fused_layer_norm, fused_rms_norm
 from napkin.kernels.pointwise.activations import fused_gelu_tanh, fused_swiglu
 from napkin.kernels.pointwise.rotary import fused_rotate
 from oracles.fused_operators import CHECKS, Check

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from napkin.hardware.host import has_native_int8
-from napkin.kernels.products.narrow import (
+from napkin.kernels.products.linear import (
     compiled_int8_linear,
     int8_linear,
     int8_linear_emulated,

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from napkin.errors import NapkinError
-from napkin.kernels.products.narrow import narrow_linear
+from napkin.kernels.products.linear import narrow_linear
 from napkin.model.adapters import adapted_layers, adapters_off, add_adapters, merge_adapters
 from napkin.model.config import ModelConfig
 from napkin.model.kernel_forms import hold_frozen_narrow

@@ -1,5 +1,4 @@
-from napkin.kernels.products.linear import linear
-from napkin.kernels.products.narrow import fp8_linear_emulated
+from napkin.kernels.products.linear import fp8_linear_emulated, linear
 from napkin.model.config import ModelConfig
 from napkin.model.kernel_forms import multiply_narrow
 from napkin.model.layers import Linear

@@ -13,8 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from napkin.errors import NapkinError
 from napkin.optim import base
 from napkin.optim.adafactor import Adafactor
-from napkin.optim.adagrad import AdaGrad, RMSProp
-from napkin.optim.adam import Adam, AdamW
+from napkin.optim.adam import AdaGrad, Adam, AdamW, RMSProp
 from napkin.optim.base import Optimizer
 from napkin.optim.muon import Muon, newton_schulz, newton_schulz_stacked
 from napkin.optim.sgd import SGD, Lion, Momentum, Nesterov

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.optim.adafactor import Adafactor
-from napkin.optim.adagrad import AdaGrad, RMSProp
-from napkin.optim.adam import Adam, AdamW
+from napkin.optim.adam import AdaGrad, Adam, AdamW, RMSProp
 from napkin.optim.base import Optimizer
 from napkin.optim.muon import Muon
 from napkin.optim.sgd import SGD, Lion, Momentum, Nesterov

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.optim import schedule
-from napkin.optim.schedule import (
+from napkin.optim import registry
+from napkin.optim.registry import (
     SCHEDULES,
     Constant,
     Cosine,
@@ -75,7 +75,7 @@ def test_impossible_shapes_are_refused(settings: dict[str, float], message: str)
 
 
 def test_the_example_in_the_docstring_holds() -> None:
-    assert doctest.testmod(schedule).failed == 0
+    assert doctest.testmod(registry).failed == 0
 
 
 TOTAL, WARMUP = 101, 20
@@ -94,19 +94,19 @@ CLOSED_FORMS: dict[str, tuple[Schedule, Callable[[int], float]]] = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_is_its_closed_form(name: str) -> None:
-    schedule, closed_form = CLOSED_FORMS[name]
-    assert type(schedule) is SCHEDULES[name]
-    assert [schedule(step) for step in range(WARMUP)] == pytest.approx([(step + 1) / 21 for step in range(WARMUP)])
+    registry, closed_form = CLOSED_FORMS[name]
+    assert type(registry) is SCHEDULES[name]
+    assert [registry(step) for step in range(WARMUP)] == pytest.approx([(step + 1) / 21 for step in range(WARMUP)])
     after = range(WARMUP, TOTAL)
-    assert [schedule(step) for step in after] == pytest.approx([closed_form(step) for step in after], rel=1e-12)
-    assert [schedule(step, 3.0) for step in range(TOTAL)] == pytest.approx([3 * schedule(s) for s in range(TOTAL)])
+    assert [registry(step) for step in after] == pytest.approx([closed_form(step) for step in after], rel=1e-12)
+    assert [registry(step, 3.0) for step in range(TOTAL)] == pytest.approx([3 * registry(s) for s in range(TOTAL)])
 
 
 def test_inverse_square_root_is_the_transformers_own_up_to_scale() -> None:
     """d^-0.5 · min(t^-0.5, t · warmup^-1.5), Vaswani et al. 2017, equation 3, steps counted from 1."""
-    schedule = InverseSquareRoot(39, 10**6)
+    registry = InverseSquareRoot(39, 10**6)
     for t in (1, 17, 40, 41, 1000, 400_000):
-        assert schedule(t - 1) == pytest.approx(min(t**-0.5, t * 40**-1.5) / 40**-0.5)
+        assert registry(t - 1) == pytest.approx(min(t**-0.5, t * 40**-1.5) / 40**-0.5)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from napkin.kernels.loss.cross_entropy import fused_linear_cross_entropy
-from napkin.kernels.norms.fused import fused_layer_norm, fused_rms_norm
+from napkin.kernels.norms.normalization import fused_layer_norm, fused_rms_norm
 from napkin.kernels.pointwise.activations import fused_gelu_tanh, fused_swiglu
 from napkin.kernels.pointwise.adamw import fused_adamw_
 from napkin.kernels.pointwise.rotary import fused_rotate

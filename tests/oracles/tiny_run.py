@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from napkin.data.curated_corpus import Document
+from napkin.data.corpus import Document
 from napkin.data.token_file import SEPARATOR
 from napkin.data.token_writer import write_token_file
 from napkin.model.config import ModelConfig

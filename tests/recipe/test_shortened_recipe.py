@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.optim.schedule import SCHEDULES
+from napkin.optim.registry import SCHEDULES
 from napkin.recipe.data_config import DataConfig, read_curriculum
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig

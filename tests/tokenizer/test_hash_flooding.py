@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from napkin.tokenizer.numba import fields, hash_keys, merge_learner, pair_table
+from napkin.tokenizer.numba import fields, learn_merges
 from napkin.tokenizer.numba.apply_merges import NEVER
-from napkin.tokenizer.numba.dispatch import CORE, modules_for_training
-from napkin.tokenizer.numba.encoder import Encoder, _Vocabulary
-from napkin.tokenizer.numba.merge_learner import learn_merges_compiled
-from napkin.tokenizer.numba.pre_token_counter import PreTokenCounter
+from napkin.tokenizer.numba.counting import PreTokenCounter
+from napkin.tokenizer.numba.dispatch import CORE, FOR_TRAINING
+from napkin.tokenizer.numba.encoding import Encoder, _Vocabulary
+from napkin.tokenizer.numba.learn_merges import learn_merges_compiled
 
 # The constants of a well-known unkeyed hash, (low ^ high * OTHER) * GOLDEN, folded; and all arithmetic modulo 2^64.
 GOLDEN, OTHER, MASK = 0x9E3779B97F4A7C15, 0x9FB21C651E98DF25, 2**64 - 1
@@ -68,22 +68,22 @@ def test_merges_made_to_collide_do_not() -> None:
 
 
 def test_pairs_made_to_collide_while_merges_are_learned_do_not() -> None:
-    CORE.load(*modules_for_training("whole"))
+    CORE.load(*FOR_TRAINING)
     random = np.random.default_rng(0)
     pairs = random.integers(0, 2**20, (2_000_000, 2), np.int64)
     products = (pairs[:, 0] << 32 | pairs[:, 1]).astype(np.uint64) * np.uint64(GOLDEN)
     slots = (products ^ products >> np.uint64(32)) & np.uint64(2**18 - 1)
     chosen = pairs[np.argsort(slots)[:N_WORDS]].astype(np.uint32)
     symbols, starts = chosen.reshape(-1), np.arange(0, 2 * N_WORDS + 1, 2, dtype=np.uint32)
-    learner = merge_learner._Learner(symbols, starts, np.ones(N_WORDS, np.int64), 2**20, None)
-    table = learner._arrays[pair_table.PAIR_SLOTS]
-    assert (table != pair_table.NONE).sum() == len(np.unique(chosen, axis=0))
-    assert longest_run(table != pair_table.NONE) < FEW
+    learner = learn_merges._Learner(symbols, starts, np.ones(N_WORDS, np.int64), 2**20, None)
+    table = learner._arrays[learn_merges.PAIR_SLOTS]
+    assert (table != learn_merges.NONE).sum() == len(np.unique(chosen, axis=0))
+    assert longest_run(table != learn_merges.NONE) < FEW
 
 
 def test_long_words_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     # With this multiplier the hash of all is 0.
-    monkeypatch.setattr(hash_keys, "MULTIPLIER", 0)
+    monkeypatch.setattr(fields, "MULTIPLIER", 0)
     words = [bytes([65 + i]) * 16 for i in range(20)] * 3
     ends = np.cumsum([len(word) for word in words]).tolist()
     ids, _ = Encoder([], "whole").encode(b"".join(words), ends)
@@ -99,9 +99,9 @@ def test_long_words_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) 
 def test_neither_ids_nor_merges_depend_on_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ("the cat isn't in THE hat. 你好 1234, " + "a longer-than-usual-pre-token" * 3 + "\n\n  é ") * 50
     results: list[tuple[list[int], list[tuple[int, int]]]] = []
-    for key, multiplier in [(hash_keys.KEY, hash_keys.MULTIPLIER), (0, GOLDEN), (MASK, 1), (1, MASK)]:
-        monkeypatch.setattr(hash_keys, "KEY", key)
-        monkeypatch.setattr(hash_keys, "MULTIPLIER", multiplier)
+    for key, multiplier in [(fields.KEY, fields.MULTIPLIER), (0, GOLDEN), (MASK, 1), (1, MASK)]:
+        monkeypatch.setattr(fields, "KEY", key)
+        monkeypatch.setattr(fields, "MULTIPLIER", multiplier)
         counter = PreTokenCounter("gpt2", 1)
         counter.add(text.encode(), [len(text.encode())])
         counter.finish()

@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 
-# The smallest module, loaded and called; no unpickling meanwhile.
+# One module, loaded and called; no unpickling meanwhile.
 LOAD = """
 import numba, numpy as np, pickle, sys
-from napkin.tokenizer.numba.dispatch import CORE, scanner_of
+from napkin.tokenizer.numba.dispatch import CORE
 
 def refuse(*arguments, **settings):
     raise AssertionError("a pickle is read")
 
 if "strict" in sys.argv:
     pickle.load = pickle.loads = pickle.Unpickler = refuse
-CORE.load("scan_whole")
+CORE.load("scanners")
+from napkin.tokenizer.numba.scanners import scan_whole
 text, ends = np.zeros(64, np.uint8), np.zeros(600, np.int64)
-count = scanner_of("whole")(text.ctypes.data, 0, 64, 64, 0, ends.ctypes.data, 512)
+count = scan_whole(text.ctypes.data, 0, 64, 64, 0, ends.ctypes.data, 512)
 print(count, ends[count - 1])
 """
 
@@ -51,7 +52,7 @@ def test_a_cache_that_is_damaged_is_built_again_and_a_whole_one_is_loaded_withou
     assert not (beside / "ran").exists()
     assert load(tmp_path / "cache", "strict").stderr == ""
 
-    (file,) = (tmp_path / "cache").glob("machine-code/*/scan_whole.code")
+    (file,) = (tmp_path / "cache").glob("machine-code/*/scanners.code")
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)

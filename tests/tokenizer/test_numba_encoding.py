@@ -16,7 +16,7 @@ from tiktoken import Encoding
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.character_bpe import merge_symbols
-from napkin.tokenizer.numba.encoder import Encoder
+from napkin.tokenizer.numba.encoding import Encoder
 from napkin.tokenizer.pre_tokenization import PreTokenizer
 from napkin.tokenizer.text_input import split_into_pieces
 from oracles.naive_bpe import lowest_rank_first, merges_in_any_order
@@ -207,7 +207,7 @@ def test_the_ids_of_a_long_text_do_not_depend_on_threads_and_pieces(pattern: str
     whole = compiled(pattern).encode(text)[0].tolist()
 
     for size in (1, 100, 3_333):
-        monkeypatch.setattr("napkin.tokenizer.numba.encoder._PIECE_BYTES", size)
+        monkeypatch.setattr("napkin.tokenizer.numba.encoding._PIECE_BYTES", size)
         assert compiled(pattern).encode(text, threads=2)[0].tolist() == whole
 
 

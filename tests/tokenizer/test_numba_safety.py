@@ -12,8 +12,8 @@ import pytest
 GUARDED = """
 import ctypes, mmap, sys
 import numpy as np
-from napkin.tokenizer.numba.encoder import Encoder
-from napkin.tokenizer.numba.pre_token_counter import PreTokenCounter
+from napkin.tokenizer.numba.encoding import Encoder
+from napkin.tokenizer.numba.counting import PreTokenCounter
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -50,7 +50,7 @@ print("all read")
 
 NARROW = """
 from napkin.tokenizer.bpe import BPETokenizer
-from napkin.tokenizer.numba.encoder import Encoder
+from napkin.tokenizer.numba.encoding import Encoder
 from napkin.tokenizer.bpe_training import learn_merges
 text = "the cat isn't in THE hat. 你好 1234 \\n\\n  é" * 50
 merges = learn_merges({word: 1 for word in text.split(" ")}, 60)

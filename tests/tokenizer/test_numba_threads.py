@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.numba.encoder import Encoder, _OrderedOutput
+from napkin.tokenizer.numba.encoding import Encoder, _OrderedOutput
 
 MERGES = train_bpe(["the cat in the hat isn't THE rat's. naïve 你好 ΑΒΓ αβγ " * 4], 420, ()).merges
 THREADS = 8
@@ -16,7 +16,7 @@ THREADS = 8
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("napkin.tokenizer.numba.encoder._PIECE_BYTES", 5_000)
+    monkeypatch.setattr("napkin.tokenizer.numba.encoding._PIECE_BYTES", 5_000)
 
 
 def unlike_words(seed: int, n_words: int) -> bytes:

@@ -8,8 +8,8 @@ import pytest
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe_training import learn_merges, train_bpe
-from napkin.tokenizer.numba.merge_learner import learn_merges_compiled
-from napkin.tokenizer.numba.pre_token_counter import PreTokenCounter
+from napkin.tokenizer.numba.counting import PreTokenCounter
+from napkin.tokenizer.numba.learn_merges import learn_merges_compiled
 from napkin.tokenizer.pre_tokenization import count_pre_tokens
 from napkin.tokenizer.text_input import read_chunks
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer
+from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer, RemappedBPETokenizer
 from napkin.tokenizer.pre_tokenization import PreTokenizer
-from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 from napkin.tokenizer.word_level import CharacterTokenizer, WordTokenizer
 

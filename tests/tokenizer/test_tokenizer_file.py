@@ -8,9 +8,8 @@ import pytest
 
 from napkin.errors import CorruptFile, NapkinError
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer
+from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer, RemappedBPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer, save_tokenizer
 from napkin.tokenizer.word_level import CharacterTokenizer, WordTokenizer
 

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.metering import meter_step
-from napkin.optim.schedule import warmup_cosine
+from napkin.optim.registry import warmup_cosine
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe

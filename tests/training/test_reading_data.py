@@ -16,7 +16,7 @@ import pytest
 import napkin
 from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint
 from napkin.data import SEPARATOR, Document, TokenFile, write_token_file
-from napkin.data.sidecar import BLOCK_BYTES, sidecar_path
+from napkin.data.token_file import BLOCK_BYTES, sidecar_path
 from napkin.errors import CorruptFile, NapkinError
 from napkin.planning.planner import plan
 from napkin.recipe.recipe import Recipe

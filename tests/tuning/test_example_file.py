@@ -11,8 +11,7 @@ from napkin.chats.chat_encoder import ChatEncoder, LeftOut
 from napkin.chats.chat_format import Message
 from napkin.chats.chat_template import ChatTemplate
 from napkin.chats.read_conversations import read_chats
-from napkin.data.sidecar import sidecar_path
-from napkin.data.token_file import TokenFile
+from napkin.data.token_file import TokenFile, sidecar_path
 from napkin.errors import CorruptFile, NapkinError
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.tuning.example_file import ExampleFile, example_file_of, mask_path, write_example_file

@@ -17,8 +17,7 @@ import napkin.kernels.attention.decode
 import napkin.kernels.attention.flash
 import napkin.kernels.attention.ring
 import napkin.kernels.products.grouped
-import napkin.kernels.products.linear
-import napkin.kernels.products.narrow  # noqa: F401
+import napkin.kernels.products.linear  # noqa: F401
 
 aten = torch.ops.aten
 

@@ -34,7 +34,7 @@ from napkin.errors import NapkinError
 from napkin.hardware.host import cpu_name, has_amx
 from napkin.json_files import cache_path, read_cached, write_cached
 from napkin.kernels.attention.by_rows import scratch_bytes as compiled_attention_scratch
-from napkin.kernels.products.narrow import product_scratch_bytes as int8_scratch
+from napkin.kernels.products.linear import product_scratch_bytes as int8_scratch
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from napkin import kernels
 from napkin.accounting.ledger import Ledger
 from napkin.benchmarking.case import Case, Draw, Shape, Subject, Target, count_passes
-from napkin.kernels.triton_usable import triton_is_installed
+from napkin.kernels.operators import triton_is_installed
 from napkin.model.attention import CausalMask, FlexAttention
 from napkin.model.positions import NoPositions, RotaryEmbedding
 from napkin.recipe.precision import Precision

@@ -1,30 +1,50 @@
-"""Writing documents as tokens to a file, in batches: reading, encoding and writing go on at the same time."""
+"""Writing documents as tokens to files, in batches: reading, encoding and writing go on at the same time.
 
+`write_token_file` writes one file. `write_token_files` and `write_token_files_together` write several, resumable after
+a crash: while documents are encoded, `.NAME.partial` holds the tokens so far, and `.NAME.partial.json` records how many
+documents they cover, a checksum of the text of those, and the tokenizer. Tokens are synced to disk before they are
+recorded, so after a kill at any moment the record is valid. The next call reads the recorded documents again and
+continues after them if their text is the same; if not, or with another tokenizer, it starts over.
+"""
+
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeVar
+from typing import Annotated, BinaryIO, Literal, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.data.curated_corpus import Document
-from napkin.data.sidecar import (
+from napkin.data.corpus import Document
+from napkin.data.token_file import (
     BLOCK_BYTES,
     NUMPY_DTYPES,
+    SEPARATOR,
     BlockChecksums,
     Sidecar,
+    TokenFile,
     dtype_name,
     read_sidecar,
     sidecar_path,
 )
-from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.errors import NapkinError
-from napkin.files import StrPath, already_exists, atomic_file
+from napkin.files import (
+    StrPath,
+    already_exists,
+    atomic_file,
+    atomic_write_bytes,
+    publish,
+    read_bytes,
+    remove_abandoned,
+    sync_folder,
+    try_lock,
+)
 from napkin.tokenizer.base import Tokenizer
 
 # Text that is encoded at once.
@@ -226,3 +246,317 @@ def pipeline(
         if written is not None:
             written[1].result()
             yield written[0]
+
+
+Documents = Callable[[], Iterable[Document]]
+"""Iterates over the same documents each time it is called."""
+Routed = Callable[[], Iterable[tuple[Path, Document]]]
+"""Iterates over the same documents each time it is called, each with the file that it is for."""
+Progress = Callable[[Path, int, int], None]
+"""Called with a file, the bytes of text in it and its number of tokens."""
+
+# Text between two records: a fraction of a second of encoding.
+_BYTES_PER_RECORD = 2**25
+_READ_BYTES = 2**22
+
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+def write_token_files(
+    documents: Mapping[Path, Documents],
+    tokenizer: Tokenizer,
+    progress: Progress,
+    *,
+    threads: int = 1,
+    bytes_per_record: int = _BYTES_PER_RECORD,
+) -> list[TokenFile]:
+    """Write several token files like `write_token_file`, one after the other, resumable after a crash.
+
+    All files get their names after the last one is written. `progress(path, text_bytes, n_tokens)` continues from the
+    totals of an interrupted call. Raises the same errors as `write_token_file`; after an error, as after a crash, the
+    tokens so far are kept for the next call. Only one process at a time can write a file.
+    """
+    passes = [([path], _all_for(path, each)) for path, each in documents.items()]
+    return _write(passes, tokenizer, progress, threads, bytes_per_record)
+
+
+def write_token_files_together(
+    paths: Sequence[Path],
+    documents: Routed,
+    tokenizer: Tokenizer,
+    progress: Progress,
+    *,
+    threads: int = 1,
+    bytes_per_record: int = _BYTES_PER_RECORD,
+) -> list[TokenFile]:
+    """Write several token files like `write_token_files`, in a single pass over documents that are for any of them."""
+    return _write([(paths, documents)], tokenizer, progress, threads, bytes_per_record)
+
+
+def _all_for(path: Path, documents: Documents) -> Routed:
+    return lambda: ((path, document) for document in documents())
+
+
+def _write(
+    passes: Sequence[tuple[Sequence[Path], Routed]],
+    tokenizer: Tokenizer,
+    progress: Progress,
+    threads: int,
+    bytes_per_record: int,
+) -> list[TokenFile]:
+    paths = [path for some, _ in passes for path in some]
+    take_back_unfinished(paths)
+    for path in paths:
+        for target in (path, sidecar_path(path)):
+            if os.path.lexists(target):
+                raise already_exists(target)
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove_unusable, paths)
+        files = {path: stack.enter_context(_open(_partial(path))) for path in paths}
+        sidecars: dict[Path, bytes] = {}
+        for some, documents in passes:
+            partials = None
+            while partials is None:
+                started = {path: _PartialFile(path, files[path], tokenizer, threads) for path in some}
+                with contextlib.suppress(_Changed):
+                    _encode(started, documents, progress, bytes_per_record)
+                    partials = started
+            for path, partial in partials.items():
+                sidecars[path] = partial.writer.finish(path).to_json()
+                files[path].flush()
+                os.fsync(files[path].fileno())
+        for path, sidecar in sidecars.items():
+            _publish(path, sidecar)
+        _remove_partials(paths)
+    return [TokenFile.open(path) for path in paths]
+
+
+class _Changed(Exception):
+    """Documents are not those of a record, which has been removed."""
+
+
+class _Record(msgspec.Struct, frozen=True):
+    tokenizer: str
+    texts: _Natural
+    documents: _Natural
+    tokens: _Natural
+    text_bytes: _Natural
+    text_hash: str
+
+
+class _PartialFile:
+    """A file being written: its writer, and the number and checksum of the documents, or parts of documents, in it.
+
+    Documents that an earlier call has recorded are skipped while they are the same; the writer begins after them.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO, tokenizer: Tokenizer, threads: int) -> None:
+        self.partial = _partial(path)
+        self.file = file
+        self.writer = TokenWriter(file, tokenizer, threads)
+        self.n_texts = 0
+        self.text_hash = blake2b(digest_size=16)
+        self.has_changed = False
+        self.record = self._usable_record()
+        # Until then, documents are skipped by the thread that reads; from then on the one that writes counts them.
+        self.is_continuing = self.record is None or not self.record.texts
+        if self.is_continuing:
+            self._begin_at(0)
+
+    def skips(self, document: Document) -> bool:
+        """True if the document is in the file already. Raises _Changed if those before it are not."""
+        record = self.record
+        if self.is_continuing or record is None:
+            return False
+        self.count([document])
+        if self.n_texts == record.texts:
+            if self.text_hash.hexdigest() != record.text_hash:
+                self.forget()
+            self._continue_after(record)
+        return True
+
+    def check_complete(self) -> None:
+        """Raise _Changed if there were fewer documents than are recorded."""
+        if not self.is_continuing:
+            self.forget()
+
+    def count(self, documents: Iterable[Document]) -> None:
+        """Count documents as written."""
+        entries = [
+            (2 * len(document.data) + document.continues).to_bytes(8, "little") + document.digest
+            for document in documents
+        ]
+        self.text_hash.update(b"".join(entries))
+        self.n_texts += len(entries)
+
+    def write(self, documents: Sequence[Document], encoded: EncodedDocuments) -> None:
+        """Write documents, and count them."""
+        self.writer.write(encoded)
+        self.count(documents)
+        self.has_changed = True
+
+    def save_record(self) -> None:
+        """Record what is written so far."""
+        self.has_changed = False
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        writer = self.writer
+        record = _Record(
+            tokenizer=writer.tokenizer.fingerprint,
+            texts=self.n_texts,
+            documents=writer.n_documents,
+            tokens=writer.n_tokens,
+            text_bytes=writer.text_bytes,
+            text_hash=self.text_hash.hexdigest(),
+        )
+        atomic_write_bytes(sidecar_path(self.partial), msgspec.json.encode(record), overwrite=True)
+
+    def forget(self) -> None:
+        """Remove the record, and raise _Changed."""
+        sidecar_path(self.partial).unlink(missing_ok=True)
+        raise _Changed
+
+    def _usable_record(self) -> _Record | None:
+        try:
+            record = msgspec.json.decode(read_bytes(sidecar_path(self.partial)), type=_Record)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        size_bytes = record.tokens * self.writer.token_bytes
+        if record.tokenizer != self.writer.tokenizer.fingerprint or os.fstat(self.file.fileno()).st_size < size_bytes:
+            return None
+        return record
+
+    def _begin_at(self, size_bytes: int) -> None:
+        self.file.truncate(size_bytes)
+        self.file.seek(size_bytes)
+
+    def _continue_after(self, record: _Record) -> None:
+        writer = self.writer
+        left = size_bytes = record.tokens * writer.token_bytes
+        self.file.seek(0)
+        while left:
+            data = self.file.read(min(left, _READ_BYTES))
+            writer.add_to_checksums(data)
+            left -= len(data)
+        self._begin_at(size_bytes)
+        writer.n_documents, writer.n_tokens, writer.text_bytes = record.documents, record.tokens, record.text_bytes
+        self.is_continuing = True
+
+
+@dataclass
+class _resumable_writing_Batch:
+    """Documents for one of the files."""
+
+    path: Path
+    documents: list[Document]
+
+
+def _encode(
+    partials: Mapping[Path, _PartialFile], documents: Routed, progress: Progress, bytes_per_record: int
+) -> None:
+    unrecorded = 0
+
+    def write(batch: _resumable_writing_Batch, encoded: EncodedDocuments) -> None:
+        nonlocal unrecorded
+        partials[batch.path].write(batch.documents, encoded)
+        unrecorded += encoded.text_bytes
+        if unrecorded >= bytes_per_record:
+            for partial in partials.values():
+                if partial.has_changed:
+                    partial.save_record()
+            unrecorded = 0
+
+    batches = _batches(_remaining(documents(), partials), min(bytes_per_record, BYTES_PER_BATCH))
+    for batch in pipeline(batches, lambda batch: partials[batch.path].writer.encode(batch.documents), write):
+        writer = partials[batch.path].writer
+        progress(batch.path, writer.text_bytes, writer.n_tokens)
+    # The next pass may take long.
+    for partial in partials.values():
+        partial.save_record()
+
+
+def _remaining(
+    documents: Iterable[tuple[Path, Document]], partials: Mapping[Path, _PartialFile]
+) -> Iterator[tuple[Path, Document]]:
+    for path, document in documents:
+        if not partials[path].skips(document):
+            yield path, document
+    for partial in partials.values():
+        partial.check_complete()
+
+
+def _batches(documents: Iterable[tuple[Path, Document]], n_bytes: int) -> Iterator[_resumable_writing_Batch]:
+    batches: dict[Path, _resumable_writing_Batch] = {}
+    sizes: dict[Path, int] = {}
+    for path, document in documents:
+        batch = batches.get(path)
+        if batch is None:
+            batch = batches[path] = _resumable_writing_Batch(path, [])
+            sizes[path] = 0
+        batch.documents.append(document)
+        sizes[path] += len(document.data)
+        if sizes[path] >= n_bytes:
+            yield batches.pop(path)
+    yield from batches.values()
+
+
+def _publish(path: Path, sidecar: bytes) -> None:
+    # The tokens get their name first, so a sidecar never exists beside incomplete tokens.
+    with atomic_file(sidecar_path(path)) as sidecar_file:
+        sidecar_file.write(sidecar)
+        publish(_partial(path), path)
+
+
+def _remove_partials(paths: Iterable[Path]) -> None:
+    """Remove the partial files and their records, when all files have their names."""
+    for path in paths:
+        for leftover in (_partial(path), sidecar_path(_partial(path))):
+            leftover.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
+def take_back_unfinished(paths: Sequence[Path]) -> None:
+    """Undo what a process did that was killed while it gave the files their names, so that it can be done again."""
+    for path in paths:
+        remove_abandoned(sidecar_path(path))
+        remove_abandoned(sidecar_path(_partial(path)))
+    if not any(_partial(path).exists() or sidecar_path(_partial(path)).exists() for path in paths):
+        return
+    if all(target.exists() for path in paths for target in (path, sidecar_path(path))):
+        _remove_partials(paths)
+        return
+    for path in paths:
+        # Where hard links exist, the tokens have two names then.
+        if path.exists() and _partial(path).exists() and path.samefile(_partial(path)):
+            with _open(_partial(path)):
+                sidecar_path(path).unlink(missing_ok=True)
+                path.unlink()
+
+
+def _remove_unusable(paths: Iterable[Path]) -> None:
+    """Remove partial files without a record, from which nothing can be resumed."""
+    for partial in map(_partial, paths):
+        if not sidecar_path(partial).exists():
+            partial.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+@contextlib.contextmanager
+def _open(partial: Path) -> Iterator[BinaryIO]:
+    try:
+        with open(partial, "r+b" if partial.exists() else "x+b") as file:
+            if not try_lock(file.fileno()):
+                raise NapkinError(
+                    f"'{partial}' is being written by another process: wait for it, or choose another name"
+                )
+            yield file
+    except OSError as error:
+        if error.filename not in (None, str(partial)):
+            raise
+        raise NapkinError(
+            f"'{partial}' cannot be written ({error.strerror}): "
+            "choose a folder that exists, is writable and has free space"
+        ) from error

@@ -31,7 +31,7 @@ from napkin.distributed.process_group import (
     reduce_scatter,
 )
 from napkin.kernels.loss.cross_entropy import Vocabulary, linear_cross_entropy
-from napkin.kernels.products.narrow import Multiply, is_narrow, takes_narrow
+from napkin.kernels.products.linear import Multiply, is_narrow, takes_narrow
 from napkin.model.attention import CausalSelfAttention
 from napkin.model.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts, Routing
 from napkin.model.layers import Embedding, Linear

@@ -19,7 +19,7 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.data.curated_corpus import Document
+from napkin.data.corpus import Document
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
 from napkin.evaluation.tasks.published import Item

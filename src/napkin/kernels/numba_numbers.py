@@ -4,106 +4,65 @@ A kernel widens a row of bf16 or float32 into its buffer, computes there, and na
 formats. The buffers belong to the thread that calls. What numba itself cannot express is an intrinsic.
 """
 
-from inspect import unwrap
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import extending, types
+from numba import types
 
 from napkin.machine_code.compiled_function import jitted_with
-from napkin.machine_code.pointers import f32_at, u16_at
+from napkin.machine_code.pointers import f32_at, operation, u16_at
 
 FASTMATH = {"reassoc", "contract", "nsz"}
 """Sums in any order, so that they run in vectors; NaN and infinity keep their meaning."""
 
-
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
-
-
 _LOG2_E = np.float32(1.4426950408889634)
-
-
 _LN_2 = np.float32(0.6931471805599453)
-
-
 _SMALLEST = np.float32(-87.0)
 """e^x is a normal number down to here; below, its value here is returned, which is less than 1.7e-38."""
-
-
 _LARGEST = np.float32(89.0)
 """e^x is infinite from here on; from 88.4 on it is so here."""
 
 
-def _operation(target: Any, sources: tuple[Any, ...], emit: Any) -> Any:
-    """An intrinsic of that signature; `emit(builder, *values)` writes its LLVM instructions."""
+def _called(name: str) -> Any:
+    """LLVM's intrinsic of that name for float32."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return emit(builder, *arguments)
+    def emit(builder: Any, *arguments: Any) -> Any:
+        kind = ir.FunctionType(_F32, [_F32] * len(arguments))
+        return builder.call(builder.module.declare_intrinsic(name, [_F32], kind), arguments)
 
-    if len(sources) == 1:
-
-        def unary(typing_context: Any, x: Any) -> Any:
-            return target(*sources), generate
-
-        return extending.intrinsic(unwrap(unary))
-
-    def binary(typing_context: Any, x: Any, y: Any) -> Any:
-        return target(*sources), generate
-
-    return extending.intrinsic(unwrap(binary))
+    return emit
 
 
 def _constant(value: int) -> Any:
     return ir.Constant(_I32, value)
 
 
-def _rounded_to_bf16(builder: Any, x: Any) -> Any:
-    # To the nearest, ties to even. A NaN whose bits are all set would become 0, but no processor makes one.
+bf16_at = u16_at
+"""The pointer of the address of bf16 numbers, to their bits."""
+widened = operation(types.float32, types.uint16)(lambda b, x: b.bitcast(b.shl(b.zext(x, _I32), _constant(16)), _F32))
+"""The float32 of a bf16's bits."""
+float_of_bits = operation(types.float32, types.int32)(lambda b, x: b.bitcast(x, _F32))
+float_argument = operation(types.float32, types.int64)(lambda b, x: b.bitcast(b.trunc(x, _I32), _F32))
+"""The float32 whose bits are the lower half of an int64, as compiled functions are given them."""
+nearest_integer = operation(types.float32, types.float32)(_called("llvm.rint"))
+larger = operation(types.float32, types.float32, types.float32)(_called("llvm.maximum"))
+"""The larger of two numbers; NaN if one of them is."""
+
+
+@operation(types.uint16, types.float32)
+def narrowed(builder: Any, x: Any) -> Any:
+    """The bits of the nearest bf16, ties to even. A NaN whose bits are all set would become 0, but no processor makes
+    one."""
     bits = builder.bitcast(x, _I32)
     odd = builder.and_(builder.lshr(bits, _constant(16)), _constant(1))
     rounded = builder.add(builder.add(bits, _constant(0x7FFF)), odd)
     return builder.trunc(builder.lshr(rounded, _constant(16)), _I16)
 
 
-def _called(name: str) -> Any:
-    def emit(builder: Any, *values: Any) -> Any:
-        kind = ir.FunctionType(_F32, [_F32] * len(values))
-        return builder.call(builder.module.declare_intrinsic(name, [_F32], kind), values)
-
-    return emit
-
-
-bf16_at = u16_at
-"""The pointer of the address of bf16 numbers, to their bits."""
-
-
-widened = _operation(
-    types.float32, (types.uint16,), lambda b, x: b.bitcast(b.shl(b.zext(x, _I32), _constant(16)), _F32)
-)
-"""The float32 of a bf16's bits."""
-
-
-narrowed = _operation(types.uint16, (types.float32,), _rounded_to_bf16)
-"""The bits of the nearest bf16."""
-
-
-float_of_bits = _operation(types.float32, (types.int32,), lambda b, x: b.bitcast(x, _F32))
-
-
-float_argument = _operation(types.float32, (types.int64,), lambda b, x: b.bitcast(b.trunc(x, _I32), _F32))
-"""The float32 whose bits are the lower half of an int64, as compiled functions are given them."""
-
-
-nearest_integer = _operation(types.float32, (types.float32,), _called("llvm.rint"))
-
-
-larger = _operation(types.float32, (types.float32, types.float32), _called("llvm.maximum"))
-"""The larger of two numbers; NaN if one of them is."""
-
-
 @jitted_with(fastmath=FASTMATH, inline="always")
-def exponential(x: Any) -> Any:
+def exponential(x):
     """e^x for x of -87 to 88, within 2 units in the last place; NaN of NaN. A call of the C library would not run in
     vectors."""
     # Not max and min, which may lose a NaN.
@@ -123,19 +82,19 @@ def exponential(x: Any) -> Any:
 
 
 @jitted_with(fastmath=FASTMATH, inline="always")
-def sigmoid(x: Any) -> Any:
+def sigmoid(x):
     """1 / (1 + e^-x), within 2e-7; NaN of NaN."""
     return np.float32(1) / (np.float32(1) + exponential(-x))
 
 
 @jitted_with(fastmath=FASTMATH, inline="always")
-def hyperbolic_tangent(x: Any) -> Any:
+def hyperbolic_tangent(x):
     """tanh(x), within 3e-7; NaN of NaN."""
     return np.float32(2) * sigmoid(np.float32(2) * x) - np.float32(1)
 
 
 @jitted_with(fastmath=FASTMATH)
-def widen_row(address: Any, is_bf16: Any, start: Any, n: Any, row: Any) -> None:
+def widen_row(address, is_bf16, start, n, row):
     """row[0:n] = the n numbers from `start` on."""
     if is_bf16:
         narrow = bf16_at(address)
@@ -148,7 +107,7 @@ def widen_row(address: Any, is_bf16: Any, start: Any, n: Any, row: Any) -> None:
 
 
 @jitted_with(fastmath=FASTMATH)
-def narrow_row(row: Any, address: Any, is_bf16: Any, start: Any, n: Any) -> None:
+def narrow_row(row, address, is_bf16, start, n):
     """The n numbers from `start` on = row[0:n]."""
     if is_bf16:
         narrow = bf16_at(address)
@@ -161,7 +120,7 @@ def narrow_row(row: Any, address: Any, is_bf16: Any, start: Any, n: Any) -> None
 
 
 @jitted_with(fastmath=FASTMATH)
-def zero_row(address: Any, is_bf16: Any, start: Any, n: Any) -> None:
+def zero_row(address, is_bf16, start, n):
     """The n numbers from `start` on = 0."""
     if is_bf16:
         narrow = bf16_at(address)
@@ -174,7 +133,7 @@ def zero_row(address: Any, is_bf16: Any, start: Any, n: Any) -> None:
 
 
 @jitted_with(fastmath=FASTMATH)
-def exponentiate_row(row: Any, n: Any) -> Any:
+def exponentiate_row(row, n):
     """row[0:n] = e^(row - its largest); the largest, and the sum of the exponentials."""
     largest = np.float32(-np.inf)
     for j in range(n):

@@ -1,42 +1,84 @@
-"""Common parts of all operators: their registration with torch, the format in which they multiply under autocast, and
-the mark of a gradient that is computed in the forward pass."""
+"""Common parts of all operators: their registration with torch, compiled loops on threads, Triton kernels, autocast.
 
+The threads of a compiled loop are those of torch's own operators, an OpenMP team of GNU's library, where torch is built
+with it: between two operators they wait for a moment without sleeping, so that a loop begins on all of them within some
+microseconds. Other threads would compete with them for the processor. Elsewhere, and in a process that was forked,
+which has no such threads, they are Python's.
+"""
+
+import ctypes
+import functools
+import os
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from napkin.errors import NapkinError
 from napkin.machine_code.loading import MachineCode
+
+if TYPE_CHECKING:
+    from napkin.machine_code.compiled_function import CompiledFunction
 
 COMPUTED = frozenset({torch.float32, torch.bfloat16})
 """The formats of which the compiled kernels read and write numbers."""
-
 KERNELS = MachineCode(
     "napkin.kernels", "napkin: compiling kernels for this machine (once, a few seconds)", pattern="numba_*.py"
 )
+FOR_TRAINING = ("attention.numba_rows", "loss.numba_loss", "norms.numba_norms", "pointwise.numba_pointwise")
+"""The kernels of a training step, loaded all at once: what is missing is built side by side, with one message."""
+FOR_DECODING = ("attention.numba_decode", "products.numba_products")
+"""The kernels of generating token by token, likewise."""
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""The formats that Triton kernels compute in."""
+LEAST_CAPABILITY = (8, 0)
+"""The least compute capability of an NVIDIA GPU: bf16 and asynchronous copies into shared memory begin with Ampere."""
+
+_SMALLEST_SHARE = 2**15
+"""Numbers of a thread's share from which it is worth having: a team begins within some 5 microseconds, as long as
+computing some 25,000 numbers."""
+_SMALLEST_SHARE_OF_PYTHON = 2**18
+"""The smallest share that is worth a Python thread, which takes some 40 microseconds to wake."""
+_LINE = 16
+"""float32 of a line of the processor's cache, which two threads should not both write."""
+
 _LIBRARY = torch.library.Library("napkin", "FRAGMENT")
+_process = os.getpid()
+_buffers = threading.local()
 _marked = threading.local()
 
 
-def load_for_training() -> None:
-    """Load the kernels of a training step, all at once: what is missing is built side by side, with one message."""
-    KERNELS.load("attention.numba_rows", "loss.numba_loss", "norms.numba_norms", "pointwise.numba_pointwise")
+def operator(
+    schema: str, *, fake: Callable[..., Any], triton: str = "", mutates: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate the plain form of an operator `torch.ops.napkin.NAME` with that schema; `fake` makes results without
+    computing. `triton` is what computes it where Triton kernels run on its first tensor: "FOLDER.MODULE.FUNCTION"."""
+    name, bracket, signature = schema.partition("(")
+    module, _, function = triton.rpartition(".")
 
+    def decorate(plain: Callable[..., Any]) -> Any:
+        def compute(*arguments: Any) -> Any:
+            if not triton or not runs_triton(arguments[0]):
+                return plain(*arguments)
+            return getattr(import_module(f"napkin.kernels.{module}"), function)(*arguments)
 
-def load_for_decoding() -> None:
-    """Load the kernels of generating token by token, likewise all at once."""
-    KERNELS.load("attention.numba_decode", "products.numba_products")
+        made = torch.library.custom_op(f"napkin::{name}", compute, mutates_args=mutates, schema=bracket + signature)
+        made.register_fake(fake)
+        return made
 
-
-def float_bits(x: float) -> int:
-    """The bits of the nearest float32: arguments are integers, see `float_argument` in numba_numbers.py."""
-    return struct.unpack("<i", struct.pack("<f", x))[0]
+    return decorate
 
 
 def cpu_operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -61,6 +103,166 @@ def is_computed(*tensors: Tensor) -> bool:
     return all(x.device.type == "cpu" and x.dtype in COMPUTED and x.is_contiguous() for x in tensors)
 
 
+def may_be_compiled() -> bool:
+    """True if loops may take the place of torch's operators: in inference mode, for tensors that have data."""
+    faked = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    return torch.is_inference_mode_enabled() and not faked
+
+
+def is_bf16(x: Tensor) -> bool:
+    """True for the narrower one of the formats that compiled kernels read."""
+    return x.dtype == torch.bfloat16
+
+
+def on_threads(
+    kernel: str,
+    before: Sequence[Tensor | float | None],
+    after: Sequence[float],
+    *,
+    n_rows: int,
+    n_columns: int,
+    buffer_size: int = 0,
+) -> None:
+    """Call kernel(*before, start, stop, *after, address of a buffer) for all of n_rows, divided among threads.
+
+    The kernel is named "FOLDER.MODULE.FUNCTION". It gets tensors as addresses, None as 0, and floats as the bits of the
+    nearest float32: its arguments are integers, see `float_argument` in numba_numbers.py. A buffer holds `buffer_size`
+    float32, which are what the last call left. Rows have n_columns numbers, from which it follows how many threads are
+    worth it.
+    """
+    loop, first, last = _loaded(kernel), _as_integers(before), _as_integers(after)
+    n_threads = torch.get_num_threads()
+    team = _team() if n_threads > 1 and os.getpid() == _process else None
+    smallest = _SMALLEST_SHARE_OF_PYTHON if team is None else _SMALLEST_SHARE
+    n = min(n_threads, n_rows, max(n_rows * n_columns // smallest, 1))
+    if n == 1:
+        loop(*first, 0, n_rows, *last, _buffer(buffer_size))
+        return
+    size = (buffer_size // _LINE + 2) * _LINE
+    buffer = _buffer(n * size)
+    ends = pairwise([n_rows * part // n for part in range(n + 1)])
+    parts = [(*first, start, stop, *last, buffer + 4 * size * part) for part, (start, stop) in enumerate(ends)]
+    if team is None:
+        on_python_threads(loop, parts)
+    else:
+        team.run(loop, parts, n_threads)
+
+
+def on_python_threads(kernel: Callable[..., object], parts: Sequence[tuple[int, ...]]) -> None:
+    """Call kernel(*part) for each part, all but the first on threads of this process."""
+    # Those of a process that forked it are not there.
+    others = [_pool(os.getpid(), len(parts)).submit(kernel, *part) for part in parts[1:]]
+    kernel(*parts[0])
+    for other in others:
+        other.result()
+
+
+@functools.cache
+def _loaded(kernel: str) -> "CompiledFunction":
+    module, _, function = kernel.rpartition(".")
+    KERNELS.load(*(FOR_TRAINING if module in FOR_TRAINING else [module]))
+    return getattr(import_module(f"napkin.kernels.{module}"), function)
+
+
+def _as_integers(arguments: Sequence[Tensor | float | None]) -> list[int]:
+    return [
+        each.data_ptr()
+        if isinstance(each, Tensor)
+        else struct.unpack("<i", struct.pack("<f", each))[0]
+        if isinstance(each, float)
+        else each or 0
+        for each in arguments
+    ]
+
+
+class _Team(NamedTuple):
+    """GNU's OpenMP library, as torch has loaded it."""
+
+    parallel: Callable[..., None]
+    thread_number: int
+    n_threads: int
+
+    def run(self, kernel: "CompiledFunction", parts: Sequence[tuple[int, ...]], n_threads: int) -> None:
+        """Make the calls, on a team as large as that of torch's operators: it would be made anew for another size."""
+        given = [self.thread_number, self.n_threads, len(parts)]
+        for part in parts:
+            given += part
+        self.parallel(kernel.parts_address, (ctypes.c_int64 * len(given))(*given), n_threads, 0)
+
+
+@functools.cache
+def _team() -> _Team | None:
+    try:
+        library = ctypes.CDLL(torch._C.__file__)
+        parallel, *asked = (
+            getattr(library, name) for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        )
+    except (OSError, AttributeError):
+        return None
+    parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    parallel.restype = None
+    return _Team(parallel, *(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in asked))
+
+
+@functools.cache
+def _pool(process: int, n: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(n)
+
+
+def _buffer(size: int) -> int:
+    held = getattr(_buffers, "held", None)
+    if held is None or held.size < size:
+        held = _buffers.held = np.empty(size, np.float32)
+    return held.ctypes.data
+
+
+@functools.cache
+def triton_is_installed() -> bool:
+    """True if `import triton` would find something."""
+    return find_spec("triton") is not None
+
+
+def is_interpreted() -> bool:
+    """True if kernels run in Triton's interpreter, on tensors in the host's memory: for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def runs_triton(tensor: Tensor) -> bool:
+    """True if the Triton form of an operator computes on this tensor's device and dtype: on CUDA and ROCm devices, or
+    anywhere in Triton's interpreter.
+
+    Raises NapkinError for bf16 in the interpreter, whose products of bf16 matrices are wrong without a word.
+    """
+    if tensor.dtype not in DTYPES or not triton_is_installed():
+        return False
+    if is_interpreted():
+        if tensor.dtype == torch.bfloat16:
+            raise NapkinError(
+                "TRITON_INTERPRET is 1 and a tensor is bf16: Triton's interpreter multiplies bf16 matrices wrongly, "
+                "use float32 or float16 there, or a GPU"
+            )
+        return True
+    return tensor.is_cuda and _is_new_enough(tensor.device)
+
+
+def triton_obstacle(device_type: str) -> str | None:
+    """Why no Triton kernel can run on the tensors of this process's device; None if they can."""
+    if not triton_is_installed():
+        return "triton is not installed: pip install triton"
+    if is_interpreted():
+        return None
+    if device_type != "cuda":
+        return "its kernels are for a GPU, and the run is on a CPU"
+    if not _is_new_enough(torch.device("cuda", torch.cuda.current_device())):
+        return f"the GPU's compute capability is below {'.'.join(map(str, LEAST_CAPABILITY))}"
+    return None
+
+
+@functools.cache
+def _is_new_enough(device: torch.device) -> bool:
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+
+
 def differentiable(x: Tensor, compute: Callable[..., Tensor], differentiate: Callable[..., Tensor]) -> Tensor:
     """compute(x), whose gradient is differentiate(gradient, x): x alone is kept."""
     return _OfOneTensor.apply(x, compute, differentiate)  # pyright: ignore[reportReturnType]
@@ -79,15 +281,18 @@ class _OfOneTensor(torch.autograd.Function):
         return ctx.differentiate(grad_outputs[0].contiguous(), *ctx.saved_tensors), None, None
 
 
-def may_be_compiled() -> bool:
-    """True if loops may take the place of torch's operators: in inference mode, for tensors that have data."""
-    faked = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
-    return torch.is_inference_mode_enabled() and not faked
-
-
-def save_input(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-    """Keep the one input of an operator for its backward pass."""
+def save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    """Keep the inputs of an operator for its backward pass."""
     ctx.save_for_backward(*inputs)
+
+
+def scaled(
+    gradients: Sequence[Tensor | None], factor: Tensor, dtypes: Sequence[torch.dtype]
+) -> Iterator[Tensor | None]:
+    """Gradients that a forward pass has computed times the factor that only the backward pass knows: in place, then
+    each in its dtype."""
+    pairs = zip(gradients, dtypes, strict=True)
+    return (None if gradient is None else gradient.mul_(factor).to(dtype) for gradient, dtype in pairs)
 
 
 def as_rows(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "row n"]:

@@ -37,6 +37,7 @@ class CompiledFunction:
         self.__doc__ = function.__doc__
         self.name = name or self.function.__name__
         self.n_arguments = self.function.__code__.co_argcount
+        self._code: bytes | None = None
         _functions[function.__module__].append(self)
 
     @classmethod
@@ -50,7 +51,7 @@ class CompiledFunction:
 
     @cached_property
     def address(self) -> int:
-        """The address of its machine code, which is compiled now if it was not loaded before."""
+        """The address of its machine code, which is compiled now if it was not cached before."""
         return self._loaded.get_function_address(self.name)
 
     @cached_property
@@ -64,7 +65,7 @@ class CompiledFunction:
 
     @cached_property
     def _loaded(self) -> Any:
-        return _load(_object_code(self))
+        return _load(_object_code(self) if self._code is None else self._code)
 
     @cached_property
     def _call(self) -> Callable[..., int]:
@@ -87,9 +88,9 @@ def compile_module(module: str) -> dict[str, bytes]:
 
 
 def load_module(module: str, code: dict[str, bytes]) -> None:
-    """Load the object code of the compiled functions of an imported module."""
+    """Give the compiled functions of an imported module their object code; each is linked when it is first called."""
     for function in _functions[module]:
-        function._loaded = _load(code[function.name])
+        function._code = code[function.name]
 
 
 def _parts_name(name: str) -> str:

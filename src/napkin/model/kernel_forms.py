@@ -14,13 +14,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.kernels.loss.log_probabilities import linear_log_probabilities
-from napkin.kernels.norms.fused import fused_layer_norm, fused_rms_norm
-from napkin.kernels.norms.normalization import compiled_rms_norm, layer_norm, rms_norm
+from napkin.kernels.norms.normalization import compiled_rms_norm, fused_layer_norm, fused_rms_norm, layer_norm, rms_norm
 from napkin.kernels.pointwise.activations import compiled_gelu_tanh, compiled_swiglu, fused_gelu_tanh, fused_swiglu
 from napkin.kernels.pointwise.rotary import COMPILED_ROTATIONS, FUSED_ROTATIONS
 from napkin.kernels.products.grouped import fused_grouped_matmul, grouped_matmul
-from napkin.kernels.products.linear import linear
-from napkin.kernels.products.narrow import Multiply, takes_narrow
+from napkin.kernels.products.linear import Multiply, linear, takes_narrow
 from napkin.model.block import Block, ParallelBlock, PostNormBlock, ReorderedBlock
 from napkin.model.config import ModelConfig
 from napkin.model.feed_forward import DroplessExperts, MixtureOfExperts, SwiGLU, TanhGELU
@@ -203,7 +201,7 @@ def _next_token_loss(
 
 
 def multiply_narrow(blocks: nn.Module, multiply: Multiply) -> None:
-    """Let all linear layers inside `blocks` multiply in a form of `napkin.kernels.products.narrow`.
+    """Let all linear layers inside `blocks` multiply in a form of `napkin.kernels.products.linear`.
 
     Routers stay as they are, since their choices depend on small differences, and so do layers whose sizes the
     hardware does not take.

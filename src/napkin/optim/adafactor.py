@@ -13,13 +13,12 @@ For a vector the full average of g² takes the place of r c / mean(r).
 # torch keeps its foreach functions under private names; its own optimizers are built on them.
 # pyright: reportPrivateImportUsage=false
 
-from collections.abc import Iterable
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from napkin.optim.base import Group, Optimizer, UpdateRule, buckets, wide_dtype
+from napkin.optim.base import Form, Group, Optimizer, Parameters, UpdateRule, buckets, wide_dtype
 from napkin.optim.saved_state import TorchTwin, local
 
 # Means of squares below the resolution of fp32 are noise (torch.optim.Adafactor's eps1).
@@ -142,17 +141,15 @@ class Adafactor(Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Tensor] | Iterable[Group],
+        params: Parameters,
         *,
         lr: float = 1e-2,
         eps: float = 1e-3,
         clip: float = 1.0,
         weight_decay: float = 0.0,
-        foreach: bool = True,
-        fused: bool = False,
+        **form: Unpack[Form],
     ) -> None:
-        defaults: dict[str, Any] = {"lr": lr, "eps": eps, "clip": clip, "weight_decay": weight_decay}
-        super().__init__(params, defaults, foreach=foreach, fused=fused)
+        super().__init__(params, {"lr": lr, "eps": eps, "clip": clip, "weight_decay": weight_decay}, **form)
 
     def update_group(self, parameters: list[Tensor], group: Group) -> None:
         """Matrices by their rows and columns, then vectors."""

@@ -1,21 +1,16 @@
-"""Parts that all optimizers share: fp32 state, a step counter, buckets, and the implementations of one update rule.
+"""What all optimizers share: fp32 state, a step counter, buckets, the implementations of one rule, parameter groups.
 
-Optimizer state in the host's memory, copied to the GPU and back bucket by bucket.
-
-After "ZeRO-Offload" (Ren et al. 2021), which updates on the CPU; here the GPU computes, and the link carries the state
-both ways.
-
-Parameter groups: which parameters decay, and which are matrices of blocks.
-
-Weight decay as part of the gradient (Krogh & Hertz 1991): g ← g + decay · w.
-
-SGD, AdaGrad, RMSProp and Adam use it, as they were published. Rules that divide by the gradient's size divide their
-decay by it too; AdamW, Lion, Muon and Adafactor shrink the weight itself instead.
+State may be held in the host's memory, and is then copied to the GPU and back bucket by bucket: after "ZeRO-Offload"
+(Ren et al. 2021), which updates on the CPU; here the GPU computes, and the link carries the state both ways.
 """
+
+# torch keeps its foreach functions under private names; its own optimizers are built on them.
+# pyright: reportPrivateImportUsage=false
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import chain
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -47,70 +42,16 @@ def _(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
-def copy_to_device(states: list[list[Tensor]], device: torch.device) -> list[list[Tensor]]:
-    """Copies of a bucket's state on the device."""
-    # Pages are locked: the copies are queued, and the update behind them.
-    return [
-        [torch.empty_like(tensor, device=device).copy_(tensor, non_blocking=True) for tensor in state]
-        for state in states
-    ]
-
-
-def copy_to_host(states: list[list[Tensor]], on_device: list[list[Tensor]]) -> None:
-    """Copy a bucket's state from the device back into `states`."""
-    for state, new in zip(states, on_device, strict=True):
-        for tensor, value in zip(state, new, strict=True):
-            tensor.copy_(value, non_blocking=True)
-
-
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two optimizer groups: parameters of two or more dimensions with weight_decay, all others with none.
-
-    Decay pulls towards 0, which is neutral for a matrix and not for a gain around 1. A parameter that two modules share
-    is listed once; parameters without requires_grad and empty groups are left out.
-    """
-    return _not_empty(*_by_decay(_trained(model), weight_decay))
-
-
-def muon_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Three groups: matrices inside the blocks ("orthogonal" is True), other matrices, and vectors without decay.
-
-    Blocks are the modules in an `nn.ModuleList`: the layers that a model repeats. Matrices outside of them turn ids
-    into vectors or vectors into scores of ids, and their rows are updated as vectors are. Raises NapkinError if a model
-    has no matrices in blocks.
-    """
-    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    inside = {p for stack in stacks for p in stack.parameters() if p.ndim >= 2}
-    trained = _trained(model)
-    hidden = [p for p in trained if p in inside]
-    if not hidden:
-        raise NapkinError(
-            f"{type(model).__name__} has no matrix inside an nn.ModuleList: muon has nothing to orthogonalise, "
-            "use adamw, or name the groups yourself"
-        )
-    others = _by_decay([p for p in trained if p not in inside], weight_decay)
-    return _not_empty(
-        {"params": hidden, "weight_decay": weight_decay, "orthogonal": True},
-        *({**group, "orthogonal": False} for group in others),
-    )
-
-
-def _trained(model: nn.Module) -> list[Tensor]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def _by_decay(parameters: list[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-
-
-def _not_empty(*groups: dict[str, Any]) -> list[dict[str, Any]]:
-    return [group for group in groups if group["params"]]
-
-
 Group = dict[str, Any]
+Parameters = Iterable[Tensor] | Iterable[Group]
+
+
+class Form(TypedDict, total=False):
+    """The options that choose an implementation of the rule: see `Optimizer`."""
+
+    foreach: bool
+    fused: bool
+
 
 _BUCKET_NUMEL = 2**20
 _WIDE = (torch.float32, torch.float64)
@@ -136,13 +77,11 @@ class UpdateRule:
     fused: Callable[..., None] | None = None
     copying: Callable[..., None] | None = None
 
-    def implementation(self, name: str) -> Callable[..., None]:
-        """The implementation of that name, on lists; "fused" is foreach if there is no kernel."""
-        if name == "reference":
-            return self._one_by_one
-        return self.fused if name == "fused" and self.fused else self.foreach
-
-    def _one_by_one(self, *lists: Any) -> None:
+    def update(self, implementation: str, *lists: Any) -> None:
+        """Run the implementation of that name on lists; "fused" is foreach if there is no kernel."""
+        if implementation != "reference":
+            (self.fused if implementation == "fused" and self.fused else self.foreach)(*lists)
+            return
         *tensors, group = lists
         for one in zip(*tensors, strict=True):
             self.reference(*one, group)
@@ -173,14 +112,7 @@ class Optimizer(torch.optim.Optimizer):
     twin: ClassVar[TorchTwin | None] = None
     """torch's optimizer of the same rule, whose state can be loaded."""
 
-    def __init__(
-        self,
-        params: Iterable[Tensor] | Iterable[Group],
-        defaults: Group,
-        *,
-        foreach: bool = True,
-        fused: bool = False,
-    ) -> None:
+    def __init__(self, params: Parameters, defaults: Group, *, foreach: bool = True, fused: bool = False) -> None:
         if fused and self.rule.fused is None:
             raise NapkinError(f"fused is True, but there is no fused kernel for {type(self).__name__}: leave it out")
         super().__init__(params, {**defaults, "step": 0})
@@ -243,20 +175,29 @@ class Optimizer(torch.optim.Optimizer):
         wide = [p.to(wide_dtype(p)) for p in at_hand] if narrow else at_hand
         if any(gradient.dtype != w.dtype for gradient, w in zip(gradients, wide, strict=True)):
             gradients = [gradient.to(w.dtype) for gradient, w in zip(gradients, wide, strict=True)]
-        on_device = copy_to_device(states, parameters[0].device) if self.state_on_host else states
-        tensors = list(zip(wide, gradients, *zip(*on_device, strict=True), strict=True))
-        if self.narrow_copies is not None and rule.copying is not None:
-            tensors = _without_copied(rule.copying, self.narrow_copies, tensors, group)
-        if tensors:
-            rule.implementation(self.implementation)(*map(list, zip(*tensors, strict=True)), group)
+        on_device = states
         if self.state_on_host:
-            copy_to_host(states, on_device)
+            # Pages are locked: the copies are queued, and the update behind them.
+            device = parameters[0].device
+            on_device = [[torch.empty_like(t, device=device).copy_(t, non_blocking=True) for t in s] for s in states]
+        tensors = list(zip(wide, gradients, *zip(*on_device, strict=True), strict=True))
+        if (copies := self.narrow_copies) is not None and rule.copying is not None:
+            for parameter, *others in tensors:
+                if parameter in copies:
+                    rule.copying(parameter, *others, copies.to_overwrite(parameter), group)
+                    copies.overwritten(parameter)
+            tensors = [each for each in tensors if each[0] not in copies]
+        if tensors:
+            rule.update(self.implementation, *map(list, zip(*tensors, strict=True)), group)
+        if self.state_on_host:
+            for tensor, value in zip(chain(*states), chain(*on_device), strict=True):
+                tensor.copy_(value, non_blocking=True)
         if whole:
             wide = list(map(part_like, divided, wide))
         if narrow and self.rounding is not None:
             self.rounding(parameters, wide)
         elif narrow or whole:
-            torch._foreach_copy_(parameters, wide)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_copy_(parameters, wide)
 
     def new_state(self, parameter: Tensor, group: Group) -> dict[str, Tensor]:
         """A parameter's state before its first step: zeros."""
@@ -331,17 +272,6 @@ def buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-def _without_copied(
-    update: Callable[..., None], copies: NarrowCopies, tensors: list[tuple[Tensor, ...]], group: Group
-) -> list[tuple[Tensor, ...]]:
-    """Update the parameters that have a copy, and the copy; return the parameters, gradients and states of others."""
-    for parameter, *others in tensors:
-        if parameter in copies:
-            update(parameter, *others, copies.to_overwrite(parameter), group)
-            copies.overwritten(parameter)
-    return [each for each in tensors if each[0] not in copies]
-
-
 def zeros_wide(parameter: Tensor) -> Tensor:
     """Zeros like a parameter, in fp32 or wider."""
     return torch.zeros_like(parameter, dtype=wide_dtype(parameter))
@@ -350,11 +280,6 @@ def zeros_wide(parameter: Tensor) -> Tensor:
 def wide_dtype(parameter: Tensor) -> torch.dtype:
     """The dtype that a parameter is updated in."""
     return torch.promote_types(parameter.dtype, torch.float32)
-
-
-def step_tensors(group: Group, parameters: list[Tensor]) -> list[Tensor]:
-    """The group's step as the fused kernels take it: one tensor of one number per parameter."""
-    return [torch.full((), float(group["step"]), device=parameters[0].device)] * len(parameters)
 
 
 def _check_settings(group: Group) -> None:
@@ -372,12 +297,12 @@ def _check_settings(group: Group) -> None:
             raise NapkinError(f"betas are {group['betas']}: use two numbers from 0 to below 1")
 
 
-# torch keeps its foreach functions under private names; its own optimizers are built on them.
-# pyright: reportPrivateImportUsage=false
-
-
 def decayed(gradient: Tensor, parameter: Tensor, group: Group) -> Tensor:
-    """The gradient plus the decay; the gradient itself if weight_decay is 0."""
+    """Weight decay as part of the gradient (Krogh & Hertz 1991), g + decay · w; the gradient itself if that is 0.
+
+    SGD, AdaGrad, RMSProp and Adam use it, as they were published. Rules that divide by the gradient's size divide their
+    decay by it too; AdamW, Lion, Muon and Adafactor shrink the weight itself instead.
+    """
     return gradient.add(parameter, alpha=group["weight_decay"]) if group["weight_decay"] else gradient
 
 
@@ -386,3 +311,41 @@ def decayed_foreach(gradients: list[Tensor], parameters: list[Tensor], group: Gr
     if not group["weight_decay"]:
         return gradients
     return list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[Group]:
+    """Two optimizer groups: parameters of two or more dimensions with weight_decay, all others with none.
+
+    Decay pulls towards 0, which is neutral for a matrix and not for a gain around 1. A parameter that two modules share
+    is listed once; parameters without requires_grad and empty groups are left out.
+    """
+    return _by_decay([p for p in model.parameters() if p.requires_grad], weight_decay)
+
+
+def muon_groups(model: nn.Module, weight_decay: float) -> list[Group]:
+    """Three groups: matrices inside the blocks ("orthogonal" is True), other matrices, and vectors without decay.
+
+    Blocks are the modules in an `nn.ModuleList`: the layers that a model repeats. Matrices outside of them turn ids
+    into vectors or vectors into scores of ids, and their rows are updated as vectors are. Raises NapkinError if a model
+    has no matrices in blocks.
+    """
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    inside = {p for stack in stacks for p in stack.parameters() if p.ndim >= 2}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    hidden = [p for p in trained if p in inside]
+    if not hidden:
+        raise NapkinError(
+            f"{type(model).__name__} has no matrix inside an nn.ModuleList: muon has nothing to orthogonalise, "
+            "use adamw, or name the groups yourself"
+        )
+    others = _by_decay([p for p in trained if p not in inside], weight_decay)
+    first = {"params": hidden, "weight_decay": weight_decay, "orthogonal": True}
+    return [first, *({**group, "orthogonal": False} for group in others)]
+
+
+def _by_decay(parameters: list[Tensor], weight_decay: float) -> list[Group]:
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

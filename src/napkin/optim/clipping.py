@@ -1,10 +1,7 @@
-"""Gradient clipping by global norm (Pascanu et al. 2013).
+"""Gradient clipping by global norm (Pascanu et al. 2013), and dynamic loss scaling (Micikevicius et al. 2018)."""
 
-Dynamic loss scaling (Micikevicius et al. 2018): gradients are scaled up into the range of fp16.
-
-Backpropagation runs on loss · scale; before clipping, the gradients are divided by the scale. If one of them
-overflowed, the update is skipped and the scale halved; after 1000 good steps in a row it is doubled.
-"""
+# torch keeps its foreach functions under private names; its own optimizers are built on them.
+# pyright: reportPrivateImportUsage=false
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -14,8 +11,9 @@ from torch import Tensor
 
 from napkin.optim.saved_state import local
 
-# torch keeps its foreach functions under private names; its own optimizers are built on them.
-# pyright: reportPrivateImportUsage=false
+FIRST_SCALE = 2.0**16
+GROWTH_INTERVAL = 1000
+_LARGEST_SCALE = 2.0**24
 
 
 @torch.no_grad()
@@ -51,17 +49,12 @@ def clip_gradients(
     return total
 
 
-# torch keeps its foreach functions under private names; its own optimizers are built on them.
-# pyright: reportPrivateImportUsage=false
-
-
-FIRST_SCALE = 2.0**16
-GROWTH_INTERVAL = 1000
-_LARGEST_SCALE = 2.0**24
-
-
 class LossScale:
-    """The scale, a power of two, so that scaling rounds nothing; and what adapts it."""
+    """The factor that brings a loss's gradients into the range of fp16: a power of two, so that it rounds nothing.
+
+    Backpropagation runs on loss · scale; before clipping, the gradients are divided by the scale. If one of them
+    overflowed, the update is skipped and the scale halved; after 1000 good steps in a row it is doubled.
+    """
 
     def __init__(self) -> None:
         self.scale = FIRST_SCALE

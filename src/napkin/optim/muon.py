@@ -16,8 +16,7 @@ approximates it with matrix products alone::
 # pyright: reportPrivateImportUsage=false
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 
 from napkin.errors import NapkinError
 from napkin.optim.adam import AdamW
-from napkin.optim.base import Group, Optimizer, UpdateRule, buckets, muon_groups, zeros_wide
+from napkin.optim.base import Form, Group, Optimizer, Parameters, UpdateRule, buckets, muon_groups, zeros_wide
 from napkin.optim.saved_state import TorchTwin, full_tensor, is_divided, part_like, same_division
 
 # Jordan's coefficients: the steepest at 0 of those that lead to singular values near 1 (0.7 to 1.2) in five steps.
@@ -134,7 +133,7 @@ class Muon(Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Tensor] | Iterable[Group],
+        params: Parameters,
         *,
         lr: float = 1e-3,
         momentum: float = 0.95,
@@ -142,12 +141,11 @@ class Muon(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.1,
         products: torch.dtype = torch.float32,
-        foreach: bool = True,
-        fused: bool = False,
+        **form: Unpack[Form],
     ) -> None:
         defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "products": products}
         defaults |= {"weight_decay": weight_decay, "orthogonal": True}
-        super().__init__(params, defaults, foreach=foreach, fused=fused)
+        super().__init__(params, defaults, **form)
         if not products.is_floating_point:
             raise NapkinError(f"products is {products}: use a floating-point dtype, torch.float32 or torch.bfloat16")
 
@@ -177,9 +175,9 @@ class Muon(Optimizer):
 class _ShardedMuon(UpdateRule):
     """Local parts of sharded matrices, which have only one implementation."""
 
-    def implementation(self, name: str) -> Callable[..., None]:
-        """The foreach form, whatever the name."""
-        return self.foreach
+    def update(self, implementation: str, *lists: Any) -> None:
+        """Run the foreach form, whatever the name."""
+        self.foreach(*lists)
 
 
 def _rule_for(bucket: list[Tensor]) -> UpdateRule:

@@ -26,10 +26,6 @@ Group = dict[str, Any]
 _LEFT_OUT = frozenset("foreach fused capturable differentiable initial_accumulator_value".split())
 
 
-def _as_it_is(group: Group) -> Group:
-    return group
-
-
 @dataclass(frozen=True)
 class TorchTwin:
     """torch's optimizer of the same rule."""
@@ -42,7 +38,7 @@ class TorchTwin:
     """Settings that do not exist here: the values with which the rules are the same."""
     optional: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Settings as in `fixed` that older versions of torch do not store."""
-    unpacked: Callable[[Group], Group] = _as_it_is
+    unpacked: Callable[[Group], Group] = dict
     """Splits a setting that is several here."""
 
 
@@ -53,7 +49,12 @@ def in_our_terms(state_dict: Mapping[str, Any], own_groups: list[Group], twin: T
     the state of that class or of its twin over as many parameters.
     """
     groups = state_dict["param_groups"]
-    _check_sizes([len(group["params"]) for group in own_groups], [len(group["params"]) for group in groups])
+    own_sizes, sizes = ([len(group["params"]) for group in some] for some in (own_groups, groups))
+    if own_sizes != sizes:
+        raise NapkinError(
+            f"the state has groups of {_listed(sizes)} parameters, the optimizer of {_listed(own_sizes)}: give it the "
+            "same parameters in the same groups"
+        )
     if all("step" in group for group in groups):
         for own, group in zip(own_groups, groups, strict=True):
             for key in own.keys() - group.keys():
@@ -90,14 +91,6 @@ def check_tensors(index: int, saved: Mapping[str, Any], expected: Mapping[str, T
                 f"{key} of parameter {index} has shape {tuple(saved[key].shape)}, the parameter needs "
                 f"{tuple(tensor.shape)}: give the optimizer the same parameters in the same order"
             )
-
-
-def _check_sizes(own: list[int], saved: list[int]) -> None:
-    if own != saved:
-        raise NapkinError(
-            f"the state has groups of {_listed(saved)} parameters, the optimizer of {_listed(own)}: give it the same "
-            "parameters in the same groups"
-        )
 
 
 def _translated(own: Group, theirs: Group, twin: TorchTwin) -> Group:

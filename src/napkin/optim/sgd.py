@@ -1,94 +1,64 @@
-"""Stochastic gradient descent (Robbins & Monro 1951), with momentum (Polyak 1964) and with Nesterov's (1983).
+"""Stochastic gradient descent (Robbins & Monro 1951), with momentum (Polyak 1964), with Nesterov's (1983), and Lion.
 
-With gradient g, into which decay · w is added first::
+With gradient g, into which all but Lion add decay · w first::
 
     SGD        w ← w - lr · g
     momentum   b ← momentum · b + g;   w ← w - lr · b
     Nesterov   b ← momentum · b + g;   w ← w - lr · (g + momentum · b)
+    Lion       d ← sign(β₁ m + (1 - β₁) g);   w ← (1 - lr · decay) w - lr · d;   m ← β₂ m + (1 - β₂) g
 
-Nesterov's is written as by Sutskever et al. 2013, which looks ahead without moving the parameters there and back.
-
-Lion (Chen et al. 2023, algorithm 2).
-
-With gradient g::
-
-    d ← sign(β₁ m + (1 - β₁) g)
-    w ← (1 - lr · decay) w - lr · d
-    m ← β₂ m + (1 - β₂) g
+Nesterov's is written as by Sutskever et al. 2013, which looks ahead without moving the parameters there and back; Lion
+is algorithm 2 of Chen et al. 2023.
 """
 
-from collections.abc import Iterable
+# torch keeps its foreach and fused functions under private names; its own optimizers are built on them.
+# pyright: reportPrivateImportUsage=false
+
+from functools import partial
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from napkin.optim.base import Group, Optimizer, UpdateRule, decayed, decayed_foreach
+from napkin.optim.base import Form, Group, Optimizer, Parameters, UpdateRule, decayed, decayed_foreach
 from napkin.optim.saved_state import TorchTwin
 
-# torch keeps its foreach and fused functions under private names; its own optimizers are built on them.
-# pyright: reportPrivateImportUsage=false
+Tensors = list[Tensor]
 
 
 def _sgd(parameter: Tensor, gradient: Tensor, group: Group) -> None:
     parameter.add_(decayed(gradient, parameter, group), alpha=-group["lr"])
 
 
-def _sgd_foreach(parameters: list[Tensor], gradients: list[Tensor], group: Group) -> None:
+def _sgd_foreach(parameters: Tensors, gradients: Tensors, group: Group) -> None:
     torch._foreach_add_(parameters, decayed_foreach(gradients, parameters, group), alpha=-group["lr"])
 
 
-def _sgd_fused(parameters: list[Tensor], gradients: list[Tensor], group: Group) -> None:
-    _fused(parameters, gradients, [], group, momentum=0.0, nesterov=False)
-
-
-def _momentum(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: Group) -> None:
-    buffer.mul_(group["momentum"]).add_(decayed(gradient, parameter, group))
-    parameter.add_(buffer, alpha=-group["lr"])
-
-
-def _momentum_foreach(parameters: list[Tensor], gradients: list[Tensor], buffers: list[Tensor], group: Group) -> None:
-    torch._foreach_mul_(buffers, group["momentum"])
-    torch._foreach_add_(buffers, decayed_foreach(gradients, parameters, group))
-    torch._foreach_add_(parameters, buffers, alpha=-group["lr"])
-
-
-def _momentum_fused(parameters: list[Tensor], gradients: list[Tensor], buffers: list[Tensor], group: Group) -> None:
-    _fused(parameters, gradients, buffers, group, momentum=group["momentum"], nesterov=False)
-
-
-def _nesterov(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: Group) -> None:
+def _momentum(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: Group, *, nesterov: bool) -> None:
     gradient = decayed(gradient, parameter, group)
     buffer.mul_(group["momentum"]).add_(gradient)
-    parameter.add_(gradient.add(buffer, alpha=group["momentum"]), alpha=-group["lr"])
+    direction = gradient.add(buffer, alpha=group["momentum"]) if nesterov else buffer
+    parameter.add_(direction, alpha=-group["lr"])
 
 
-def _nesterov_foreach(parameters: list[Tensor], gradients: list[Tensor], buffers: list[Tensor], group: Group) -> None:
+def _momentum_foreach(
+    parameters: Tensors, gradients: Tensors, buffers: Tensors, group: Group, *, nesterov: bool
+) -> None:
     gradients = decayed_foreach(gradients, parameters, group)
     torch._foreach_mul_(buffers, group["momentum"])
     torch._foreach_add_(buffers, gradients)
-    ahead = torch._foreach_add(gradients, buffers, alpha=group["momentum"])
-    torch._foreach_add_(parameters, ahead, alpha=-group["lr"])
+    directions = torch._foreach_add(gradients, buffers, alpha=group["momentum"]) if nesterov else buffers
+    torch._foreach_add_(parameters, directions, alpha=-group["lr"])
 
 
-def _nesterov_fused(parameters: list[Tensor], gradients: list[Tensor], buffers: list[Tensor], group: Group) -> None:
-    _fused(parameters, gradients, buffers, group, momentum=group["momentum"], nesterov=True)
-
-
-def _fused(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    buffers: list[Tensor],
-    group: Group,
-    *,
-    momentum: float,
-    nesterov: bool,
-) -> None:
+def _fused(parameters: Tensors, gradients: Tensors, *buffers_and_group: Any, nesterov: bool = False) -> None:
+    *buffers, group = buffers_and_group
     torch._fused_sgd_(
         parameters,
         gradients,
-        buffers,
+        *(buffers or [[]]),
         weight_decay=group["weight_decay"],
-        momentum=momentum,
+        momentum=group.get("momentum", 0.0),
         lr=group["lr"],
         dampening=0.0,
         nesterov=nesterov,
@@ -98,8 +68,9 @@ def _fused(
     )
 
 
-_UNDAMPED = {"dampening": (0,)}
-_NOT_MAXIMIZED = {"maximize": (False,)}
+def _torch_sgd(*, nesterov: bool = False, **fixed: tuple[Any, ...]) -> TorchTwin:
+    settings = {"dampening": (0,), **fixed, "nesterov": (nesterov,)}
+    return TorchTwin("SGD", fixed=settings, optional={"maximize": (False,)})
 
 
 class SGD(Optimizer):
@@ -108,19 +79,11 @@ class SGD(Optimizer):
     State: none, 0 bytes per parameter. See `Optimizer` for the rest.
     """
 
-    rule = UpdateRule(_sgd, _sgd_foreach, _sgd_fused)
-    twin = TorchTwin("SGD", fixed={**_UNDAMPED, "momentum": (0,), "nesterov": (False,)}, optional=_NOT_MAXIMIZED)
+    rule = UpdateRule(_sgd, _sgd_foreach, _fused)
+    twin = _torch_sgd(momentum=(0,))
 
-    def __init__(
-        self,
-        params: Iterable[Tensor] | Iterable[Group],
-        *,
-        lr: float = 0.1,
-        weight_decay: float = 0.0,
-        foreach: bool = True,
-        fused: bool = False,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, foreach=foreach, fused=fused)
+    def __init__(self, params: Parameters, *, lr: float = 0.1, weight_decay: float = 0.0, **form: Unpack[Form]) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, **form)
 
 
 class Momentum(Optimizer):
@@ -130,21 +93,19 @@ class Momentum(Optimizer):
     """
 
     state_names = ("momentum_buffer",)
-    rule = UpdateRule(_momentum, _momentum_foreach, _momentum_fused)
-    twin = TorchTwin("SGD", fixed={**_UNDAMPED, "nesterov": (False,)}, optional=_NOT_MAXIMIZED)
+    rule = UpdateRule(*(partial(form, nesterov=False) for form in (_momentum, _momentum_foreach, _fused)))
+    twin = _torch_sgd()
 
     def __init__(
         self,
-        params: Iterable[Tensor] | Iterable[Group],
+        params: Parameters,
         *,
         lr: float = 0.01,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
-        foreach: bool = True,
-        fused: bool = False,
+        **form: Unpack[Form],
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        super().__init__(params, defaults, foreach=foreach, fused=fused)
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}, **form)
 
 
 class Nesterov(Momentum):
@@ -153,22 +114,18 @@ class Nesterov(Momentum):
     State: "momentum_buffer" in the parameter's shape, 4 bytes per parameter. See `Optimizer` for the rest.
     """
 
-    rule = UpdateRule(_nesterov, _nesterov_foreach, _nesterov_fused)
-    twin = TorchTwin("SGD", fixed={**_UNDAMPED, "nesterov": (True,)}, optional=_NOT_MAXIMIZED)
+    rule = UpdateRule(*(partial(form, nesterov=True) for form in (_momentum, _momentum_foreach, _fused)))
+    twin = _torch_sgd(nesterov=True)
 
 
-# torch keeps its foreach functions under private names; its own optimizers are built on them.
-# pyright: reportPrivateImportUsage=false
-
-
-def _update(parameter: Tensor, gradient: Tensor, average: Tensor, group: Group) -> None:
+def _lion(parameter: Tensor, gradient: Tensor, average: Tensor, group: Group) -> None:
     beta1, beta2 = group["betas"]
     direction = average.lerp(gradient, 1 - beta1).sign_()
     parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-group["lr"])
     average.lerp_(gradient, 1 - beta2)
 
 
-def _update_foreach(parameters: list[Tensor], gradients: list[Tensor], averages: list[Tensor], group: Group) -> None:
+def _lion_foreach(parameters: Tensors, gradients: Tensors, averages: Tensors, group: Group) -> None:
     beta1, beta2 = group["betas"]
     directions = torch._foreach_lerp(averages, gradients, 1 - beta1)
     torch._foreach_sign_(directions)
@@ -187,17 +144,15 @@ class Lion(Optimizer):
     """
 
     state_names = ("exp_avg",)
-    rule = UpdateRule(_update, _update_foreach)
+    rule = UpdateRule(_lion, _lion_foreach)
 
     def __init__(
         self,
-        params: Iterable[Tensor] | Iterable[Group],
+        params: Parameters,
         *,
         lr: float = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 1.0,
-        foreach: bool = True,
-        fused: bool = False,
+        **form: Unpack[Form],
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
-        super().__init__(params, defaults, foreach=foreach, fused=fused)
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, **form)

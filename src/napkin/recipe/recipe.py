@@ -12,7 +12,7 @@ from typing import ClassVar
 from napkin.bounds import refuse_outside
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
-from napkin.optim.schedule import SCHEDULES, Schedule
+from napkin.optim.registry import SCHEDULES, Schedule
 from napkin.recipe.data_config import DataConfig, shortened_curriculum
 from napkin.recipe.training_config import (
     MOST_TOKENS_PER_STEP,

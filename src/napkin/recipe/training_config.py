@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from napkin.bounds import LARGEST_SEED, MOST_STEPS, Bounds, refuse_outside
 from napkin.errors import NapkinError, suggestion
-from napkin.optim.registry import OPTIMIZERS, optimizer_entry
-from napkin.optim.schedule import SCHEDULES
+from napkin.optim.registry import OPTIMIZERS, SCHEDULES, optimizer_entry
 
 MOST_RANKS = 2**20
 MOST_TOKENS_PER_STEP = 2**34

@@ -249,7 +249,7 @@ class RunFolder:
 
     def _has_encoded(self, tokens: Path) -> bool:
         # Commands that read no tokens answer before NumPy is loaded.
-        from napkin.data.sidecar import read_sidecar
+        from napkin.data.token_file import read_sidecar
 
         try:
             return read_sidecar(tokens).tokenizer == self.tokenizer.fingerprint

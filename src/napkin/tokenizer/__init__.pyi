@@ -2,11 +2,12 @@ from . import interchange as interchange
 from .base import Tokenizer as Tokenizer
 from .bpe import BPETokenizer as BPETokenizer
 from .bpe import ByteTokenizer as ByteTokenizer
+from .bpe import RemappedBPETokenizer as RemappedBPETokenizer
 from .bpe_training import train_bpe as train_bpe
 from .character_bpe import CharacterBPETokenizer as CharacterBPETokenizer
-from .comparison import EncodedText as EncodedText
-from .comparison import compare_tokenizers as compare_tokenizers
+from .inspection import EncodedText as EncodedText
 from .inspection import Merge as Merge
+from .inspection import compare_tokenizers as compare_tokenizers
 from .inspection import longest_tokens as longest_tokens
 from .inspection import merge_steps as merge_steps
 from .inspection import merges_of as merges_of
@@ -14,7 +15,6 @@ from .inspection import pattern_of as pattern_of
 from .inspection import printable as printable
 from .pre_tokenization import PATTERNS as PATTERNS
 from .pre_tokenization import PreTokenizer as PreTokenizer
-from .remapped_bpe import RemappedBPETokenizer as RemappedBPETokenizer
 from .text_input import read_chunks as read_chunks
 from .tokenizer_file import load_tokenizer as load_tokenizer
 from .tokenizer_file import save_tokenizer as save_tokenizer

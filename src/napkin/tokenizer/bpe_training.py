@@ -84,8 +84,8 @@ def _learn_compiled(
     progress: Progress,
     threads: int,
 ) -> list[tuple[int, int]]:
-    from napkin.tokenizer.numba.merge_learner import learn_merges_compiled
-    from napkin.tokenizer.numba.pre_token_counter import PreTokenCounter
+    from napkin.tokenizer.numba.counting import PreTokenCounter
+    from napkin.tokenizer.numba.learn_merges import learn_merges_compiled
 
     pattern, unicode_version = split_by
     counts = PreTokenCounter(pattern, threads, unicode_version)

@@ -174,8 +174,8 @@ class PreTokenizer:
     r"""Splits text by a pattern: a name in PATTERNS, any other regular expression, or several of them in a row.
 
     Its character classes are those of `unicode_version`, whichever the installed `regex` has; other properties, such as
-    scripts, and `\w` are the library's. Raises NapkinError if it is neither, beyond the bounds of
-    expression_bounds.py, or if there is no table of that version.
+    scripts, and `\w` are the library's. Raises NapkinError if it is neither, beyond the bounds
+    below, or if there is no table of that version.
     """
 
     def __init__(self, pattern: str, unicode_version: str = DEFAULT_VERSION) -> None:

@@ -17,7 +17,7 @@
     }
 
 Merge i joins two ids into id 256 + i; the vocabulary follows from the merges. A tokenizer with another library's ids
-has three more fields (see remapped_bpe.py): "ids", "unmerged" tokens in hexadecimal, and "whole"; "normal_form" where
+has three more fields (see bpe.py): "ids", "unmerged" tokens in hexadecimal, and "whole"; "normal_form" where
 text is normalized first; and "text_tokens" where special tokens mark no boundary. The fields of a "character-bpe" are
 the arguments of character_bpe.py. "unicode" is the version of Unicode whose letters, numbers and marks the pattern
 means. Files written before it was named do not have it: they are read with Unicode 18.0, that of the library with which
@@ -32,9 +32,8 @@ import msgspec
 from napkin.errors import CorruptFile, NapkinError, first_line
 from napkin.files import StrPath, read_bytes
 from napkin.tokenizer.base import FORMAT, VERSION, Tokenizer
-from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer
+from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer, RemappedBPETokenizer
 from napkin.tokenizer.character_bpe import CharacterBPETokenizer, Prefix
-from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 from napkin.tokenizer.word_level import CharacterTokenizer, WordTokenizer
 
 

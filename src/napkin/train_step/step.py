@@ -15,7 +15,7 @@ from napkin.distributed.parallel_model import ParallelModel, all_resident
 from napkin.distributed.pipeline_stages import MicroBatch, PackedRows, Passes
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.distributed.sharding import parallelize
-from napkin.kernels.products.narrow import narrow_linear
+from napkin.kernels.products.linear import narrow_linear
 from napkin.model.adapters import add_adapters, merge_adapters
 from napkin.model.feed_forward import Routing
 from napkin.model.kernel_forms import (

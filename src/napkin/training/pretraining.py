@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from napkin.data.batches import Batches
+from napkin.data.batches import Batch, Batches, BatchFetcher, open_fetcher
 from napkin.data.mixing import TokenMixture
-from napkin.data.prefetch import Batch, BatchFetcher, open_fetcher
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import EVALUATION_BATCH_SIZE, mean_loss

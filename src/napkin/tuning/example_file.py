@@ -44,7 +44,7 @@ from napkin.chats.read_conversations import (
 )
 from napkin.chats.token_sequence import Example, TokenSequence, prompt_of, sequence_of
 from napkin.checkpoint.shard_files import checksum_of
-from napkin.data.sidecar import NUMPY_DTYPES, cannot_be_read, dtype_name, sidecar_path
+from napkin.data.token_file import NUMPY_DTYPES, cannot_be_read, dtype_name, sidecar_path
 from napkin.errors import CorruptFile, NapkinError, suggestion
 from napkin.files import StrPath, atomic_file, cache_folder, regular
 from napkin.json_files import format_json, read_json

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.bpe import RemappedBPETokenizer, normal_form_c
 from napkin.tokenizer.interchange.huggingface import read_huggingface, write_huggingface
-from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer, normal_form_c
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 
 QWEN = (

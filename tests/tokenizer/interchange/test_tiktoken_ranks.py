@@ -227,7 +227,7 @@ def test_what_ranks_cannot_say_is_not_written(tokenizer: Any, line: str, tmp_pat
 
 
 def test_ids_in_another_order_than_the_merges_are_not_written(tmp_path: Path):
-    from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
+    from napkin.tokenizer.bpe import RemappedBPETokenizer
 
     tokenizer = RemappedBPETokenizer([(97, 98), (98, 99)], ids=[*range(256), 257, 256])
     with pytest.raises(NapkinError, match=r"order.*merges"):

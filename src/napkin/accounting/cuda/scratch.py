@@ -14,7 +14,7 @@ from torch import Tensor
 
 # These make operators of torch.ops.napkin.
 import napkin.kernels.attention.flash
-import napkin.kernels.norms.fused  # noqa: F401
+import napkin.kernels.norms.normalization  # noqa: F401
 from napkin.kernels.triton_tiles import MOST_NORM_PROGRAMS
 
 aten = torch.ops.aten

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from napkin.data.corpus import read_documents, standard_library
-from napkin.data.curated_corpus import Document
+from napkin.data.corpus import Document, read_documents, standard_library
 from napkin.errors import NapkinError
 from napkin.files import remove_abandoned
 

@@ -15,7 +15,7 @@ from napkin.errors import NapkinError
 from napkin.units import format_bytes, format_share
 
 if TYPE_CHECKING:
-    from napkin.data.curated_corpus import Document
+    from napkin.data.corpus import Document
 
 _SHOWN = 20
 

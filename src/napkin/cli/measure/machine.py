@@ -135,7 +135,7 @@ def autotune_command(options: AutotuneOptions, _: RecipeSource) -> None:
 def _tuned(options: AutotuneOptions) -> "TunedTiles":
     with progress_line("preparing") as line:
         from napkin.benchmarking.kernel_tuning import tune_recipe
-        from napkin.kernels.triton_usable import is_interpreted, triton_obstacle
+        from napkin.kernels.operators import is_interpreted, triton_obstacle
         from napkin.recipe.precision import choose_device
 
         device_type = choose_device(options.recipe.training.device)

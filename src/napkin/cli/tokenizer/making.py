@@ -15,8 +15,7 @@ from napkin.cli.common.files import PART_BYTES, folder_for, open_documents, refu
 from napkin.cli.common.options import JsonOption, command
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import notify, print_json, print_table, say
-from napkin.data.corpus import Side, divide_inline, split_documents, split_into_sides
-from napkin.data.curated_corpus import Document
+from napkin.data.corpus import Document, Side, divide_inline, split_documents, split_into_sides
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
@@ -217,7 +216,7 @@ def encode_command(options: EncodeOptions) -> None:
     tokenizer = load_tokenizer(options.tokenizer)
     sides: list[Side] = ["training", "validation"] if options.validation_fraction else ["training"]
     paths: dict[Side, Path] = {side: Path(options.out) / FILE_NAMES[side] for side in sides}
-    from napkin.data.resumable_writing import take_back_unfinished, write_token_files_together
+    from napkin.data.token_writer import take_back_unfinished, write_token_files_together
 
     take_back_unfinished(list(paths.values()))
     for path in paths.values():

@@ -18,12 +18,18 @@ from napkin.cli.tokenizer.making import describe_unknown_words
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer
+from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer, RemappedBPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.comparison import compare_tokenizers
-from napkin.tokenizer.inspection import Merge, longest_tokens, merge_steps, merges_of, pattern_of, printable
+from napkin.tokenizer.inspection import (
+    Merge,
+    compare_tokenizers,
+    longest_tokens,
+    merge_steps,
+    merges_of,
+    pattern_of,
+    printable,
+)
 from napkin.tokenizer.pre_tokenization import PreTokenizer
-from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 from napkin.tokenizer.text_input import utf8
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 from napkin.tokenizer.word_level import CharacterTokenizer, WordTokenizer

@@ -283,7 +283,7 @@ class Decontaminate:
             raise NapkinError(f"the share of windows is {self.share:g}: use a number above 0, at most 1")
 
     def apply(self, record: Record) -> Record | Dropped:
-        from napkin.data.curated_corpus import Document
+        from napkin.data.corpus import Document
 
         search, names = _search_of(self.tasks)
         document = Document(record.identity, data=record.text.encode("utf-8", "replace"))

@@ -233,7 +233,7 @@ def _scan(text: str, c4: tuple[int, int] | None = None) -> tuple[_Room, list[int
 
 def _add_repetition(statistics: TextStatistics, room: _Room) -> None:
     from napkin.curation.filters.compiled import repetition
-    from napkin.tokenizer.numba.hash_keys import KEY, MULTIPLIER
+    from napkin.tokenizer.numba.fields import KEY, MULTIPLIER
 
     found, at = room.cleared_counts(), room.addresses
     repetition.count_repetition(

@@ -9,7 +9,7 @@ FlashAttention-2 (Dao 2023).
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,11 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from napkin.kernels.attention.reference import plain_attention, softcapped_attention
-from napkin.kernels.operators import COMPUTED, cpu_operator, float_bits, in_autocast_dtype, load_for_training
-from napkin.kernels.threads import on_threads
-
-if TYPE_CHECKING:
-    from napkin.machine_code.compiled_function import CompiledFunction
+from napkin.kernels.operators import COMPUTED, cpu_operator, in_autocast_dtype, is_bf16, on_threads
 
 Queries = Float[Tensor, "batch heads query head_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
@@ -122,9 +118,6 @@ def _fake_forward(
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, first_keys: Tensor, scale: float, cap: float
 ) -> tuple[Tensor, Tensor]:
-    load_for_training()
-    from napkin.kernels.attention.numba_rows import weights_of_scores
-
     mixed, logsumexps = _fake_forward(query, key, value, first_keys, scale, cap)
     rooms = _rooms(query, key, value, backward=False)
 
@@ -132,7 +125,7 @@ def _forward(
         q = block.grouped(query, rooms["queries"])
         scores = _product(q, _copy(block.seen(key), rooms["keys"]).mT, rooms["scores"])
         sums = _shaped(rooms["logsumexps"], block.shape)
-        block.on_rows(weights_of_scores, (scores,), sums, scale, cap)
+        block.on_rows("weights_of_scores", (scores,), sums, scale, cap)
         block.queries(logsumexps).copy_(sums)
         mixture = _product(scores, _copy(block.seen(value), rooms["values"]), rooms["mixed"])
         block.queries(mixed).copy_(mixture.view(*block.shape, -1))
@@ -172,9 +165,6 @@ def _backward(
     scale: float,
     cap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    load_for_training()
-    from napkin.kernels.attention.numba_rows import score_gradients
-
     gradients = _fake_backward(gradient, query, key, value, first_keys, logsumexps, scale, cap)
     grad_query, *of_keys = gradients
     rooms = _rooms(query, key, value, backward=True)
@@ -184,7 +174,7 @@ def _backward(
         k, v = _copy(block.seen(key), rooms["keys"]), _copy(block.seen(value), rooms["values"])
         scores, grad_scores = _product(q, k.mT, rooms["scores"]), _product(g, v.mT, rooms["grad_scores"])
         sums = _copy(block.queries(logsumexps), rooms["logsumexps"])
-        block.on_rows(score_gradients, (scores, grad_scores), sums, scale, cap)
+        block.on_rows("score_gradients", (scores, grad_scores), sums, scale, cap)
         grad_q = _product(grad_scores, k, rooms["mixed"])
         block.queries(grad_query).copy_(grad_q.view(*block.shape, -1))
         # The keys and values of this block are not needed any more.
@@ -260,22 +250,18 @@ class _Block:
         n_kv_heads = self.heads.of_keys.stop - self.heads.of_keys.start
         return _copy(self.queries(x), room).view(n_kv_heads, -1, x.shape[-1])
 
-    def on_rows(
-        self, kernel: "CompiledFunction", rows: tuple[Tensor, ...], logsumexps: Tensor, scale: float, cap: float
-    ) -> None:
+    def on_rows(self, kernel: str, rows: tuple[Tensor, ...], logsumexps: Tensor, scale: float, cap: float) -> None:
         """Let one of the kernels of numba_rows.py change rows of scores, or of their gradients too, in place."""
         n_keys, n_rows = rows[0].shape[-1], prod(self.shape)
-        given = *(each.data_ptr() for each in rows), rows[0].dtype == torch.bfloat16
-        kept = logsumexps.data_ptr(), self.first_keys.data_ptr()
         # The first row's query stands at its own key, the last of those that it may see.
         sizes = self.shape[1], n_keys, n_rows, n_keys - self.shape[1]
-        bits = float_bits(scale), float_bits(cap)
         on_threads(
-            kernel,
-            lambda start, stop, buffer: (*given, *kept, start, stop, *sizes, *bits, buffer),
-            n_rows,
-            n_keys,
-            (len(rows) + 1) * n_keys,
+            f"attention.numba_rows.{kernel}",
+            (*rows, is_bf16(rows[0]), logsumexps, self.first_keys),
+            (*sizes, scale, cap),
+            n_rows=n_rows,
+            n_columns=n_keys,
+            buffer_size=(len(rows) + 1) * n_keys,
         )
 
     def add_to(self, total: Tensor, part: Tensor) -> None:
@@ -283,12 +269,10 @@ class _Block:
         if self.heads.n_blocks == 1:
             total.copy_(part)
             return
-        from napkin.kernels.attention.numba_rows import add_rows
-
         n_heads, n_seen, width = part.shape
-        given = total.data_ptr() + 4 * self.seen_keys.start * width, part.data_ptr(), part.dtype == torch.bfloat16
+        before = total.data_ptr() + 4 * self.seen_keys.start * width, part, is_bf16(part)
         sizes = n_seen, self.heads.n_keys, width
-        on_threads(add_rows, lambda start, stop, buffer: (*given, start, stop, *sizes), n_heads * n_seen, width, 0)
+        on_threads("attention.numba_rows.add_rows", before, sizes, n_rows=n_heads * n_seen, n_columns=width)
 
 
 def _all_heads(query: Tensor, key: Tensor) -> Iterator[_Heads]:

@@ -10,16 +10,12 @@ import torch
 from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
-from napkin.kernels.operators import cpu_operator, float_bits, load_for_decoding, may_be_compiled
-from napkin.kernels.threads import on_threads
+from napkin.kernels.operators import FOR_DECODING, KERNELS, cpu_operator, may_be_compiled, on_threads
 
 _SMALLEST_WIDTH = 256
 """Numbers of a token's keys from which the compiled attention is used; that of smaller models is soon done."""
 
-
 Scales = Float[Tensor, "n_blocks kv_heads slot 1"]
-
-
 Blocks = Float[Tensor, "block kv_heads slot head_dim"] | Int8[Tensor, "block kv_heads slot head_dim"]
 
 
@@ -121,26 +117,17 @@ def _attend(
     assert key.stride() == value.stride()
     assert key.stride()[2:] == (width, 1)
     assert (key_scales is None) == (value_scales is None) == (key.dtype != torch.int8)
-    sizes = (n_kv_heads, n_heads // n_kv_heads, width, n_blocks, block_size, key.stride(0), key.stride(1))
-    scaling = (longest, float_bits(scale), float_bits(cap))
-    read = [key.data_ptr(), value.data_ptr(), 0, 0]
     if key_scales is not None and value_scales is not None:
         assert all(each.is_contiguous() for each in (key, key_scales, value_scales))
-        read[2:] = key_scales.data_ptr(), value_scales.data_ptr()
-    load_for_decoding()
-    from napkin.kernels.attention import numba_decode
-
-    loops = {
-        torch.bfloat16: numba_decode.attend_bf16,
-        torch.float32: numba_decode.attend_float32,
-        torch.int8: numba_decode.attend_int8,
-    }
-
-    def arguments(start: int, stop: int, buffer: int) -> tuple[int, ...]:
-        row = 4 * start * n_heads * width
-        places = (mixed.data_ptr() + row, counts.data_ptr() + 8 * start, table.data_ptr() + 8 * start * n_blocks)
-        return (wide.data_ptr() + row, *read, *places, stop - start, *sizes, *scaling, buffer)
-
-    read_numbers = 2 * n_kv_heads * longest * width
-    on_threads(loops[key.dtype], arguments, n_sequences, read_numbers, n_heads // n_kv_heads * (longest + 1))
+    KERNELS.load(*FOR_DECODING)
+    group, name = n_heads // n_kv_heads, str(key.dtype).removeprefix("torch.").replace("bfloat16", "bf16")
+    sizes = n_kv_heads, group, width, n_blocks, block_size, key.stride(0), key.stride(1), longest
+    on_threads(
+        f"attention.numba_decode.attend_{name}",
+        (wide, key, value, key_scales, value_scales, mixed, counts, table),
+        (*sizes, scale, cap),
+        n_rows=n_sequences,
+        n_columns=2 * n_kv_heads * longest * width,
+        buffer_size=group * (longest + 1),
+    )
     return mixed.to(query.dtype)

@@ -15,8 +15,7 @@ from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
 from napkin.errors import NapkinError
-from napkin.kernels.operators import in_autocast_dtype
-from napkin.kernels.triton_usable import needs_triton, runs_triton
+from napkin.kernels.operators import DTYPES, in_autocast_dtype, operator, triton_is_installed
 
 Queries = Float[Tensor, "batch heads query head_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
@@ -225,46 +224,29 @@ def _check(queries: Tensor, keys: Tensor, values: Tensor, *, is_causal: bool, bo
         )
 
 
-_SETTINGS = "Tensor? bounds, float scale, float softcap, int window, bool is_causal, int query_offset"
+_SETTINGS = "float scale, float softcap, int window, bool is_causal, int query_offset"
 
 
-@torch.library.custom_op(
-    "napkin::flash_attention",
-    mutates_args=(),
-    schema=f"(Tensor query, Tensor key, Tensor value, {_SETTINGS}) -> (Tensor, Tensor)",
+@operator(
+    f"flash_attention(Tensor query, Tensor key, Tensor value, Tensor? bounds, {_SETTINGS}) -> (Tensor, Tensor)",
+    fake=lambda query, *others: (
+        torch.empty_like(query),
+        query.new_empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32)),
+    ),
+    triton="attention.triton_flash.attend",
 )
-def _forward(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
-    needs_triton("flash_attention", query)
-    if not runs_triton(query):
-        return forward_reference(query, key, value, *settings)
-    from napkin.kernels.attention.triton_flash import attend
-
-    return attend(query, key, value, *settings)
+def _forward(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    if query.is_cuda and query.dtype in DTYPES and not triton_is_installed():
+        raise NapkinError("flash_attention is a Triton kernel and triton is not installed: pip install triton")
+    return forward_reference(query, *others)
 
 
-@torch.library.custom_op(
-    "napkin::flash_attention_backward",
-    mutates_args=(),
-    schema="(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? bounds, Tensor mixed, Tensor logsumexp, "
-    "float scale, float softcap, int window, bool is_causal, int query_offset) -> (Tensor, Tensor, Tensor)",
-)
-def _backward(gradient: Tensor, query: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    if not runs_triton(query):
-        return backward_reference(gradient, query, *others)
-    from napkin.kernels.attention.triton_flash import attend_backward
-
-    return attend_backward(gradient, query, *others)
-
-
-@_forward.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(query.dtype, torch.float32)
-    return torch.empty_like(query), query.new_empty(query.shape[:-1], dtype=wide)
-
-
-@_backward.register_fake
-def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+_backward = operator(
+    "flash_attention_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? bounds, Tensor mixed, "
+    f"Tensor logsumexp, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+    fake=lambda gradient, *inputs: tuple(torch.empty_like(each) for each in inputs[:3]),
+    triton="attention.triton_flash.attend_backward",
+)(backward_reference)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

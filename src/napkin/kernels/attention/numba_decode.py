@@ -25,30 +25,13 @@ def _attention(
     all of it is compiled into the loop."""
 
     def attend(
-        queries: Any,
-        keys: Any,
-        values: Any,
-        key_scales: Any,
-        value_scales: Any,
-        mixed: Any,
-        counts: Any,
-        table: Any,
-        n_sequences: Any,
-        n_kv_heads: Any,
-        group: Any,
-        width: Any,
-        n_blocks: Any,
-        block_size: Any,
-        block_stride: Any,
-        head_stride: Any,
-        longest: Any,
-        scale: Any,
-        cap: Any,
-        buffer: Any,
-    ) -> None:
-        """Each query's softmax over the first counts[b] slots of its sequence, whose blocks table[b] numbers.
+        queries, keys, values, key_scales, value_scales, mixed, counts, table, start, stop, n_kv_heads, group, width,
+        n_blocks, block_size, block_stride, head_stride, longest, scale, cap, buffer,
+    ):  # fmt: skip
+        """The softmax of each query from start to stop over the first counts[b] slots of its sequence, whose blocks
+        table[b] numbers.
 
-        queries and mixed are float32 [n_sequences, n_kv_heads · group, width]; keys and values have those strides
+        queries and mixed are float32 [sequences, n_kv_heads · group, width]; keys and values have those strides
         between blocks and heads, in numbers, and their scales, if any, are bf16 [block, n_kv_heads, block_size] without
         gaps. counts and table are int64; scores are capped unless cap is 0. The buffer holds group · (longest + 1)
         float32.
@@ -56,7 +39,7 @@ def _attention(
         seen, blocks = i64_at(counts), i64_at(table)
         factor, bound = float_argument(scale), float_argument(cap)
         scores, largest = f32_at(buffer), f32_at(buffer + 4 * group * longest)
-        for b in range(n_sequences):
+        for b in range(start, stop):
             n_seen = seen[b]
             for h in range(n_kv_heads):
                 rows = 4 * (b * n_kv_heads + h) * group * width
@@ -98,7 +81,7 @@ def _attention(
 
 
 @jitted_with(fastmath=FASTMATH, inline="always")
-def _capped(score: Any, cap: Any) -> Any:
+def _capped(score, cap):
     """cap · tanh(score / cap), with e^x of what is not above 0 alone; the score itself if cap is 0."""
     if cap > 0:
         small = exponential(-abs(score) * np.float32(2) / cap)
@@ -108,7 +91,7 @@ def _capped(score: Any, cap: Any) -> Any:
 
 
 @jitted_with(fastmath=FASTMATH, inline="always")
-def _exponentials(scores: Any, start: Any, n: Any, largest: Any) -> Any:
+def _exponentials(scores, start, n, largest):
     """Make n scores from `start` on e^(score - largest); their sum."""
     total = np.float32(0)
     for t in range(start, start + n):
@@ -119,7 +102,7 @@ def _exponentials(scores: Any, start: Any, n: Any, largest: Any) -> Any:
 
 
 @jitted_with(fastmath=FASTMATH, inline="always")
-def _as_float32(number: Any) -> Any:
+def _as_float32(number):
     return np.float32(number)
 
 

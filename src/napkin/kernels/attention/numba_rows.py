@@ -4,7 +4,6 @@ A row belongs to one query and sees one run of keys; keys outside the run get a 
 """
 
 from math import log
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from napkin.machine_code.pointers import f32_at, i64_at
 
 
 @jitted_with(fastmath=FASTMATH)
-def bound_scores(row: Any, slope: Any, n: Any, scale: Any, cap: Any) -> None:
+def bound_scores(row, slope, n, scale, cap):
     """row = scale · row, or cap · tanh(scale · row / cap) with its slope, both with respect to the scaled scores."""
     if cap > 0:
         for j in range(n):
@@ -39,20 +38,9 @@ def bound_scores(row: Any, slope: Any, n: Any, scale: Any, cap: Any) -> None:
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
 def weights_of_scores(
-    scores: Any,
-    is_bf16: Any,
-    logsumexps: Any,
-    first_keys: Any,
-    start: Any,
-    stop: Any,
-    n_queries: Any,
-    n_keys: Any,
-    rows_per_sequence: Any,
-    offset: Any,
-    scale: Any,
-    cap: Any,
-    buffer: Any,
-) -> None:
+    scores, is_bf16, logsumexps, first_keys, start, stop, n_queries, n_keys, rows_per_sequence, offset, scale, cap,
+    buffer,
+):  # fmt: skip
     """The rows start to stop of scores [rows, n_keys] become their softmax; logsumexps are kept, float32.
 
     Row i is query i mod n_queries, which stands at position offset + i mod n_queries and sees the keys from
@@ -80,21 +68,9 @@ def weights_of_scores(
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
 def score_gradients(
-    scores: Any,
-    gradients: Any,
-    is_bf16: Any,
-    logsumexps: Any,
-    first_keys: Any,
-    start: Any,
-    stop: Any,
-    n_queries: Any,
-    n_keys: Any,
-    rows_per_sequence: Any,
-    offset: Any,
-    scale: Any,
-    cap: Any,
-    buffer: Any,
-) -> None:
+    scores, gradients, is_bf16, logsumexps, first_keys, start, stop, n_queries, n_keys, rows_per_sequence, offset,
+    scale, cap, buffer,
+):  # fmt: skip
     """Turn scores into weights again, and the gradients of weights into those of q · k for the same rows: the softmax's
     p · (g - Σ p · g), times the slope of the cap, times the scale.
 
@@ -129,7 +105,7 @@ def score_gradients(
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
-def add_rows(sums: Any, parts: Any, is_bf16: Any, start: Any, stop: Any, n_part: Any, n_sum: Any, width: Any) -> None:
+def add_rows(sums, parts, is_bf16, start, stop, n_part, n_sum, width, buffer):
     """sums[h, r] += parts[h, r] for the rows start to stop of parts [heads, n_part, width]; sums [heads, n_sum, width]
     are float32."""
     totals, wide, narrow = f32_at(sums), f32_at(parts), bf16_at(parts)

@@ -24,29 +24,16 @@ from einops import repeat
 from jaxtyping import Float
 from torch import Tensor
 
-from napkin.kernels.operators import in_autocast_dtype
+from napkin.kernels.operators import in_autocast_dtype, operator
 
 Queries = Float[Tensor, "batch heads query head_dim"]
-
-
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
-
-
 Mask = Float[Tensor, "*#batch_and_heads query all_keys"]
-
-
 BlockMask = Float[Tensor, "*#batch_and_heads query key"]
-
-
 Logsumexp = Float[Tensor, "batch heads query"]
 
-
 _FLASH_WIDTH = 8
-
-
 _HALF = (torch.float16, torch.bfloat16)
-
-
 _ROWS = 32
 """The memory-efficient kernel's logsumexp has a multiple of so many rows; what is beyond the queries is infinite."""
 
@@ -74,7 +61,7 @@ def ring_attention(
         # The kernels for GPUs read so many numbers at once; zeros change no product.
         more = -head_dim % _FLASH_WIDTH
         queries, keys, values = (F.pad(each, (0, more)) for each in (queries, keys, values))
-    mixed, _ = torch.ops.napkin.ring_attention(queries, keys, values, mask, scale, softcap, group, ranks)
+    mixed, _ = _forward(queries, keys, values, mask, scale, softcap, group, ranks)
     return mixed[..., :head_dim]
 
 
@@ -335,57 +322,37 @@ def _summed(gradient: Tensor, keys: Tensor) -> Tensor:
     return gradient.unflatten(1, (keys.shape[1], -1)).sum(dim=2)
 
 
-@torch.library.custom_op(
-    "napkin::ring_attention",
-    mutates_args=(),
-    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, float softcap, str group, int ranks)"
-    " -> (Tensor, Tensor)",
-)
-def _forward(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float, group: str, ranks: int
-) -> tuple[Tensor, Tensor]:
-    mixed, logsumexp = forward_around(GroupRing(group), query, key, value, mask, scale, softcap)
-    return _by_position(mixed.to(query.dtype)), logsumexp.contiguous()
-
-
 def _by_position(heads: Tensor) -> Tensor:
     """The heads in the order in which the next layer reads them, as the fused operators return them."""
     return heads.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-@torch.library.custom_op(
-    "napkin::ring_attention_backward",
-    mutates_args=(),
-    schema="(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor mixed, Tensor logsumexp, "
-    "float scale, float softcap, str group, int ranks) -> (Tensor, Tensor)",
+@operator(
+    "ring_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, float softcap, str group, "
+    "int ranks) -> (Tensor, Tensor)",
+    fake=lambda query, *others: (
+        _by_position(torch.empty_like(query)),
+        query.new_empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32)),
+    ),
 )
-def _backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    mixed: Tensor,
-    logsumexp: Tensor,
-    scale: float,
-    softcap: float,
-    group: str,
-    ranks: int,
-) -> tuple[Tensor, Tensor]:
-    ring = GroupRing(group)
-    grads = backward_around(ring, gradient, query, key, value, mask, mixed, logsumexp, scale, softcap)
-    return _by_position(grads[0].to(query.dtype)), grads[1].to(key.dtype)
+def _forward(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    *inputs, group, _ = others
+    mixed, logsumexp = forward_around(GroupRing(group), query, *inputs)
+    return _by_position(mixed.to(query.dtype)), logsumexp.contiguous()
 
 
-@_forward.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *settings: Any) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(query.dtype, torch.float32)
-    return _by_position(torch.empty_like(query)), query.new_empty(query.shape[:-1], dtype=wide)
-
-
-@_backward.register_fake
-def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return _by_position(torch.empty_like(query)), key.new_empty((2, *key.shape))
+@operator(
+    "ring_attention_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor mixed, "
+    "Tensor logsumexp, float scale, float softcap, str group, int ranks) -> (Tensor, Tensor)",
+    fake=lambda gradient, query, key, *others: (
+        _by_position(torch.empty_like(query)),
+        key.new_empty((2, *key.shape)),
+    ),
+)
+def _backward(gradient: Tensor, query: Tensor, key: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    *inputs, group, _ = others
+    grad_query, grad_key_value = backward_around(GroupRing(group), gradient, query, key, *inputs)
+    return _by_position(grad_query.to(query.dtype)), grad_key_value.to(key.dtype)
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -394,7 +361,7 @@ def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 
 def _differentiate(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    grad_queries, others = torch.ops.napkin.ring_attention_backward(gradient, *ctx.saved_tensors, *ctx.settings)
+    grad_queries, others = _backward(gradient, *ctx.saved_tensors, *ctx.settings)
     return grad_queries, *others, None, None, None, None, None
 
 

@@ -25,19 +25,8 @@ from torch import Tensor
 
 from napkin.kernels.triton_tiles import attention_tile, dot_precision
 
-# pyright: reportMissingImports=false
-
-
 LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-# pyright: reportMissingImports=false
-
-
 _ROWS = 64
-
-
-# pyright: reportMissingImports=false
 
 
 def attend(

@@ -22,12 +22,12 @@ from napkin.kernels.operators import (
     cpu_operator,
     dtype_of_product,
     early_gradient,
-    float_bits,
+    is_bf16,
     is_computed,
-    load_for_training,
+    on_threads,
+    operator,
+    scaled,
 )
-from napkin.kernels.threads import on_threads
-from napkin.kernels.triton_usable import runs_triton
 
 # Measured on one CPU core with 4096 tokens of width 256 and a vocabulary of 4096, in fp32 and bf16: 298 and 163 ms.
 # 1024 rows take 304 and 176 ms; full logits in autograd 426 and 315 ms, and in fp32 201 MB at their peak instead of 26.
@@ -136,11 +136,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # Dividing by the count only now keeps fp16 gradients of a scaled loss from underflowing before the scale
         # reaches them.
         factor = grad_outputs[0] / count
-        scaled = (
-            None if gradient is None else gradient.mul_(factor).to(dtype)
-            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
-        )
-        return (*scaled, *[None] * 8)
+        return (*scaled(gradients, factor, ctx.dtypes), *[None] * 8)
 
 
 def _chunked(
@@ -261,36 +257,21 @@ def loss_rows_(
     Targets have one column. Logits are bounded by a softcap unless it is 0. with_gradient, they become the gradient of
     logsumexp - target's logit + z_weight · logsumexp², in place.
     """
-    load_for_training()
-    from napkin.kernels.loss.numba_loss import loss_rows
-
-    target_logits, logsumexps, entropies = _fake_loss_rows(
-        logits, targets, softcap, z_weight, with_gradient, with_entropies
-    )
+    results = _fake_loss_rows(logits, targets, softcap, z_weight, with_gradient, with_entropies)
     n_rows, n = logits.shape
     smallest, largest = (int(end) for end in targets.aminmax()) if n_rows else (0, 0)
     # The loop checks nothing.
     if smallest < 0 or largest >= n:
         raise IndexError(f"targets from {smallest} to {largest} are outside of a vocabulary of {n}")
-    addresses = (targets.data_ptr(), target_logits.data_ptr(), logsumexps.data_ptr(), entropies.data_ptr())
-    options = (n, float_bits(softcap), float_bits(z_weight), with_gradient, with_entropies)
-
-    def arguments(start: int, stop: int, buffer: int) -> tuple[Any, ...]:
-        return (logits.data_ptr(), logits.dtype == torch.bfloat16, *addresses, start, stop, *options, buffer)
-
-    on_threads(loss_rows, arguments, n_rows, n, 3 * n)
-    return target_logits, logsumexps, entropies
+    before, options = (logits, is_bf16(logits), targets, *results), (softcap, z_weight, with_gradient, with_entropies)
+    on_threads("loss.numba_loss.loss_rows", before, (n, *options), n_rows=n_rows, n_columns=n, buffer_size=3 * n)
+    return results
 
 
 @cpu_operator("compiled_add_(Tensor(a!) total, Tensor part) -> ()", lambda total, part: None)
 def add_narrow_(total: Tensor, part: Tensor) -> None:
     """total += part, fp32 and bf16, without a wide copy of the part."""
-    load_for_training()
-    from napkin.kernels.loss.numba_loss import add_narrow
-
-    on_threads(
-        add_narrow, lambda start, stop, buffer: (total.data_ptr(), part.data_ptr(), start, stop), total.numel(), 1, 0
-    )
+    on_threads("loss.numba_loss.add_narrow", (total, part), (), n_rows=total.numel(), n_columns=1)
 
 
 def fused_linear_cross_entropy(
@@ -350,12 +331,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         *gradients, count = ctx.saved_tensors
         # Divided only now, as in `linear_cross_entropy`: fp16 gradients of a scaled loss must not underflow before.
-        factor = grad_outputs[0] / count
-        scaled = (
-            None if gradient is None else gradient.mul_(factor).to(dtype)
-            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
-        )
-        return (*scaled, *[None] * 7)
+        return (*scaled(gradients, grad_outputs[0] / count, ctx.dtypes), *[None] * 7)
 
 
 def in_place_reference(
@@ -377,20 +353,10 @@ def in_place_reference(
     return losses[:, 0]
 
 
-@torch.library.custom_op(
-    "napkin::fused_cross_entropy_",
-    mutates_args=("logits",),
-    schema="(Tensor(a!) logits, Tensor targets, int ignore_index, float z_weight, float softcap, bool wants_gradient) "
-    "-> Tensor",
-)
-def _in_place(logits: Tensor, *others: Any) -> Tensor:
-    if not runs_triton(logits):
-        return in_place_reference(logits, *others)
-    from napkin.kernels.loss.triton_cross_entropy import cross_entropy_in_place
-
-    return cross_entropy_in_place(logits, *others)
-
-
-@_in_place.register_fake
-def _(logits: Tensor, *others: Any) -> Tensor:
-    return logits.new_empty(len(logits), dtype=torch.promote_types(logits.dtype, torch.float32))
+_in_place = operator(
+    "fused_cross_entropy_(Tensor(a!) logits, Tensor targets, int ignore_index, float z_weight, float softcap, "
+    "bool wants_gradient) -> Tensor",
+    fake=lambda logits, *others: logits.new_empty(len(logits), dtype=torch.promote_types(logits.dtype, torch.float32)),
+    triton="loss.triton_cross_entropy.cross_entropy_in_place",
+    mutates=("logits",),
+)(in_place_reference)

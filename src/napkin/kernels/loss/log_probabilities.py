@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from napkin.kernels.loss.cross_entropy import CHUNK_SIZE, add_narrow_, bound_, loss_rows_
-from napkin.kernels.operators import dtype_of_product, early_gradient, is_computed
+from napkin.kernels.operators import dtype_of_product, early_gradient, is_computed, scaled
 
 
 class LinearScores(NamedTuple):
@@ -106,12 +106,7 @@ class _Early(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         *gradients, largest = ctx.saved_tensors
-        factor = grad_outputs[2] * largest
-        scaled = (
-            None if gradient is None else gradient.mul_(factor).to(dtype)
-            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
-        )
-        return (*scaled, None, None, None)
+        return (*scaled(gradients, grad_outputs[2] * largest, ctx.dtypes), None, None, None)
 
 
 class _Slopes(NamedTuple):

@@ -2,7 +2,6 @@
 cache."""
 
 from math import log
-from typing import Any
 
 import numpy as np
 
@@ -22,21 +21,9 @@ from napkin.machine_code.pointers import f32_at, i64_at
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
 def loss_rows(
-    logits: Any,
-    is_bf16: Any,
-    targets: Any,
-    target_logits: Any,
-    logsumexps: Any,
-    entropies: Any,
-    start: Any,
-    stop: Any,
-    n: Any,
-    softcap: Any,
-    z_weight: Any,
-    with_gradient: Any,
-    with_entropies: Any,
-    buffer: Any,
-) -> None:
+    logits, is_bf16, targets, target_logits, logsumexps, entropies, start, stop, n, softcap, z_weight, with_gradient,
+    with_entropies, buffer,
+):  # fmt: skip
     """Compute the target's logit and logsumexp of the rows start to stop of logits [rows, n]; with_entropies, the
     entropy of their softmax; with_gradient, each row becomes the gradient of logsumexp - logits[target] + z_weight ·
     logsumexp².
@@ -81,7 +68,7 @@ def loss_rows(
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
-def add_narrow(total: Any, part: Any, start: Any, stop: Any) -> None:
+def add_narrow(total, part, start, stop, buffer):
     """Add the bf16 numbers start to stop to those of a float32 total."""
     wide, narrow = f32_at(total), bf16_at(part)
     for j in range(start, stop):

@@ -1,34 +1,14 @@
 """Layer and RMS normalization of rows and their gradients, compiled: a row is read once and stays in cache."""
 
-from typing import Any
-
 import numpy as np
 
 from napkin.kernels.numba_numbers import FASTMATH, float_argument, narrow_row, widen_row
 from napkin.machine_code.compiled_function import CompiledFunction
 from napkin.machine_code.pointers import f32_at
 
-ROWS_PER_SUM = 128
-"""Rows whose gradients of gain and bias are added up one after another; the sums of so many are then added."""
-
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
-def norm_forward(
-    x: Any,
-    x_is_bf16: Any,
-    gain: Any,
-    bias: Any,
-    y: Any,
-    y_is_bf16: Any,
-    means: Any,
-    scales: Any,
-    start: Any,
-    stop: Any,
-    n: Any,
-    eps: Any,
-    centred: Any,
-    buffer: Any,
-) -> None:
+def norm_forward(x, x_is_bf16, gain, bias, y, y_is_bf16, means, scales, start, stop, n, eps, centred, buffer):
     """y = (x - mean(x)) · scale · gain + bias of the rows start to stop, scale = 1/sqrt(var(x) + eps); RMSNorm where
     not centred: without a mean.
 
@@ -62,23 +42,9 @@ def norm_forward(
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
 def norm_backward(
-    gradient: Any,
-    gradient_is_bf16: Any,
-    x: Any,
-    x_is_bf16: Any,
-    gain: Any,
-    means: Any,
-    scales: Any,
-    grad_x: Any,
-    grad_gains: Any,
-    grad_biases: Any,
-    first_sum: Any,
-    last_sum: Any,
-    n_rows: Any,
-    n: Any,
-    centred: Any,
-    buffer: Any,
-) -> None:
+    gradient, gradient_is_bf16, x, x_is_bf16, gain, means, scales, grad_x, grad_gains, grad_biases, first_sum,
+    last_sum, n_rows, rows_per_sum, n, centred, buffer,
+):  # fmt: skip
     """The gradient of x, in its format, of the rows of the sums first_sum to last_sum; and of each sum's rows, the
     gradients of gain and bias, float32 [sums, n] (bias may be 0).
 
@@ -94,7 +60,7 @@ def norm_backward(
             grad_bias = f32_at(grad_biases + 4 * n * part)
             for j in range(n):
                 grad_bias[j] = np.float32(0)
-        for i in range(part * ROWS_PER_SUM, min((part + 1) * ROWS_PER_SUM, n_rows)):
+        for i in range(part * rows_per_sum, min((part + 1) * rows_per_sum, n_rows)):
             widen_row(gradient, gradient_is_bf16, i * n, n, grad)
             widen_row(x, x_is_bf16, i * n, n, normed)
             mean, scale = mean_of[i] if centred else np.float32(0), scale_of[i]

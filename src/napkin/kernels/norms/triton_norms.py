@@ -25,7 +25,7 @@ def norm(
     centred: bool,
     dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `napkin.kernels.norms.fused.norm_reference`."""
+    """See `napkin.kernels.norms.normalization.norm_reference`."""
     rows, width = x.shape
     of_sum = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     result, statistics = torch.empty_like(x, dtype=dtype or of_sum), x.new_empty(2, rows, dtype=torch.float32)
@@ -49,7 +49,7 @@ def norm_backward(
     centred: bool,
     narrow: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `napkin.kernels.norms.fused.norm_backward_reference`."""
+    """See `napkin.kernels.norms.normalization.norm_backward_reference`."""
     rows, width = summed.shape
     programs = min(rows, MOST_NORM_PROGRAMS)
     grad_sum = torch.empty_like(summed)

@@ -17,16 +17,19 @@ from napkin.kernels.operators import (
     as_rows,
     cpu_operator,
     differentiable,
+    is_bf16,
     is_computed,
-    load_for_training,
-    save_input,
+    on_threads,
+    operator,
+    save_inputs,
 )
-from napkin.kernels.threads import on_threads
-from napkin.kernels.triton_usable import runs_triton
 
 Numbers = Float[Tensor, "*batch"]
 GateUp = Float[Tensor, "*batch two_d_ff"]
 Gated = Float[Tensor, "*batch d_ff"]
+
+_PIECE = 1024
+"""Numbers that a compiled loop takes at a time: they stay in the processor's first cache."""
 
 
 def gelu_tanh(z: Numbers) -> Numbers:
@@ -42,12 +45,9 @@ def compiled_gelu_tanh(z: Numbers) -> Numbers:
 
 @cpu_operator("compiled_gelu_tanh(Tensor z) -> Tensor", torch.empty_like)
 def _gelu_forward(z: Tensor) -> Tensor:
-    load_for_training()
-    from napkin.kernels.pointwise.numba_pointwise import PIECE, gelu_tanh_forward
-
-    result = torch.empty_like(z)
-    addresses = z.data_ptr(), z.dtype == torch.bfloat16, result.data_ptr()
-    on_threads(gelu_tanh_forward, lambda start, stop, buffer: (*addresses, start, stop, buffer), z.numel(), 1, PIECE)
+    result, before = torch.empty_like(z), (z, is_bf16(z))
+    kernel = "pointwise.numba_pointwise.gelu_tanh_forward"
+    on_threads(kernel, (*before, result), (_PIECE,), n_rows=z.numel(), n_columns=1, buffer_size=_PIECE)
     return result
 
 
@@ -55,14 +55,9 @@ def _gelu_forward(z: Tensor) -> Tensor:
     "compiled_gelu_tanh_backward(Tensor gradient, Tensor z) -> Tensor", lambda gradient, z: torch.empty_like(z)
 )
 def _gelu_backward(gradient: Tensor, z: Tensor) -> Tensor:
-    load_for_training()
-    from napkin.kernels.pointwise.numba_pointwise import PIECE, gelu_tanh_backward
-
-    result = torch.empty_like(z)
-    addresses = z.data_ptr(), gradient.data_ptr(), z.dtype == torch.bfloat16, result.data_ptr()
-    on_threads(
-        gelu_tanh_backward, lambda start, stop, buffer: (*addresses, start, stop, buffer), z.numel(), 1, 2 * PIECE
-    )
+    result, before = torch.empty_like(z), (z, gradient, is_bf16(z))
+    kernel = "pointwise.numba_pointwise.gelu_tanh_backward"
+    on_threads(kernel, (*before, result), (_PIECE,), n_rows=z.numel(), n_columns=1, buffer_size=2 * _PIECE)
     return result
 
 
@@ -71,30 +66,16 @@ def fused_gelu_tanh(x: Gated) -> Gated:
     return _fused_gelu(as_rows(x)).view(x.shape)
 
 
-@torch.library.custom_op("napkin::fused_gelu_tanh", mutates_args=(), schema="(Tensor x) -> Tensor")
-def _fused_gelu(x: Tensor) -> Tensor:
-    if not runs_triton(x):
-        return F.gelu(x, approximate="tanh")
-    from napkin.kernels.pointwise.triton_pointwise import gelu_tanh
-
-    return gelu_tanh(x)
-
-
-@torch.library.custom_op(
-    "napkin::fused_gelu_tanh_backward", mutates_args=(), schema="(Tensor gradient, Tensor x) -> Tensor"
-)
-def _fused_gelu_backward(gradient: Tensor, x: Tensor) -> Tensor:
-    if not runs_triton(x):
-        return torch.ops.aten.gelu_backward(gradient, x, approximate="tanh")
-    from napkin.kernels.pointwise.triton_pointwise import gelu_tanh_backward
-
-    return gelu_tanh_backward(gradient, x)
-
-
-_fused_gelu.register_fake(torch.empty_like)
-_fused_gelu_backward.register_fake(lambda gradient, x: torch.empty_like(x))
+_fused_gelu = operator(
+    "fused_gelu_tanh(Tensor x) -> Tensor", fake=torch.empty_like, triton="pointwise.triton_pointwise.gelu_tanh"
+)(lambda x: F.gelu(x, approximate="tanh"))
+_fused_gelu_backward = operator(
+    "fused_gelu_tanh_backward(Tensor gradient, Tensor x) -> Tensor",
+    fake=lambda gradient, x: torch.empty_like(x),
+    triton="pointwise.triton_pointwise.gelu_tanh_backward",
+)(lambda gradient, x: torch.ops.aten.gelu_backward(gradient, x, approximate="tanh"))
 _fused_gelu.register_autograd(
-    lambda ctx, gradient: _fused_gelu_backward(gradient.contiguous(), *ctx.saved_tensors), setup_context=save_input
+    lambda ctx, gradient: _fused_gelu_backward(gradient.contiguous(), *ctx.saved_tensors), setup_context=save_inputs
 )
 
 
@@ -141,18 +122,15 @@ def compiled_swiglu(gate_up: GateUp) -> Gated:
     lambda gate_up: gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2),
 )
 def _swiglu_forward(gate_up: Tensor) -> Tensor:
-    load_for_training()
-    from napkin.kernels.pointwise.numba_pointwise import swiglu_forward
-
     width = gate_up.shape[-1] // 2
     result = gate_up.new_empty(*gate_up.shape[:-1], width)
-    addresses = gate_up.data_ptr(), gate_up.dtype == torch.bfloat16, result.data_ptr()
     on_threads(
-        swiglu_forward,
-        lambda start, stop, buffer: (*addresses, start, stop, width, buffer),
-        result.numel() // max(width, 1),
-        2 * width,
-        2 * width,
+        "pointwise.numba_pointwise.swiglu_forward",
+        (gate_up, is_bf16(gate_up), result),
+        (width,),
+        n_rows=result.numel() // max(width, 1),
+        n_columns=2 * width,
+        buffer_size=2 * width,
     )
     return result
 
@@ -162,17 +140,14 @@ def _swiglu_forward(gate_up: Tensor) -> Tensor:
     lambda gradient, gate_up: torch.empty_like(gate_up),
 )
 def _swiglu_backward(gradient: Tensor, gate_up: Tensor) -> Tensor:
-    load_for_training()
-    from napkin.kernels.pointwise.numba_pointwise import swiglu_backward
-
     width, result = gradient.shape[-1], torch.empty_like(gate_up)
-    addresses = gate_up.data_ptr(), gradient.data_ptr(), gate_up.dtype == torch.bfloat16, result.data_ptr()
     on_threads(
-        swiglu_backward,
-        lambda start, stop, buffer: (*addresses, start, stop, width, buffer),
-        gradient.numel() // max(width, 1),
-        2 * width,
-        3 * width,
+        "pointwise.numba_pointwise.swiglu_backward",
+        (gate_up, gradient, is_bf16(gate_up), result),
+        (width,),
+        n_rows=gradient.numel() // max(width, 1),
+        n_columns=2 * width,
+        buffer_size=3 * width,
     )
     return result
 
@@ -182,30 +157,24 @@ def fused_swiglu(gate_up: GateUp) -> Gated:
     return _fused_swiglu(as_rows(gate_up)).view(*gate_up.shape[:-1], -1)
 
 
-@torch.library.custom_op("napkin::fused_swiglu", mutates_args=(), schema="(Tensor gate_up) -> Tensor")
-def _fused_swiglu(gate_up: Tensor) -> Tensor:
-    if not runs_triton(gate_up):
-        return swiglu_reference(gate_up)
-    from napkin.kernels.pointwise.triton_pointwise import swiglu
-
-    return swiglu(gate_up)
+_fused_swiglu = operator(
+    "fused_swiglu(Tensor gate_up) -> Tensor",
+    fake=lambda gate_up: gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2),
+    triton="pointwise.triton_pointwise.swiglu",
+)(swiglu_reference)
 
 
-@torch.library.custom_op(
-    "napkin::fused_swiglu_backward", mutates_args=(), schema="(Tensor gradient, Tensor gate_up) -> Tensor"
+@operator(
+    "fused_swiglu_backward(Tensor gradient, Tensor gate_up) -> Tensor",
+    fake=lambda gradient, gate_up: torch.empty_like(gate_up),
+    triton="pointwise.triton_pointwise.swiglu_backward",
 )
 def _fused_swiglu_backward(gradient: Tensor, gate_up: Tensor) -> Tensor:
-    if not runs_triton(gate_up):
-        gate, up = gate_up.chunk(2, dim=-1)
-        grad_gate = torch.ops.aten.silu_backward(gradient * up, gate)
-        return torch.cat((grad_gate, gradient * F.silu(gate)), dim=-1)
-    from napkin.kernels.pointwise.triton_pointwise import swiglu_backward
-
-    return swiglu_backward(gradient, gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    grad_gate = torch.ops.aten.silu_backward(gradient * up, gate)
+    return torch.cat((grad_gate, gradient * F.silu(gate)), dim=-1)
 
 
-_fused_swiglu.register_fake(lambda gate_up: gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2))
-_fused_swiglu_backward.register_fake(lambda gradient, gate_up: torch.empty_like(gate_up))
 _fused_swiglu.register_autograd(
-    lambda ctx, gradient: _fused_swiglu_backward(gradient.contiguous(), *ctx.saved_tensors), setup_context=save_input
+    lambda ctx, gradient: _fused_swiglu_backward(gradient.contiguous(), *ctx.saved_tensors), setup_context=save_inputs
 )

@@ -1,11 +1,9 @@
 """AdamW's update, which writes a narrow copy of the weights in the same pass."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from napkin.kernels.triton_usable import runs_triton
+from napkin.kernels.operators import operator
 
 
 def fused_adamw_(
@@ -52,21 +50,10 @@ def adamw_reference(
         copy.copy_(updated)
 
 
-@torch.library.custom_op(
-    "napkin::fused_adamw_",
-    mutates_args=("parameter", "average", "square", "copy"),
-    schema="(Tensor(a!) parameter, Tensor gradient, Tensor(b!) average, Tensor(c!) square, Tensor(d!)? copy, float lr, "
-    "float beta1, float beta2, float eps, float weight_decay, int step) -> ()",
-)
-def _adamw(parameter: Tensor, *others: Any) -> None:
-    if not runs_triton(parameter):
-        adamw_reference(parameter, *others)
-        return
-    from napkin.kernels.pointwise.triton_pointwise import adamw
-
-    adamw(parameter, *others)
-
-
-@_adamw.register_fake
-def _(parameter: Tensor, *others: Any) -> None:
-    return None
+operator(
+    "fused_adamw_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) average, Tensor(c!) square, Tensor(d!)? copy, "
+    "float lr, float beta1, float beta2, float eps, float weight_decay, int step) -> ()",
+    fake=lambda *arguments: None,
+    triton="pointwise.triton_pointwise.adamw",
+    mutates=("parameter", "average", "square", "copy"),
+)(adamw_reference)

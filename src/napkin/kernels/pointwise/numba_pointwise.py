@@ -3,32 +3,25 @@
 Activations take numbers in pieces that stay in the processor's first cache.
 """
 
-from typing import Any
-
 import numpy as np
 
 from napkin.kernels.numba_numbers import FASTMATH, narrow_row, sigmoid, widen_row
 from napkin.machine_code.compiled_function import CompiledFunction
 from napkin.machine_code.pointers import f32_at
 
-PIECE = 1024
-
-
 _TWICE_SQRT_2_OVER_PI = np.float32(1.5957691216057308)
-
-
 _CUBIC = np.float32(0.044715)
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
-def gelu_tanh_forward(x: Any, is_bf16: Any, y: Any, start: Any, stop: Any, buffer: Any) -> None:
+def gelu_tanh_forward(x, is_bf16, y, start, stop, piece, buffer):
     """y = x/2 · (1 + tanh(u)), u = sqrt(2/π) · (x + 0.044715 · x³), of the numbers start to stop.
 
-    (1 + tanh(u)) / 2 is sigmoid(2u). The buffer holds PIECE.
+    (1 + tanh(u)) / 2 is sigmoid(2u). A piece stays in cache, in the buffer.
     """
     row = f32_at(buffer)
-    for first in range(start, stop, PIECE):
-        n = min(PIECE, stop - first)
+    for first in range(start, stop, piece):
+        n = min(piece, stop - first)
         widen_row(x, is_bf16, first, n, row)
         for j in range(n):
             z = row[j]
@@ -37,11 +30,11 @@ def gelu_tanh_forward(x: Any, is_bf16: Any, y: Any, start: Any, stop: Any, buffe
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
-def gelu_tanh_backward(x: Any, gradient: Any, is_bf16: Any, grad_x: Any, start: Any, stop: Any, buffer: Any) -> None:
-    """grad_x of the numbers start to stop; the buffer holds 2 · PIECE."""
-    row, grad = f32_at(buffer), f32_at(buffer + 4 * PIECE)
-    for first in range(start, stop, PIECE):
-        n = min(PIECE, stop - first)
+def gelu_tanh_backward(x, gradient, is_bf16, grad_x, start, stop, piece, buffer):
+    """grad_x of the numbers start to stop; the buffer holds two pieces."""
+    row, grad = f32_at(buffer), f32_at(buffer + 4 * piece)
+    for first in range(start, stop, piece):
+        n = min(piece, stop - first)
         widen_row(x, is_bf16, first, n, row)
         widen_row(gradient, is_bf16, first, n, grad)
         for j in range(n):
@@ -53,7 +46,7 @@ def gelu_tanh_backward(x: Any, gradient: Any, is_bf16: Any, grad_x: Any, start: 
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
-def swiglu_forward(gate_up: Any, is_bf16: Any, y: Any, start: Any, stop: Any, width: Any, buffer: Any) -> None:
+def swiglu_forward(gate_up, is_bf16, y, start, stop, width, buffer):
     """y = silu(gate) · up of the rows start to stop of gate_up [rows, 2 · width]; the buffer holds 2 · width."""
     gate, up = f32_at(buffer), f32_at(buffer + 4 * width)
     for i in range(start, stop):
@@ -66,9 +59,7 @@ def swiglu_forward(gate_up: Any, is_bf16: Any, y: Any, start: Any, stop: Any, wi
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
-def swiglu_backward(
-    gate_up: Any, gradient: Any, is_bf16: Any, result: Any, start: Any, stop: Any, width: Any, buffer: Any
-) -> None:
+def swiglu_backward(gate_up, gradient, is_bf16, result, start, stop, width, buffer):
     """The gradient of gate and up, side by side, of the rows start to stop; the buffer holds 3 · width."""
     gate, up, grad = f32_at(buffer), f32_at(buffer + 4 * width), f32_at(buffer + 8 * width)
     for i in range(start, stop):
@@ -86,22 +77,9 @@ def swiglu_backward(
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
 def rotate_heads(
-    x: Any,
-    is_bf16: Any,
-    x_stride: Any,
-    y: Any,
-    y_stride: Any,
-    cosines: Any,
-    signed_sines: Any,
-    n_positions: Any,
-    start: Any,
-    stop: Any,
-    n_heads: Any,
-    width: Any,
-    interleaved: Any,
-    backwards: Any,
-    buffer: Any,
-) -> None:
+    x, is_bf16, x_stride, y, y_stride, cosines, signed_sines, n_positions, start, stop, n_heads, width, interleaved,
+    backwards, buffer,
+):  # fmt: skip
     """y = x rotated, or rotated back, of the tokens start to stop.
 
     x and y are [tokens, n_heads, width]; from one token to the next it is x_stride and y_stride numbers. Token i stands

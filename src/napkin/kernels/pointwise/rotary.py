@@ -14,9 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from napkin.kernels.operators import COMPUTED, cpu_operator, is_computed, load_for_training
-from napkin.kernels.threads import on_threads
-from napkin.kernels.triton_usable import runs_triton
+from napkin.kernels.operators import COMPUTED, cpu_operator, is_bf16, is_computed, on_threads, operator
 
 Heads = Float[Tensor, "*batch position heads head_dim"]
 Table = Float[Tensor, "*#batch position head_dim"]
@@ -83,19 +81,15 @@ class _Rotation(torch.autograd.Function):
 )
 def _rotate_in_loops(x: Tensor, cosines: Tensor, signed_sines: Tensor, interleaved: bool, backwards: bool) -> Tensor:
     """The gradient of a rotation is a rotation backwards."""
-    load_for_training()
-    from napkin.kernels.pointwise.numba_pointwise import rotate_heads
-
     y = x.new_empty(x.shape)
     n_sequences, n_positions, n_heads, width = x.shape
-    inputs = x.data_ptr(), x.dtype == torch.bfloat16, x.stride(1), y.data_ptr(), n_heads * width
-    tables = cosines.data_ptr(), signed_sines.data_ptr(), n_positions
     on_threads(
-        rotate_heads,
-        lambda start, stop, buffer: (*inputs, *tables, start, stop, n_heads, width, interleaved, backwards, buffer),
-        n_sequences * n_positions,
-        n_heads * width,
-        2 * width,
+        "pointwise.numba_pointwise.rotate_heads",
+        (x, is_bf16(x), x.stride(1), y, n_heads * width, cosines, signed_sines, n_positions),
+        (n_heads, width, interleaved, backwards),
+        n_rows=n_sequences * n_positions,
+        n_columns=n_heads * width,
+        buffer_size=2 * width,
     )
     return y
 
@@ -121,19 +115,6 @@ FUSED_ROTATIONS = {rotate_halves: fused_rotate_halves, rotate_interleaved: fused
 """The fused form of each pairing."""
 
 
-@torch.library.custom_op(
-    "napkin::fused_rotate",
-    mutates_args=(),
-    schema="(Tensor x, Tensor cosines, Tensor sines, bool interleaved, bool transposed) -> Tensor",
-)
-def _rotate(x: Tensor, *others: Any) -> Tensor:
-    if not runs_triton(x):
-        return rotate_reference(x, *others)
-    from napkin.kernels.pointwise.triton_pointwise import rotate
-
-    return rotate(x, *others)
-
-
 def rotate_reference(x: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool, transposed: bool) -> Tensor:
     """x · cosines + partners of x · sines; transposed, the gradient of that."""
 
@@ -148,9 +129,11 @@ def rotate_reference(x: Tensor, cosines: Tensor, sines: Tensor, interleaved: boo
     return rotated.to(x.dtype).contiguous()
 
 
-@_rotate.register_fake
-def _(x: Tensor, *others: Any) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+_rotate = operator(
+    "fused_rotate(Tensor x, Tensor cosines, Tensor sines, bool interleaved, bool transposed) -> Tensor",
+    fake=lambda x, *others: torch.empty(x.shape, dtype=x.dtype, device=x.device),
+    triton="pointwise.triton_pointwise.rotate",
+)(rotate_reference)
 
 
 def _save_rotation(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -6,6 +6,7 @@ those to the end. On a GPU, Triton kernels (triton_grouped.py) take one launch p
 group sizes.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -13,8 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from napkin.kernels.operators import in_autocast_dtype
-from napkin.kernels.triton_usable import runs_triton
+from napkin.kernels.operators import in_autocast_dtype, operator, save_inputs
 
 
 def grouped_matmul_reference(
@@ -36,22 +36,26 @@ def grouped_matmul(
     return _matmul(x, weight, starts)
 
 
-@torch.library.custom_op(
-    "napkin::grouped_matmul", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor starts) -> Tensor"
-)
+def _fake_matmul(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
+    return x.new_empty(len(x), weight.shape[1])
+
+
+@operator("grouped_matmul(Tensor x, Tensor weight, Tensor starts) -> Tensor", fake=_fake_matmul)
 def _matmul(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
-    result = x.new_empty(len(x), weight.shape[1])
+    result = _fake_matmul(x, weight, starts)
     for group, rows in enumerate(_groups(starts, len(x))):
         torch.mm(x[rows], weight[group].T, out=result[rows])
     return result
 
 
-@torch.library.custom_op(
-    "napkin::grouped_outer", mutates_args=(), schema="(Tensor left, Tensor right, Tensor starts) -> Tensor"
-)
+def _fake_outer(left: Tensor, right: Tensor, starts: Tensor) -> Tensor:
+    return left.new_empty(len(starts), left.shape[1], right.shape[1])
+
+
+@operator("grouped_outer(Tensor left, Tensor right, Tensor starts) -> Tensor", fake=_fake_outer)
 def _outer(left: Tensor, right: Tensor, starts: Tensor) -> Tensor:
     """leftᵀ · right for the rows of each group: [groups, columns of left, columns of right]."""
-    result = left.new_empty(len(starts), left.shape[1], right.shape[1])
+    result = _fake_outer(left, right, starts)
     for group, rows in enumerate(_groups(starts, len(left))):
         torch.mm(left[rows].T, right[rows], out=result[group])
     return result
@@ -59,32 +63,6 @@ def _outer(left: Tensor, right: Tensor, starts: Tensor) -> Tensor:
 
 def _groups(starts: Tensor, n_rows: int) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise([*starts.tolist(), n_rows])]
-
-
-@_matmul.register_fake
-def _fake_matmul(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
-    return x.new_empty(len(x), weight.shape[1])
-
-
-@_outer.register_fake
-def _fake_outer(left: Tensor, right: Tensor, starts: Tensor) -> Tensor:
-    return left.new_empty(len(starts), left.shape[1], right.shape[1])
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-    x, weight, starts = ctx.saved_tensors
-    # The gradient of a sum is one number expanded: it needs storage of its own to be sliced and multiplied.
-    gradient = gradient.contiguous()
-    grad_x = _matmul(gradient, weight.transpose(1, 2), starts) if ctx.needs_input_grad[0] else None
-    grad_weight = _outer(gradient, x, starts) if ctx.needs_input_grad[1] else None
-    return grad_x, grad_weight, None
-
-
-_matmul.register_autograd(_differentiate, setup_context=_save)
 
 
 def fused_grouped_matmul(
@@ -97,36 +75,31 @@ def fused_grouped_matmul(
     return _fused_matmul(x, weight, starts)
 
 
-@torch.library.custom_op(
-    "napkin::fused_grouped_matmul", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor starts) -> Tensor"
-)
-def _fused_matmul(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
-    if not runs_triton(x):
-        return _matmul(x, weight, starts)
-    from napkin.kernels.products.triton_grouped import grouped_matmul
-
-    return grouped_matmul(x, weight, starts)
-
-
-@torch.library.custom_op(
-    "napkin::fused_grouped_outer", mutates_args=(), schema="(Tensor left, Tensor right, Tensor starts) -> Tensor"
-)
-def _fused_outer(left: Tensor, right: Tensor, starts: Tensor) -> Tensor:
-    if not runs_triton(left):
-        return _outer(left.contiguous(), right, starts)
-    from napkin.kernels.products.triton_grouped import grouped_outer
-
-    return grouped_outer(left, right, starts)
+_fused_matmul = operator(
+    "fused_grouped_matmul(Tensor x, Tensor weight, Tensor starts) -> Tensor",
+    fake=_fake_matmul,
+    triton="products.triton_grouped.grouped_matmul",
+)(_matmul)
+_fused_outer = operator(
+    "fused_grouped_outer(Tensor left, Tensor right, Tensor starts) -> Tensor",
+    fake=_fake_outer,
+    triton="products.triton_grouped.grouped_outer",
+)(lambda left, right, starts: _outer(left.contiguous(), right, starts))
 
 
-def _differentiate_fused(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+def _differentiate(
+    ctx: Any, gradient: Tensor, matmul: Callable[..., Tensor], outer: Callable[..., Tensor]
+) -> tuple[Tensor | None, Tensor | None, None]:
     x, weight, starts = ctx.saved_tensors
-    grad_x = _fused_matmul(gradient, weight.transpose(1, 2), starts) if ctx.needs_input_grad[0] else None
-    grad_weight = _fused_outer(gradient, x, starts) if ctx.needs_input_grad[1] else None
+    grad_x = matmul(gradient, weight.transpose(1, 2), starts) if ctx.needs_input_grad[0] else None
+    grad_weight = outer(gradient, x, starts) if ctx.needs_input_grad[1] else None
     return grad_x, grad_weight, None
 
 
-# The shapes of the results are those above.
-_fused_matmul.register_fake(_fake_matmul)
-_fused_outer.register_fake(_fake_outer)
-_fused_matmul.register_autograd(_differentiate_fused, setup_context=_save)
+# The gradient of a sum is one number expanded: it needs storage of its own to be sliced and multiplied.
+_matmul.register_autograd(
+    lambda ctx, gradient: _differentiate(ctx, gradient.contiguous(), _matmul, _outer), setup_context=save_inputs
+)
+_fused_matmul.register_autograd(
+    lambda ctx, gradient: _differentiate(ctx, gradient, _fused_matmul, _fused_outer), setup_context=save_inputs
+)

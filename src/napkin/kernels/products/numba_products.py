@@ -1,7 +1,5 @@
 """Products of linear layers, compiled: a bf16 matrix times a vector, and what an int8 product needs around it."""
 
-from typing import Any
-
 import numpy as np
 
 from napkin.kernels.numba_numbers import FASTMATH, bf16_at, larger, narrowed, nearest_integer, widen_row, widened
@@ -9,13 +7,11 @@ from napkin.machine_code.compiled_function import CompiledFunction
 from napkin.machine_code.pointers import f32_at, i8_at, i32_at
 
 _LARGEST = np.float32(127)
-
-
 _SMALLEST_ROW = np.float32(1e-30)
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
-def matrix_vector(weight: Any, x: Any, y: Any, n_rows: Any, n_columns: Any) -> None:
+def matrix_vector(weight, x, y, n_rows, n_columns):
     """y = weight · x; weight is bf16 [n_rows, n_columns], x and y are float32.
 
     It reads every weight once, so memory sets the speed; torch's bf16 products of one row read at half that speed.
@@ -31,9 +27,7 @@ def matrix_vector(weight: Any, x: Any, y: Any, n_rows: Any, n_columns: Any) -> N
 
 
 @CompiledFunction
-def quantize(
-    x: Any, is_bf16: Any, factors: Any, numbers: Any, scales: Any, start: Any, stop: Any, n: Any, buffer: Any
-) -> None:
+def quantize(x, is_bf16, factors, numbers, scales, start, stop, n, buffer):
     """numbers = x · factors / scale, to the nearest integer, of the rows start to stop; the scale of a row is its
     largest absolute value over 127. Factors are float32, or 0 for none. The buffer holds n."""
     row, numbers_of, scale_of = f32_at(buffer), i8_at(numbers), f32_at(scales)
@@ -53,7 +47,7 @@ def quantize(
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
-def restore(numbers: Any, scales: Any, y: Any, start: Any, stop: Any, n: Any) -> None:
+def restore(numbers, scales, y, start, stop, n, buffer):
     """y = numbers · scale of the rows start to stop, in bf16."""
     numbers_of, scale_of, y_of = i8_at(numbers), f32_at(scales), bf16_at(y)
     for i in range(start, stop):
@@ -62,7 +56,7 @@ def restore(numbers: Any, scales: Any, y: Any, start: Any, stop: Any, n: Any) ->
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
-def scale_sums(sums: Any, row_scales: Any, column_scales: Any, y: Any, start: Any, stop: Any, n: Any) -> None:
+def scale_sums(sums, row_scales, column_scales, y, start, stop, n, buffer):
     """y = sums · row scale · column scale of the rows start to stop, in bf16; sums are int32, column scales float32, or
     0 for none."""
     sums_of, row_scale_of, y_of = i32_at(sums), f32_at(row_scales), bf16_at(y)

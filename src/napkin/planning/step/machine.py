@@ -35,7 +35,7 @@ from napkin.hardware.host import detect_host, keep_freed_memory
 from napkin.hardware.microbenchmarks import current_machine
 from napkin.hardware.rank_calibration import RankCalibration, ranks_of_this_machine
 from napkin.hardware.target import CudaTarget, Target
-from napkin.kernels.triton_usable import triton_obstacle
+from napkin.kernels.operators import triton_obstacle
 from napkin.recipe.precision import NARROW, Precision, PrecisionName, choose_device, choose_precision
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig

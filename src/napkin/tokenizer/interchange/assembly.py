@@ -20,9 +20,8 @@ from typing import Any
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.bpe import BPETokenizer, RemappedBPETokenizer
 from napkin.tokenizer.inspection import merges_of
-from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 
 Rank = Callable[[bytes, bytes], int | None]
 """The rank of the merge of two adjacent tokens, lowest first; None if they do not merge."""

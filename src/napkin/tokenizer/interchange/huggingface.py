@@ -17,6 +17,7 @@ from napkin import files
 from napkin.errors import NapkinError
 from napkin.files import StrPath, atomic_write_bytes
 from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.bpe import RemappedBPETokenizer
 from napkin.tokenizer.character_bpe import CharacterBPETokenizer
 from napkin.tokenizer.inspection import pattern_of
 from napkin.tokenizer.interchange.assembly import (
@@ -39,7 +40,6 @@ from napkin.tokenizer.interchange.huggingface_fields import (
 )
 from napkin.tokenizer.interchange.sentencepiece import character_bpe, character_bpe_document
 from napkin.tokenizer.pre_tokenization import THEN, patterns_in_a_row
-from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 
 
 def read_bytes(path: StrPath) -> bytes:

@@ -5,7 +5,7 @@ encoded as that token. The pattern and the special tokens are not in the file, b
 
 GPT-2's two files: vocab.json maps tokens to ids, merges.txt lists the merges in order, one per line.
 
-Tokens are in GPT-2's byte alphabet (see byte_alphabet.py). The pattern is not in the files: it is always GPT-2's.
+Tokens are in GPT-2's byte alphabet (see assembly.py). The pattern is not in the files: it is always GPT-2's.
 
 A tokenizer from a vocabulary and merges that are in memory, as bytes.
 """

@@ -1,5 +1,5 @@
+from .counting import PreTokenCounter as PreTokenCounter
 from .dispatch import COMPILED_PATTERNS as COMPILED_PATTERNS
 from .dispatch import CORE as CORE
-from .encoder import Encoder as Encoder
-from .merge_learner import learn_merges_compiled as learn_merges_compiled
-from .pre_token_counter import PreTokenCounter as PreTokenCounter
+from .encoding import Encoder as Encoder
+from .learn_merges import learn_merges_compiled as learn_merges_compiled

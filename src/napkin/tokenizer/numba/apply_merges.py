@@ -1,11 +1,11 @@
 """Merging the bytes of one pre-token, compiled: lowest rank first; for equal ranks, from left to right.
 
-The plain twins are `merge_by_scanning` and `merge_by_heap` in symbol_merging.py. The id that a pair merges into is its
+The plain twins are `merge_by_scanning` and `merge_by_heap` in character_bpe.py. The id that a pair merges into is its
 rank. A merge mostly enables merges of higher rank; where a token has a lower rank than one of its parts, it does not.
 
 Ranks of pairs of bytes are in a table of 256 x 256 uint32. All other pairs are in a hash table whose buckets are 8
 uint64, one cache line: first id, second id and merged id, of 20, 20 and 24 bits; 0 is an empty slot. A full bucket
-overflows into the next. The hash is keyed; see hash_keys.py.
+overflows into the next. The hash is keyed; see fields.py.
 """
 
 import numpy as np

@@ -4,12 +4,9 @@ Importing numba and loading machine code takes about half a second, building it 
 enough to make up for that; shorter ones are handled by the plain functions. Nothing here imports numba.
 """
 
-import importlib
-from typing import Any
-
 from napkin.machine_code.loading import MachineCode
 
-# Pre-tokenization patterns that have a scanner: the one function of the module `scan_NAME`.
+# Pre-tokenization patterns that have a scanner: `scan_NAME` of scanners.py.
 COMPILED_PATTERNS = ("gpt2", "gpt4", "cl100k", "o200k", "qwen2", "whole")
 
 CORE = MachineCode(
@@ -17,20 +14,9 @@ CORE = MachineCode(
 )
 
 
-def modules_for_encoding(pattern: str) -> tuple[str, ...]:
-    """The modules of this folder whose compiled functions encode text that is split by `pattern`."""
-    return "pre_token_table", "apply_merges", "encode_documents", f"scan_{pattern}"
-
-
-def modules_for_training(pattern: str) -> tuple[str, ...]:
-    """The modules of this folder whose compiled functions train on text that is split by `pattern`."""
-    return "pre_token_table", "count_documents", "pair_table", "learn_merges", f"scan_{pattern}"
-
-
-def scanner_of(pattern: str) -> Any:
-    name = f"scan_{pattern}"
-    return getattr(importlib.import_module(f"{__package__}.{name}"), name)
-
+# The modules of this folder whose compiled functions encode, and those that train.
+FOR_ENCODING = ("scanners", "pre_token_table", "apply_merges", "encoding")
+FOR_TRAINING = ("scanners", "pre_token_table", "counting", "learn_merges")
 
 # The text length from which on the core is faster: when it is loaded, when its machine code is on disk, and when that
 # must be built first.
@@ -49,23 +35,22 @@ def can_encode(vocab_size: int, pattern: str) -> bool:
     return pattern in COMPILED_PATTERNS and vocab_size <= MAX_VOCAB_SIZE
 
 
-def should_encode_compiled(n_bytes: int, pattern: str) -> bool:
+def should_encode_compiled(n_bytes: int) -> bool:
     """True if the core should encode a text of about `n_bytes`.
 
     Texts that it did not encode add up, so a program that keeps encoding short ones switches to the core as well.
     """
     global _bytes_encoded_plainly
-    modules = modules_for_encoding(pattern)
-    if CORE.is_loaded(modules):
+    if CORE.is_loaded(FOR_ENCODING):
         return n_bytes >= MIN_BYTES_LOADED
     _bytes_encoded_plainly += n_bytes
     if _bytes_encoded_plainly < MIN_BYTES_CACHED:
         return False
-    return _bytes_encoded_plainly >= MIN_BYTES_NOT_CACHED or not CORE.not_cached(modules)
+    return _bytes_encoded_plainly >= MIN_BYTES_NOT_CACHED or not CORE.not_cached(FOR_ENCODING)
 
 
 def should_train_compiled(n_bytes: int, pattern: str) -> bool:
     """True if the core should train on a text of at least `n_bytes`."""
     if pattern not in COMPILED_PATTERNS:
         return False
-    return n_bytes >= (MIN_BYTES_NOT_CACHED if CORE.not_cached(modules_for_training(pattern)) else MIN_BYTES_CACHED)
+    return n_bytes >= (MIN_BYTES_NOT_CACHED if CORE.not_cached(FOR_TRAINING) else MIN_BYTES_CACHED)

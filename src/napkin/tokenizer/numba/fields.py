@@ -5,6 +5,11 @@ compiled code neither allocates nor frees memory. When a buffer is full a functi
 returns which buffer it was.
 """
 
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
+
 from napkin.machine_code.compiled_function import jitted
 from napkin.machine_code.pointers import load_i64, store_i64
 
@@ -29,7 +34,7 @@ NEEDED_BYTES = 35
 # Pre-tokens of the queue that are not in the table yet, three int64 each: address of the entry, address of the text,
 # length in bytes.
 NEW, N_NEW = 36, 37
-# What keys the hash tables; see hash_keys.py.
+# What keys the hash tables: KEY and MULTIPLIER below.
 HASH_KEY, HASH_MULTIPLIER = 38, 39
 N_FIELDS = 40
 
@@ -48,3 +53,32 @@ def get(state, field):
 @jitted
 def put(state, field, value):
     store_i64(state + 8 * field, value)
+
+
+# The keys of the hash tables: two random numbers of this process. With a hash that is known beforehand, a text or a
+# vocabulary can be made whose keys all begin their search at one slot, so that time grows with the square of their
+# number. No result depends on these numbers.
+KEY = secrets.randbits(64)
+# Odd, so that a product with it loses nothing.
+MULTIPLIER = secrets.randbits(64) | 1
+
+
+class State:
+    """A state of `n_fields` with the arrays that its addresses point to. `key` is the first of the two fields with keys
+    of hash tables."""
+
+    def __init__(self, n_fields: int, key: int) -> None:
+        self.state = np.zeros(n_fields, np.int64)
+        self.address = self.state.ctypes.data
+        self._arrays: dict[int, NDArray] = {}
+        self.state.view(np.uint64)[key : key + 2] = KEY, MULTIPLIER
+
+    def array(self, field: int) -> NDArray:
+        return self._arrays[field]
+
+    def point(self, field: int, array: NDArray, room: int | None = None) -> None:
+        """Set a field to the address of an array, and the field `room` to its length; keep the array alive."""
+        self._arrays[field] = array
+        self.state[field] = array.ctypes.data
+        if room is not None:
+            self.state[room] = len(array)

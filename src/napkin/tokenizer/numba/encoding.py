@@ -1,0 +1,400 @@
+"""Encoding with the compiled core: long texts and many documents, in one thread or several.
+
+Pre-tokens are found and looked up, and merges are applied to those seen for the first time. Each thread has its own
+workspace with its own table of pre-tokens; only the vocabulary is shared, so the ids do not depend on the number of
+threads. Plain twin: `merge_symbols` of each pre-token of `PreTokenizer.split`, document by document.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from napkin.machine_code.compiled_function import CompiledFunction, jitted
+from napkin.machine_code.pointers import (
+    load_i64,
+    load_u8,
+    load_u32,
+    load_u64,
+    store_i64,
+    store_u8,
+    store_u32,
+    store_u64,
+)
+from napkin.tokenizer.numba import fields
+from napkin.tokenizer.numba.apply_merges import (
+    NEVER,
+    NO_ID,
+    SHORT,
+    SHORT_ROOM,
+    fill_pairs,
+    merge_long,
+    merge_short,
+    merge_two_short,
+    short_ids,
+)
+from napkin.tokenizer.numba.dispatch import CORE, FOR_ENCODING
+from napkin.tokenizer.numba.fields import get, put
+from napkin.tokenizer.numba.pre_token_table import INLINE_BYTES, INLINE_IDS, Workspace, aligned_zeros, fill_queue, find
+from napkin.tokenizer.numba.scanners import MARGIN
+from napkin.tokenizer.text_input import SPLITTABLE_PATTERNS, split_into_pieces
+from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
+
+# Ids are stored four at a time, even when there are fewer.
+IDS_MARGIN = 4
+
+
+@CompiledFunction
+def encode_documents(state):
+    """Encode the documents from DOCUMENT and POSITION on, until they end or a buffer is full.
+
+    Returns DONE; NEEDS_TABLE if the table, LONG_BYTES or LONG_IDS must be enlarged or emptied; NEEDS_IDS if ids must be
+    taken from IDS, or IDS enlarged to as many ids as the next pre-token has bytes; or NEEDS_LONG_ROOM if that pre-token
+    is too long for the merge buffers. The last two leave its length in NEEDED_BYTES.
+    """
+    while get(state, fields.DOCUMENT) < get(state, fields.N_DOCUMENTS):
+        document = get(state, fields.DOCUMENT)
+        stop = load_i64(get(state, fields.DOCUMENT_ENDS) + 8 * document)
+        before = get(state, fields.N_IDS)
+        status = _encode_until(state, stop)
+        if get(state, fields.N_IDS_BY_DOCUMENT):
+            total = get(state, fields.N_IDS_BY_DOCUMENT) + 8 * document
+            store_i64(total, load_i64(total) + get(state, fields.N_IDS) - before)
+        if status != fields.DONE:
+            return status
+        put(state, fields.DOCUMENT, document + 1)
+    return fields.DONE
+
+
+@jitted
+def _encode_until(state, stop):
+    while get(state, fields.POSITION) < stop:
+        if get(state, fields.N_ENTRIES) + fields.QUEUE + MARGIN > get(state, fields.ENTRIES_ROOM):
+            return fields.NEEDS_TABLE
+        status = _encode_queue(state, fill_queue(state, stop))
+        if status != fields.DONE:
+            return status
+    return fields.DONE
+
+
+@jitted
+def _encode_queue(state, count):
+    """Encode the `count` pre-tokens from POSITION on whose ends are in ENDS, or as many as there is room for.
+
+    In three passes, so that cache misses overlap within each: look up all, merge the new ones, write all ids.
+    """
+    found = _find_all(state, count)
+    status = fields.DONE if found == count else fields.NEEDS_TABLE
+    _merge_new(state)
+    written = _write_ids(state, found)
+    return status if written == fields.DONE else written
+
+
+@jitted
+def _find_all(state, count):
+    """Replace each pre-token's key by the address of its entry, 0 if it is too long; returns how many were found.
+
+    New pre-tokens get an entry, whose ids are filled in later, and are listed in NEW.
+    """
+    text, new = get(state, fields.TEXT), get(state, fields.NEW)
+    ends, keys = get(state, fields.ENDS), get(state, fields.KEYS)
+    start, n_new = get(state, fields.POSITION), 0
+    n_entries, long_used = get(state, fields.N_ENTRIES), get(state, fields.LONG_BYTES_USED)
+    long_room = get(state, fields.LONG_BYTES_ROOM)
+    # A pre-token has at most as many ids as bytes.
+    ids_room = get(state, fields.LONG_IDS_ROOM) - get(state, fields.LONG_IDS_USED)
+    done = count
+    for i in range(count):
+        end = load_i64(ends + 8 * i)
+        low, high = load_u64(keys + 16 * i), load_u64(keys + 16 * i + 8)
+        entry = 0
+        if high != _ZERO:
+            entry = find(state, text, start, low, high)
+            if load_u64(entry + 8) == _ZERO:
+                n_bytes = end - start
+                ids_room -= n_bytes
+                if ids_room < 0 or (n_bytes > INLINE_BYTES and long_used + n_bytes > long_room):
+                    done = i
+                    break
+                if n_bytes > INLINE_BYTES:
+                    for k in range(n_bytes):
+                        store_u8(get(state, fields.LONG_BYTES) + long_used + k, load_u8(text + start + k))
+                    high |= np.uint64(long_used)
+                    long_used += n_bytes
+                store_u64(entry, low)
+                store_u64(entry + 8, high)
+                store_i64(new + 24 * n_new, entry)
+                store_i64(new + 24 * n_new + 8, text + start)
+                store_i64(new + 24 * n_new + 16, n_bytes)
+                n_new += 1
+        store_i64(keys + 16 * i, entry)
+        start = end
+    put(state, fields.N_NEW, n_new)
+    put(state, fields.N_ENTRIES, n_entries + n_new)
+    put(state, fields.LONG_BYTES_USED, long_used)
+    return done
+
+
+@jitted
+def _merge_new(state):
+    """Compute the ids of the pre-tokens in NEW, short ones two at a time."""
+    new, waiting = get(state, fields.NEW), -1
+    for i in range(get(state, fields.N_NEW)):
+        text, n_bytes = load_i64(new + 24 * i + 8), load_i64(new + 24 * i + 16)
+        if n_bytes > SHORT:
+            address = get(state, fields.LONG_IDS) + 4 * get(state, fields.LONG_IDS_USED)
+            _remember(state, load_i64(new + 24 * i), address, merge_long(state, text, n_bytes, address))
+        elif waiting < 0:
+            waiting = i
+        else:
+            other = new + 24 * waiting
+            n_ids, n_other = merge_two_short(state, text, n_bytes, load_i64(other + 8), load_i64(other + 16))
+            _remember(state, load_i64(new + 24 * i), short_ids(state, 0), n_ids)
+            _remember(state, load_i64(other), short_ids(state, 1), n_other)
+            waiting = -1
+    if waiting >= 0:
+        last = new + 24 * waiting
+        n_ids = merge_short(state, load_i64(last + 8), load_i64(last + 16))
+        _remember(state, load_i64(last), short_ids(state, 0), n_ids)
+
+
+@jitted
+def _remember(state, entry, ids, n_ids):
+    """Store ids in an entry, or in LONG_IDS if there are too many."""
+    if n_ids <= INLINE_IDS:
+        # Values after the last id are copied too; in the output the next ids overwrite them.
+        store_u64(entry + 16, np.uint64(n_ids | load_u32(ids) << 8) | load_u64(ids + 4) << _32)
+        store_u64(entry + 24, load_u64(ids + 8))
+        return
+    place = get(state, fields.LONG_IDS_USED)
+    for k in range(n_ids):
+        store_u32(get(state, fields.LONG_IDS) + 4 * (place + k), load_u32(ids + 4 * k))
+    put(state, fields.LONG_IDS_USED, place + n_ids)
+    store_u64(entry + 16, np.uint64(n_ids) | np.uint64(place) << _32)
+
+
+@jitted
+def _write_ids(state, count):
+    """Write the ids of the queue, and move POSITION past the last pre-token for which there was room."""
+    text, ends, keys = get(state, fields.TEXT), get(state, fields.ENDS), get(state, fields.KEYS)
+    out = get(state, fields.IDS) + 4 * get(state, fields.N_IDS)
+    room = get(state, fields.IDS) + 4 * (get(state, fields.IDS_ROOM) - IDS_MARGIN)
+    start, status = get(state, fields.POSITION), fields.DONE
+    for i in range(count):
+        end, entry = load_i64(ends + 8 * i), load_i64(keys + 16 * i)
+        if out + 4 * (end - start) > room:
+            put(state, fields.NEEDED_BYTES, end - start)
+            status = fields.NEEDS_IDS
+            break
+        if entry == 0:
+            if end - start > get(state, fields.LONG_ROOM):
+                put(state, fields.NEEDED_BYTES, end - start)
+                status = fields.NEEDS_LONG_ROOM
+                break
+            out += 4 * merge_long(state, text + start, end - start, out)
+        else:
+            value = load_u64(entry + 16)
+            n_ids = np.int64(value & _LOW_8)
+            if n_ids <= INLINE_IDS:
+                store_u64(out, (value >> _8) & _LOW_24 | value & ~_LOW_32)
+                store_u64(out + 8, load_u64(entry + 24))
+            else:
+                place = get(state, fields.LONG_IDS) + 4 * np.int64(value >> _32)
+                for k in range(n_ids):
+                    store_u32(out + 4 * k, load_u32(place + 4 * k))
+            out += 4 * n_ids
+        start = end
+    put(state, fields.N_IDS, (out - get(state, fields.IDS)) >> 2)
+    put(state, fields.POSITION, start)
+    return status
+
+
+_ZERO, _8, _32 = np.uint64(0), np.uint64(8), np.uint64(32)
+_LOW_8, _LOW_24, _LOW_32 = np.uint64(2**8 - 1), np.uint64(2**24 - 1), np.uint64(2**32 - 1)
+
+
+CACHE_BYTES = 2**26
+
+_SCRATCH_IDS = 2**16
+_PIECE_BYTES = 2**20
+
+
+class Encoder:
+    """Encodes UTF-8 bytes with the merges and the pattern of a BPETokenizer, without special tokens.
+
+    `cache_bytes` bounds the table of pre-tokens of each thread. Plain twin: `BPETokenizer._encode_ordinary`.
+    """
+
+    def __init__(
+        self,
+        merges: Sequence[tuple[int, int]],
+        pattern: str,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        unicode_version: str = DEFAULT_VERSION,
+    ) -> None:
+        self._merges, self._pattern = merges, pattern
+        self._cache_bytes, self._unicode_version = cache_bytes, unicode_version
+        CORE.load(*FOR_ENCODING)
+        self._vocabulary = _Vocabulary(merges)
+        self._idle: list[Workspace] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy builds its own buffers: addresses are valid in the original only.
+        settings = {"cache_bytes": self._cache_bytes, "unicode_version": self._unicode_version}
+        return partial(Encoder, **settings), (self._merges, self._pattern)
+
+    def encode(
+        self,
+        text: bytes,
+        document_ends: Sequence[int] | None = None,
+        *,
+        dtype: Literal["uint16", "uint32"] = "uint32",
+        threads: int = 1,
+    ) -> tuple[NDArray, NDArray[np.int64]]:
+        """The ids of all documents, of shape [n_ids], and the number of ids of each, of shape [n_documents].
+
+        The documents follow one another in `text` and end at `document_ends`; None means a single document. The dtype
+        uint16 is enough for a vocabulary of up to 65,536.
+        """
+        ends = np.array([len(text)] if document_ends is None else document_ends, np.int64)
+        data = np.frombuffer(text, np.uint8)
+        n_ids = np.zeros(len(ends), np.int64)
+        # A token has at least one byte. Pages that are never written take no memory.
+        ids = np.empty(len(data), dtype)
+        size = _PIECE_BYTES if threads > 1 else len(text)
+        pieces = split_into_pieces(text, ends, size, split_documents=self._pattern in SPLITTABLE_PATTERNS)
+        ordered = _OrderedOutput(ids)
+
+        def encode_piece(workspace: Workspace, number: int) -> None:
+            piece = pieces[number]
+            workspace.set_text(data, piece.document_ends, piece.start)
+            counts = np.zeros(piece.n_documents, np.int64)
+            for some in _encode(workspace, counts):
+                ordered.add(number, some)
+            ordered.end(number)
+            with adding:
+                n_ids[piece.first_document : piece.first_document + piece.n_documents] += counts
+
+        adding = threading.Lock()
+        self._run_on_threads(encode_piece, len(pieces), threads)
+        ids.resize(ordered.length, refcheck=False)
+        return ids, n_ids
+
+    def _run_on_threads(self, work: Callable[[Workspace, int], None], n_pieces: int, threads: int) -> None:
+        numbers = itertools.count()
+
+        def serve() -> None:
+            with self._workspace() as workspace:
+                # next() on a count is atomic under the GIL.
+                while (number := next(numbers)) < n_pieces:
+                    work(workspace, number)
+
+        if threads == 1 or n_pieces == 1:
+            serve()
+            return
+        with ThreadPoolExecutor(min(threads, n_pieces)) as pool:
+            for done in [pool.submit(serve) for _ in range(min(threads, n_pieces))]:
+                done.result()
+
+    @contextmanager
+    def _workspace(self) -> Iterator[Workspace]:
+        try:
+            workspace = self._idle.pop()
+        except IndexError:
+            workspace = Workspace(self._pattern, self._cache_bytes, self._unicode_version)
+            self._vocabulary.give_to(workspace)
+            workspace.point(fields.IDS, np.empty(_SCRATCH_IDS, np.uint32), fields.IDS_ROOM)
+            workspace.point(fields.PLACES, np.empty((255, 6), np.uint32), fields.LONG_ROOM)
+        try:
+            yield workspace
+        finally:
+            workspace.release_text()
+            self._idle.append(workspace)
+
+
+class _Vocabulary:
+    """The merges as lookup tables."""
+
+    def __init__(self, merges: Sequence[tuple[int, int]]) -> None:
+        self.size = 256 + len(merges)
+        # Three of the eight slots of a bucket are taken on average.
+        bits = max(1, (len(merges) // 4).bit_length())
+        self.shift = 64 - bits
+        self.byte_pairs = np.full(2**16, NEVER, np.uint32)
+        self.pairs = aligned_zeros((2**bits, 8))
+        array = np.array(merges, np.int64).reshape(-1, 2)
+        byte_pairs, pairs = self.byte_pairs.ctypes.data, self.pairs.ctypes.data
+        multiplier = fields.MULTIPLIER
+        fill_pairs(array.ctypes.data, len(array), byte_pairs, pairs, len(self.pairs), multiplier, self.shift)
+
+    def give_to(self, workspace: Workspace) -> None:
+        workspace.point(fields.BYTE_PAIRS, self.byte_pairs)
+        workspace.point(fields.PAIRS, self.pairs, fields.N_BUCKETS)
+        workspace.state[fields.PAIRS_SHIFT] = self.shift
+        workspace.state[fields.VOCABULARY] = self.size
+        workspace.point(fields.SHORT_IDS, np.full(2 * SHORT_ROOM, NO_ID, np.uint32))
+        workspace.point(fields.SHORT_RANKS, np.zeros(2 * SHORT_ROOM, np.uint32))
+        workspace.point(fields.RANKS, np.full((self.size, 2), NEVER, np.uint32))
+        workspace.point(fields.RANK_BITS, np.zeros(self.size // 64 + 1, np.uint64))
+
+
+class _OrderedOutput:
+    """The ids of numbered pieces, written to `ids` in the order of the pieces, whichever thread finishes first.
+
+    The first unfinished piece is written to `ids` directly, only later ones are buffered. So little memory is touched
+    besides `ids`: a page fault costs as much time as encoding a few hundred bytes.
+    """
+
+    def __init__(self, ids: NDArray) -> None:
+        self._ids = ids
+        self.length = 0
+        self._turn = 0
+        self._waiting: dict[int, list[NDArray]] = {}
+        self._ended: set[int] = set()
+        self._lock = threading.Lock()
+
+    def add(self, number: int, ids: NDArray) -> None:
+        """Append ids to piece `number`; they are copied."""
+        with self._lock:
+            if number == self._turn:
+                self._append(ids)
+            else:
+                self._waiting.setdefault(number, []).append(ids.astype(self._ids.dtype))
+
+    def end(self, number: int) -> None:
+        """Mark piece `number` as complete."""
+        with self._lock:
+            self._ended.add(number)
+            while self._turn in self._ended:
+                self._turn += 1
+                for ids in self._waiting.pop(self._turn, []):
+                    self._append(ids)
+
+    def _append(self, ids: NDArray) -> None:
+        self._ids[self.length : self.length + len(ids)] = ids
+        self.length += len(ids)
+
+
+def _encode(workspace: Workspace, n_ids: NDArray[np.int64]) -> Iterator[NDArray[np.uint32]]:
+    """Encode the workspace's text. Yields ids, each array valid until the next; fills `n_ids` for each document."""
+    state = workspace.state
+    workspace.point(fields.N_IDS_BY_DOCUMENT, n_ids)
+    while True:
+        state[fields.N_IDS] = 0
+        status = encode_documents(workspace.address)
+        yield workspace.array(fields.IDS)[: state[fields.N_IDS]]
+        if status == fields.DONE:
+            return
+        if status == fields.NEEDS_TABLE:
+            workspace.make_room(may_clear=True)
+        elif status == fields.NEEDS_LONG_ROOM:
+            workspace.point(fields.PLACES, np.empty((state[fields.NEEDED_BYTES], 6), np.uint32), fields.LONG_ROOM)
+        elif (room := state[fields.NEEDED_BYTES] + IDS_MARGIN) > state[fields.IDS_ROOM]:
+            workspace.point(fields.IDS, np.empty(room, np.uint32), fields.IDS_ROOM)
