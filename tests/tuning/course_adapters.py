@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from napkin.chats.token_sequence import TokenSequence, sequence_of
-from napkin.data.batches import KeyedPermutation, evaluation_windows
+from napkin.data.batches import evaluation_windows
 from napkin.data.corpus import Document
+from napkin.data.permutation import KeyedPermutation
 from napkin.data.token_writer import write_token_file
 from napkin.grading.answers import chosen_letter
 from napkin.grading.mathematics.final_answer import final_number

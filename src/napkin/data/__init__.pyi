@@ -2,7 +2,6 @@ from .batches import IGNORE_INDEX as IGNORE_INDEX
 from .batches import Batch as Batch
 from .batches import Batches as Batches
 from .batches import BatchFetcher as BatchFetcher
-from .batches import KeyedPermutation as KeyedPermutation
 from .batches import Prefetcher as Prefetcher
 from .batches import document_ids as document_ids
 from .batches import evaluation_windows as evaluation_windows
@@ -16,6 +15,7 @@ from .corpus import standard_library as standard_library
 from .mixing import Interleaving as Interleaving
 from .mixing import TokenGuard as TokenGuard
 from .mixing import TokenMixture as TokenMixture
+from .permutation import KeyedPermutation as KeyedPermutation
 from .token_file import SEPARATOR as SEPARATOR
 from .token_file import TokenFile as TokenFile
 from .token_writer import TokenWriter as TokenWriter

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from hashlib import blake2b
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, AnyStr, Literal, cast
 
@@ -24,7 +25,7 @@ import msgspec
 from napkin.data.file_sections import FIRST_BLOCK_BYTES, SEPARATOR_LINE, choose_split, has_text, read_sections
 from napkin.errors import CorruptFile, NapkinError, first_line
 from napkin.files import StrPath, is_marked, regular
-from napkin.tokenizer.text_input import utf8
+from napkin.tokenizer.text_input import decoded, utf8
 
 
 class Document:
@@ -122,12 +123,13 @@ def read_curated(file: Path, part_bytes: int | None) -> Iterator[Document]:
 
     Raises CorruptFile where the file is damaged, NapkinError where a library is missing.
     """
+    zstandard_errors = (_library("zstandard").ZstdError,) if file.suffix == ".zst" else ()
     try:
         for identity, text in _parquet_rows(file) if file.suffix == ".parquet" else _lines(file):
             data = text.encode()
             if has_text(data):
                 yield from _in_parts(identity, data, part_bytes or max(len(data), 1))
-    except (ValueError, EOFError, zlib.error, OSError, *_errors_of(file)) as error:
+    except (ValueError, EOFError, zlib.error, OSError, *zstandard_errors) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise CorruptFile(f"'{file}' is damaged ({first_line(error)}): {_WAY_OUT}") from None
@@ -165,10 +167,6 @@ def _in_parts(identity: str, data: bytes, part_bytes: int) -> Iterator[Document]
         yield Document(identity, None, begin > 0, data=data[begin : begin + split])
         begin, size = begin + split, part_bytes
     yield Document(identity, None, begin > 0, data=data[begin:])
-
-
-def _errors_of(file: Path) -> tuple[type[Exception], ...]:
-    return (_library("zstandard").ZstdError,) if file.suffix == ".zst" else ()
 
 
 def _library(name: str) -> Any:
@@ -213,7 +211,11 @@ def read_documents(
         with _readable(path):
             if not path.exists():
                 raise NapkinError(f"'{path}' does not exist: name a text file or a folder of text files")
-    return _read_documents(paths, suffixes, part_bytes, on_skip or _ignore, on_inline or _ignore)
+
+    def ignore(path: Path) -> None:
+        pass
+
+    return _read_documents(paths, suffixes, part_bytes, on_skip or ignore, on_inline or ignore)
 
 
 def standard_library() -> Iterator[Document]:
@@ -289,10 +291,6 @@ def divide_inline(documents: Iterable[Document]) -> Iterator[Document]:
                 yield Document(name, None, continues, data=data)
 
 
-def _ignore(path: Path) -> None:
-    pass
-
-
 def _walk(folder: str, skipped_folders: frozenset[str]) -> Iterator[str]:
     # Strings, not paths: of a folder of small files, making paths would take longer than reading them. Not recursive:
     # folders may be nested more deeply than Python calls functions.
@@ -313,13 +311,9 @@ def _walk(folder: str, skipped_folders: frozenset[str]) -> Iterator[str]:
 
 def _entries(folder: str, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     with _readable(folder), os.scandir(folder) as entries:
-        ordered = sorted((entry for entry in entries if not entry.name.startswith(".")), key=_name)
+        ordered = sorted((entry for entry in entries if not entry.name.startswith(".")), key=attrgetter("name"))
     for entry in ordered:
         yield prefix + entry.name, entry
-
-
-def _name(entry: os.DirEntry[str]) -> str:
-    return entry.name
 
 
 def _is(entry: os.DirEntry[str], kind: Literal["is_dir", "is_file"]) -> bool:
@@ -348,7 +342,7 @@ def _read_file(
             sections = read_sections(descriptor, block, part_bytes, lambda: on_inline(Path(path)))
             for offset, data, of_whole_file, continues in sections:
                 if not data.isascii():
-                    _check_utf8(path, offset, data)
+                    decoded(data, path, offset)
                 # Of a text that comes in parts, the first has text, and the others belong to it whatever they are.
                 if continues or has_text(data):
                     number += not continues
@@ -357,15 +351,6 @@ def _read_file(
             os.close(descriptor)
     if on_skip is None and not number:
         raise NapkinError(f"'{path}' contains no text: name a file with text in it")
-
-
-def _check_utf8(path: str, offset: int, data: bytes) -> None:
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        raise NapkinError(
-            f"'{path}' is not UTF-8 at byte {offset + error.start}: convert it (iconv -t UTF-8) or leave it out"
-        ) from error
 
 
 @contextmanager

@@ -45,10 +45,6 @@ class TokenMixture:
     step on, in the order of the steps (see napkin.data.mixing).
     """
 
-    files: tuple[TokenFile, ...]
-    weights: tuple[float, ...] | None
-    later: tuple[tuple[int, tuple[float, ...]], ...]
-
     def __init__(
         self,
         files: Sequence[TokenFile],

@@ -12,7 +12,6 @@ file at the start. Version 1 has only the SHA-256 of the whole file.
 import mmap
 import os
 import threading
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from hashlib import sha256
@@ -85,14 +84,7 @@ class Sidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class _Format(msgspec.Struct):
-    format: str
-
-
-def _format_of(data: bytes) -> str | None:
-    try:
-        return msgspec.json.decode(data, type=_Format).format
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    format: str = ""
 
 
 def read_sidecar(path: Path) -> Sidecar:
@@ -110,7 +102,7 @@ def read_sidecar(path: Path) -> Sidecar:
                 f"'{described}' does not describe a token file (it is longer than {limit} bytes, the most for "
                 f"'{path.name}'): make the tokens again"
             )
-        if _format_of(data) == "napkin-chat-tokens":
+        if msgspec.json.decode(data, type=_Format).format == "napkin-chat-tokens":
             raise CorruptFile(f"'{path}' holds conversations, not documents: it is for `napkin tune sft`")
         return msgspec.json.decode(data, type=Sidecar)
     except FileNotFoundError:
@@ -197,14 +189,12 @@ class BlockVerifier:
     Threads may read at the same time; a block is verified once, until `verify_again`.
     """
 
-    bytes_read: int
-    """Bytes that have been hashed."""
-
     def __init__(self, path: Path, tokens: NDArray[np.integer], sidecar: Sidecar) -> None:
         self.path = path
         self.tokens = tokens
         self.vocab_size = sidecar.vocab_size
         self.bytes_read = 0
+        """Bytes that have been hashed."""
         self._digests = sidecar.block_digests
         self._bytes = tokens.view(np.uint8)
         self._verified = np.zeros(n_blocks(len(self._bytes)), bool)
@@ -240,10 +230,10 @@ class BlockVerifier:
 
     def _verify(self, blocks: NDArray[np.int64]) -> None:
         if len(blocks) < 2 * _BLOCKS_PER_THREAD:
-            _exhaust(map(self._verify_block, blocks.tolist()))
+            list(map(self._verify_block, blocks.tolist()))
         else:
             with ThreadPoolExecutor(min(_THREADS, len(blocks) // _BLOCKS_PER_THREAD)) as pool:
-                _exhaust(pool.map(self._verify_block, blocks.tolist()))
+                list(pool.map(self._verify_block, blocks.tolist()))
         self.bytes_read += sum(len(self._block(block)) for block in blocks.tolist())
 
     def _verify_block(self, block: int) -> None:
@@ -271,11 +261,6 @@ def describe_block(block: int) -> str:
     return f"block {block:,} (from byte {block * BLOCK_BYTES:,})"
 
 
-def _exhaust(done: Iterable[None]) -> None:
-    for _ in done:
-        pass
-
-
 TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
 
 SEPARATOR = "<|endoftext|>"
@@ -288,16 +273,6 @@ class TokenFile:
     bytes of the documents' text, excluding separators. `windows` and `stretch` verify what they read, after
     `verify_on_read`; `tokens` itself does not.
     """
-
-    path: Path
-    tokens: TokenArray
-    n_tokens: int
-    n_documents: int
-    text_bytes: int
-    vocab_size: int
-    separator: int
-    tokenizer_fingerprint: str
-    sha256: str
 
     def __init__(self, path: Path, tokens: TokenArray, sidecar: Sidecar) -> None:
         self.path = path

@@ -54,6 +54,18 @@ _TOKENS_PER_DOCUMENT = 512
 
 _Batch = TypeVar("_Batch")
 _Encoded = TypeVar("_Encoded")
+Documents = Callable[[], Iterable[Document]]
+"""Iterates over the same documents each time it is called."""
+Routed = Callable[[], Iterable[tuple[Path, Document]]]
+"""Iterates over the same documents each time it is called, each with the file that it is for."""
+Progress = Callable[[Path, int, int], None]
+"""Called with a file, the bytes of text in it and its number of tokens."""
+
+# Text between two records: a fraction of a second of encoding.
+_BYTES_PER_RECORD = 2**25
+_READ_BYTES = 2**22
+
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 def write_token_file(
@@ -75,7 +87,8 @@ def write_token_file(
 
     def encode_into(file: BinaryIO) -> Sidecar:
         writer = TokenWriter(file, tokenizer, threads)
-        for _ in pipeline(in_batches(documents), writer.encode, lambda _, encoded: writer.write(encoded)):
+        batches = _batches(((path, document) for document in documents), BYTES_PER_BATCH)
+        for _ in pipeline(batches, lambda batch: writer.encode(batch[1]), lambda _, encoded: writer.write(encoded)):
             if progress is not None:
                 progress(writer.text_bytes, writer.n_tokens)
         return writer.finish(path)
@@ -209,20 +222,6 @@ def _any_outside(ids: NDArray, vocab_size: int) -> bool:
     return bool(len(ids)) and (int(ids.max()) >= vocab_size or (ids.dtype.kind != "u" and int(ids.min()) < 0))
 
 
-def in_batches(documents: Iterable[Document], n_bytes: int = BYTES_PER_BATCH) -> Iterator[list[Document]]:
-    """Documents in groups of at least `n_bytes`, to be encoded together."""
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.data)
-        if size >= n_bytes:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
 def pipeline(
     batches: Iterator[_Batch], encode: Callable[[_Batch], _Encoded], write: Callable[[_Batch, _Encoded], None]
 ) -> Iterator[_Batch]:
@@ -248,20 +247,6 @@ def pipeline(
             yield written[0]
 
 
-Documents = Callable[[], Iterable[Document]]
-"""Iterates over the same documents each time it is called."""
-Routed = Callable[[], Iterable[tuple[Path, Document]]]
-"""Iterates over the same documents each time it is called, each with the file that it is for."""
-Progress = Callable[[Path, int, int], None]
-"""Called with a file, the bytes of text in it and its number of tokens."""
-
-# Text between two records: a fraction of a second of encoding.
-_BYTES_PER_RECORD = 2**25
-_READ_BYTES = 2**22
-
-_Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-
-
 def write_token_files(
     documents: Mapping[Path, Documents],
     tokenizer: Tokenizer,
@@ -276,7 +261,11 @@ def write_token_files(
     totals of an interrupted call. Raises the same errors as `write_token_file`; after an error, as after a crash, the
     tokens so far are kept for the next call. Only one process at a time can write a file.
     """
-    passes = [([path], _all_for(path, each)) for path, each in documents.items()]
+
+    def all_for(path: Path, documents: Documents) -> Routed:
+        return lambda: ((path, document) for document in documents())
+
+    passes = [([path], all_for(path, each)) for path, each in documents.items()]
     return _write(passes, tokenizer, progress, threads, bytes_per_record)
 
 
@@ -291,10 +280,6 @@ def write_token_files_together(
 ) -> list[TokenFile]:
     """Write several token files like `write_token_files`, in a single pass over documents that are for any of them."""
     return _write([(paths, documents)], tokenizer, progress, threads, bytes_per_record)
-
-
-def _all_for(path: Path, documents: Documents) -> Routed:
-    return lambda: ((path, document) for document in documents())
 
 
 def _write(
@@ -443,22 +428,15 @@ class _PartialFile:
         self.is_continuing = True
 
 
-@dataclass
-class _resumable_writing_Batch:
-    """Documents for one of the files."""
-
-    path: Path
-    documents: list[Document]
-
-
 def _encode(
     partials: Mapping[Path, _PartialFile], documents: Routed, progress: Progress, bytes_per_record: int
 ) -> None:
     unrecorded = 0
 
-    def write(batch: _resumable_writing_Batch, encoded: EncodedDocuments) -> None:
+    def write(batch: tuple[Path, list[Document]], encoded: EncodedDocuments) -> None:
         nonlocal unrecorded
-        partials[batch.path].write(batch.documents, encoded)
+        path, of_batch = batch
+        partials[path].write(of_batch, encoded)
         unrecorded += encoded.text_bytes
         if unrecorded >= bytes_per_record:
             for partial in partials.values():
@@ -466,38 +444,31 @@ def _encode(
                     partial.save_record()
             unrecorded = 0
 
-    batches = _batches(_remaining(documents(), partials), min(bytes_per_record, BYTES_PER_BATCH))
-    for batch in pipeline(batches, lambda batch: partials[batch.path].writer.encode(batch.documents), write):
-        writer = partials[batch.path].writer
-        progress(batch.path, writer.text_bytes, writer.n_tokens)
+    def remaining() -> Iterator[tuple[Path, Document]]:
+        yield from ((path, document) for path, document in documents() if not partials[path].skips(document))
+        for partial in partials.values():
+            partial.check_complete()
+
+    batches = _batches(remaining(), min(bytes_per_record, BYTES_PER_BATCH))
+    for path, _ in pipeline(batches, lambda batch: partials[batch[0]].writer.encode(batch[1]), write):
+        writer = partials[path].writer
+        progress(path, writer.text_bytes, writer.n_tokens)
     # The next pass may take long.
     for partial in partials.values():
         partial.save_record()
 
 
-def _remaining(
-    documents: Iterable[tuple[Path, Document]], partials: Mapping[Path, _PartialFile]
-) -> Iterator[tuple[Path, Document]]:
-    for path, document in documents:
-        if not partials[path].skips(document):
-            yield path, document
-    for partial in partials.values():
-        partial.check_complete()
-
-
-def _batches(documents: Iterable[tuple[Path, Document]], n_bytes: int) -> Iterator[_resumable_writing_Batch]:
-    batches: dict[Path, _resumable_writing_Batch] = {}
+def _batches(documents: Iterable[tuple[Path, Document]], n_bytes: int) -> Iterator[tuple[Path, list[Document]]]:
+    """Documents for the same file in groups of at least `n_bytes`, to be encoded together."""
+    batches: dict[Path, list[Document]] = {}
     sizes: dict[Path, int] = {}
     for path, document in documents:
-        batch = batches.get(path)
-        if batch is None:
-            batch = batches[path] = _resumable_writing_Batch(path, [])
-            sizes[path] = 0
-        batch.documents.append(document)
-        sizes[path] += len(document.data)
+        batches.setdefault(path, []).append(document)
+        sizes[path] = sizes.get(path, 0) + len(document.data)
         if sizes[path] >= n_bytes:
-            yield batches.pop(path)
-    yield from batches.values()
+            yield path, batches.pop(path)
+            sizes[path] = 0
+    yield from batches.items()
 
 
 def _publish(path: Path, sidecar: bytes) -> None:

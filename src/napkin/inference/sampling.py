@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from napkin.data.batches import random_word
+from napkin.data.permutation import random_word
 from napkin.errors import NapkinError
 from napkin.inference.settings import Sampling
 

@@ -25,12 +25,8 @@ from torch import Tensor
 from napkin.json_files import cache_path, cached_files, read_cached, write_cached
 
 KIND = "triton-tiles"
-
-
 MOST_CHOICES = 10_000
 """Choices of a file: more were never tuned."""
-
-
 AttentionKernel = Literal["forward", "backward_keys", "backward_queries"]
 
 
@@ -75,7 +71,6 @@ class ProductTile:
 
 Tile = AttentionTile | RowTile | BlockTile | ProductTile
 
-
 TILES: dict[str, type[Tile]] = {
     "attention forward": AttentionTile,
     "attention backward_keys": AttentionTile,
@@ -93,87 +88,46 @@ TILES: dict[str, type[Tile]] = {
     "grouped outer product": ProductTile,
 }
 """The kernels whose tiles can be tuned, and what a tile of each says."""
-
-
 ELEMENTWISE = BlockTile(1024, 4)
 """Eight numbers for each of 128 threads."""
-
-
 PRODUCT = ProductTile(64, 64, 32, 4, 3)
-
-
 ROTATION = RowTile(4)
 """The tile of a program that rotates all heads of a position."""
-
-
 MOST_NORM_PROGRAMS = 256
 """Programs of a norm's backward pass, each of which writes a row of partial sums: one to three per multiprocessor."""
-
-
 _Tiles = dict[AttentionKernel, dict[int, AttentionTile]]
 """Tiles by kernel and widest head."""
 
 
+def _tiles(*sizes: tuple[int, int, int, int]) -> dict[int, AttentionTile]:
+    return {width: AttentionTile(*each) for width, each in zip((64, 128, 256), sizes, strict=True)}
+
+
 HALF: _Tiles = {
-    "forward": {64: AttentionTile(128, 64, 4, 3), 128: AttentionTile(128, 64, 8, 3), 256: AttentionTile(64, 32, 8, 2)},
-    "backward_keys": {
-        64: AttentionTile(64, 128, 8, 2),
-        128: AttentionTile(32, 64, 8, 2),
-        256: AttentionTile(16, 32, 4, 1),
-    },
-    "backward_queries": {
-        64: AttentionTile(128, 64, 8, 2),
-        128: AttentionTile(64, 32, 4, 2),
-        256: AttentionTile(32, 32, 4, 1),
-    },
+    "forward": _tiles((128, 64, 4, 3), (128, 64, 8, 3), (64, 32, 8, 2)),
+    "backward_keys": _tiles((64, 128, 8, 2), (32, 64, 8, 2), (16, 32, 4, 1)),
+    "backward_queries": _tiles((128, 64, 8, 2), (64, 32, 4, 2), (32, 32, 4, 1)),
 }
 """Tiles of attention in fp16 and bf16, causal or not."""
 
-
 HALF_BOUNDED: _Tiles = {
-    "forward": {64: AttentionTile(64, 64, 4, 3), 128: AttentionTile(64, 32, 4, 3), 256: AttentionTile(64, 32, 8, 2)},
-    "backward_keys": {
-        64: AttentionTile(32, 64, 8, 2),
-        128: AttentionTile(32, 64, 8, 1),
-        256: AttentionTile(16, 32, 4, 1),
-    },
-    "backward_queries": {
-        64: AttentionTile(128, 64, 8, 2),
-        128: AttentionTile(64, 32, 8, 2),
-        256: AttentionTile(32, 32, 4, 1),
-    },
+    "forward": _tiles((64, 64, 4, 3), (64, 32, 4, 3), (64, 32, 8, 2)),
+    "backward_keys": _tiles((32, 64, 8, 2), (32, 64, 8, 1), (16, 32, 4, 1)),
+    "backward_queries": _tiles((128, 64, 8, 2), (64, 32, 8, 2), (32, 32, 4, 1)),
 }
 """Tiles of half-precision attention with documents, a window or a soft cap, which take registers."""
 
-
 FULL: _Tiles = {
-    "forward": {64: AttentionTile(64, 32, 8, 2), 128: AttentionTile(32, 32, 8, 1), 256: AttentionTile(16, 16, 8, 1)},
-    "backward_keys": {
-        64: AttentionTile(32, 32, 8, 1),
-        128: AttentionTile(16, 32, 8, 1),
-        256: AttentionTile(16, 16, 8, 1),
-    },
-    "backward_queries": {
-        64: AttentionTile(32, 16, 8, 1),
-        128: AttentionTile(16, 16, 4, 1),
-        256: AttentionTile(16, 16, 8, 1),
-    },
+    "forward": _tiles((64, 32, 8, 2), (32, 32, 8, 1), (16, 16, 8, 1)),
+    "backward_keys": _tiles((32, 32, 8, 1), (16, 32, 8, 1), (16, 16, 8, 1)),
+    "backward_queries": _tiles((32, 16, 8, 1), (16, 16, 4, 1), (16, 16, 8, 1)),
 }
 """Tiles of attention in fp32."""
 
-
 SomeTile = TypeVar("SomeTile", bound=Tile)
-
-
 Name = Annotated[str, msgspec.Meta(max_length=256)]
-
-
 Width = Annotated[int, msgspec.Meta(ge=1, le=2**32)]
-
-
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**14)]
-
-
 Microseconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
@@ -233,8 +187,6 @@ class Lookup:
 
 
 _forced: dict[str, dict[str, int]] = {}
-
-
 _watching: list[list[Lookup]] = []
 
 

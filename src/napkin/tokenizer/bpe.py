@@ -13,7 +13,7 @@ from unicodedata import is_normalized, normalize
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.character_bpe import merge_symbols
+from napkin.tokenizer.character_bpe import PieceCache, merge_symbols
 from napkin.tokenizer.numba.dispatch import can_encode, should_encode_compiled
 from napkin.tokenizer.pre_tokenization import PreTokenizer
 from napkin.tokenizer.text_input import check_texts, checked_text_tokens, utf8
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from napkin.tokenizer.numba.encoding import Encoder
 
 
-_CACHED_PRE_TOKENS = 2**17
-_CACHED_LENGTH = 256
 # Shorter texts, in characters, are never worth the compiled core.
 _MIN_COMPILED_LENGTH = 2**10
 _MAX_VOCABULARY_BYTES = 2**28
@@ -63,7 +61,8 @@ class BPETokenizer(Tokenizer):
         super().__init__(_ordinary_tokens(self.merges), special_tokens, pattern)
         self._pre_tokenizer = PreTokenizer(pattern, self.unicode_version)
         self._can_be_compiled = can_encode(self.vocab_size, pattern)
-        self._ids_of = _Cache({pair: 256 + i for i, pair in enumerate(self.merges)})
+        self._ranks = {pair: 256 + i for i, pair in enumerate(self.merges)}
+        self._ids_of = PieceCache(self._merged)
 
     def encode_batch(self, texts: Iterable[str], *, threads: int = 1) -> list[list[int]]:
         """Turn each text into a list of ids; special tokens in them are ordinary text."""
@@ -102,6 +101,10 @@ class BPETokenizer(Tokenizer):
         if len(text) >= _MIN_COMPILED_LENGTH and self._encodes_compiled(len(text)):
             return self._encoder.encode(text.encode())[0].tolist()
         return list(chain.from_iterable(map(self._ids_of.__getitem__, self._pre_tokenizer.split(text))))
+
+    def _merged(self, pre_token: str) -> tuple[int, ...]:
+        # Ranks are those of the ids that merges make: rank 256 + i makes the id 256 + i.
+        return tuple(merge_symbols(list(pre_token.encode()), self._ranks, range(256 + len(self.merges))))
 
     def _encode_compiled(self, texts: Sequence[str], threads: int) -> "tuple[numpy.ndarray, numpy.ndarray]":
         data = [utf8(text) for text in texts]
@@ -176,24 +179,6 @@ def _parts_first(merges: Sequence[tuple[int, int]]) -> Iterator[int]:
 
 
 _WAITING, _DONE = 1, 2
-
-
-class _Cache(dict[str, tuple[int, ...]]):
-    """Pre-token to ids, computed once and cached: few distinct pre-tokens make up most of a text."""
-
-    def __init__(self, merges: dict[tuple[int, int], int]) -> None:
-        self._merges = merges
-        # Ranks are those of the ids that merges make: rank 256 + i makes the id 256 + i.
-        self._made = range(256 + len(merges))
-
-    def __missing__(self, pre_token: str) -> tuple[int, ...]:
-        ids = tuple(merge_symbols(list(pre_token.encode()), self._merges, self._made))
-        if len(pre_token) <= _CACHED_LENGTH:
-            # Clearing it all adapts to a text whose words change; the frequent ones are soon back.
-            if len(self) >= _CACHED_PRE_TOKENS:
-                self.clear()
-            self[pre_token] = ids
-        return ids
 
 
 class ByteTokenizer(Tokenizer):

@@ -17,7 +17,7 @@ from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.numba.dispatch import should_train_compiled
 from napkin.tokenizer.pre_tokenization import Progress, count_pre_tokens
-from napkin.tokenizer.text_input import check_special_tokens, check_texts, read_chunks, split_at, utf8
+from napkin.tokenizer.text_input import check_counted, check_special_tokens, check_texts, read_chunks, split_at, utf8
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 
 _REPORT_EVERY_MERGES = 64
@@ -62,7 +62,7 @@ def train_bpe(
         merges = _learn_compiled(read, special_tokens, (pattern, unicode_version), n_merges, progress, threads)
     else:
         counts = count_pre_tokens(read, special_tokens, pattern, progress, unicode_version)
-        _check_not_empty(counts)
+        check_counted(counts)
         merges = learn_merges(counts, n_merges, progress)
     return BPETokenizer(merges, special_tokens, pattern, unicode_version=unicode_version)
 
@@ -95,13 +95,8 @@ def _learn_compiled(
         counts.finish()
     finally:
         counts.close()
-    _check_not_empty(counts)
+    check_counted(counts)
     return learn_merges_compiled(counts.words(), n_merges, progress)
-
-
-def _check_not_empty(counts: object) -> None:
-    if not counts:
-        raise NapkinError("there is no text to train on: give at least one text with more than special tokens in it")
 
 
 def _is_long(texts: Iterable[str], pattern: str) -> tuple[bool, Iterable[str]]:

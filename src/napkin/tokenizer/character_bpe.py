@@ -13,7 +13,7 @@ line of dashes, a megabyte of base64) take a heap of pairs.
 
 import heapq
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, groupby, pairwise
 from typing import Any, ClassVar, Literal, SupportsIndex
@@ -26,6 +26,8 @@ Ranks = Mapping[tuple[int, int], int]
 """Pair of ids to its rank, from 0 on."""
 
 _LONG = 48
+_CACHED_PIECES = 2**17
+_CACHED_LENGTH = 256
 
 
 def merge_symbols(ids: list[int], ranks: Ranks, made: Sequence[int]) -> list[int]:
@@ -77,14 +79,28 @@ def merge_by_heap(ids: list[int], ranks: Ranks, made: Sequence[int]) -> list[int
     return [i for i in ids if i >= 0]
 
 
+class PieceCache(dict[str, Sequence[int]]):
+    """Pieces of text to ids, each computed once: few distinct pieces make up most of a text."""
+
+    def __init__(self, compute: Callable[[str], Sequence[int]]) -> None:
+        self._compute = compute
+
+    def __missing__(self, piece: str) -> Sequence[int]:
+        ids = self._compute(piece)
+        if len(piece) <= _CACHED_LENGTH:
+            # Clearing it all adapts to a text whose words change; the frequent ones are soon back.
+            if len(self) >= _CACHED_PIECES:
+                self.clear()
+            self[piece] = ids
+        return ids
+
+
 Prefix = Literal["none", "always", "if_missing", "first_if_missing"]
 """The space before a text, and before each part of it between special tokens: none; always; where there is none yet;
 where there is none yet, and before the first part only."""
 
 SPACE = "\u2581"
 
-_CACHED_PIECES = 2**17
-_CACHED_LENGTH = 256
 _MAX_TOKEN_CHARACTERS = 4096
 
 
@@ -134,7 +150,7 @@ class CharacterBPETokenizer(Tokenizer):
         self._bytes = frozenset(self.byte_ids) - own
         self._id_of = self._ids_by_text()
         self._ranks, self._made = self._checked_merges()
-        self._ids_of = _Cache(self)
+        self._ids_of = PieceCache(self.merge_symbols_of)
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
         """The ids of ordinary texts and special tokens in turn; see `Tokenizer.encode_parts`."""
@@ -249,18 +265,3 @@ def _text_of_bytes(content: bytes) -> str:
         return content.decode()
     except UnicodeDecodeError:
         return "\ufffd" * len(content)
-
-
-class _Cache(dict[str, list[int]]):
-    """Piece to ids, computed once and cached."""
-
-    def __init__(self, tokenizer: CharacterBPETokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def __missing__(self, piece: str) -> list[int]:
-        ids = self._tokenizer.merge_symbols_of(piece)
-        if len(piece) <= _CACHED_LENGTH:
-            if len(self) >= _CACHED_PIECES:
-                self.clear()
-            self[piece] = ids
-        return ids

@@ -10,7 +10,6 @@ line end; after a line feed that follows a printable character and precedes one 
 to symbols before it; and between a letter and Chinese or Japanese punctuation.
 """
 
-import codecs
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -68,7 +67,24 @@ def split_into_pieces(
     text: bytes, document_ends: "NDArray[np.int64]", size: int, *, split_documents: bool = True
 ) -> list[Piece]:
     """Divide documents that follow one another into pieces of about `size` bytes, which may split long documents."""
-    return list(_pieces(text, document_ends, max(size, 1), split_documents))
+    import numpy as np
+
+    pieces: list[Piece] = []
+    start, first, n_documents, size = 0, 0, len(document_ends), max(size, 1)
+    while first < n_documents:
+        # The documents that end within the size, or else a part of the one that does not.
+        last = int(np.searchsorted(document_ends, start + size, side="right"))
+        if last > first:
+            pieces.append(Piece(start, document_ends[first:last], first))
+            start, first = int(document_ends[last - 1]), last
+            continue
+        stop = int(document_ends[first])
+        end = _part_end(text, start, stop, size) if split_documents else stop
+        pieces.append(Piece(start, np.array([end], np.int64), first))
+        start = end
+        if end == stop:
+            first += 1
+    return pieces
 
 
 def find_split(text: bytes | memoryview, start: int) -> int | None:
@@ -82,25 +98,6 @@ def find_any_split(text: bytes | memoryview, start: int) -> int | None:
     """Like `find_split`, where there is none: also offsets in other scripts, and in numbers and symbols."""
     match = _ANY_SPLIT.search(text, start, start + _WINDOW_BYTES)
     return match.start() if match else None
-
-
-def _pieces(text: bytes, document_ends: "NDArray[np.int64]", size: int, may_split: bool) -> Iterator[Piece]:
-    import numpy as np
-
-    start, first, n_documents = 0, 0, len(document_ends)
-    while first < n_documents:
-        # The documents that end within the size, or else a part of the one that does not.
-        last = int(np.searchsorted(document_ends, start + size, side="right"))
-        if last > first:
-            yield Piece(start, document_ends[first:last], first)
-            start, first = int(document_ends[last - 1]), last
-            continue
-        stop = int(document_ends[first])
-        end = _part_end(text, start, stop, size) if may_split else stop
-        yield Piece(start, np.array([end], np.int64), first)
-        start = end
-        if end == stop:
-            first += 1
 
 
 def _part_end(text: bytes, start: int, stop: int, size: int) -> int:
@@ -211,38 +208,45 @@ def _read(path: Path, special_tokens: Sequence[str], may_split: bool, chunk_byte
             split = _last_split(data, special_tokens) if may_split else None
             rest = data if split is None else data[split:]
             if split:
-                yield _decode(path, data[:split], start)
+                yield decoded(data[:split], path, start)
                 start += split
     if rest:
-        yield _decode(path, rest, start)
+        yield decoded(rest, path, start)
 
 
 def _last_split(data: bytes, special_tokens: Sequence[str]) -> int | None:
     """A split point close to the end of `data`; None if there is none."""
     reach = max((len(token.encode()) for token in special_tokens), default=0)
     special = re.compile(b"|".join(re.escape(token.encode()) for token in special_tokens)) if reach else None
+
+    def is_inside(place: int) -> bool:
+        around = special.finditer(data, max(place - reach, 0), place + reach) if special else ()
+        return any(match.start() < place < match.end() for match in around)
+
     # A special token, and the text that find_split examines, may extend beyond the end of the data.
     last = len(data) - reach - 1
     for window in (2**8, 2**12, 2**16, len(data)):
         split = find_split(data, max(last - window, 0))
         if split is None and window == len(data):
             split = find_any_split(data, max(last - 2**14, 0))
-        while split is not None and split < last and special and _is_inside(special, data, split, reach):
+        while split is not None and split < last and is_inside(split):
             split = find_split(data, split + 1)
         if split is not None and 0 < split < last:
             return split
     return None
 
 
-def _is_inside(special: re.Pattern[bytes], data: bytes, split: int, reach: int) -> bool:
-    around = special.finditer(data, max(split - reach, 0), split + reach)
-    return any(match.start() < split < match.end() for match in around)
-
-
-def _decode(path: Path, data: bytes, start: int) -> str:
+def decoded(data: bytes, path: StrPath, start: int) -> str:
+    """The bytes of a file from `start` on as text. Raises NapkinError where they are not UTF-8."""
     try:
-        return codecs.decode(data, "utf-8")
+        return data.decode()
     except UnicodeDecodeError as error:
         raise NapkinError(
             f"'{path}' is not UTF-8 at byte {start + error.start}: convert it (iconv -t UTF-8) or leave it out"
         ) from error
+
+
+def check_counted(counts: object) -> None:
+    """Raise NapkinError if nothing was counted in the text of a training."""
+    if not counts:
+        raise NapkinError("there is no text to train on: give at least one text with more than special tokens in it")

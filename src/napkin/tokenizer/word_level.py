@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.pre_tokenization import PreTokenizer, Progress, count_pre_tokens
-from napkin.tokenizer.text_input import check_special_tokens, check_texts, utf8
+from napkin.tokenizer.text_input import check_counted, check_special_tokens, check_texts, utf8
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION, UNNAMED_VERSION
 
 UNK = "<|unk|>"
@@ -89,10 +89,7 @@ class WordTokenizer(Tokenizer):
                 "special): choose a larger one"
             )
         counts = count_pre_tokens(texts, special_tokens, pattern, progress or (lambda stage, done, total: None))
-        if not counts:
-            raise NapkinError(
-                "there is no text to train on: give at least one text with more than special tokens in it"
-            )
+        check_counted(counts)
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
         return cls(ordered[:room], special_tokens, pattern)
 

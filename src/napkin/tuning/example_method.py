@@ -14,7 +14,7 @@ from torch import Tensor
 from napkin.accounting.metering import METERED_STEP
 from napkin.accounting.pricing import Measurement
 from napkin.chats.token_sequence import Example
-from napkin.data.batches import KeyedPermutation
+from napkin.data.permutation import KeyedPermutation
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
 from napkin.planning.step.run_plan import Plan

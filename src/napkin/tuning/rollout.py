@@ -21,7 +21,7 @@ import numpy as np
 
 from napkin.chats.chat_format import Message
 from napkin.chats.token_sequence import TokenSequence
-from napkin.data.batches import random_word
+from napkin.data.permutation import random_word
 from napkin.environments.environment import Environment, Outcome, Task
 from napkin.errors import NapkinError
 from napkin.inference.engine import Completion, Engine, Request

@@ -299,8 +299,6 @@ _FORMS: dict[str, dict[str, Multiply]] = {
     "fp8": {"cuda": fp8_linear, "emulated": fp8_linear_emulated},
     "int8": {"cuda": int8_linear, "cpu": compiled_int8_linear, "emulated": int8_linear_emulated},
 }
-
-
 _ALL = frozenset(form for forms in _FORMS.values() for form in forms.values())
 
 

@@ -33,6 +33,7 @@ from napkin.tokenizer.interchange.huggingface_fields import (
     File,
     Head,
     Step,
+    document,
     known_pattern,
     portable_expression,
     steps_of,
@@ -277,33 +278,20 @@ def _document(tokenizer: Tokenizer) -> dict[str, Any]:
     if isinstance(tokenizer, CharacterBPETokenizer):
         return character_bpe_document(tokenizer)
     vocab, merges = vocab_and_merges(tokenizer)
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": i, "content": token, **flags, "special": token not in tokenizer.text_tokens}
-            for token, i in tokenizer.special_tokens.items()
-        ],
-        "normalizer": {"type": "NFC"} if isinstance(tokenizer, RemappedBPETokenizer) and tokenizer.normalize else None,
-        "pre_tokenizer": _pre_tokenizer(pattern_of(tokenizer)),
-        "post_processor": None,
-        "decoder": _byte_level(use_regex=False),
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": isinstance(tokenizer, RemappedBPETokenizer) and tokenizer.whole,
-            # Including the special tokens: one that is only an added token gets the next free id when it is read.
-            "vocab": vocab,
-            "merges": merges,
-        },
-    }
+    remapped = tokenizer if isinstance(tokenizer, RemappedBPETokenizer) else None
+    return document(
+        tokenizer.special_tokens.items(),
+        tokenizer.text_tokens,
+        normalizer={"type": "NFC"} if remapped and remapped.normalize else None,
+        pre_tokenizer=_pre_tokenizer(pattern_of(tokenizer)),
+        decoder=_byte_level(use_regex=False),
+        fuse_unk=False,
+        byte_fallback=False,
+        ignore_merges=bool(remapped and remapped.whole),
+        # Including the special tokens: one that is only an added token gets the next free id when it is read.
+        vocab=vocab,
+        merges=merges,
+    )
 
 
 def _pre_tokenizer(pattern: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ read alike: literals, classes, `?`, `*`, `+`, `{1,3}`, groups, `|` and lookahead
 engine's version of Unicode may still differ.
 """
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -106,6 +107,33 @@ def steps_of(step: Step | None) -> list[Step]:
         return [step]
     # Each kind of step has a name of its own for those of a sequence.
     return step.normalizers or step.pretokenizers or step.processors or step.decoders or []
+
+
+def document(
+    added: Iterable[tuple[str, int]],
+    text_tokens: Collection[str],
+    *,
+    normalizer: dict[str, Any] | None,
+    pre_tokenizer: dict[str, Any] | None,
+    decoder: dict[str, Any],
+    **model: Any,
+) -> dict[str, Any]:
+    """The contents of a tokenizer.json with these added tokens, steps, and fields of the model."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    unused = dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": i, "content": token, **flags, "special": token not in text_tokens} for token, i in added
+        ],
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": decoder,
+        "model": {"type": "BPE", **unused, **model},
+    }
 
 
 _SUFFIXES = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"

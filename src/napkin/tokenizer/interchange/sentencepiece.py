@@ -10,7 +10,7 @@ from typing import Any
 from napkin.errors import NapkinError
 from napkin.tokenizer.character_bpe import SPACE, CharacterBPETokenizer, Prefix
 from napkin.tokenizer.interchange.assembly import with_unused
-from napkin.tokenizer.interchange.huggingface_fields import File, Step, steps_of, text_tokens_of
+from napkin.tokenizer.interchange.huggingface_fields import File, Step, document, steps_of, text_tokens_of
 
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _METASPACE_PREFIX: dict[str, Prefix] = {"always": "if_missing", "first": "first_if_missing", "never": "none"}
@@ -67,7 +67,6 @@ def character_bpe_document(tokenizer: CharacterBPETokenizer) -> dict[str, Any]:
     for byte, (name, i) in enumerate(zip(_BYTES, tokenizer.byte_ids, strict=True)):
         if byte >= 128 or tokenizer.tokens[i] != chr(byte):
             texts[i] = name
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * tokenizer.strips_space
@@ -76,38 +75,24 @@ def character_bpe_document(tokenizer: CharacterBPETokenizer) -> dict[str, Any]:
     )
     scheme = {value: key for key, value in _METASPACE_PREFIX.items()}.get(tokenizer.prefix)
     prepend = [{"type": "Prepend", "prepend": SPACE}] * (tokenizer.prefix == "always")
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": i, "content": name, **flags, "special": name not in tokenizer.text_tokens}
-            for name, i in sorted(tokenizer.special_tokens.items(), key=lambda each: each[1])
-        ],
-        "normalizer": None if metaspace else {"type": "Sequence", "normalizers": [*prepend, replace]},
-        "pre_tokenizer": {
-            "type": "Metaspace",
-            "replacement": SPACE,
-            "prepend_scheme": scheme,
-            "split": tokenizer.splits_spaces,
-        }
-        if metaspace
-        else None,
-        "post_processor": None,
-        "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": {token: i for i, token in enumerate(texts)},
-            "merges": [[texts[first], texts[second]] for first, second in tokenizer.merges],
-        },
+    pre_tokenizer = {
+        "type": "Metaspace",
+        "replacement": SPACE,
+        "prepend_scheme": scheme,
+        "split": tokenizer.splits_spaces,
     }
+    return document(
+        sorted(tokenizer.special_tokens.items(), key=lambda each: each[1]),
+        tokenizer.text_tokens,
+        normalizer=None if metaspace else {"type": "Sequence", "normalizers": [*prepend, replace]},
+        pre_tokenizer=pre_tokenizer if metaspace else None,
+        decoder={"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
+        fuse_unk=True,
+        byte_fallback=True,
+        ignore_merges=False,
+        vocab={token: i for i, token in enumerate(texts)},
+        merges=[[texts[first], texts[second]] for first, second in tokenizer.merges],
+    )
 
 
 def _prefix_and_split(file: File) -> tuple[Prefix, bool]:

@@ -4,7 +4,7 @@ The number of an n-gram stands for the pair (number of its first n - 1 words, nu
 n-gram is ever compared word by word, and nothing depends on a hash. An n-gram can occur twice only if both of its
 (n-1)-grams do: in ordinary text few are left after the first rounds. Lines and paragraphs are runs of words.
 
-The tables are keyed by random numbers of the process (hash_keys.py of the tokenizer), on which no result depends.
+The tables are keyed by random numbers of the process (fields.py of the compiled tokenizer), on which no result depends.
 """
 
 import numpy as np
