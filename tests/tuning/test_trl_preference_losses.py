@@ -182,7 +182,7 @@ def test_kto_is_that_of_trl(tmp_path: Path, reference: float) -> None:
     config = PreferenceConfig("kto", beta=0.3, desirable_weight=1.3, undesirable_weight=0.7)
     train_state = train_state_of(model=dataclasses.replace(MODEL, vocab_size=257, context_length=64))
     resolved = dataclasses.replace(train_state.resolved, recipe=PreferenceRecipe(preference=config))
-    tokenizer = ByteTokenizer([])
+    tokenizer = ByteTokenizer(["<|endoftext|>"])
     context = TuningContext(resolved, tokenizer, ChatEncoder(tokenizer), tmp_path / "run", Setting())
     method = PreferenceMethod(context, examples, [], "")
     gradient, step = gradient_of(
