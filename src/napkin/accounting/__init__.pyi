@@ -5,6 +5,8 @@ from .comparison import StepFigures as StepFigures
 from .comparison import compare_steps as compare_steps
 from .comparison import step_figures as step_figures
 from .counting import count as count
+from .custom_operators import OperatorWork as OperatorWork
+from .custom_operators import register_operator as register_operator
 from .educational import EducationalLedger as EducationalLedger
 from .educational import educational_ledger as educational_ledger
 from .ledger import Ledger as Ledger

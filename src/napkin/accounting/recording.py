@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from napkin.accounting.collectives import collective_of, needs_other_ranks
 from napkin.accounting.contractions import BATCHED_PRODUCTS, FUSED_ATTENTION, MATRIX_PRODUCTS
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
+from napkin.accounting.custom_operators import OperatorWork, declared_work
 from napkin.accounting.ledger import Component, Ledger, Phase, Row, Word, component_of
 from napkin.accounting.memory import Memory
 from napkin.accounting.microbenchmark import EVEN_ROUTING, FakeCalls, call_of, runs_in
@@ -149,6 +150,7 @@ class _Recorder(TorchDispatchMode):
         self.unknown_scratch: Counter[str] = Counter()
         self.memory = Memory(from_birth=cuda is not None)
         self.call = FakeCalls(self.memory.number_of)
+        self.declared: OperatorWork | None = None  # of the last call, if its operator is a custom one
         self.memory.claim(map(local, (*self.parameters, *module.buffers())), "parameters")
 
     @classmethod
@@ -237,8 +239,8 @@ class _Recorder(TorchDispatchMode):
         self.memory.row = len(self.rows)
         self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=phase == "backward")
         self.rows.append(self._describe(operator, args, kwargs, inputs, result, outputs, phase))
-        scratch = 0
-        if self.cuda is None and inputs and inputs[0].device.type == "cpu":
+        scratch = self.declared.scratch_bytes if self.declared else 0
+        if not scratch and self.cuda is None and inputs and inputs[0].device.type == "cpu":
             scratch = self._scratch(operator, args, kwargs, inputs, outputs)
         copies = operator.overloadpacket is aten._to_copy and self.memory.holds(inputs[0], "parameters")
         self.memory.claim(outputs, "weight copies" if copies else "temporaries", made=True, on_host=on_host)
@@ -357,8 +359,9 @@ class _Recorder(TorchDispatchMode):
     def _describe(
         self, operator: Any, args: tuple, kwargs: dict, inputs: list, result: Any, outputs: list, phase: Phase
     ) -> dict[str, Any]:
+        self.declared = declared = declared_work(operator, args, kwargs, result)
         try:
-            work = work_of(operator, args, kwargs, result)
+            work = declared.work if declared else work_of(operator, args, kwargs, result)
         except UnknownOperator as unknown:
             work = None
             self.unknown[str(unknown)] += 1
@@ -370,6 +373,13 @@ class _Recorder(TorchDispatchMode):
         component = self.attribution.component(path, phase, contraction=work is not None, of_activations=of_activations)
         # What the forward pass computes of the backward pass is, all the same, no backward pass.
         early = phase == "forward" and computes_early_gradient()
+        read = sum(tensor.nbytes for tensor in inputs) if moves else 0
+        written = (sum(tensor.nbytes for tensor in outputs) if moves else 0) + mutated
+        elementwise = elementwise_flops_of(operator, args, inputs + outputs)
+        if declared:
+            read = read if declared.bytes_read is None else declared.bytes_read
+            written = written if declared.bytes_written is None else declared.bytes_written
+            elementwise = declared.elementwise_flops
         return {
             "module": path,
             "phase": "backward" if early else phase,
@@ -382,9 +392,9 @@ class _Recorder(TorchDispatchMode):
             "causal_flops": work.causal_flops if work else 0,
             "recomputed_flops": work.recomputed_flops if work else 0,
             "contraction": work.contraction if work else None,
-            "bytes_read": sum(tensor.nbytes for tensor in inputs) if moves else 0,
-            "bytes_written": (sum(tensor.nbytes for tensor in outputs) if moves else 0) + mutated,
-            "elementwise_flops": elementwise_flops_of(operator, args, inputs + outputs),
+            "bytes_read": read,
+            "bytes_written": written,
+            "elementwise_flops": elementwise,
             "collective": collective_of(operator, args, kwargs),
             "call": None if needs_other_ranks(operator) else call_of(operator, args, kwargs),
         }
