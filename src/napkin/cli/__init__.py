@@ -128,6 +128,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "calibrate": Command(
             "measure this machine's products, bandwidth and overhead", "measure.machine:calibrate_command"
         ),
+        "mcp": Command("serve plans, counts and runs to programs, over MCP", "mcp"),
         "completion": Command("print a script that completes commands in bash, zsh or fish", "completion"),
     },
     "text": {

@@ -8,7 +8,6 @@ from typing import Any
 
 from napkin.errors import NapkinError, suggestion
 from napkin.model.config import ModelConfig, presets
-from napkin.model.huggingface.convert import read_huggingface_config
 
 Settings = dict[str, Any]
 """The settings of a file by their names, tables within tables as "trainer.n_gpus_per_node"."""
@@ -146,6 +145,9 @@ def model_by_name(name: str, note: Callable[[str], None] = lambda text: None) ->
     Raises NapkinError for a model that is neither a preset nor a folder with a config.json.
     """
     if (Path(name) / "config.json").is_file():
+        # Commands that print help, completion and recipes do without torch.
+        from napkin.model.huggingface.convert import read_huggingface_config
+
         return read_huggingface_config(name)
     known = presets()
     published = {found.source.lower().rpartition("/")[2]: preset for preset, found in known.items()}
