@@ -16,8 +16,8 @@ from napkin.accounting.pricing import price
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
-from napkin.planning.step.machine import Site
 from napkin.planning.step.run_plan import Plan
+from napkin.planning.step.site import Site
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe

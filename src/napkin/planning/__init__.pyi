@@ -16,9 +16,9 @@ from .services.service_plan import ServicePlan as ServicePlan
 from .services.service_plan import plan_service as plan_service
 from .step.machine import CatalogueMachine as CatalogueMachine
 from .step.machine import Machine as Machine
-from .step.machine import Site as Site
 from .step.machine import ThisMachine as ThisMachine
 from .step.memory_savings import MemoryOption as MemoryOption
 from .step.memory_savings import memory_options as memory_options
 from .step.plan_file import planned_failures as planned_failures
 from .step.run_plan import Plan as Plan
+from .step.site import Site as Site

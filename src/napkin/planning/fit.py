@@ -15,8 +15,9 @@ from napkin.planning.layouts.costs import LayoutCosts
 from napkin.planning.layouts.layout_plan import LayoutPlan
 from napkin.planning.layouts.search import search_layouts
 from napkin.planning.planner import plan_resolved, resolve
-from napkin.planning.step.machine import CatalogueMachine, Machine, memory_of, step_memory
+from napkin.planning.step.machine import CatalogueMachine, Machine
 from napkin.planning.step.run_plan import Plan
+from napkin.planning.step.site import memory_of, step_memory
 from napkin.recipe.precision import PrecisionName
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe

@@ -30,9 +30,10 @@ from napkin.planning.step.kernel_choice import (
     refuse_impossible_compile,
     with_kernels_that_run,
 )
-from napkin.planning.step.machine import CatalogueMachine, Machine, Progress, Site, machine_of
+from napkin.planning.step.machine import CatalogueMachine, Machine, Progress, machine_of
 from napkin.planning.step.memory_savings import largest_micro_batch, refuse_far_too_much
 from napkin.planning.step.run_plan import Plan
+from napkin.planning.step.site import Site
 from napkin.recipe.data_config import paths_and_weights
 from napkin.recipe.layout import refuse_impossible_layout
 from napkin.recipe.mixture import open_mixture

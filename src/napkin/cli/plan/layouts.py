@@ -16,7 +16,7 @@ from napkin.cli.common.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.hardware.cluster import find_cluster
-from napkin.planning.step.machine import fits, memory_of
+from napkin.planning.step.site import fits, memory_of
 from napkin.recipe.layout import layout_of_recipe
 from napkin.recipe.recipe import Recipe
 from napkin.units import format_bytes, parse_dollars, parse_seconds
@@ -24,7 +24,7 @@ from napkin.units import format_bytes, parse_dollars, parse_seconds
 if TYPE_CHECKING:
     from napkin.planning.fit import Tried
     from napkin.planning.layouts.layout_plan import LayoutPlan
-    from napkin.planning.step.machine import Site
+    from napkin.planning.step.site import Site
 
 LAYOUT_FIELDS = {"training.parallelism", "training.micro_batch_size", "training.recompute", "training.loss_chunk_size"}
 """Fields of [training] that a search of layouts chooses."""

@@ -27,10 +27,11 @@ from napkin.planning.layouts.stages import stages_of_ranks
 from napkin.planning.rules import sizes_of
 from napkin.planning.step.failure_cost import failure_lines, failures_are_worth_saying
 from napkin.planning.step.kernel_choice import describe_compile
-from napkin.planning.step.machine import Progress, memory_of
+from napkin.planning.step.machine import Progress
 from napkin.planning.step.memory_savings import MemoryOption, describe, memory_options
 from napkin.planning.step.plan_file import planned_failures
 from napkin.planning.step.run_plan import Plan
+from napkin.planning.step.site import memory_of
 from napkin.report.headline import reconcile_table
 from napkin.units import (
     format_bytes,

@@ -18,7 +18,8 @@ from napkin.errors import NapkinError
 from napkin.hardware.cluster import Interconnect
 from napkin.model.transformer import Transformer
 from napkin.planning.layouts.counted_parts import CountedParts, Part, Size, count_parts, with_tensor
-from napkin.planning.step.machine import CatalogueMachine, Site
+from napkin.planning.step.machine import CatalogueMachine
+from napkin.planning.step.site import Site
 from napkin.recipe.layout import Layout
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.compile import Recompute

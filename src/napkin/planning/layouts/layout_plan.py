@@ -27,7 +27,8 @@ from napkin.planning.layouts.stages import (
     stage_times,
     stages_of_ranks,
 )
-from napkin.planning.step.machine import CatalogueMachine, Site, fits
+from napkin.planning.step.machine import CatalogueMachine
+from napkin.planning.step.site import Site, fits
 from napkin.recipe.layout import Layout
 from napkin.recipe.resolved import ResolvedRecipe
 

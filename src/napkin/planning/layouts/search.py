@@ -29,7 +29,7 @@ from napkin.planning.layouts.stages import (
     stage_times,
     stages_of_ranks,
 )
-from napkin.planning.step.machine import fits, memory_of, step_memory
+from napkin.planning.step.site import fits, memory_of, step_memory
 from napkin.recipe.layout import Layout, refuse_impossible_layout
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe

@@ -1,4 +1,4 @@
-"""The devices that a plan is for, those of this machine or of a datasheet; and when a step fits into their memory.
+"""The devices that a plan is for: those of this machine, or of a datasheet.
 
 Both have the same interface, so that there is one planner. The difference: this machine can be measured and can run
 operators, a datasheet cannot. Its steps are timed in a probe run (`time_probe_run`): two layers of the model at full
@@ -12,13 +12,11 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import psutil
 import torch
 
-from napkin.accounting.failures import RESTART_MINUTES
 from napkin.accounting.ledger import Ledger, Row
 from napkin.accounting.microbenchmark import time_operators
 from napkin.accounting.pricing import Price, launch_share, price, roofline_seconds
@@ -36,71 +34,12 @@ from napkin.hardware.microbenchmarks import current_machine
 from napkin.hardware.rank_calibration import RankCalibration, ranks_of_this_machine
 from napkin.hardware.target import CudaTarget, Target
 from napkin.kernels.operators import triton_obstacle
+from napkin.planning.step.site import Site, fits
 from napkin.recipe.precision import NARROW, Precision, PrecisionName, choose_device, choose_precision
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
-from napkin.units import format_bytes
-
-FREE_SHARE = 0.05
-"""Part of a device's memory that a step is to leave free, in every plan and every search. A plan counts the bytes of
-tensors. A run also needs what its allocator cannot reuse between them, buffers of collectives and of libraries, and
-memory that other programs take meanwhile: some percent, which no count can know."""
-
-
-def step_memory(memory_bytes: float) -> int:
-    """Bytes that a step may take on a device with so many for tensors: all but `FREE_SHARE`."""
-    return int((1 - FREE_SHARE) * memory_bytes)
-
-
-def fits(peak_bytes: float, memory_bytes: float) -> bool:
-    """True if a step of that peak fits: the one answer of plans, of searches and of what refuses a run."""
-    return peak_bytes <= step_memory(memory_bytes)
-
-
-def memory_of(device_name: str, memory_bytes: float) -> str:
-    """The memory that a step may take on a device, for messages."""
-    allowed = format_bytes(step_memory(memory_bytes))
-    return f"{device_name} has {allowed} for a step ({format_bytes(memory_bytes)} less {FREE_SHARE:.0%})"
-
-
-@dataclass(frozen=True)
-class Site:
-    """The devices of a run: one, or several of the same kind that split the batch."""
-
-    device_name: str
-    matmul_peak: float
-    """Dense FLOP/s of one device in the format of the matrix products."""
-    memory_bytes: int
-    """Memory of one device that is available for tensors."""
-    bytes_per_second: float
-    """Memory bandwidth of one device."""
-    n_devices: int = 1
-    interconnect: Interconnect | None = None
-    """The links between the devices; None where they are not known."""
-    usd_per_hour: float | None = None
-    """Price of all devices per hour; None where it is not known."""
-    offer: str | None = None
-    """The price of one device, whose offer it is and of which month; None for a price that was given."""
-    watts: float | None = None
-    """Power of all devices; None where it is not known."""
-    measured: bool = True
-    """True if the peak was measured, False if it is the datasheet's."""
-    disturbed: bool = False
-    """True if other processes used the machine while it was calibrated: seconds may be too high, peaks too low."""
-    host_bandwidth: float | None = None
-    """Bytes per second from one device into its host's memory; None where it is not known."""
-    mtbf_hours: float | None = None
-    """Between two failures of all devices together, on average; None is by the published rate."""
-    restart_minutes: float = RESTART_MINUTES
-    """Minutes from a failure until training continues."""
-
-    @property
-    def name(self) -> str:
-        """The device's name, with the number of devices."""
-        return self.device_name if self.n_devices == 1 else f"{self.n_devices} × {self.device_name}"
-
 
 Progress = Callable[[str], None]
 

@@ -16,8 +16,8 @@ from napkin.errors import NapkinError
 from napkin.hardware.ceilings import Ceilings
 from napkin.hardware.device_file import catalogue
 from napkin.planning.rules import parameters_by_rule
-from napkin.planning.step.machine import fits, memory_of, step_memory
 from napkin.planning.step.run_plan import Plan
+from napkin.planning.step.site import fits, memory_of, step_memory
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes

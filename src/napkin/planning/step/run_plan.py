@@ -13,7 +13,7 @@ from napkin.checkpoint.folder import checkpoint_bytes
 from napkin.model.config import adapted_matrices
 from napkin.planning.layouts.layout_plan import LayoutPlan, SumAndCount
 from napkin.planning.rules import parameters_by_rule, parameters_formula, step_flops_by_rule
-from napkin.planning.step.machine import Site, fits
+from napkin.planning.step.site import Site, fits
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.accounting_files import PlannedFile, PredictedLoss
