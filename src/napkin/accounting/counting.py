@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
+from napkin.accounting.compiled.programs import compiling_without_kernels
 from napkin.accounting.cuda.trace import as_on_cuda
 from napkin.accounting.ledger import Category, Ledger
 from napkin.accounting.metering import meter_step
@@ -183,8 +184,10 @@ def count(
     """Trace one training step in its steady state and return its ledger.
 
     Args:
-        module: any `torch.nn.Module` on real, meta or fake tensors. It is not modified. Of one that `torch.compile`
-            returned, the original is counted; of one without parameters, the forward pass.
+        module: any `torch.nn.Module` on real, meta or fake tensors. It is not modified. What `torch.compile` makes of
+            it, of parts of it or of functions that the step calls is counted as Inductor compiles it: its kernels, and
+            the buffers that it allocates, reuses and keeps. No kernel is built. Of a module without parameters, the
+            forward pass is counted.
         batch: a tensor, or a tuple, list or mapping of them (positional or keyword arguments of `module`). Only
             shapes, formats and strides are read.
         step: `step(module, batch)` trains once. By default: forward pass, loss, backward pass, update. If the step
@@ -200,7 +203,7 @@ def count(
             on. A module on fake CUDA tensors is always counted for CUDA.
         by: "tracing" needs no data and no memory; "running" runs two real steps of a copy, on the module's device and
             on this batch, and records the second. It counts what depends on data, such as `.item()`, and its peak is
-            the allocator's; `ledger.source` is then "run".
+            the allocator's; `ledger.source` is then "run". What `torch.compile` was given runs uncompiled.
         warm_up: steps that are traced before the one that is counted, the first creates the optimizer's state; or a
             function that is called in their place and leaves what they do.
         progress: called now and then while it traces, with the number of operator calls so far.
@@ -211,18 +214,17 @@ def count(
     Raises NapkinError for an unknown target, if the module cannot be copied, or if the step fails on fake tensors.
     """
     cuda = cuda_target(target)
-    module = uncompiled(module)
     if by == "running":
         if target != "cpu":
             raise NapkinError("by='running' counts for the device that the module is on: leave `target` out")
-        return count_by_running(module, batch, step, optimizer)
+        return count_by_running(uncompiled(module), batch, step, optimizer)
     if by != "tracing":
         raise NapkinError(f"by is {by!r}: use 'tracing' or 'running'")
     mode = _mode_of(module) or FakeTensorMode(allow_non_fake_inputs=True)
     fakes = _Fakes(mode)
     if cuda is None and _is_on_fake_cuda(module):
         cuda = cuda_target("cuda")
-    with mode, as_on_cuda(cuda) if cuda else nullcontext():
+    with mode, as_on_cuda(cuda) if cuda else nullcontext(), compiling_without_kernels(cuda, mode):
         twin = module if _mode_of(module) else _fake_twin(module, fakes)
         arguments = dict(batch) if isinstance(batch, Mapping) else batch
         inputs = pytree.tree_map_only(Tensor, fakes.of_input, arguments)
@@ -232,10 +234,15 @@ def count(
 
 
 def _mode_of(module: nn.Module) -> FakeTensorMode | None:
-    for tensor in map(local, (*module.parameters(), *module.buffers())):
-        if isinstance(tensor, FakeTensor):
-            return tensor.fake_mode
-    return None
+    tensors = map(local, (*module.parameters(), *module.buffers()))
+    modes = {tensor.fake_mode: None for tensor in tensors if isinstance(tensor, FakeTensor)}
+    if len(modes) > 1:
+        # Under torch.compile, autograd would end the process.
+        raise NapkinError(
+            f"the tensors of {type(module).__name__} belong to {len(modes)} FakeTensorModes, and a step has one: "
+            "a deep copy of a fake module has a mode of its own; build each part anew"
+        )
+    return next(iter(modes), None)
 
 
 def _is_on_fake_cuda(module: nn.Module) -> bool:
@@ -278,12 +285,27 @@ def _fake_twin(module: nn.Module, fakes: _Fakes) -> nn.Module:
         memo: dict[int, Any] = {id(buffer): fakes.of_parameter(buffer) for buffer in module.buffers()}
         for parameter in module.parameters():
             memo[id(parameter)] = nn.Parameter(fakes.of_parameter(parameter), requires_grad=parameter.requires_grad)
-        return uncompile_parts(copy.deepcopy(module, memo))
+        for part in module.modules():
+            if "dynamo_ctx" in vars(part):
+                memo[id(part.dynamo_ctx)] = part.dynamo_ctx
+        twin = copy.deepcopy(module, memo)
+        for part, copied in zip(module.modules(), twin.modules(), strict=True):
+            if part._compiled_call_impl is not None:
+                copied._compiled_call_impl = _compiler_of(part._compiled_call_impl)(copied._call_impl)
+        return twin
     except (RuntimeError, TypeError, ValueError) as error:
         raise NapkinError(
             f"{type(module).__name__} cannot be copied ({first_line(error)}): build it under FakeTensorMode() and "
             "pass that"
         ) from error
+
+
+def _compiler_of(compiled: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What `nn.Module.compile` made a module's call with, its options included."""
+    from torch._dynamo.eval_frame import _TorchDynamoContext
+
+    cells = (cell.cell_contents for cell in compiled.__closure__ or ())
+    return next((each for each in cells if isinstance(each, _TorchDynamoContext)), torch.compile)
 
 
 @contextmanager
@@ -297,6 +319,10 @@ def _errors_on_one_line() -> Iterator[None]:
             "by='running', or pass a `step` without `.item()`, boolean-mask indexing or branches on data"
         ) from None
     except RuntimeError as error:
+        import os
+
+        if os.environ.get("DBG"):
+            raise
         raise NapkinError(
             f"the step fails on fake tensors, which have no data: {first_line(error)}; by='running' counts a real one"
         ) from None

@@ -1,33 +1,34 @@
 """Records a training step, operator by operator, as a ledger; on fake tensors or on real ones.
 
 It also sees what changes storages without being an operator: resizing, and waiting for a collective. Each call is
-attributed to a module and a component: the forward pass notes which module made which autograd node, and the backward
-pass looks it up. A node gets its sequence number just before its operator runs, and keeps it. An operator that makes no
-node sees the number of the last.
+attributed to a module and a component (`napkin.accounting.attribution`). The programs of torch.compile tell it what
+they allocate and which kernels they run (`napkin.accounting.compiled.programs`).
 """
 
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any, no_type_check
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import _get_sequence_nr  # pyright: ignore[reportMissingImports]
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from napkin.accounting.attribution import Attribution
 from napkin.accounting.collectives import collective_of, needs_other_ranks
+from napkin.accounting.compiled.programs import Kernel, Origin, listening
 from napkin.accounting.contractions import BATCHED_PRODUCTS, FUSED_ATTENTION, MATRIX_PRODUCTS
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
 from napkin.accounting.custom_operators import OperatorWork, declared_work
-from napkin.accounting.ledger import Component, Ledger, Phase, Row, Word, component_of
+from napkin.accounting.ledger import Ledger, Phase, Row
 from napkin.accounting.memory import Memory
 from napkin.accounting.microbenchmark import EVEN_ROUTING, FakeCalls, call_of, runs_in
 from napkin.accounting.operators import UnknownOperator, elementwise_flops_of, is_composite, is_no_contraction, work_of
@@ -101,6 +102,7 @@ def record(
         if isinstance(warm_up, int):
             for _ in range(warm_up):
                 step()
+                recorder.forget_compiling()
         else:
             warm_up()
             recorder.take_workspaces()
@@ -131,6 +133,8 @@ def recording(module: nn.Module, keep: Callable[[Ledger, int], Any]) -> Iterator
 # Runs for every operator of a step: the type checks that are on during tests would take half of their time.
 @no_type_check
 class _Recorder(TorchDispatchMode):
+    supports_higher_order_operators = True
+
     def __init__(
         self, module: nn.Module, cuda: CudaTarget | None, progress: Callable[[int], None] | None = None
     ) -> None:
@@ -138,12 +142,16 @@ class _Recorder(TorchDispatchMode):
         self.progress, self.n_calls = progress, 0
         self.cuda = cuda
         self.multiplied: set[bool] = set()  # threads that have called cuBLAS: True is autograd's
+        self.module = module
         self.parameters = list(module.parameters())
         on_cpu = all(parameter.device.type == "cpu" for parameter in self.parameters)
         self.thread = get_ident() if on_cpu else None
         """The one thread that computes; None on CUDA, where autograd has one of its own."""
         self.attribution = Attribution(module)
-        self.recording = self.in_optimizer = self.seen_backward = False
+        self.recording = self.in_optimizer = self.seen_backward = self.paused = self.compiled = False
+        self.origin: Origin | None = None
+        self.buffers: list[Tensor] = []
+        """What a program has allocated since its last kernel."""
         self.previous_phase: Phase = "forward"
         self.rows: list[dict[str, Any]] = []  # all fields but those that `memory` knows
         self.unknown: Counter[str] = Counter()
@@ -166,8 +174,14 @@ class _Recorder(TorchDispatchMode):
             register_optimizer_step_pre_hook(self._enter_optimizer),
             register_optimizer_step_post_hook(self._leave_optimizer),
         ]
+        in_place = [part for part in self.module.modules() if part._compiled_call_impl is not None]
         try:
-            with self, resizes_told(self.memory.resize), waits_unseen():
+            with ExitStack() as stack:
+                for part in in_place:
+                    # Hooks of a module that was compiled in place are compiled with it.
+                    stack.enter_context(patch.object(part, "_compiled_call_impl", self._named(part)))
+                for context in (self, listening(self), resizes_told(self.memory.resize), waits_unseen()):
+                    stack.enter_context(context)
                 yield
         finally:
             for hook in hooks:
@@ -210,6 +224,11 @@ class _Recorder(TorchDispatchMode):
         )
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if self.paused or TracingContext.try_get() is not None:
+            # What torch.compile traces does not run.
+            return operator(*args, **(kwargs or {}))
+        if isinstance(operator, torch._ops.HigherOrderOperator):
+            return self._run_higher_order(operator, args, kwargs or {})
         if any(kind.__name__ == "DTensor" for kind in types):
             # One that ranks divide: its own dispatch calls operators on the part that this rank has, which come here.
             return NotImplemented
@@ -251,6 +270,17 @@ class _Recorder(TorchDispatchMode):
             self._take_more(self.cuda, operator, args, inputs)
         self.memory.take_and_give_back(scratch)
         return result
+
+    def _run_higher_order(self, operator: Any, args: tuple, kwargs: dict) -> Any:
+        """Run what an operator of operators runs: those of torch.compile that keep the state of random numbers, for
+        what is computed again in the backward pass."""
+        if operator.name() == "run_and_save_rng_state":
+            with self:
+                return torch.get_rng_state(), args[0](*args[1:], **kwargs)
+        if operator.name() == "run_with_rng_state":
+            with self:
+                return args[1](*args[2:], **kwargs)
+        return operator(*args, **kwargs)
 
     def _scratch(self, operator: Any, args: tuple, kwargs: dict, inputs: list[Tensor], outputs: list[Tensor]) -> int:
         known = scratch_bytes(operator, args, kwargs, inputs)
@@ -301,7 +331,91 @@ class _Recorder(TorchDispatchMode):
                 self.memory.take(self.cuda.workspace_bytes)
             self.multiplied = {False, True}
 
+    # What programs of torch.compile tell.
+
+    def forget_compiling(self) -> None:
+        """Free what torch.compile leaves in cycles: fake tensors of the step among it, in place of real ones."""
+        if self.compiled:
+            gc.collect()
+
+    def allocate(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Allocate a buffer of a program; it belongs to the row that comes next."""
+        self.compiled = True
+        with self._pause():
+            buffer = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+        if self.recording:
+            self.memory.row = len(self.rows)
+        self.memory.claim([buffer], "temporaries", made=self.recording)
+        self.buffers.append(buffer)
+        return buffer
+
+    def reinterpret(self, tensor: Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
+        """Make a view of a buffer, which is no operator."""
+        with self._pause():
+            return torch.as_strided(tensor, shape, stride, tensor.storage_offset() + offset)
+
+    def come_from(self, origin: Origin | None) -> None:
+        """Note where the operators come from that run next; None after a program."""
+        self.origin = origin
+        if origin is None:
+            self.buffers = []
+
+    def run_kernel(self, kernel: Kernel, tensors: list[Tensor]) -> None:
+        """Record a kernel that a program runs on `tensors`."""
+        used = {tensor.untyped_storage()._cdata for tensor in tensors}
+        buffers = [buffer for buffer in self.buffers if buffer.untyped_storage()._cdata in used]
+        self.buffers = []
+        if not self.recording:
+            return
+        self.origin, before = kernel.origin, self.origin
+        phase = self._phase()
+        if phase != self.previous_phase:
+            self._turn(phase)
+        self.memory.claim(tensors, "inputs")
+        self.memory.row, self.memory.sums_gradients = len(self.rows), False
+        sample = (buffers or tensors)[:1]
+        path = self.attribution.module_path(phase, kernel.origin)
+        contracts = kernel.contraction is not None
+        component = self.attribution.component(
+            path, phase, contraction=contracts, of_activations=contracts, origin=kernel.origin
+        )
+        self.rows.append(
+            {
+                "module": path,
+                "phase": phase,
+                "early": False,
+                "component": component,
+                "of_activations": contracts,
+                "operator": kernel.name,
+                "format": FORMAT_OF.get(sample[0].dtype, str(sample[0].dtype).removeprefix("torch.")) if sample else "",
+                "flops": kernel.flops,
+                "causal_flops": kernel.flops,
+                "recomputed_flops": 0,
+                "contraction": kernel.contraction,
+                "bytes_read": kernel.bytes_read,
+                "bytes_written": kernel.bytes_written,
+                "elementwise_flops": kernel.elementwise_flops,
+                "collective": None,
+                "call": None,
+            }
+        )
+        read = [tensor for tensor in tensors if not any(tensor is buffer for buffer in buffers)]
+        if phase in ("forward", "recompute") and read and all(map(self.memory.stems_from_parameters, read)):
+            self.memory.reclaim(buffers, "weight copies")
+            self.memory.trace_parameters(read, buffers)
+        self.origin = before
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
+
     def _phase(self) -> Phase:
+        if self.origin is not None and self.origin.phase:
+            return self.origin.phase
         if torch._C._current_graph_task_id() != -1:
             # Activation checkpointing runs a forward pass again. Without it, a graph that is built here is that of a
             # second derivative. A custom autograd function builds no graph inside, but may be called by one that does.
@@ -325,11 +439,27 @@ class _Recorder(TorchDispatchMode):
         self.seen_backward |= is_backward
         self.previous_phase = phase
 
+    def _named(self, part: nn.Module) -> Callable[..., Any]:
+        compiled: Any = part._compiled_call_impl
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.attribution.enter(part)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                self.attribution.leave()
+
+        return call
+
     # These hooks return None: anything else would replace the arguments or the output of the module.
     def _enter_module(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         self.attribution.enter(module)
 
     def _leave_module(self, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         self.attribution.leave()
 
     def _enter_optimizer(self, *_: Any) -> None:
@@ -350,10 +480,10 @@ class _Recorder(TorchDispatchMode):
         if operator.overloadpacket not in BATCHED_PRODUCTS or phase == "optimizer":
             return False
         if phase == "backward":
-            return self.attribution.is_node_of_activations
+            return self.attribution.is_node_of_activations(self.origin)
         found = not any(map(self.memory.stems_from_parameters, inputs[-2:]))
         if found:
-            self.attribution.mark_node_of_activations()
+            self.attribution.mark_node_of_activations(self.origin)
         return found
 
     def _describe(
@@ -368,12 +498,14 @@ class _Recorder(TorchDispatchMode):
         moves = not _is_view_call(inputs, outputs)
         mutated = sum(tensor.nbytes for tensor in _mutated(operator, args, kwargs)) if not outputs else 0
         sample = (inputs if work else outputs or inputs)[:1]
-        path = self.attribution.module_path(phase)
+        path = self.attribution.module_path(phase, self.origin)
         of_activations = work is not None and self._multiplies_activations(operator, inputs, phase)
-        component = self.attribution.component(path, phase, contraction=work is not None, of_activations=of_activations)
+        component = self.attribution.component(
+            path, phase, contraction=work is not None, of_activations=of_activations, origin=self.origin
+        )
         # What the forward pass computes of the backward pass is, all the same, no backward pass.
         early = phase == "forward" and computes_early_gradient()
-        read = sum(tensor.nbytes for tensor in inputs) if moves else 0
+        read = sum(tensor.nbytes for tensor in inputs if tensor is not kwargs.get("out")) if moves else 0
         written = (sum(tensor.nbytes for tensor in outputs) if moves else 0) + mutated
         elementwise = elementwise_flops_of(operator, args, inputs + outputs)
         if declared:
@@ -466,81 +598,3 @@ def _mutated(operator: Any, args: tuple, kwargs: dict) -> Iterator[Tensor]:
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             yield from _tensors(value)
-
-
-# Runs for every operator of a step: the type checks that are on during tests would take half of their time.
-@no_type_check
-class Attribution:
-    """The modules of a model, those that run, and the autograd nodes that they made."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.paths = {id(child): name for name, child in module.named_modules()}
-        self.words = {path: _words(module, path) for path in self.paths.values()}
-        self.stack: list[str] = []
-        """Paths of the modules that run, the innermost last."""
-        self.after_head = False
-        """True once the head has run in this forward pass."""
-        self.path_of_node: dict[int, str] = {}
-        self.component_of_node: dict[int, Component] = {}
-        self.nodes_of_activations: set[int] = set()
-
-    def enter(self, module: nn.Module) -> None:
-        """Note that the forward pass of `module` begins."""
-        self.stack.append(self.paths.get(id(module), type(module).__name__))
-
-    def leave(self) -> None:
-        """Note that the innermost module has ended."""
-        self.stack.pop()
-
-    def module_path(self, phase: Phase) -> str:
-        """Path of the innermost module that a call belongs to."""
-        if phase == "backward":
-            return self.path_of_node.get(_current_node(), "")
-        path = self.stack[-1] if self.stack else ""
-        if phase in ("forward", "recompute"):
-            self.path_of_node.setdefault(_get_sequence_nr() - 1, path)
-        return path
-
-    def component(self, path: str, phase: Phase, *, contraction: bool, of_activations: bool) -> Component:
-        """The component of a call; a gradient belongs to that of what it is the gradient of."""
-        if phase == "optimizer":
-            return "optimizer"
-        if phase == "backward":
-            return self.component_of_node.get(_current_node(), "other")
-        found = component_of(
-            self.words.get(path) or ((path, path),),
-            contraction=contraction,
-            of_activations=of_activations,
-            after_head=self.after_head and not path,
-        )
-        self.after_head |= found == "head"
-        node = _get_sequence_nr() - 1
-        # Of the calls of one node, the first may be a reshape.
-        if self.component_of_node.get(node, "other") == "other":
-            self.component_of_node[node] = found
-        return found
-
-    def mark_node_of_activations(self) -> None:
-        """Note that the node that is being made multiplies activations."""
-        self.nodes_of_activations.add(_get_sequence_nr() - 1)
-
-    @property
-    def is_node_of_activations(self) -> bool:
-        """True if the node whose backward pass runs was marked as one that multiplies activations."""
-        return _current_node() in self.nodes_of_activations
-
-
-def _words(root: nn.Module, path: str) -> tuple[Word, ...]:
-    """Name and class of the module at `path` and of those around it, the innermost first."""
-    names = path.split(".") if path else []
-    kinds = [type(root)]
-    for name in names:
-        root = getattr(root, name)
-        kinds.append(type(root))
-    return tuple(zip(reversed(["", *names]), (kind.__name__ for kind in reversed(kinds)), strict=True))
-
-
-def _current_node() -> int:
-    """The number of the autograd node that runs; -1 outside of a backward pass."""
-    node = torch._C._current_autograd_node()
-    return -1 if node is None else node._sequence_nr()

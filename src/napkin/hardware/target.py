@@ -15,6 +15,9 @@ class CudaTarget:
     cudnn_attention: bool = True
     """True if torch has cuDNN 9.15.1 or newer, whose attention it then prefers on capabilities 9.x and 10.x."""
 
+    rms_norm_in_fp32: bool = True
+    """True if autocast widens the inputs of F.rms_norm to fp32, as torch does from version 2.12 on."""
+
     @property
     def workspace_bytes(self) -> int:
         """The workspace that cuBLAS allocates with torch's allocator, and keeps, for each thread that multiplies.

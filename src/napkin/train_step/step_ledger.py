@@ -31,9 +31,12 @@ def count_step(
     rank: int = 0,
     *,
     reserved: bool = True,
+    compiled: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Ledger:
     """The ledger of one rank's step: its rows of the batch, its part of the model, and what it sends to others.
+
+    With `compiled`, the blocks are counted as torch.compile makes them, which takes some seconds longer.
 
     `reserved` is whether the bytes are wanted that a GPU's caching allocator reserves: they depend on all of the first
     step, and take as long again to count. `progress` is called with the number of operator calls traced so far. Raises
@@ -48,7 +51,7 @@ def count_step(
     # Fake tensors are on the CPU for every target: fake CUDA tensors abort a CPU build of torch.
     on_cpu = dataclasses.replace(resolved.with_training(micro_batch_size=size), precision=resolved.precision.on("cpu"))
     with FakeTensorMode(), _as_rank(resolved.world_size, rank) as ranks:
-        train_state = build_train_state(on_cpu, ranks)
+        train_state = build_train_state(on_cpu, ranks, compiled=compiled)
         tokens = torch.zeros(recipe.training.batch_size, recipe.model.context_length, dtype=torch.int64)
         others = [tokens.clone() for _ in range(2 if recipe.data.separate_documents else 1)]
         # Views, so that the bytes of the whole batch are counted.

@@ -15,6 +15,7 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from napkin.accounting.cuda.attention import AttentionCall, attend_on_cuda
 from napkin.hardware.target import CudaTarget
@@ -36,6 +37,8 @@ def as_on_cuda(target: CudaTarget) -> Iterator[None]:
         for name, implementation in on_cuda.items():
             library.impl(name, _on_fakes(getattr(aten, name).default, implementation), "AutogradCPU")
         for name in _FP32 + _FP32_UNLESS_TOLD:
+            if name == "rms_norm" and not target.rms_norm_in_fp32:
+                continue
             library.impl(name, _in_fp32(name), "AutocastCPU")
         with _autocast_on_cpu(), _foreach_by_default():
             yield
@@ -53,9 +56,14 @@ def _library() -> Iterator[torch.library.Library]:
 def _on_fakes(operator: Any, implementation: Callable[..., Any]) -> Callable[..., Any]:
     # Other threads may be computing on real tensors.
     def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return (implementation if isinstance(first, FakeTensor) else operator.decompose)(first, *args, **kwargs)
+        return (implementation if _is_fake(first) else operator.decompose)(first, *args, **kwargs)
 
     return run
+
+
+def _is_fake(value: Any) -> bool:
+    """True for fake tensors, and for what AOTAutograd wraps them in while torch.compile traces."""
+    return isinstance(value, (FakeTensor, FunctionalTensor))
 
 
 def _attention(target: CudaTarget) -> Callable[..., Tensor]:
@@ -107,7 +115,7 @@ def _in_fp32(name: str) -> Callable[..., Any]:
 
     def run(first: Any, *args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            if any(isinstance(value, FakeTensor) for value in (first, *args)):
+            if any(map(_is_fake, (first, *args))):
                 if name in _FP32:
                     first, args = _wide(first), tuple(_wide(value) for value in args)
                     kwargs = {key: _wide(value) for key, value in kwargs.items()}

@@ -112,7 +112,8 @@ By = Literal["component", "operator", "module", "phase"]
 @dataclass(frozen=True)
 class CountOptions(RecipeOptions, ForeignFiles, JsonOption):
     """Trace a recipe's training step on fake tensors and print its FLOPs and bytes; nothing is computed. No text is
-    needed: without a tokenizer, --model.vocab-size gives the number of token ids."""
+    needed: without a tokenizer, --model.vocab-size gives the number of token ids. With --training.compile on, the
+    blocks are counted as torch.compile makes them."""
 
     by: By = "operator"
     """What the rows are summed by: component is embedding, attention projections, attention scores, feed-forward,
@@ -129,6 +130,7 @@ def count_command(options: CountOptions, _: RecipeSource) -> None:
     with progress_line("counting the step") as line:
         from napkin.cli.plan.output import print_unknown_operators, print_unknown_scratch
         from napkin.planning.planner import resolve
+        from napkin.planning.step.kernel_choice import compile_obstacle
         from napkin.planning.step.machine import ThisMachine
         from napkin.train_step.step_ledger import count_step
 
@@ -141,8 +143,10 @@ def count_command(options: CountOptions, _: RecipeSource) -> None:
             training = replace(recipe.training, device="cpu", precision=precision)
             recipe = replace(recipe, model=model, training=training)
         resolved = resolve(recipe, ThisMachine(device=recipe.training.device))
+        compiled = recipe.training.compile == "on" and compile_obstacle(resolved) is None
         ledger = count_step(
             replace(resolved, target=target or ("cpu" if options.target == "cpu" else None)),
+            compiled=compiled,
             progress=lambda calls: line(calls, None, f"{calls:,} operator calls"),
         )
     if options.json:

@@ -1,0 +1,170 @@
+"""A CUDA device for Inductor to lower graphs for, on a machine that may have none, or another."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+from torch.utils import _triton
+
+from napkin.hardware.target import CudaTarget
+
+DEVICE = torch.device("cuda", 0)
+
+
+@contextmanager
+def fake_cuda_device(target: CudaTarget) -> Iterator[None]:
+    """Let Inductor see one CUDA device, `target`, in this context, and Triton, whether there are any or not."""
+    from torch._dynamo import device_interface
+    from torch._inductor import scheduler
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    major, minor = target.capability
+    multiprocessors, shared = _SIZES.get(target.capability, _SIZES[9, 0])
+    properties = SimpleNamespace(
+        name="counted for",
+        major=major,
+        minor=minor,
+        multi_processor_count=multiprocessors,
+        max_threads_per_multi_processor=2048 if major != 12 else 1536,
+        regs_per_multiprocessor=65536,
+        warp_size=32,
+        total_memory=80 * 2**30,
+        shared_memory_per_block=48 * 2**10,
+        shared_memory_per_block_optin=shared,
+        L2_cache_size=50 * 2**20,
+        gcnArchName="",
+    )
+    hints = DeviceProperties(
+        type="cuda",
+        index=0,
+        multi_processor_count=multiprocessors,
+        cc=major * 10 + minor,
+        major=major,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=properties.max_threads_per_multi_processor,
+        max_threads_per_block=1024,
+        warp_size=32,
+    )
+
+    class Worker(device_interface.CudaInterface.Worker):
+        current_device = staticmethod(lambda: 0)
+        get_device_properties = staticmethod(lambda device=None: properties)
+
+    class Interface(device_interface.CudaInterface):
+        pass
+
+    Interface.Worker = Worker  # pyright: ignore
+    for name, value in {
+        "current_device": 0,
+        "device_count": 1,
+        "get_device_properties": properties,
+        "is_bf16_supported": True,
+        "is_available": True,
+        "get_compute_capability": hints.cc,
+        "is_triton_capable": True,
+        "raise_if_triton_unavailable": None,
+    }.items():
+        setattr(Interface, name, staticmethod(lambda *_, value=value, **__: value))
+    # Its first use registers all devices.
+    device_interface.get_interface_for_device("cpu")
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(device_interface.device_interfaces, {"cuda": Interface, "cuda:0": Interface}))
+        stack.enter_context(patch.object(DeviceProperties, "create", lambda device: hints))
+        stack.enter_context(patch.object(scheduler, "has_triton", lambda: True))
+        stack.enter_context(patch.object(_triton, "triton_hash_with_backend", lambda: ""))
+        stack.enter_context(_without_device_guards())
+        for name, value in {
+            "get_device_properties": properties,
+            "get_device_capability": target.capability,
+            "current_device": 0,
+            "device_count": 1,
+        }.items():
+            stack.enter_context(patch.object(torch.cuda, name, lambda *_, value=value, **__: value))
+        yield
+
+
+@contextmanager
+def _without_device_guards() -> Iterator[None]:
+    """Some methods of a tensor ask for a guard of its device, which a CPU build of torch does not have for CUDA.
+
+    The tensors here are fake: what a method writes does not matter, nor where its result lies in memory.
+    """
+    with ExitStack() as stack:
+        for name, without in _WITHOUT_GUARD.items():
+            original = getattr(Tensor, name)
+
+            def call(tensor: Any, *args: Any, original: Any = original, without: Any = without, **kwargs: Any) -> Any:
+                fake = isinstance(tensor, FakeTensor) and tensor.device.type == "cuda"
+                return (without if fake else original)(tensor, *args, **kwargs)
+
+            stack.enter_context(patch.object(Tensor, name, call))
+        yield
+
+
+def _item_of(tensor: Tensor, index: Any) -> Any:
+    index = pytree.tree_map_only(Tensor, _on_host, index)
+    return pytree.tree_map_only(Tensor, _moved, _on_host(tensor)[index])
+
+
+_WITHOUT_GUARD: dict[str, Any] = {
+    "copy_": torch.ops.aten.copy_.default,
+    "contiguous": torch.ops.aten.contiguous.default,
+    "__invert__": torch.ops.aten.bitwise_not.default,
+    "__getitem__": _item_of,
+    "__setitem__": lambda tensor, *_: None,
+    "index_put_": lambda tensor, *_, **__: tensor,
+}
+
+# Multiprocessors, and bytes of shared memory that a block can ask for, by compute capability.
+_SIZES = {
+    (7, 0): (80, 98304),
+    (7, 5): (40, 65536),
+    (8, 0): (108, 166912),
+    (8, 6): (84, 101376),
+    (8, 9): (142, 101376),
+    (9, 0): (132, 232448),
+    (10, 0): (148, 232448),
+    (12, 0): (170, 101376),
+}
+
+
+def moved_to_cuda(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """Put all that a graph on the CPU makes on the CUDA device, in place; its inputs there.
+
+    Inductor itself then works out where every value in it is.
+    """
+    for module in graph.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.args = pytree.tree_map_only(torch.device, _on_cuda, node.args)
+                node.kwargs = pytree.tree_map_only(torch.device, _on_cuda, node.kwargs)
+                if module is not graph:
+                    node.meta["val"] = pytree.tree_map_only(FakeTensor, _moved, node.meta.get("val"))
+            module.recompile()
+    fakes = {id(each): each for each in example_inputs if isinstance(each, Tensor)}
+    moved = {number: _moved(each) for number, each in fakes.items()}
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), Tensor):
+            node.meta["val"] = _moved(node.meta["val"])
+    return [moved.get(id(each), each) for each in example_inputs]
+
+
+def _on_cuda(device: torch.device) -> torch.device:
+    return DEVICE if device.type in ("cpu", "cuda") else device
+
+
+def _moved(tensor: Tensor, device: torch.device = DEVICE) -> Tensor:
+    mode = getattr(tensor, "fake_mode", None)
+    assert mode is not None
+    with mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return _moved(tensor, torch.device("cpu"))

@@ -1,0 +1,162 @@
+"""Programs of torch.compile, counted on fake tensors and run on this CPU."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from napkin import Ledger, count
+from napkin.errors import NapkinError
+from napkin.hardware.target import CudaTarget
+from napkin.torch_compile import set_up_compiler
+from oracles.allocator import growth_at_peak, storage_bytes
+from oracles.compiled_models import CASES, Layers, vectors
+
+QUICK = ("layers",)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled() -> Iterator[None]:
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.torture) for name in CASES]
+)
+def test_the_peak_of_a_compiled_step_is_the_allocators(name: str, one_thread: None) -> None:
+    with FakeTensorMode():
+        training = CASES[name].training()
+        ledger = count(training.module, training.batch, training.step, warm_up=2)
+    assert sum(ledger.peak_by_category.values()) == ledger.peak_bytes
+    assert not ledger.unknown_operators
+
+    set_up_compiler()
+    training = CASES[name].training()
+    for _ in range(3):
+        training.step(training.module, training.batch)
+    resident = storage_bytes(training.tensors())
+    _, growth = growth_at_peak(lambda: training.step(training.module, training.batch))
+    assert ledger.resident_bytes == pytest.approx(resident, abs=64)
+    assert ledger.peak_bytes == pytest.approx(resident + growth, rel=0.01)
+
+
+def counted(module: nn.Module, batch: tuple[Tensor, ...], **settings: object) -> Ledger:
+    return count(torch.compile(module), batch, **settings)  # pyright: ignore
+
+
+def test_a_compiled_module_is_counted_with_its_kernels_and_the_eager_one_without() -> None:
+    compiled, eager = counted(Layers(), vectors()), count(Layers(), vectors())
+    assert any(row.operator.startswith("cpp_fused") for row in compiled.rows)
+    assert not any(row.operator.startswith("cpp_fused") for row in eager.rows)
+    # Products are not fused: the same are computed, and two of a linear layer's gradient.
+    assert compiled.flops == eager.flops
+    assert compiled.peak_bytes < eager.peak_bytes
+    # Each kernel is known by the module whose operators it fuses.
+    assert {row.module for row in compiled.rows if row.contraction} == {"widen", "narrow"}
+    assert {row.phase for row in compiled.rows if row.operator.startswith("cpp_fused")} == {"forward", "backward"}
+
+
+def test_a_step_for_a_gpu_is_lowered_for_a_gpu() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project, self.norm = nn.Linear(64, 192), nn.LayerNorm(64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            heads = self.project(self.norm(x)).view(2, 32, 3, 4, 16).permute(2, 0, 3, 1, 4)
+            return F.scaled_dot_product_attention(*heads, is_causal=True).square().mean()
+
+    def step(module: nn.Module, batch: tuple[Tensor, ...]) -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = module(*batch)
+        loss.backward()
+        module.zero_grad()
+
+    ledger = counted(Attends(), (torch.zeros(2, 32, 64),), step=step, target=CudaTarget(cudnn_attention=False))
+    operators = {row.operator for row in ledger.rows}
+    assert {"_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"} <= operators
+    assert any(name.startswith("triton_") for name in operators)
+    assert not any(name.startswith("cpp_") for name in operators)
+    assert ledger.reserved_bytes is not None
+    assert ledger.peak_bytes % 512 == 0
+
+
+def test_a_function_that_is_compiled_for_many_shapes_makes_results_of_each() -> None:
+    def squared(weight: Tensor) -> Tensor:
+        narrow = weight.bfloat16()
+        return narrow @ (narrow.T @ narrow) / (narrow.norm() + 1e-7)
+
+    compiled, shapes = torch.compile(squared), []
+
+    def step(module: nn.Module, batch: Tensor) -> None:
+        for weight in module.parameters():
+            with torch.no_grad():
+                shapes.append((tuple(weight.shape), tuple(compiled(weight.detach()).shape)))
+
+    module = nn.ParameterList(torch.zeros(size) for size in ((64, 64), (64, 32), (32, 16), (48, 16)))
+    ledger = count(module, torch.zeros(1), step)
+    assert shapes
+    assert all(one == other for one, other in shapes)
+    n_products = sum(row.contraction is not None for row in ledger.rows)
+    assert n_products == 2 * len(list(module.parameters()))
+
+
+def test_layers_that_share_a_program_keep_their_own_names() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.silu(self.up(x))
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = x + block(x)
+            return x.square().mean()
+
+    module = Stack()
+    for block in module.blocks:
+        block.compile()
+    ledger = count(module, torch.zeros(8, 16))
+    assert any(row.operator.startswith("cpp_fused") for row in ledger.rows)
+    products = [(row.phase, row.module) for row in ledger.rows if row.contraction]
+    assert [module for phase, module in products if phase == "forward"] == ["blocks.0.up", "blocks.1.up"]
+    assert {module for phase, module in products if phase == "backward"} == {"blocks.0.up", "blocks.1.up"}
+
+
+def test_a_module_of_two_fake_modes_is_refused() -> None:
+    layers = []
+    for _ in range(2):
+        with FakeTensorMode():
+            layers.append(nn.Linear(4, 4))
+    with pytest.raises(NapkinError, match="belong to 2 FakeTensorModes, and a step has one"):
+        count(nn.Sequential(*layers), torch.zeros(2, 4))
+
+
+def test_a_count_leaves_compiled_code_as_it_was() -> None:
+    calls: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+        calls.append("compiled")
+        return graph.forward
+
+    module, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4)
+    compiled = torch.compile(module, backend=backend)
+    before = compiled(x)
+    count(compiled, x)  # pyright: ignore[reportArgumentType]
+    n_calls = len(calls)
+    assert torch.equal(compiled(x), before)
+    assert len(calls) == n_calls
