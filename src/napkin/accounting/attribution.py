@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._C._autograd import _get_sequence_nr  # pyright: ignore[reportMissingImports]
 
-from napkin.accounting.compiled.programs import Origin
+from napkin.accounting.compiled.listening import Origin
 from napkin.accounting.ledger import Component, Phase, Word, component_of
 
 

@@ -2,7 +2,7 @@
 
 It also sees what changes storages without being an operator: resizing, and waiting for a collective. Each call is
 attributed to a module and a component (`napkin.accounting.attribution`). The programs of torch.compile tell it what
-they allocate and which kernels they run (`napkin.accounting.compiled.programs`).
+they allocate and which kernels they run (`napkin.accounting.compiled.listening`).
 """
 
 import gc
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from napkin.accounting.attribution import Attribution
 from napkin.accounting.collectives import collective_of, needs_other_ranks
-from napkin.accounting.compiled.programs import Kernel, Origin, listening
+from napkin.accounting.compiled.listening import Kernel, Origin, listening
 from napkin.accounting.contractions import BATCHED_PRODUCTS, FUSED_ATTENTION, MATRIX_PRODUCTS
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
 from napkin.accounting.custom_operators import OperatorWork, declared_work

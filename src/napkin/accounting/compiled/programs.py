@@ -3,7 +3,8 @@
 While a step is counted, what `torch.compile` compiles goes through dynamo, AOTAutograd, the partitioner and Inductor as
 usual: graph breaks, recomputation, fusion, order of kernels, reuse and donation of buffers are torch's own decisions.
 Only code generation ends early: of each graph there is a Python program that allocates buffers, calls kernels and frees
-buffers (`napkin.accounting.compiled.wrapper`), and that program runs, its kernels replaced by a note of what they are.
+buffers (`napkin.accounting.compiled.wrapper`), and that program runs, its kernels replaced by a note of what they are
+(`napkin.accounting.compiled.listening`).
 Products, attention and whatever else is no generated kernel is called as it would be, and recorded like any operator.
 
 For a CUDA device, graphs are lowered as for that device, though traced on the CPU: their tensors are put on a fake CUDA
@@ -14,84 +15,15 @@ import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from napkin.accounting.ledger import Phase
 from napkin.hardware.target import CudaTarget
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The part of a model that an operator of a program comes from."""
-
-    module: str
-    """Path of the module, from the one that was compiled on."""
-    phase: Phase | None
-    """None in a program without a backward pass, which does not know."""
-    node: tuple[int, int]
-    """The graph, and the number of the operator in it; gradients have that of the operator that they belong to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """A generated kernel: fused operators, or a template such as FlexAttention's."""
-
-    name: str
-    origin: Origin
-    bytes_read: int
-    bytes_written: int
-    elementwise_flops: int
-    flops: int = 0
-    """FLOPs of the contractions that it computes."""
-    contraction: tuple[int, int, int, int] | None = None
-    opaque: bool = False
-    """True for a kernel of the user's own, whose FLOPs nobody has declared."""
-
-
-class Listener(Protocol):
-    """What takes note of a program while it runs."""
-
-    def allocate(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Allocate a buffer of the program."""
-        ...
-
-    def reinterpret(self, tensor: Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
-        """Make a view of a buffer, which is no operator."""
-        ...
-
-    def run_kernel(self, kernel: Kernel, tensors: list[Tensor]) -> None:
-        """Note that a kernel runs on `tensors`, those that it reads and those that it writes."""
-        ...
-
-    def come_from(self, origin: Origin | None) -> None:
-        """Note where the operators come from that run next; None after a program."""
-        ...
-
-
-_listeners: list[Listener] = []
-
-
-@contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Let programs that run in this context tell `listener`."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
-
-
-def listener() -> Listener:
-    """The listener of the program that runs."""
-    return _listeners[-1]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPython
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
-from napkin.accounting.compiled.programs import Kernel, Origin, listener
+from napkin.accounting.compiled.listening import Kernel, Origin, listener
 from napkin.accounting.ledger import Phase
 from napkin.accounting.operators import elementwise_flops_of
 
