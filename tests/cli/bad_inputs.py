@@ -67,6 +67,8 @@ BASES = {
     "law compare": "example",
     "hardware": "H100",
     "formats": "1",
+    "diff": "tiny.toml tiny.toml --on H100",
+    "mcp": "--wrong",
     "completion": "bash",
     "tokenizer train": "one.txt --out new.json --vocab-size 280",
     "tokenizer encode": "one.txt --tokenizer one/tokenizer.json --out new",

@@ -114,7 +114,7 @@ def test_ids_are_bytes_then_merges_then_special_tokens():
 def test_forgetting_cached_pieces_does_not_change_the_ids(monkeypatch: pytest.MonkeyPatch):
     text = " ".join(f"the{i % 17}cat{i % 5}" for i in range(300))
     expected = BPETokenizer(TRAINED.merges).encode(text)
-    monkeypatch.setattr("napkin.tokenizer.bpe._CACHED_PRE_TOKENS", 3)
+    monkeypatch.setattr("napkin.tokenizer.character_bpe._CACHED_PIECES", 3)
     tokenizer = BPETokenizer(TRAINED.merges)
 
     assert tokenizer.encode(text) == expected

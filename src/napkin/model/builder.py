@@ -71,7 +71,7 @@ class ModelBuilder:
                         pairing=config.rope_pairing,
                         scaling=config.rope_scaling,
                         factor=config.rope_factor,
-                        original_context=config.resolved_rope_original_context,
+                        original_context=config.resolved_original_context,
                     )
                 )
             case "learned":

@@ -259,7 +259,7 @@ class ModelConfig:
         return (self.mup_base_d_model or self.d_model) ** 0.5 if self.tie_embeddings else 1.0
 
     @property
-    def resolved_rope_original_context(self) -> float:
+    def resolved_original_context(self) -> float:
         """rope_original_context with its default filled in."""
         return self.rope_original_context or self.context_length / self.rope_factor
 

@@ -1,6 +1,5 @@
 """`napkin diff BEFORE AFTER`: what a change of a recipe does to a step, exactly."""
 
-import subprocess
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import tyro
 
+from napkin.child_process import run_program
 from napkin.cli.common.options import JsonOption, command
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import print_json, print_table, say
@@ -164,12 +164,12 @@ def _at_commit(commit: str, path: str) -> bytes:
 
 
 def _git(what: str, verb: str, *arguments: str) -> bytes:
+    # What a user types may not become an option of git's.
+    if any(argument.startswith("-") and argument not in ("--", "--name-only") for argument in arguments):
+        raise NapkinError(f"'{what}' is not the name of a commit or file: use one that does not begin with '-'")
     try:
-        # What a user types may not become an option of git's.
-        if any(argument.startswith("-") and argument not in ("--", "--name-only") for argument in arguments):
-            raise NapkinError(f"'{what}' is not the name of a commit or file: use one that does not begin with '-'")
-        shown = subprocess.run(["git", verb, *arguments], capture_output=True, timeout=GIT_SECONDS, check=False)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        shown = run_program(["git", "-C", str(Path.cwd()), verb, *arguments], most_seconds=GIT_SECONDS)
+    except (OSError, ValueError) as error:
         raise NapkinError(f"'{what}' cannot be read, git does not answer: {error}") from None
     if shown.returncode:
         why = shown.stderr.decode(errors="replace").strip().partition("\n")[0].removeprefix("fatal: ")

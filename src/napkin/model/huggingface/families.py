@@ -325,7 +325,7 @@ def _write_llama(config: ModelConfig) -> dict[str, Any]:
     scaling = config.rope_scaling if config.rope_scaling in _SCALINGS else "default"
     rope: dict[str, Any] = {"rope_type": scaling, "rope_theta": config.rope_theta}
     if scaling != "default":
-        context = round(config.resolved_rope_original_context)
+        context = round(config.resolved_original_context)
         rope |= {"factor": config.rope_factor, "original_max_position_embeddings": context}
     if scaling == "llama3":
         rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
