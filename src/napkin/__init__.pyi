@@ -68,6 +68,7 @@ from .report import write_report as write_report
 from .tensors import inspect as inspect
 from .tokenizer import load_tokenizer as load_tokenizer
 from .tokenizer import train_bpe as train_bpe
+from .torch_compile import compiled as compiled
 from .training import Outcome as Outcome
 from .training import train as train
 from .tuning import tune as tune

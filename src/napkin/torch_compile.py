@@ -58,6 +58,16 @@ def set_up_compiler() -> None:
         _check_generated_source()
 
 
+def compiled(target: Any, **options: Any) -> Any:
+    """`torch.compile` of a module or a function, with caches set up as in napkin's runs; `napkin.count` counts what it
+    makes of them.
+    """
+    import torch
+
+    set_up_compiler()
+    return torch.compile(target, **options)
+
+
 def compiled_folder() -> Path:
     """Where torch caches compiled code, once `set_up_compiler` was called."""
     return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.flex_attention import flex_attention
 
+import napkin
 from napkin import Ledger, count
 from napkin.errors import NapkinError
 from napkin.hardware.target import CudaTarget
@@ -61,6 +63,22 @@ def test_a_compiled_module_is_counted_with_its_kernels_and_the_eager_one_without
     # Each kernel is known by the module whose operators it fuses.
     assert {row.module for row in compiled.rows if row.contraction} == {"widen", "narrow"}
     assert {row.phase for row in compiled.rows if row.operator.startswith("cpp_fused")} == {"forward", "backward"}
+
+
+def test_a_step_that_is_compiled_as_a_whole_is_counted_graph_by_graph() -> None:
+    def step(module: nn.Module, batch: tuple[Tensor, ...]) -> None:
+        module(*batch).backward()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                assert parameter.grad is not None
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+
+    module = Layers()
+    plain, compiled = (count(module, vectors(), each) for each in (step, napkin.compiled(step)))
+    assert compiled.flops == plain.flops
+    fused = {row.phase for row in compiled.rows if row.operator.startswith("cpp_fused")}
+    assert fused == {"forward", "backward", "optimizer"}
 
 
 def test_a_step_for_a_gpu_is_lowered_for_a_gpu() -> None:
@@ -144,6 +162,27 @@ def test_a_module_of_two_fake_modes_is_refused() -> None:
             layers.append(nn.Linear(4, 4))
     with pytest.raises(NapkinError, match="belong to 2 FakeTensorModes, and a step has one"):
         count(nn.Sequential(*layers), torch.zeros(2, 4))
+
+
+def test_flex_attention_is_one_kernel_forward_and_keeps_no_scores() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(64, 192, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.project(x).view(2, 256, 3, 2, 32).permute(2, 0, 3, 1, 4)
+            return flex_attention(q, k, v, score_mod=lambda score, *_: score.tanh()).square().mean()
+
+    ledger = counted(Attends(), (torch.zeros(2, 256, 64),), target="cuda")
+    kernels = [row for row in ledger.rows if row.operator.startswith("triton_tem")]
+    pairs = 2 * 2 * 256 * 256
+    assert [(row.phase, row.flops, row.recomputed_flops) for row in kernels] == [
+        ("forward", 2 * 2 * 32 * pairs, 0),
+        ("backward", 4 * 2 * 32 * pairs, 2 * 32 * pairs),
+    ]
+    assert {row.component for row in kernels} == {"attention scores"}
+    assert max(row.bytes_allocated for row in ledger.rows) < 4 * pairs
 
 
 def test_a_count_leaves_compiled_code_as_it_was() -> None:

@@ -7,6 +7,7 @@ object for as long as it lives, so a weak reference to it reports the exact mome
 `allocator_events` is the CPU allocator's own account of a block of code, as torch's profiler records it.
 """
 
+import gc
 import os
 import weakref
 from collections import Counter
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, no_type_check
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import Tensor, UntypedStorage, nn
 
 from napkin.accounting.cuda.caching_allocator import Replay, replay
 from napkin.accounting.ledger import STATE, Category, Moment
@@ -274,6 +275,16 @@ class Memory:
             if change == size and number in self.alive.values():
                 self.reusing.append((event, len(self.events)))
                 return
+
+
+def tensors_alive(devices: set[torch.device]) -> Iterator[Tensor]:
+    """All tensors on these devices that Python has an object for, and their gradients."""
+    for value in gc.get_objects():
+        # The exact type: a proxy may claim to be a tensor, and a fake tensor has no memory.
+        if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and value.device in devices:
+            yield value
+            if value.is_leaf and value.grad is not None and value.grad.layout is torch.strided:
+                yield value.grad
 
 
 @contextmanager

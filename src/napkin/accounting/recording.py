@@ -29,7 +29,7 @@ from napkin.accounting.contractions import BATCHED_PRODUCTS, FUSED_ATTENTION, MA
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
 from napkin.accounting.custom_operators import OperatorWork, declared_work
 from napkin.accounting.ledger import Ledger, Phase, Row
-from napkin.accounting.memory import Memory
+from napkin.accounting.memory import Memory, tensors_alive
 from napkin.accounting.microbenchmark import EVEN_ROUTING, FakeCalls, call_of, runs_in
 from napkin.accounting.operators import UnknownOperator, elementwise_flops_of, is_composite, is_no_contraction, work_of
 from napkin.accounting.scratch import (
@@ -192,7 +192,7 @@ class _Recorder(TorchDispatchMode):
         if follow_all:
             # What nobody refers to any more may be freed at any moment of the step, and is no part of it.
             gc.collect()
-            self.memory.claim_bystanders(_tensors_alive({parameter.device for parameter in self.parameters}))
+            self.memory.claim_bystanders(tensors_alive({parameter.device for parameter in self.parameters}))
         self._claim_gradients()
         self.memory.begin()
         self.recording = True
@@ -375,6 +375,8 @@ class _Recorder(TorchDispatchMode):
         self.memory.row, self.memory.sums_gradients = len(self.rows), False
         sample = (buffers or tensors)[:1]
         path = self.attribution.module_path(phase, kernel.origin)
+        if kernel.opaque:
+            self.unknown[kernel.name] += 1
         contracts = kernel.contraction is not None
         component = self.attribution.component(
             path, phase, contraction=contracts, of_activations=contracts, origin=kernel.origin
@@ -390,7 +392,7 @@ class _Recorder(TorchDispatchMode):
                 "format": FORMAT_OF.get(sample[0].dtype, str(sample[0].dtype).removeprefix("torch.")) if sample else "",
                 "flops": kernel.flops,
                 "causal_flops": kernel.flops,
-                "recomputed_flops": 0,
+                "recomputed_flops": kernel.recomputed_flops,
                 "contraction": kernel.contraction,
                 "bytes_read": kernel.bytes_read,
                 "bytes_written": kernel.bytes_written,
@@ -530,16 +532,6 @@ class _Recorder(TorchDispatchMode):
             "collective": collective_of(operator, args, kwargs),
             "call": None if needs_other_ranks(operator) else call_of(operator, args, kwargs),
         }
-
-
-def _tensors_alive(devices: set[torch.device]) -> Iterator[Tensor]:
-    """All tensors on these devices that Python has an object for, and their gradients."""
-    for value in gc.get_objects():
-        # The exact type: a proxy may claim to be a tensor, and a fake tensor has no memory.
-        if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and value.device in devices:
-            yield value
-            if value.is_leaf and value.grad is not None and value.grad.layout is torch.strided:
-                yield value.grad
 
 
 def _is_host_copy(operator: Any) -> bool:

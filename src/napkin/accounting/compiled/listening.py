@@ -33,7 +33,8 @@ class Kernel:
     bytes_written: int
     elementwise_flops: int
     flops: int = 0
-    """FLOPs of the contractions that it computes."""
+    """FLOPs of the contractions that it computes, over all query-key pairs; recomputation left out."""
+    recomputed_flops: int = 0
     contraction: tuple[int, int, int, int] | None = None
     opaque: bool = False
     """True for a kernel of the user's own, whose FLOPs nobody has declared."""

@@ -5,16 +5,19 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, no_type_check
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._inductor.codecache import PyCodeCache
 from torch._inductor.codegen import common
 from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
 from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import UserDefinedTritonKernel
 from torch._inductor.virtualized import V
 
 from napkin.accounting.compiled.listening import Kernel, Origin, listener
@@ -35,6 +38,8 @@ def writing_programs(settings: dict[str, Any]) -> Iterator[None]:
         patch.dict(common.device_codegens, ours),
         patch.object(TritonScheduling, "codegen_comment", _note_nodes),
         patch.object(CppScheduling, "codegen_comment", _note_nodes),
+        # A template is loaded where it could be timed against others.
+        patch.object(PyCodeCache, "load", lambda *_, **__: SimpleNamespace(__file__="", key="")),
         patch.object(_Writer, "phase", phase),
         patch.object(_Writer, "graph", -1 if graph is None else graph),
     ):
@@ -209,7 +214,26 @@ def _describe(name: str, nodes: Sequence[Any], phase: Phase | None, graph: int) 
         bytes_read=sum(int(node.get_read_buffer_sizes()) for node in nodes),
         bytes_written=sum(int(node.get_write_buffer_sizes()) for node in nodes),
         elementwise_flops=sum(map(_elementwise_flops, sources)),
+        opaque=any(isinstance(node.node, UserDefinedTritonKernel) for node in nodes),
+        **(_attention_work(sources) if "_tem_" in name else {}),
     )
+
+
+def _attention_work(sources: Sequence[torch.fx.Node]) -> dict[str, Any]:
+    """FLOPs of FlexAttention's templates over all query-key pairs: what its mask leaves out, only a run knows."""
+    for node in sources:
+        if node.target not in _FLEX_ATTENTION:
+            continue
+        query, key, value = (each.meta["val"] for each in node.args[:3])  # pyright: ignore
+        batch, m, n, k = query.shape[0] * query.shape[1], query.shape[2], key.shape[2], query.shape[3]
+        scores, mixed = 2 * batch * m * n * k, 2 * batch * m * n * value.shape[3]
+        if node.target is torch.ops.higher_order.flex_attention:
+            return {"flops": scores + mixed, "contraction": (batch, m, n, k)}
+        return {"flops": 2 * (scores + mixed), "recomputed_flops": scores, "contraction": (batch, m, n, k)}
+    return {}
+
+
+_FLEX_ATTENTION = (torch.ops.higher_order.flex_attention, torch.ops.higher_order.flex_attention_backward)
 
 
 def _sources(node: Any) -> list[torch.fx.Node]:
