@@ -24,7 +24,10 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-ENVIRONMENT = {"10L_MixedPrecision": {"NUM_LAYERS": "10"}, "11L_XSA4": {"NUM_LAYERS": "11"}}
+ENVIRONMENT = {
+    "10L_MixedPrecision": {"NUM_LAYERS": "10"},
+    "11L_XSA4": {"NUM_LAYERS": "11", "BIGRAM_VOCAB_SIZE": "2048"},
+}
 """What a log says that its program was started with, beside its defaults."""
 
 
