@@ -49,6 +49,7 @@ from .model import Transformer as Transformer
 from .planning import Plan as Plan
 from .planning import plan as plan
 from .planning import plan_service as plan_service
+from .planning import rehearse as rehearse
 from .profiling import StepProfile as StepProfile
 from .profiling import profile as profile
 from .recipe import AdapterConfig as AdapterConfig

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO
 
 _ROOT = os.path.abspath(os.sep)
 
@@ -84,6 +85,24 @@ def start_bare(code: str, *arguments: str, standard_input: int) -> AnsweringProc
         stdin=standard_input,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def start_script(
+    code: str, *arguments: str, folder: str, environment: Mapping[str, str], output: IO[bytes]
+) -> AnsweringProcess:
+    """Start Python on `code` in a folder of its own, in a session of its own; what it prints goes to `output`.
+
+    Raises OSError if it cannot be started.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", code, *arguments],
+        env={**_own_environment(), **environment},
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
         start_new_session=True,
     )
 

@@ -9,7 +9,7 @@ import torch
 from napkin import count
 from napkin.accounting import educational
 from napkin.accounting.educational import educational_ledger
-from napkin.accounting.recording import _Recorder
+from napkin.accounting.recording import Recorder
 from oracles.tiny_models import attention, deep_linear, encoder, language_model, linear_stack
 
 MODELS = (linear_stack, deep_linear, attention, encoder, language_model)
@@ -25,7 +25,7 @@ def test_its_examples_are_true():
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 def test_flops_and_peak_bytes_are_the_engines_on_random_models(make, seeds: range, monkeypatch: pytest.MonkeyPatch):
     # What kernels take while they run is the engine's alone.
-    monkeypatch.setattr(_Recorder, "_scratch", lambda *_: 0)
+    monkeypatch.setattr(Recorder, "_scratch", lambda *_: 0)
     for seed in seeds:
         torch.manual_seed(seed)
         module, batch = make(Random(seed))

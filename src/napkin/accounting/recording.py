@@ -97,7 +97,7 @@ def record(
     state, after its own peak; a function that leaves the same may stand for it. With `cuda`, memory is that of this
     device: blocks of its caching allocator. `progress` is called now and then with the number of operator calls so far.
     """
-    recorder = _Recorder(module, cuda, progress)
+    recorder = Recorder(module, cuda, progress)
     with recorder.attached():
         if isinstance(warm_up, int):
             for _ in range(warm_up):
@@ -122,7 +122,7 @@ def recording(module: nn.Module, keep: Callable[[Ledger, int], Any]) -> Iterator
     Tensors from before the block count as long as they are alive, like gradients that are cleared at the beginning;
     those that the block neither uses nor frees do not count.
     """
-    recorder = _Recorder(module, None)
+    recorder = Recorder(module, None)
     with recorder.attached():
         recorder.begin(follow_all=True)
         yield
@@ -132,7 +132,9 @@ def recording(module: nn.Module, keep: Callable[[Ledger, int], Any]) -> Iterator
 
 # Runs for every operator of a step: the type checks that are on during tests would take half of their time.
 @no_type_check
-class _Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
+    """Records a step of a module; `record` and `recording` use one, and scripts whose module is found later."""
+
     supports_higher_order_operators = True
 
     def __init__(

@@ -141,6 +141,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "plan": Command("say what a run will take: parameters, FLOPs, bytes, seconds", PLAN),
         "fit": Command("say how large a model some accelerators can train", "plan.budget:fit_command"),
         "count": Command("trace a training step: FLOPs, bytes by operator or module", "plan.recipe:count_command"),
+        "rehearse": Command("run a training script without a GPU, and plan its step", "plan.rehearse"),
         "diff": Command("what a change does to a step: FLOPs, bytes, seconds, exactly", "plan.diff"),
         "budget": Command("say what FLOPs, days or dollars buy, by a fitted law", "plan.budget:budget_command"),
         "hardware": Command("print the catalogue of accelerators, or all about one", "plan.catalogue:hardware_command"),

@@ -1,4 +1,5 @@
 from . import layouts as layouts
+from . import rehearsal as rehearsal
 from . import rules as rules
 from . import services as services
 from . import step as step
@@ -11,6 +12,8 @@ from .layouts.layout_plan import LayoutPlan as LayoutPlan
 from .layouts.layout_plan import plan_layout as plan_layout
 from .layouts.search import search_layouts as search_layouts
 from .planner import plan as plan
+from .rehearsal.rehearsal import Rehearsal as Rehearsal
+from .rehearsal.rehearsal import rehearse as rehearse
 from .services.service_plan import ServiceDegree as ServiceDegree
 from .services.service_plan import ServicePlan as ServicePlan
 from .services.service_plan import plan_service as plan_service

@@ -1,0 +1,1 @@
+"""An unmodified training script, run without a GPU until its step has been counted."""

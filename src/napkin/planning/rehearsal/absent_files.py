@@ -1,0 +1,161 @@
+"""Data files that a script would read and this machine lacks: small ones of their kind take their place.
+
+A file of tokens (`.bin`) has the header that llm.c and its descendants write (256 numbers of 32 bits: 20240520, 1, the
+number of tokens) and tokens of 16 bits; read without a header, the header is some tokens more. A pattern that matches
+nothing matches one such file. What a script writes goes into its own folder, and is lost.
+"""
+
+import builtins
+import glob
+import io
+import json
+import os
+import pathlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+N_TOKENS = 2**23
+MAGIC = 20240520
+KINDS = (".bin", ".npy", ".npz", ".txt", ".json", ".jsonl", ".tokens", ".csv")
+
+
+class AbsentFiles:
+    """Answers for files that are absent; `made` has the names that the script asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made: dict[str, Path] = {}
+        self.open = builtins.open
+
+    def install(self) -> None:
+        """Replace the functions through which scripts look for files and open them."""
+        builtins.open = io.open = self._open  # pyright: ignore
+        pathlib.Path.open = lambda path, *a, **k: self._open(path, *a, **k)  # pyright: ignore
+        for name in ("exists", "isfile"):
+            setattr(os.path, name, self._asked(getattr(os.path, name)))
+        mkdir = os.mkdir
+        self.mkdir = mkdir
+        os.mkdir = self._mkdir
+        os.path.getsize = self._given(os.path.getsize)
+        for owner in (pathlib.Path, pathlib.PosixPath):
+            for name in ("exists", "is_file"):
+                setattr(owner, name, self._asked(getattr(owner, name)))
+            owner.stat = self._given(owner.stat)
+        for name in ("fromfile", "memmap", "load"):
+            function = getattr(np, name)
+            setattr(np, name, _Mapped(self, function) if isinstance(function, type) else self._given(function))
+        import torch
+
+        torch.from_file = self._given(torch.from_file)
+        glob.glob = self._matched(glob.glob)
+        path_glob = pathlib.Path.glob
+        pathlib.Path.glob = lambda path, pattern, **k: self._path_glob(path_glob, path, pattern, **k)  # pyright: ignore
+
+    def present(self, path: Any) -> Any:
+        """The path of a file that can be read in place of `path`: itself if it is there."""
+        if not isinstance(path, (str, os.PathLike)):
+            return path
+        name = os.fspath(path)
+        if not isinstance(name, str) or not name.endswith(KINDS):
+            return path
+        try:
+            os.stat(name)
+        except OSError:
+            if name not in self.made:
+                self.made[name] = self._make(name)
+            made = self.made[name]
+            return made if isinstance(path, os.PathLike) else str(made)
+        return path
+
+    def _make(self, name: str) -> Path:
+        place = Path(name)
+        if place.is_absolute() and not place.is_relative_to(self.folder):
+            place = self.folder / "absent" / place.relative_to("/")
+        os.makedirs(place.parent, exist_ok=True)
+        if name.endswith((".bin", ".tokens")):
+            head = np.zeros(256, "<i4")
+            head[:3] = MAGIC, 1, N_TOKENS
+            with self.open(place, "wb") as file:
+                file.write(head.tobytes())
+                file.truncate(head.nbytes + 2 * N_TOKENS)
+        elif name.endswith(".npy"):
+            np.save(place, np.zeros(2**20, np.int64))
+        elif name.endswith(".npz"):
+            np.savez(place, tokens=np.zeros(2**20, np.int64))
+        else:
+            line = "All that a step takes can be counted before it runs. "
+            record = {"text": line, "prompt": line, "completion": line, "question": line, "answer": line}
+            text = json.dumps([record] * 64) if name.endswith(".json") else line + "\n"
+            text = json.dumps(record) + "\n" if name.endswith(".jsonl") else text
+            text = "text,label\n" + (f"{line},0\n" * 999) if name.endswith(".csv") else text
+            repeats = 1 if name.endswith((".json", ".csv")) else 4000
+            with self.open(place, "w", encoding="utf-8") as file:
+                file.write(text * repeats)
+        return place
+
+    def _open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if set(mode) & set("wax+"):
+            return self.open(self._own(file), mode, *args, **kwargs)
+        return self.open(self.present(file), mode, *args, **kwargs)
+
+    def _mkdir(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """A folder, with those above it: the script's may be there where it usually runs."""
+        own = self._own(path)
+        missing = []
+        above = Path(os.fspath(own)).parent
+        while not os.path.isdir(above):
+            missing.append(above)
+            above = above.parent
+        for each in reversed(missing):
+            self.mkdir(each)
+        self.mkdir(own, *args, **kwargs)
+
+    def _own(self, file: Any) -> Any:
+        """Where a file is written that the script names: in its own folder, whatever links lead out of it."""
+        if not isinstance(file, (str, os.PathLike)):
+            return file
+        real = Path(os.path.realpath(os.fspath(file)))
+        if real.is_relative_to(self.folder) or real.is_relative_to("/dev") or real.is_relative_to("/proc"):
+            return file
+        own = self.folder / "written" / real.relative_to("/")
+        os.makedirs(own.parent, exist_ok=True)
+        return own
+
+    def _asked(self, function: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda path, *a, **k: function(self.present(path), *a, **k)
+
+    def _given(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda path, *a, **k: function(self.present(path), *a, **k)
+
+    def _matched(self, function: Callable[..., Any]) -> Callable[..., list[str]]:
+        def find(pattern: Any, *args: Any, **kwargs: Any) -> list[str]:
+            found = function(pattern, *args, **kwargs)
+            name = os.fspath(pattern)
+            return found if found or not name.endswith(KINDS) else [str(self.present(_filled(name)))]
+
+        return find
+
+    def _path_glob(self, function: Callable[..., Any], path: Path, pattern: str, **kwargs: Any) -> Any:
+        found = list(function(path, pattern, **kwargs))
+        if found or not str(pattern).endswith(KINDS):
+            return iter(found)
+        return iter([Path(self.present(path / _filled(str(pattern))))])
+
+
+class _Mapped(type):
+    """A class whose first argument is a file."""
+
+    def __new__(cls, files: AbsentFiles, base: type) -> Any:
+        def make(new: type, path: Any, *args: Any, **kwargs: Any) -> Any:
+            return base.__new__(base, files.present(path), *args, **kwargs)  # pyright: ignore
+
+        return type(base.__name__, (base,), {"__new__": make})
+
+
+def _filled(pattern: str) -> str:
+    """A name that a pattern matches."""
+    return re.sub(r"\[[^]]*\]|\?", "0", pattern).replace("**/", "").replace("*", "000000")

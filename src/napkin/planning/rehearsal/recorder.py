@@ -1,0 +1,255 @@
+"""Records the step of a script that believes it has a GPU: what is on the device is fake and counted, the rest real.
+
+Tensors of the device are fake tensors of the CPU, as everywhere in the accountant; a storage of a fake tensor that the
+script keeps on the host carries a mark, and neither its bytes nor the work on it is counted. Small tensors on the host
+are real: a reader of data, an index of a batch and a schedule work as they are.
+
+A script also reads values that no fake tensor has. A result of one element, or of booleans, carries a guess: the
+operator computed on guesses, ones where nothing is known. So a loss is finite, `isnan` false, a loss scale's flag 0.
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, no_type_check
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from napkin.accounting.attribution import Attribution
+from napkin.accounting.ledger import Ledger
+from napkin.accounting.recording import Recorder
+from napkin.hardware.target import CudaTarget
+from napkin.optim.saved_state import local
+
+WARM_UP_STEPS = 2
+"""Steps before the one that is counted: the first creates optimizer state, DDP decides on its buckets before the second
+and its memory is steady after that."""
+REAL_BYTES = {True: 256 * 2**20, False: 2**20}
+"""The largest tensors of a script on the host that are real: of whole numbers, and of others."""
+
+aten = torch.ops.aten
+
+
+class Rehearsed(BaseException):
+    """Ends a script whose step has been counted; no `except Exception` of the script stops it."""
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    """True if the script has this tensor in the host's memory."""
+    return not isinstance(tensor, FakeTensor) or getattr(tensor.untyped_storage(), "is_on_host", False)
+
+
+# Runs for every operator of a script.
+@no_type_check
+class ScriptRecorder(Recorder):
+    """A recorder of one step of a script, whose model it learns of when the step begins."""
+
+    def __init__(self, mode: FakeTensorMode, cuda: CudaTarget | None) -> None:
+        super().__init__(nn.Module(), cuda)
+        self.mode = mode
+        self.counted: Ledger | None = None
+        self.place: bool | None = None
+        """The device that the call in progress was given: True is the GPU, False the host, None is not said."""
+        self.host_call = False
+        self.steps = 0
+        self.n_updates = 0
+        self.updated = False
+        self.roots: dict[int, nn.Module] = {}
+        self.trained: dict[int, Tensor] = {}
+        self.fakes: weakref.WeakKeyDictionary[torch.UntypedStorage, Tensor] = weakref.WeakKeyDictionary()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record what runs in the block."""
+        hooks = [
+            register_module_forward_pre_hook(self._before_forward),
+            register_optimizer_step_post_hook(self._after_update),
+        ]
+        try:
+            with self.attached():
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def end(self) -> None:
+        """The script has ended: a step that was being recorded is over if its update was made."""
+        if self.counted is None and self.recording and self.updated:
+            self.counted = self.ledger()
+
+    @property
+    def trains_on_host(self) -> bool:
+        """True if all that the script updated is in the host's memory."""
+        return bool(self.trained) and all(map(is_on_host, map(local, self.trained.values())))
+
+    def begin_step(self) -> None:
+        """A step begins, if an update was made since the last one began; after the counted one, the script ends."""
+        if not self.updated:
+            return
+        self.updated = False
+        self.steps += 1
+        if self.trains_on_host:
+            raise Rehearsed
+        if self.steps == WARM_UP_STEPS:
+            self._adopt()
+            self.begin()
+        elif self.steps > WARM_UP_STEPS:
+            self.counted = self.ledger()
+            raise Rehearsed
+
+    def _before_forward(self, module: nn.Module, _: Any) -> None:
+        if not self.attribution.stack and torch.is_grad_enabled():
+            self.roots.setdefault(id(module), module)
+            self.begin_step()
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.updated = True
+        self.n_updates += 1
+        for group in optimizer.param_groups:
+            self.trained.update((id(parameter), parameter) for parameter in group["params"])
+
+    def _adopt(self) -> None:
+        whole = nn.Module()
+        roots = [getattr(root, "module", root) if _is_wrapper(root) else root for root in self.roots.values()]
+        roots = [root for root in roots if any(id(parameter) in self.trained for parameter in root.parameters())]
+        inside = {id(part) for root in roots for part in root.modules() if part is not root}
+        roots = [root for root in roots if id(root) not in inside]
+        if len(roots) == 1:
+            whole = roots[0]
+        else:
+            for number, root in enumerate(roots):
+                whole.add_module(f"{type(root).__name__.lower()}{number or ''}", root)
+        known = {id(parameter) for parameter in whole.parameters()}
+        others = [each for name, each in self.trained.items() if name not in known]
+        self.module, self.parameters = whole, [*whole.parameters(), *others]
+        stack, self.attribution = self.attribution.stack, Attribution(whole)
+        self.attribution.stack = stack
+        held = list(map(local, (*self.parameters, *whole.buffers())))
+        self.memory.claim(held, "parameters")
+        self.memory.reclaim(held, "parameters")
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        on_device = self.place
+        if on_device is None and not tensors:
+            on_device = torch._C._current_graph_task_id() != -1
+        fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
+        if not on_device and not fakes and (tensors or _is_small(operator, args, kwargs)):
+            with _disable_current_modes():
+                return self.call(operator, args, kwargs)
+        if len(fakes) < len(tensors):
+            args, kwargs = pytree.tree_map_only(Tensor, self.as_fake, (args, kwargs))
+            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        hosted = [tensor for tensor in tensors if is_on_host(tensor)]
+        for tensor in hosted:
+            self.memory.claim((tensor,), "inputs", on_host=True)
+        if on_device is None:
+            on_device = len(hosted) < len(tensors)
+        if operator.overloadpacket is aten._local_scalar_dense:
+            return self._value(operator, args, kwargs)
+        if operator.overloadpacket is aten.equal:
+            return True
+        if on_device or (self.place is False and len(hosted) < len(tensors) and _copies_none(operator)):
+            result = super().__torch_dispatch__(operator, types, args, kwargs)
+        else:
+            result = self.call(operator, args, kwargs)
+            for tensor in pytree.tree_leaves(result):
+                if isinstance(tensor, FakeTensor):
+                    _mark_on_host(tensor)
+                    self.memory.claim((tensor,), "inputs", on_host=True)
+        self._guess(operator, args, kwargs, result)
+        return result
+
+    def _is_on_host(self, operator: Any) -> bool:
+        return False
+
+    def as_fake(self, tensor: Tensor) -> Tensor:
+        """The fake tensor that stands for a real one of the host."""
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        with _disable_current_modes():
+            storage, first = tensor.untyped_storage(), None
+            if tensor.dim() == 0 or (tensor.numel() and tensor.dtype == torch.bool):
+                first = tensor.detach().flatten()[0].clone()
+        if storage not in self.fakes:
+            with _disable_current_modes(), self.mode:
+                self.fakes[storage] = torch.empty(storage.nbytes(), dtype=torch.uint8)
+            _mark_on_host(self.fakes[storage])
+        with _disable_current_modes(), self.mode:
+            numbers = self.fakes[storage].view(tensor.dtype) if tensor.dtype != torch.uint8 else self.fakes[storage]
+            fake = numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        if first is not None:
+            _set_guess(fake, first)
+        return fake
+
+    def _value(self, operator: Any, args: tuple, kwargs: dict) -> Any:
+        tensor = args[0]
+        if hasattr(tensor, "guess"):
+            with _disable_current_modes():
+                return tensor.guess.item()
+        try:
+            return self.call(operator, args, kwargs)
+        except DataDependentOutputException:
+            return True if tensor.dtype == torch.bool else 1.0 if tensor.dtype.is_floating_point else 1
+
+    def _guess(self, operator: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        if not isinstance(result, FakeTensor) or operator.namespace != "aten":
+            return
+        if result.numel() != 1 and result.dtype != torch.bool:
+            return
+        with _disable_current_modes():
+            try:
+                of = pytree.tree_map_only(Tensor, _guess_of, (args, kwargs))
+                made = operator(*of[0], **of[1])
+                _set_guess(result, made.flatten()[0].clone() if made.numel() else torch.ones((), dtype=result.dtype))
+            except Exception:
+                _set_guess(result, torch.ones((), dtype=result.dtype))
+
+
+def _mark_on_host(tensor: Any) -> None:
+    tensor.untyped_storage().is_on_host = True
+
+
+def _set_guess(tensor: Any, guess: Tensor) -> None:
+    tensor.guess = guess
+
+
+def _guess_of(tensor: Tensor) -> Tensor:
+    guess = getattr(tensor, "guess", None)
+    return guess.clone() if guess is not None else torch.ones((), dtype=tensor.dtype)
+
+
+def _copies_none(operator: Any) -> bool:
+    return operator.overloadpacket is not aten._to_copy
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    return isinstance(module, nn.parallel.DistributedDataParallel)
+
+
+@no_type_check
+def _is_small(operator: Any, args: tuple, kwargs: dict) -> bool:
+    """True if what an operator without tensors makes is small enough to be real."""
+    dtype = kwargs.get("dtype") or (torch.int64 if "arange" in str(operator) or "rand" in str(operator) else None)
+    whole = dtype is not None and not dtype.is_floating_point
+    if operator.overloadpacket is aten.arange:
+        numbers = [abs(each) for each in args if isinstance(each, (int, float))]
+        whole = dtype is None or whole
+        return max(numbers, default=0) * 8 <= REAL_BYTES[whole]
+    shape = next((each for each in args if isinstance(each, (list, tuple))), None)
+    if shape is None:
+        sizes = [each for each in args if isinstance(each, int)]
+        shape = [max(sizes, default=1)]
+    n = 1
+    for size in shape:
+        n *= size if isinstance(size, int) else 1
+    return n * (dtype or torch.get_default_dtype()).itemsize <= REAL_BYTES[whole]

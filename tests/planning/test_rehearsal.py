@@ -1,0 +1,240 @@
+"""Scripts rehearsed without a GPU are counted as the same step is when it is handed to `count`, or by hand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from napkin.accounting.counting import count
+from napkin.errors import NapkinError
+from napkin.hardware.target import CudaTarget
+from napkin.planning.rehearsal.rehearsal import rehearse
+
+MODEL = """
+import os, sys, torch
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Embedding(512, 256), nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 512))
+
+def loss_of(model, x, y):
+    return nn.functional.cross_entropy(model(x).flatten(0, 1).float(), y.flatten())
+"""
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Embedding(512, 256), nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 512))
+
+
+def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1).float(), batch[:, 1:].flatten())
+
+
+PARAMETERS = sum(parameter.numel() for parameter in build().parameters())
+
+
+def flops_of(tokens: int) -> int:
+    """Products of both matrices: forward, and twice in the backward pass."""
+    return 3 * 2 * tokens * (256 * 1024 + 1024 * 512)
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(body: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text(MODEL + body)
+        return path
+
+    return write
+
+
+def test_ddp_with_a_loss_scale_sums_each_gradient_once(script) -> None:
+    found = rehearse(
+        script("""
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("nccl")
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
+model = DDP(build().to(device), device_ids=[device.index])
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+scaler = torch.amp.GradScaler("cuda")
+for step in range(10):
+    x = torch.randint(512, (8, 64), device=device)
+    assert x.is_cuda and x.device.type == "cuda" and model.device_ids is None
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = loss_of(model, x, x)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+""")
+    )
+    assert found.ledger.parameters == PARAMETERS
+    assert found.ledger.flops == flops_of(8 * 64)
+    assert found.collectives["all_reduce"]["bytes"] == 4 * PARAMETERS
+    assert found.ledger.peak_by_category["optimizer state"] == pytest.approx(8 * PARAMETERS, rel=0.001)
+    assert {"LOCAL_RANK"} <= found.environment.keys()
+
+
+def test_fully_shard_leaves_each_rank_an_eighth(script) -> None:
+    found = rehearse(
+        script("""
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+mesh = init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))
+model = build().cuda()
+for part in (model[1], model[3]):
+    fully_shard(part, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(10):
+    x = torch.randint(512, (8, 64), device="cuda")
+    loss_of(model, x, x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""")
+    )
+    assert found.ledger.flops == flops_of(8 * 64)
+    assert found.ledger.peak_by_category["optimizer state"] == pytest.approx(8 * PARAMETERS / 8, rel=0.01)
+    assert found.collectives["reduce_scatter"]["bytes"] == 4 * PARAMETERS
+    assert found.collectives["all_gather"]["bytes"] >= 4 * PARAMETERS
+
+
+def test_a_loop_over_an_absent_file_is_the_counted_step(script) -> None:
+    path = script("""
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
+
+class Tokens(Dataset):
+    def __init__(self):
+        self.data = np.memmap("data/train.bin", dtype=np.uint16, mode="r")
+    def __len__(self):
+        return len(self.data) // 65
+    def __getitem__(self, i):
+        return torch.from_numpy(self.data[65 * i : 65 * i + 65].astype(np.int64))
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = build().to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+for batch in DataLoader(Tokens(), batch_size=8, shuffle=True, num_workers=2, pin_memory=True):
+    batch = batch.to(device, non_blocking=True)
+    loss = loss_of(model, batch[:, :-1], batch[:, 1:])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item())
+""")
+    found = rehearse(path, on="H100")
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        loss_of(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        model = build()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        counted = count(model, torch.zeros(8, 65, dtype=torch.int64), step, target=CudaTarget())
+    assert found.ledger.flops == counted.flops == flops_of(8 * 64)
+    assert found.ledger.peak_bytes == pytest.approx(counted.peak_bytes, rel=0.001)
+    assert found.absent_files
+    assert not (path.parent / "data").exists()
+
+
+def test_arguments_and_accumulated_micro_batches_are_the_scripts(script) -> None:
+    found = rehearse(
+        script("""
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--accumulate", type=int, default=1)
+options = parser.parse_args()
+model = build().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10):
+    for micro in range(options.accumulate):
+        x = torch.randint(512, (4, 64)).cuda()
+        (loss_of(model, x, x) / options.accumulate).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+open("log.txt", "w").write("never reached")
+"""),
+        ["--accumulate", "3"],
+        on="H100",
+    )
+    assert found.ledger.flops == 3 * flops_of(4 * 64)
+    assert found.communication.times == 0
+    assert not Path("log.txt").exists()
+
+
+def test_values_that_decide_are_those_of_a_healthy_run(script) -> None:
+    found = rehearse(
+        script("""
+model = build().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+best = float("inf")
+for step in range(10):
+    x = torch.randint(512, (8, 64), device="cuda")
+    loss = loss_of(model, x, x)
+    if torch.isnan(loss).any() or not torch.isfinite(loss).all() or loss.item() > 1e4:
+        sys.exit(3)
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if norm.item() < float("inf"):
+        optimizer.step()
+    optimizer.zero_grad()
+    best = min(best, float(loss))
+"""),
+        on="H100",
+    )
+    assert found.ledger.flops == flops_of(8 * 64)
+
+
+def test_what_stands_in_the_way_is_named_with_its_line_and_a_way_out(script) -> None:
+    path = script("import nowhere_to_be_found\n")
+    with pytest.raises(NapkinError, match=r"script\.py:\d+: import nowhere_to_be_found.*--setup"):
+        rehearse(path, on="H100")
+    adapter = path.with_name("adapter.py")
+    adapter.write_text("import sys, types\nsys.modules['nowhere_to_be_found'] = types.ModuleType('nowhere')\n")
+    with pytest.raises(NapkinError, match="0 updates"):
+        rehearse(path, on="H100", setup=adapter)
+
+
+def test_a_script_that_does_not_end_is_stopped(script) -> None:
+    with pytest.raises(NapkinError, match="--seconds"):
+        rehearse(script("while True: pass\n"), on="H100", most_seconds=6)
+
+
+def test_the_command_prints_the_plan_as_json(script) -> None:
+    path = script("""
+model = torch.compile(build().cuda())
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(int(sys.argv[1])):
+    x = torch.randint(512, (8, 64), device="cuda")
+    loss_of(model, x, x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""")
+    told = subprocess.run(
+        [sys.executable, "-m", "napkin", "rehearse", str(path), "9", "--on", "H100", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    values = json.loads(told.stdout)
+    assert values["parameters"] == PARAMETERS
+    assert any("counted eagerly" in note for note in values["notes"])
+    assert values["peak_bytes"] == sum(values["peak_by_category"].values())
