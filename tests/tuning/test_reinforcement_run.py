@@ -112,6 +112,7 @@ def test_the_books_of_each_phase_are_closed(folder: Path, tmp_path: Path, kl_wei
     plan = read_run_record(tmp_path / "run").plan
     assert plan is not None
     assert sum(plan.flops_by_phase.values()) == rows["FLOPs per step"].count
+    assert "the longest completions" in rows["FLOPs per step"].note
     assert {"rollout", "log-probabilities", "forward", "backward"} <= set(plan.flops_by_phase)
     assert plan.tokens_per_step == rows["tokens per step"].count
     lines = list(read_metrics(tmp_path / "run" / "metrics.jsonl"))

@@ -110,7 +110,13 @@ class ReinforcementPlan(Plan):
     def table(self) -> QuantityTable:
         whole = {row.quantity: row for row in super().table()}
         share = (self.count[self.longest_phase].seconds or 0.0) / max(self.seconds_per_step, 1e-30)
+        attention = self.ledger.attention_flops / max(self.ledger.flops, 1)
         changed = {
+            "FLOPs per step": replace(
+                whole["FLOPs per step"],
+                note="rule: the longest completions, 2·N per token forwards, 6·N with gradients; attention is "
+                f"{attention:.1%} of count",
+            ),
             "peak bytes": replace(whole["peak bytes"], count=self.peak_bytes, note="over all phases"),
             "seconds per step": replace(
                 whole["seconds per step"],
@@ -123,10 +129,6 @@ class ReinforcementPlan(Plan):
         }
         rows = [changed.get(name, row) for name, row in whole.items()]
         return QuantityTable([*rows, *phase_rows(self.rule, self.count, self.site.usd_per_hour)])
-
-    def _why_flops_differ(self) -> str:
-        share = self.ledger.attention_flops / max(self.ledger.flops, 1)
-        return f"rule: the longest completions, 2·N per token forwards, 6·N with gradients; attention is {share:.1%}"
 
 
 def plan_reinforcement(
