@@ -22,7 +22,7 @@ from napkin.files import atomic_write_text, cache_folder, read_bytes, regular
 T = TypeVar("T")
 
 LARGEST = 1e40
-"""Of any figure: no FLOPs, bytes or seconds are more, and products of larger numbers overflow. A class may name
+"""Largest figure: no FLOPs, bytes or seconds are more, and products of larger numbers overflow. A class may name
 exceptions in UNBOUNDED."""
 _MOST_BYTES = 2**33
 

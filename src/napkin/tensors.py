@@ -30,9 +30,9 @@ class TensorReport:
     contiguous: bool
     """Whether the elements are in row-major order without gaps."""
     bytes: int
-    """Of the elements: their number times the bytes of one element."""
+    """Number of elements times the bytes of one element."""
     storage_bytes: int
-    """Of the storage, which is freed with the last tensor that uses it."""
+    """Bytes of the storage, which is freed with the last tensor that uses it."""
     device: str
     shared_with: tuple[str, ...]
     """The other live tensors that use the same storage."""

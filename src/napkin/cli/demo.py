@@ -134,7 +134,7 @@ ENVIRONMENT = "sums:2"
 SOLVED = 12000
 """Sums that the teacher solves."""
 WRONG = 2 / 3
-"""Of these, the fraction whose result is one too large."""
+"""Fraction of these sums whose result is one too large."""
 
 
 @dataclasses.dataclass(frozen=True)

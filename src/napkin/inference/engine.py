@@ -62,12 +62,12 @@ class Completion:
     stop_draw: Draw | None = None
     """The stop id that ended it, if one did."""
     prompt_draws: list[Draw | None] = field(default_factory=list)
-    """Of each prompt token, if they were asked for; None for the first."""
+    """A draw per prompt token, if they were asked for; None for the first."""
     finish: Finish | None = None
     failure: str | None = None
     """Why it failed, in a line."""
     cached_tokens: int = 0
-    """Of the prompt, those whose keys and values other requests had left."""
+    """Prompt tokens whose keys and values other requests had left."""
     submitted_at: float = field(default_factory=time.perf_counter)
     first_token_at: float | None = None
     finished_at: float | None = None
@@ -123,9 +123,9 @@ class EngineStats:
     blocks_total: int
     cache_bytes: int
     prompt_tokens: int
-    """Of prompts, computed or shared."""
+    """Tokens of all prompts, computed or shared."""
     cached_tokens: int
-    """Of these, shared with requests before."""
+    """Prompt tokens that were shared with earlier requests."""
     generated_tokens: int
     preempted: int
     """How often a sequence gave its blocks back, to be computed again."""

@@ -16,7 +16,7 @@ from napkin.inference.loaded_model import LoadedModel, WeightFormat, load
 REQUESTS_AT_A_TIME = 1024
 """In the order of their tokens: they share beginnings, and progress is shown between."""
 ANSWER_TOKENS = 256
-"""Of a generated answer, where a task does not say."""
+"""Most tokens of a generated answer, where a task does not say."""
 
 
 def harness_model(folder: StrPath, *, weights: WeightFormat = "fp32") -> Any:

@@ -20,7 +20,7 @@ KVFormat = Literal["auto", "int8"]
 """auto is the number format of the weights."""
 
 FREE_SHARE = 0.5
-"""Of the memory that is free, what a pool takes at most by default."""
+"""Largest part of the free memory that a pool takes by default."""
 _SCALE = torch.bfloat16
 _LARGEST = 127
 
@@ -30,7 +30,7 @@ Table = Int[Tensor, "batch block"]
 
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype, kv: KVFormat = "auto") -> int:
-    """Of the keys and values of one token in all layers."""
+    """Bytes of one token's keys and values in all layers."""
     width = config.resolved_head_dim
     of_head = width * dtype.itemsize if kv == "auto" else width + _SCALE.itemsize
     return 2 * config.n_layers * config.resolved_n_kv_heads * of_head
@@ -175,7 +175,7 @@ class PagedPass(CachedPass):
             self._slots = Slots(self._ends, self._table, self._longest)
 
     def key_positions(self, layer: int) -> Int[Tensor, "batch key"]:
-        """Of what is held, the new ones among them."""
+        """Positions of all cached keys, including the new ones."""
         positions = torch.arange(self._longest, device=self.cache.device)
         return positions.where(positions < self._ends[:, None], NOWHERE)
 

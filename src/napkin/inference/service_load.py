@@ -52,7 +52,7 @@ class Served:
 
     time_to_first_token: float
     time_per_output_token: float
-    """Of the tokens after the first."""
+    """Seconds per token after the first."""
     output_tokens: int
 
 

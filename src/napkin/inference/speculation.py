@@ -336,7 +336,7 @@ class SpeculationMeter:
     """Proposals that were accepted or rejected; those after a rejected one are not looked at."""
     accepted: int = 0
     seconds: float = 0.0
-    """Of these passes and their proposals."""
+    """Seconds of these passes and their proposals."""
     _recent: tuple[float, float] = (0.0, 0.0)
     _pass_seconds: dict[int, float] = field(default_factory=dict)
     _draft_seconds: float = 0.0

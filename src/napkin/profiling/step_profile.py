@@ -125,7 +125,7 @@ class StepProfile(Summary):
     """The ledger that was planned with; None where the step was only recorded."""
     title: str = "a step"
     ranks: tuple[dict[str, float], ...] = field(default=())
-    """Of several ranks each one's seconds, and its seconds in operators, in collectives and outside."""
+    """For each of several ranks its seconds, and its seconds in operators, in collectives and outside."""
 
     def by(self, column: By, *, folded: bool = True) -> dict[str, Figures]:
         """The rows summed by a column, longest first; `folded` puts modules that differ only in numbers together."""

@@ -218,7 +218,7 @@ def _draws(
 
 
 MOST_LEFT_OUT = 400
-"""Of more runs, only those with the largest residuals are left out in turn."""
+"""Most runs that are left out in turn: those with the largest residuals, where there are more."""
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ class CompletionJob:
         }
 
     def timings(self) -> dict[str, float | None]:
-        """Of the first choice, in seconds: to the first token, and per token after it."""
+        """Seconds of the first choice: to its first token, and per token after it."""
         first, per_token = token_seconds(self._completions[0], time.perf_counter())
         return {"seconds_to_first_token": first, "seconds_per_token": per_token}
 

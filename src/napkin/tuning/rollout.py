@@ -134,7 +134,7 @@ class Rollout:
     prompt_tokens: int
     """Tokens of prompts and of messages between turns, counted for each completion even where they were shared."""
     computed_prompt_tokens: int
-    """Those of them that were computed instead of shared."""
+    """Prompt tokens that were computed instead of shared."""
     generated_tokens: int
     passes: int
     """Steps of the engine."""

@@ -122,7 +122,7 @@ class TrainingLines:
     """The lines of a run of any kind; `of_step` is called after each step."""
 
     FIGURES = ("reward", "accuracy", "held-out reward", "held-out accuracy")
-    """Those that a method of tuning is judged by, and the live line shows."""
+    """Metrics that a method of tuning is judged by; the live line shows them."""
 
     def __init__(self, run: Path, *, steps: int) -> None:
         self.steps = steps
@@ -186,7 +186,7 @@ class TrainingLines:
 
 
 class PretrainingLines(TrainingLines):
-    """Those of pre-training, whose tokens follow from the number of steps."""
+    """The lines of pre-training, whose tokens follow from the number of steps."""
 
     def __init__(self, run: Path, *, steps: int, tokens_per_step: int, train_tokens: TokenMixture) -> None:
         super().__init__(run, steps=steps)

@@ -33,17 +33,17 @@ from napkin.model.kv_cache import ContiguousCache
 from napkin.model.transformer import Transformer
 
 TRACED_TOKENS = 512
-"""Of the prompt that is traced, and held in the cache of the longer of two decode steps: FLOPs of products grow with
-the tokens, of attention with the pairs of tokens, and what a decode step reads with the tokens in the cache."""
+"""Tokens of the traced prompt, and in the cache of the longer of two decode steps: FLOPs of products grow with the
+tokens, of attention with the pairs of tokens, and what a decode step reads with the tokens in the cache."""
 _BYTES = 2
-"""Of a number in bf16."""
+"""Bytes of a number in bf16."""
 _WHOLE = ("norms", "other")
 """Components whose elementwise operators each rank of tensor computes in full: norms and the residual stream."""
 
 
 @dataclass(frozen=True)
 class ServiceWork:
-    """Of one model, for any prompt and any number of sequences."""
+    """What a model computes and reads, for any prompt and any number of sequences."""
 
     parameters: int
     n_layers: int
@@ -58,7 +58,7 @@ class ServiceWork:
     block_weights: int
     """Numbers in the matrices of all blocks that a token is multiplied with."""
     expert_weights: int
-    """Those of them in routed experts."""
+    """Numbers of `block_weights` in routed experts."""
     n_experts: int
     experts_per_token: int
     head_weights: int
@@ -227,7 +227,7 @@ class Replica:
 
     @cached_property
     def weight_bytes(self) -> float:
-        """Of all weights, which ranks divide."""
+        """Bytes of the weights on one rank."""
         work = self.work
         experts = work.expert_weights * work.n_experts / work.experts_per_token if work.n_experts else 0
         matrices = work.block_weights - work.expert_weights + experts
@@ -235,7 +235,7 @@ class Replica:
 
     @cached_property
     def kv_token_bytes(self) -> float:
-        """That one token leaves in the cache; each rank has at least one head of keys and values."""
+        """Bytes that one token leaves in a rank's cache; each rank has at least one head of keys and values."""
         heads = math.ceil(self.work.n_kv_heads / self.tensor) / self.work.n_kv_heads
         return self.work.kv_numbers * heads * KV_BYTES[self.kv]
 
@@ -344,11 +344,11 @@ class ServiceTimes:
     running: float
     """Sequences that are generated at a time: fewer than are in flight where the cache holds no more."""
     decode_step: float
-    """Of a step without a prompt."""
+    """Seconds of a step without a prompt."""
     prefill: float
-    """That one prompt adds."""
+    """Seconds that one prompt adds."""
     waiting: float
-    """Of the time to first token, until there is room in the cache."""
+    """Seconds of the time to first token that pass until there is room in the cache."""
     busy: float
     """Fraction of the time in which prompts are computed."""
 

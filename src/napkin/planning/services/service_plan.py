@@ -83,10 +83,10 @@ def interval_of(replica: Replica, load: Load) -> ServiceInterval:
 SERVER = "vllm"
 """Whose constants are taken if no server is named: that of most measurements across formats, after TensorRT-LLM."""
 REQUESTS_PER_CLIENT = 4
-"""That are simulated, if nobody says how many."""
+"""Requests that are simulated for each client, if nobody says how many."""
 PREFILL_CHUNK = 512
 _BLOCK = 16
-"""Of the engine, as it is served."""
+"""Tokens per block of the engine, as it is served."""
 _MOST = 10**9
 """More requests, or tokens, than any service has."""
 
@@ -101,11 +101,11 @@ class ServiceDegree:
     kv_pool_bytes: float
     """What is left for the cache; below 0 where the weights do not fit."""
     kv_bytes_per_sequence: float
-    """Of a sequence at its longest."""
+    """Bytes of a sequence at its longest."""
     sequences: int
     """How many of those fit into a replica."""
     decode_flops: float
-    """Of one decode step of a replica, all its ranks together."""
+    """FLOPs of one decode step of a replica, all its ranks together."""
     decode_bytes: float
     """Bytes of weights and cache that each of its ranks reads in that step."""
     times: ServiceTimes | None
@@ -114,7 +114,7 @@ class ServiceDegree:
     tokens_per_second: float | None
     """Output tokens of all replicas."""
     usd_per_million_tokens: float | None
-    """Of output tokens; None without a price."""
+    """Price of a million output tokens; None without a price of the device."""
     tokens_per_second_interval: tuple[float, float] | None = None
     """If both times are as long, or as short, as their intervals say."""
     reason: str | None = None
@@ -152,7 +152,7 @@ class ServicePlan(Summary):
     """Number format of keys and values."""
     load: Load | ServiceLoad
     weight_bytes: float
-    """Of a replica, all its devices together."""
+    """Bytes of a replica's weights, on all its devices together."""
     weight_width: float
     """Bytes per number of the blocks' matrices, scales included."""
     kv_width: float
@@ -160,11 +160,11 @@ class ServicePlan(Summary):
     ridge: float | None
     """FLOPs per byte below which the device is bound by bytes, by its datasheet; None on this machine."""
     prefill_flops: float
-    """Of one prompt."""
+    """FLOPs of one prompt."""
     prefill_bytes: float
     """Weights that the prompt reads and the cache that it writes, of all ranks of a replica together."""
     usd_per_hour: float | None
-    """Of one device."""
+    """Price of one device."""
     degrees: tuple[ServiceDegree, ...]
     notes: tuple[str, ...] = ()
 

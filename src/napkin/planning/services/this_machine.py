@@ -24,7 +24,7 @@ from napkin.planning.services.replica import count_parameters
 
 REPEATS = 5
 MOST_PROBED_BYTES = 2**31
-"""Of a probe's weights: a larger model is probed with fewer layers, at two depths."""
+"""Most bytes of a probe's weights: a larger model is probed with fewer layers, at two depths."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class StepSeconds:
     """By the tokens of the chunk and those of the prompt before it."""
 
     def decode_seconds(self, rows: int, context: float) -> float:
-        """Of a token of `rows` sequences, which hold `context` tokens on the average."""
+        """Seconds of a token for each of `rows` sequences, which hold `context` tokens on the average."""
         return _between(self.decode, rows, context)
 
     def prefill_seconds(self, tokens: int, before: float) -> float:
@@ -168,7 +168,7 @@ class _Timer:
 
     @torch.inference_mode()
     def seconds(self, rows: int, context: int, n_new: int) -> float:
-        """Of a pass and of drawing a token of each row, from a few of them."""
+        """Seconds of a pass and of sampling a token for each row, from a few repetitions."""
         each = -(-(context + n_new) // self.block_size)
         tables = [list(range(row * each, (row + 1) * each)) for row in range(rows)]
         tokens = torch.zeros(rows, n_new, dtype=torch.int64, device=self.cache.device)
