@@ -69,6 +69,7 @@ BASES = {
     "formats": "1",
     "diff": "tiny.toml tiny.toml --on H100",
     "mcp": "--wrong",
+    "rehearse": "missing.py --wrong",
     "completion": "bash",
     "tokenizer train": "one.txt --out new.json --vocab-size 280",
     "tokenizer encode": "one.txt --tokenizer one/tokenizer.json --out new",

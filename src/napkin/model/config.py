@@ -207,7 +207,8 @@ class ModelConfig:
 
     def resolved(self, name: str) -> Any:
         """A field by its name, with its default filled in."""
-        return getattr(self, f"resolved_{name}" if hasattr(self, f"resolved_{name}") else name)
+        known = (f"resolved_{name}", f"resolved_{name.removeprefix('rope_')}")
+        return getattr(self, next((each for each in known if hasattr(self, each)), name))
 
     @property
     def resolved_head_dim(self) -> int:

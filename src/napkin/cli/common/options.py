@@ -309,7 +309,8 @@ def _value(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     if kind not in _EXPECTED or len(kinds) > 1 + optional:
         return None
 
-    def read(texts: list[str]) -> Any:
+    # Of a positional argument that is left out, tyro gives [[]] and takes the default.
+    def read(texts: list[Any]) -> Any:
         if optional and texts[0] == "None":
             return None
         try:
