@@ -213,6 +213,32 @@ def test_what_stands_in_the_way_is_named_with_its_line_and_a_way_out(script) -> 
         rehearse(path, on="H100", setup=adapter)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "os.remove('kept/result.txt')",
+        "os.remove('result.txt')",
+        "os.replace('result.txt', 'gone.txt')",
+        "import shutil; shutil.rmtree('kept')",
+        "import pathlib; pathlib.Path('kept/result.txt').unlink()",
+        "os.truncate('result.txt', 0)",
+        "os.rename(os.path.realpath('kept'), 'elsewhere')",
+        "os.chmod('result.txt', 0)",
+        "open('result.txt', 'w').write('new'); open('kept/result.txt', 'a').write('more')",
+    ],
+)
+def test_files_that_are_there_stay_as_they_are(script, tmp_path: Path, change: str) -> None:
+    (tmp_path / "kept").mkdir()
+    for name in ("result.txt", "kept/result.txt"):
+        (tmp_path / name).write_text("a week of work")
+    # What is done to a link in the rehearsal's own folder is done to the link.
+    with pytest.raises(NapkinError, match=r"a file of yours|0 updates|symbolic link"):
+        rehearse(script(change), on="H100")
+    for name in ("result.txt", "kept/result.txt"):
+        assert (tmp_path / name).read_text() == "a week of work"
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
 def test_a_script_that_does_not_end_is_stopped(script) -> None:
     with pytest.raises(NapkinError, match="--seconds"):
         rehearse(script("while True: pass\n"), on="H100", most_seconds=6)

@@ -12,6 +12,8 @@ import json
 import os
 import pathlib
 import re
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,11 @@ import numpy as np
 
 N_TOKENS = 2**23
 MAGIC = 20240520
+CHANGES = {
+    **dict.fromkeys(("os.remove", "os.rmdir", "os.truncate", "os.chmod", "os.chown", "os.utime", "shutil.rmtree"), 1),
+    **dict.fromkeys(("os.rename", "shutil.move"), 2),
+}
+"""Python's audit events of functions that change files, and how many of their arguments are paths."""
 KINDS = (".bin", ".npy", ".npz", ".txt", ".json", ".jsonl", ".tokens", ".csv")
 
 
@@ -30,9 +37,17 @@ class AbsentFiles:
         self.folder = folder
         self.made: dict[str, Path] = {}
         self.open = builtins.open
+        caches = os.environ.get("NAPKIN_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), Path.home() / ".cache"
+        places = (folder.parent, "/dev", "/proc", *(each for each in caches if each))
+        self.changeable = [Path(os.path.realpath(each)) for each in places]
 
     def install(self) -> None:
-        """Replace the functions through which scripts look for files and open them."""
+        """Replace the functions through which scripts look for files and open them, and refuse what would change files
+        that are not the rehearsal's."""
+        # Compiled modules would be written beside the user's, temporary files beside everybody's.
+        sys.dont_write_bytecode = True
+        tempfile.tempdir = str(self.folder.parent)
+        sys.addaudithook(self._refuse_changes)
         builtins.open = io.open = self._open  # pyright: ignore
         pathlib.Path.open = lambda path, *a, **k: self._open(path, *a, **k)  # pyright: ignore
         for name in ("exists", "isfile"):
@@ -54,6 +69,20 @@ class AbsentFiles:
         glob.glob = self._matched(glob.glob)
         path_glob = pathlib.Path.glob
         pathlib.Path.glob = lambda path, pattern, **k: self._path_glob(path_glob, path, pattern, **k)  # pyright: ignore
+
+    def _refuse_changes(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Raise PermissionError where Python is about to remove, rename or alter a file outside of the folder."""
+        if event not in CHANGES:
+            return
+        for path in arguments[: CHANGES[event]]:
+            if not isinstance(path, (str, bytes, os.PathLike)):
+                continue
+            name = os.path.abspath(os.fsdecode(path))
+            # What is removed or renamed is an entry of a folder, a link itself; the rest follows links.
+            followed = event in ("os.truncate", "os.chmod", "os.chown", "os.utime")
+            real = Path(os.path.realpath(name if followed else os.path.dirname(name)))
+            if not any(real.is_relative_to(each) for each in self.changeable):
+                raise PermissionError(f"{event.removeprefix('os.')} of '{os.fsdecode(path)}', a file of yours")
 
     def present(self, path: Any) -> Any:
         """The path of a file that can be read in place of `path`: itself if it is there."""

@@ -63,8 +63,10 @@ class Rehearsal:
 
     @property
     def fits(self) -> bool:
-        """True if the step fits into a device's memory, with the share that every plan leaves free."""
-        return fits(self.ledger.peak_bytes, self.cluster.device.usable_bytes)
+        """True if the step fits into a device's memory, with the share that every plan leaves free, and what torch's
+        allocator reserves for it into the whole."""
+        usable = self.cluster.device.usable_bytes
+        return fits(self.ledger.peak_bytes, usable) and (self.ledger.reserved_bytes or 0) <= usable
 
     @property
     def collectives(self) -> dict[str, dict[str, float]]:
