@@ -28,7 +28,7 @@ FLOORS = [
     {"checkpoint"},
     {"inference"},
     {"serving", "planning"},
-    {"benchmarking"},
+    {"benchmarking", "hooks"},
     {"profiling"},
     {"training"},
     {"environments"},

@@ -10,6 +10,7 @@ from . import evaluation as evaluation
 from . import extraction as extraction
 from . import grading as grading
 from . import hardware as hardware
+from . import hooks as hooks
 from . import inference as inference
 from . import kernels as kernels
 from . import languages as languages
@@ -42,6 +43,7 @@ from .data import standard_library as standard_library
 from .data import write_token_file as write_token_file
 from .errors import NapkinError as NapkinError
 from .evaluation import evaluate as evaluate
+from .hooks import watch as watch
 from .inference import LoadedModel as LoadedModel
 from .inference import load as load
 from .model import ModelConfig as ModelConfig

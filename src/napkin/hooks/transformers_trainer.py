@@ -1,0 +1,274 @@
+"""A callback for transformers' Trainer, and so for TRL's trainers.
+
+    from napkin.hooks import trainer_callback
+
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[trainer_callback()])
+
+The step that is planned is the trainer's own: `training_step` of a shallow copy of the trainer, on fake twins of its
+models, its optimizer and its first batches, then its clipping, its optimizer, and clearing of gradients. The batches
+are those that the trainer has drawn: nothing is read ahead.
+"""
+
+import contextlib
+import copy
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from napkin.accounting.ledger import Ledger
+from napkin.errors import NapkinError
+from napkin.files import StrPath
+from napkin.hooks.fake_step import Twins, count_fake_step, is_on_cuda, signature_of, tokens_of
+from napkin.hooks.program_run import free_folder
+from napkin.hooks.watched_loop import WatchedLoop
+
+
+def trainer_callback(
+    *,
+    run: StrPath | None = "auto",
+    plan: bool = True,
+    on: str | None = None,
+    usd_per_hour: float | None = None,
+    watts: float | None = None,
+    say: Callable[[str], Any] | None = print,
+) -> "TrainerHook":
+    """A callback that plans, meters and reconciles the steps of transformers' `Trainer`.
+
+    Args:
+        run: a new folder for plan, metrics, measurement and report; "auto" is `runs/NAME` with the name of the
+            trainer's output folder, numbered where that exists; None writes nothing.
+        plan: whether the step is planned before the first one.
+        on: the device, as the catalogue names it; None is that of the model.
+        usd_per_hour: the price of all devices; None is the catalogue's, for a device that is in it.
+        watts: the power of all devices; None is the catalogue's.
+        say: called with the line of the plan, and at the end with the table and the verdict; None says nothing.
+
+    Raises NapkinError where transformers is not installed.
+    """
+    try:
+        from transformers import TrainerCallback  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise NapkinError("trainer_callback: transformers is not installed: pip install transformers") from None
+    # Of the user's transformers, so that events that it adds have a method.
+    kind = type("NapkinCallback", (TrainerHook, TrainerCallback), {})
+    return kind(run=run, plan=plan, on=on, usd_per_hour=usd_per_hour, watts=watts, say=say)
+
+
+class TrainerHook:
+    """The events of a `Trainer` that napkin listens to; `trainer_callback` makes one."""
+
+    def __init__(
+        self,
+        *,
+        run: StrPath | None,
+        plan: bool,
+        on: str | None,
+        usd_per_hour: float | None,
+        watts: float | None,
+        say: Callable[[str], Any] | None,
+    ) -> None:
+        self.watched: WatchedLoop | None = None
+        """The figures; None before training begins, and on ranks other than 0."""
+        self._run, self._plans, self._say = run, plan, say
+        self._options: dict[str, Any] = {"on": on, "usd_per_hour": usd_per_hour, "watts": watts}
+        self._trainer: Any = None
+        self._batches: Sequence[Any] = ()
+        self._items: Any = None
+        self._part_begin = 0.0
+        self._restore = contextlib.ExitStack()
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._find_trainer()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self._restore.close()
+        self._find_trainer()
+        module = model if isinstance(model, nn.Module) else self._trainer.model
+        if not state.is_world_process_zero:
+            return
+        settings = {name: value for name, value in args.to_dict().items() if isinstance(value, (bool, int, float, str))}
+        self.watched = WatchedLoop(
+            module,
+            program=type(self._trainer).__name__ if self._trainer is not None else "Trainer",
+            run=free_folder(Path(args.output_dir or "trainer").name) if self._run == "auto" else self._run,
+            steps=state.max_steps - state.global_step,
+            n_devices=max(1, args.world_size * max(1, args.n_gpu)),
+            settings={name: value for name, value in settings.items() if value != "" and "token" not in name},
+            say=self._say,
+            **self._options,
+        )
+        self.watched.n_workers = args.dataloader_num_workers
+        if self._trainer is not None:
+            self._restore.enter_context(_replaced(self._trainer, "get_batch_samples", self._watch_batches))
+            self._restore.enter_context(_replaced(self._trainer, "training_step", self._watch_errors))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        watched = self.watched
+        if watched is None:
+            return
+        size = signature_of(self._batches)
+        if self._plans and self._batches and not watched.steps:
+            watched.plan_by(
+                functools.partial(count_trainer_step, self._trainer, self._batches, self._items),
+                size=size,
+                tokens=tokens_of_batches(self._batches),
+            )
+        watched.begin_step(size)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.watched is not None:
+            self.watched.end_step(tokens_of_batches(self._batches))
+        self._part_begin = time.perf_counter()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        names = {
+            "loss": "loss",
+            "learning_rate": "learning_rate",
+            "grad_norm": "gradient_norm",
+            "eval_loss": "validation_loss",
+        }
+        found = {names[name]: value for name, value in (logs or {}).items() if name in names}
+        if self.watched is not None and found:
+            self.watched.log(**found)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._end_part("evaluation")
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._end_part("checkpoints")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._restore.close()
+        self._trainer, self._batches, self._items = None, (), None
+        if self.watched is None:
+            return
+        self.watched.end()
+        if self._say is not None:
+            for line in self.watched.report_lines():
+                self._say(line)
+
+    def _end_part(self, name: str) -> None:
+        if self.watched is not None and self._part_begin:
+            now = time.perf_counter()
+            self.watched.add_part(name, now - self._part_begin)
+            self._part_begin = now
+
+    def _find_trainer(self) -> None:
+        """The trainer, which callbacks are not given: it is the caller of the event."""
+        frame = sys._getframe(2)
+        while frame is not None:
+            caller = frame.f_locals.get("self")
+            if hasattr(caller, "training_step") and hasattr(caller, "callback_handler"):
+                self._trainer = caller
+                return
+            frame = frame.f_back
+
+    def _watch_batches(self, draw: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        drawn = draw(*args, **kwargs)
+        if self.watched is not None:
+            self.watched.add_waiting(time.perf_counter() - begin)
+        self._batches, self._items = drawn[0], drawn[1]
+        return drawn
+
+    def _watch_errors(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return step(*args, **kwargs)
+        except BaseException:
+            if self.watched is not None:
+                self.watched.abort_step()
+            raise
+
+
+def tokens_of_batches(batches: Sequence[Any]) -> int:
+    return sum(map(tokens_of, batches))
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
+    """Let `by` stand for a method of one object in the block; it is given the method first."""
+    method = getattr(owner, name, None)
+    if method is None:
+        yield
+        return
+    before = vars(owner).get(name)
+    setattr(owner, name, functools.partial(by, method))
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+def count_trainer_step(trainer: Any, batches: Sequence[Any], items: Any) -> Ledger:
+    """Count one update of the trainer, on batches that it has drawn; `items` is the number that it divides losses by.
+
+    Raises NapkinError where the step cannot be traced: with models that several processes share, and where the step
+    asks for values that a trace does not have, as sampling does.
+    """
+    twins = Twins()
+    originals = {name: value for name, value in vars(trainer).items() if isinstance(value, nn.Module)}
+    module = trainer.accelerator.unwrap_model(trainer.model)
+    made: dict[int, nn.Module] = {}
+    for original in (module, *originals.values()):
+        inner = trainer.accelerator.unwrap_model(original)
+        if id(inner) not in made:
+            made[id(inner)] = twins.of_module(inner)
+    model = made[id(module)]
+    optimizer = twins.of_optimizer(getattr(trainer.optimizer, "optimizer", trainer.optimizer))
+    twin = copy.copy(trainer)
+    for name, original in originals.items():
+        setattr(twin, name, made[id(trainer.accelerator.unwrap_model(original))])
+    for name in ("get_batch_samples", "training_step"):
+        vars(twin).pop(name, None)
+    # What a step adds to, such as metrics that are logged later.
+    for name, value in vars(twin).items():
+        if name.startswith("_") and isinstance(value, (dict, list)):
+            with contextlib.suppress(Exception):
+                setattr(twin, name, copy.deepcopy(value))
+    twin.optimizer = optimizer
+    twin.state, twin.control = copy.copy(trainer.state), copy.copy(trainer.control)
+    twin._prepare_input = lambda data: data
+    twin.current_gradient_accumulation_steps = len(batches)
+
+    number = twins.of_batch(items)
+
+    def step(micro_batches: Sequence[Any]) -> None:
+        loss = torch.zeros(())
+        for batch in micro_batches:
+            loss += twin.training_step(model, dict(batch) if isinstance(batch, dict) else batch, number)
+        _clip(twin, model)
+        optimizer.step()
+        model.zero_grad()
+
+    with _not_tracing():
+        return count_fake_step(twins, model, step, batches, on_cuda=is_on_cuda(module.parameters()))
+
+
+def _clip(trainer: Any, model: nn.Module) -> None:
+    wanted = trainer.args.max_grad_norm
+    if wanted is not None and wanted > 0:
+        nn.utils.clip_grad_norm_(model.parameters(), wanted)
+    elif hasattr(trainer, "_get_grad_norm"):
+        nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+
+
+@contextmanager
+def _not_tracing() -> Iterator[None]:
+    """transformers asks of fake tensors whether it is traced, and then makes masks that it makes in no real step."""
+    utils = sys.modules.get("transformers.utils.import_utils")
+    if utils is None or not hasattr(utils, "is_fake_tensor"):
+        yield
+        return
+    with patch.object(utils, "is_fake_tensor", lambda value: False):
+        yield
