@@ -76,4 +76,6 @@ def test_no_other_part_starts_processes_but_the_compiler_for_torch_and_the_helpe
             is_call = isinstance(node, ast.Attribute) and ast.unparse(node) in calls
             if is_call or any(name.split(".")[0] in starting for name in names):
                 found.add(file.relative_to(SOURCE).as_posix())
-    assert found == {"child_process.py", "torch_compile.py", "grading/sandbox/fork_server.py"}
+    # A rehearsed script's calls of nvidia-smi are answered without a process.
+    stand_in = "planning/rehearsal/stand_ins.py"
+    assert found == {"child_process.py", "torch_compile.py", "grading/sandbox/fork_server.py", stand_in}

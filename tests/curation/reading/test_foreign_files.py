@@ -79,7 +79,7 @@ def test_each_line_of_json_is_a_document_or_is_set_aside(tmp_path: Path, ending:
         b"",
         json.dumps({"text": "x" * 3000}).encode(),
         b'{"text": "cut',
-        b"[" * 1500,
+        b"[" * 900 + b"]" * 900,
         b'{"text": 3}',
         b'{"body": "no text"}',
         b'{"text": "\xff"}',

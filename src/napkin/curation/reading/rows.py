@@ -82,10 +82,11 @@ def _decoded(line: bytes, decoder: "msgspec.json.Decoder[dict[str, Any]]") -> di
         pass
     try:
         read = json.loads(line.decode(), parse_int=_integer, parse_float=_float, parse_constant=_refuse_constant)
+        # Python's own limit may be higher: libraries raise it.
+        if isinstance(read, (dict, list)) and _is_deep(read):
+            raise RecursionError
         if not isinstance(read, dict):
             raise Unreadable("not JSON", f"it is not an object but {_KINDS.get(type(read), 'a number')}")
-        if _is_deep(read):
-            raise RecursionError
         return decoder.decode(_HALF_PAIR.sub("\ufffd", json.dumps(read, ensure_ascii=False)))
     except UnicodeDecodeError as error:
         raise Unreadable("broken encoding", f"not UTF-8 at byte {error.start:,} of the line") from None
