@@ -18,6 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
+FILES = "https://github.com/napkin-lm/napkin/blob/main"
 # Pages in the root of the repository that are part of the site too.
 ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 
@@ -47,6 +48,8 @@ def main() -> int:
 
 def in_one_folder(text: str) -> str:
     """The page's text with its links rewritten for the site, where docs/ and the root are one folder."""
+    # What is not a page of the site is read where the source is.
+    text = re.sub(r"\]\((?:\.\./)?((?:benchmarks|src)/[^)]*)\)", rf"]({FILES}/\1)", text)
     return re.sub(r"\]\((?:\.\./|docs/)(?=[^)]*\.md)", "](", text)
 
 
