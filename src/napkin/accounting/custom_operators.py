@@ -4,7 +4,7 @@
     def fused_mlp(x, up, down):
         return 2 * x.numel() * (up.shape[0] + down.shape[1])
 
-A count, a plan and a meter then know the operator. One that nobody has declared is counted in calls and named, in
+A count, a plan and a meter then know the operator. An operator that is not declared is counted in calls and named, in
 `Ledger.unknown_operators`. What a library has registered with torch's own `register_flop_formula` is used as well.
 """
 
@@ -28,11 +28,11 @@ class OperatorWork:
     flops: int = 0
     """FLOPs of its products: a multiply and an add are two."""
     elementwise_flops: int = 0
-    """One per element, for work that is no product; kept apart from `flops`."""
+    """Elementwise FLOPs, one per element of work that is not a matrix product; `flops` does not include them."""
     bytes_read: int | None = None
-    """None is the bytes of all tensors that it is given."""
+    """Bytes that a call reads; None is the bytes of all its tensor arguments."""
     bytes_written: int | None = None
-    """None is the bytes of all tensors that it returns, and of those that its schema says it writes to."""
+    """Bytes that a call writes; None is those of all tensors that it returns or that its schema says it writes to."""
     scratch_bytes: int = 0
     """Bytes that it takes while it runs, and gives back."""
     causal_flops: int | None = None

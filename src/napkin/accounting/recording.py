@@ -352,7 +352,7 @@ class Recorder(TorchDispatchMode):
         return buffer
 
     def reinterpret(self, tensor: Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
-        """Make a view of a buffer, which is no operator."""
+        """Make a view of a buffer; a view is not recorded as an operator."""
         with self._pause():
             return torch.as_strided(tensor, shape, stride, tensor.storage_offset() + offset)
 

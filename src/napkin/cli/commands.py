@@ -12,7 +12,7 @@ from typing import NamedTuple
 from napkin.errors import NapkinError, near_names
 
 Main = Callable[[Sequence[str]], int | None]
-"""As in `napkin.cli.common.options`, whose import takes longer than `napkin --help`."""
+"""The type of a command, as in `napkin.cli.common.options`, whose import takes longer than `napkin --help`."""
 
 
 class Command(NamedTuple):

@@ -101,7 +101,7 @@ class LoopFigures(Summary):
     def mfu(self) -> float | None:
         """Counted FLOPs over seconds times the device's peak, of all steps whose FLOPs were counted, waiting left out.
 
-        FLOPs come from operators, never from 6·N·T, and none is added for steps of a size that nobody counted.
+        FLOPs come from operators, never from 6·N·T, and steps of a size that was not counted are left out.
         """
         if self.plan is None or not self.plan.matmul_peak:
             return None

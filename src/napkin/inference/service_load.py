@@ -15,7 +15,7 @@ class ServiceLoad:
     """Requests of one size."""
 
     requests: int
-    """In all."""
+    """Number of requests."""
     input_tokens: int
     output_tokens: int
     concurrency: int | None = 16

@@ -18,7 +18,7 @@ class Origin:
     module: str
     """Path of the module, from the one that was compiled on."""
     phase: Phase | None
-    """None in a program without a backward pass, which does not know."""
+    """The phase is None in a program without a backward pass, which cannot tell."""
     node: tuple[int, int]
     """The graph, and the number of the operator in it; gradients have that of the operator that they belong to."""
 
@@ -37,7 +37,7 @@ class Kernel:
     recomputed_flops: int = 0
     contraction: tuple[int, int, int, int] | None = None
     opaque: bool = False
-    """True for a kernel of the user's own, whose FLOPs nobody has declared."""
+    """True for a kernel that the user wrote, whose FLOPs are not declared."""
 
 
 class Listener(Protocol):
@@ -48,7 +48,7 @@ class Listener(Protocol):
         ...
 
     def reinterpret(self, tensor: Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
-        """Make a view of a buffer, which is no operator."""
+        """Make a view of a buffer; a view is not recorded as an operator."""
         ...
 
     def run_kernel(self, kernel: Kernel, tensors: list[Tensor]) -> None:

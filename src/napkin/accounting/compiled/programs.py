@@ -5,7 +5,7 @@ usual: graph breaks, recomputation, fusion, order of kernels, reuse and donation
 Only code generation ends early: of each graph there is a Python program that allocates buffers, calls kernels and frees
 buffers (`napkin.accounting.compiled.wrapper`), and that program runs, its kernels replaced by a note of what they are
 (`napkin.accounting.compiled.listening`).
-Products, attention and whatever else is no generated kernel is called as it would be, and recorded like any operator.
+Operators that Inductor does not generate, such as products and attention, are called as they are, and recorded as any.
 
 For a CUDA device, graphs are lowered as for that device, though traced on the CPU: their tensors are put on a fake CUDA
 device once autograd has done its part. A program itself runs on fake CPU tensors.

@@ -34,7 +34,7 @@ class ContaminationOptions(JsonOption):
     tokenizer: str | None = None
     """The tokenizer of the token files."""
     suffixes: tuple[str, ...] = ()
-    """In folders, read only files that end so: --suffixes .txt .md; none is all files."""
+    """Endings of the files that are read in folders: --suffixes .txt .md; none is all files."""
     share: float = 0.6
     """An item is contaminated if this share of its windows of 32 letters stands together in a document."""
     result: str | None = None

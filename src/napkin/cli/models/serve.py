@@ -120,7 +120,7 @@ class BenchServeOptions(JsonOption):
     address: Annotated[str, tyro.conf.Positional] = "http://127.0.0.1:8000"
     """Address of the server."""
     requests: int = 64
-    """In all."""
+    """Number of requests."""
     concurrency: int = 16
     """Clients that each send their next request when the last one has ended."""
     rate: float | None = None

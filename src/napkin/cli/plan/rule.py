@@ -33,7 +33,7 @@ class FailureOptions:
     mtbf_hours: float | None = None
     """Mean time between failures of all devices together, in hours; None is the rate of the Llama 3 405B run."""
     restart_minutes: float | None = None
-    """From a failure until training continues; None is 10 minutes."""
+    """Minutes from a failure until training continues; None is 10."""
 
     def refuse_impossible(self) -> None:
         """Raise NapkinError for hours or minutes that cannot be."""

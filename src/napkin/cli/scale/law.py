@@ -295,7 +295,7 @@ class RepetitionsOptions(RunsOptions):
     """Fit what repeated tokens are worth (Muennighoff et al. 2023), from runs with a column unique_tokens."""
 
     law: Literal["data-constrained"] = "data-constrained"
-    """Its name among the laws."""
+    """Name of the law."""
     delta: float | None = None
     """Residuals of the log loss beyond this count linearly; None is 0.001."""
 
@@ -352,7 +352,7 @@ class PredictOptions(RunsOptions):
     """FLOPs of the training, such as 1e23; with --params alone, tokens are FLOPs/(6·parameters), and the other way
     round."""
     training_set: str | None = None
-    """Which one, where the runs have several; None is all."""
+    """Training set whose runs are read, where there are several; None is all."""
     law: LawName = "chinchilla"
     """Law to fit, where runs are given."""
 

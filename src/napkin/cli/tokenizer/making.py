@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """Which texts, and how they are split."""
+    """The texts of a command, and how they are split."""
 
     texts: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT...")] = ()
     """Where the text is; at least one."""
     suffixes: tuple[str, ...] = ()
-    """In folders, read only files that end so: --suffixes .py .md; none is all files."""
+    """Endings of the files that are read in folders: --suffixes .py .md; none is all files."""
     validation_fraction: float = 0.05
     """Fraction of the documents, 0 to 1, that is held out for validation, chosen by a hash of each; of a single
     document, its last part; of one larger than 8 MB, the last part of each 8 MB. Give `train` and `encode` the same;

@@ -57,7 +57,8 @@ class MovedData:
     """Where the run's token files are now, if they have moved: the run's recipe then names the new place."""
 
     train: TrainFiles = ()
-    """Its training tokens, in the same order and with the same weights; another file is refused. None is as before."""
+    """Files of the run's training tokens, in the same order and with the same weights; other files are refused. None
+    is as before."""
     validation: str | None = ""
     """Its validation tokens; "" is as before, None disables evaluation."""
 
