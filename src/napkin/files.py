@@ -249,6 +249,21 @@ def read_bytes(path: StrPath) -> bytes:
         return file.read()
 
 
+def read_bounded(path: StrPath, most_bytes: int, *, what: str, too_large: str = "divide it") -> bytes:
+    """The bytes of a file that anyone may have written, `what` for messages: "a task file".
+
+    Raises NapkinError where it cannot be read, is no file, or has more than `most_bytes`.
+    """
+    try:
+        with open(path, "rb", opener=regular) as file:
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name {what}") from None
+    if len(data) > most_bytes:
+        raise NapkinError(f"'{path}' has more than {most_bytes:,} bytes: {too_large}")
+    return data
+
+
 def try_lock(descriptor: int) -> bool:
     """Lock an open file for this process until it is closed; False if another process has locked it.
 

@@ -47,7 +47,7 @@ class StepFigures:
     """The figures of one step that are compared with another's."""
 
     totals: Figures
-    """By the names in `TOTALS`."""
+    """Figures of the whole step, by the names in `TOTALS`."""
     peak: Mapping[str, int] = field(default_factory=dict)
     """Bytes at the peak by category."""
     parts: Mapping[str, Figures] = field(default_factory=dict)
@@ -169,7 +169,7 @@ def compare_steps(before: StepFigures, after: StepFigures) -> StepDifference:
         raise NapkinError(f"one step is summed by {before.by}, the other by {after.by}: count both --by {after.by}")
     sizes: dict[str, Unit] = dict.fromkeys((*before.peak, *after.peak), "bytes")
     parts = _differing(before.parts, after.parts, PARTS)
-    largest_first = sorted(parts.items(), key=lambda part: [-abs(each.difference) for each in _in_order(part[1])])
+    largest_first = sorted(parts.items(), key=lambda part: _sizes(part[1]), reverse=True)
     collectives = _differing(before.collectives, after.collectives, {"calls": "count", "bytes": "bytes"})
     return StepDifference(
         _changes(before.totals, after.totals, TOTALS),
@@ -181,11 +181,11 @@ def compare_steps(before: StepFigures, after: StepFigures) -> StepDifference:
     )
 
 
-def _in_order(changes: Iterable[Change]) -> list[Change]:
-    """One change for each figure of a part, so that parts can be sorted by them: FLOPs, then bytes."""
-    found = {each.name: each for each in changes}
+def _sizes(changes: Iterable[Change]) -> list[float]:
+    """How much a part's figures differ, the one that parts are sorted by first."""
+    found = {each.name: abs(each.difference) for each in changes}
     order = ("seconds", "flops", "bytes_allocated", "bytes_written", "bytes_read", "calls")
-    return [found.get(name, Change(name, "count", 0, 0)) for name in order]
+    return [found.get(name, 0) for name in order]
 
 
 def _differing(

@@ -311,7 +311,7 @@ def _compiler_of(compiled: Callable[..., Any]) -> Callable[[Callable[..., Any]],
 @contextmanager
 def _errors_on_one_line() -> Iterator[None]:
     try:
-        with _fake_tensors_log_nothing():
+        with fake_tensors_log_nothing():
             yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise NapkinError(
@@ -329,7 +329,7 @@ def _errors_on_one_line() -> Iterator[None]:
 
 
 @contextmanager
-def _fake_tensors_log_nothing() -> Iterator[None]:
+def fake_tensors_log_nothing() -> Iterator[None]:
     """torch logs a traceback for an operator that fails on fake tensors; the error itself says what is wrong."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     disabled, log.disabled = log.disabled, True

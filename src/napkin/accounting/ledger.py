@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from napkin.accounting.quantities import Line, Summary, largest, with_parts
+from napkin.accounting.quantities import Line, Summary, largest, with_calls, with_parts
 from napkin.units import format_bytes, format_flops
 
 
@@ -290,11 +290,13 @@ class Ledger(Summary):
         if self.reserved_bytes is not None:
             yield "reserved bytes", format_bytes(self.reserved_bytes)
         if self.unknown_operators:
-            names = ", ".join(f"{name} ({calls} ×)" for name, calls in largest(self.unknown_operators.items()))
-            yield "unknown operators", names + ": their FLOPs are missing"
+            yield "unknown operators", with_calls(self.unknown_operators) + ": their FLOPs are missing"
         if self.unknown_scratch:
-            names = ", ".join(f"{name} ({calls} ×)" for name, calls in largest(self.unknown_scratch.items()))
-            yield "unknown scratch", names + ": what their kernels take for a moment may be missing from the peak"
+            yield (
+                "unknown scratch",
+                with_calls(self.unknown_scratch)
+                + ": what their kernels take for a moment may be missing from the peak",
+            )
 
     def flops_by(self, column: Column) -> dict[str, int]:
         """FLOPs summed by the values of `column`, largest first."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.memory import allocator_events
 from napkin.accounting.pricing import Price
-from napkin.accounting.quantities import Line, QuantityRow, QuantityTable, Summary, largest
+from napkin.accounting.quantities import Line, QuantityRow, QuantityTable, Summary, with_calls
 from napkin.accounting.recording import recording
 from napkin.accounting.rules import adamw_bytes_rule, training_flops_rule
 from napkin.errors import NapkinError
@@ -328,8 +328,7 @@ def _rows_of_ledger(ledger: Ledger, tokens: float | None, price: Price | None) -
     if ledger.elementwise_flops:
         flops_note += f"; elementwise work is apart: {format_flops(ledger.elementwise_flops)}"
     if ledger.unknown_operators:
-        names = ", ".join(f"{name} ({calls:,} ×)" for name, calls in largest(ledger.unknown_operators.items()))
-        flops_note += f"; not counted: {names}: register_operator"
+        flops_note += f"; not counted: {with_calls(ledger.unknown_operators)}: register_operator"
     bytes_note = "rule 16 bytes per parameter: AdamW in fp32, no activations, no batch"
     seconds = None if price is None else price.seconds
     seconds_note = "" if price is None else f"count: within a factor of {price.factor:.2f} in nine cases of ten"

@@ -6,7 +6,7 @@ The table that every run ends with is rule | count | meter | meter/count (`Quant
 print as a few lines of text, and in a notebook as a small table (`Summary`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Literal, NamedTuple
@@ -151,6 +151,15 @@ def largest(parts: Iterable[tuple[str, float]], most: int = 4) -> list[tuple[str
     ordered = sorted(((name, value) for name, value in parts if value), key=lambda part: -part[1])
     rest = sum(value for _, value in ordered[most:])
     return [*ordered[:most], *([("others", rest)] if rest else [])]
+
+
+def with_calls(calls: Mapping[str, int]) -> str:
+    """The names that were called most, with the numbers of their calls.
+
+    >>> with_calls({"sort": 2, "fft": 1200})
+    'fft (1,200 ×), sort (2 ×)'
+    """
+    return ", ".join(f"{name} ({number:,} ×)" for name, number in largest(calls.items()))
 
 
 def with_parts(whole: float, parts: Iterable[tuple[str, float]], show: Callable[[float], str]) -> str:

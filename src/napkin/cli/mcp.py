@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 
 import napkin
 from napkin.cli.common.options import command
+from napkin.cli.plan.recipe import By, Counted
 from napkin.errors import NapkinError, import_extra
 
 INSTRUCTIONS = """\
@@ -28,22 +29,6 @@ seconds, never scaled. Nothing is trained and nothing is written."""
 
 Value = str | int | float | bool
 Options = dict[str, Value]
-
-
-class Counted(TypedDict):
-    """A training step, counted on fake tensors."""
-
-    parameters: int
-    flops: int
-    causal_flops: int
-    elementwise_flops: int
-    peak_bytes: int
-    reserved_bytes: int | None
-    peak_by_category: dict[str, int]
-    unknown_operators: dict[str, int]
-    unknown_scratch: dict[str, int]
-    by: str
-    rows: dict[str, dict[str, int]]
 
 
 class Quantity(TypedDict):
@@ -141,7 +126,7 @@ def plan(
 def count(
     recipe: str | None = None,
     preset: str | None = None,
-    by: Literal["component", "operator", "module", "phase"] = "component",
+    by: By = "component",
     target: Literal["auto", "cpu", "cuda"] = "auto",
     options: Options | None = None,
 ) -> Counted:

@@ -29,7 +29,7 @@ from napkin.environments.environment import (
 )
 from napkin.environments.puzzles import Arithmetic, Copying, Maze, Sorting
 from napkin.errors import NapkinError, first_line, suggestion
-from napkin.files import StrPath, regular
+from napkin.files import StrPath, read_bounded
 from napkin.grading.reward import Reward, reward_named
 
 
@@ -206,13 +206,7 @@ class PromptFile:
 
 
 def _lines(path: StrPath) -> list[str]:
-    try:
-        with open(path, "rb", opener=regular) as file:
-            data = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name a JSONL file of prompts") from None
-    if len(data) > MOST_BYTES:
-        raise NapkinError(f"'{path}' has more than {MOST_BYTES:,} bytes: divide it")
+    data = read_bounded(path, MOST_BYTES, what="a JSONL file of prompts")
     try:
         return data.decode("utf-8-sig").removesuffix("\n").split("\n") if data.strip() else []
     except UnicodeDecodeError as error:

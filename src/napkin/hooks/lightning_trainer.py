@@ -23,7 +23,7 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hooks.fake_step import Twins, count_fake_step, is_on_cuda, signature_of, tokens_of
 from napkin.hooks.program_run import free_folder
-from napkin.hooks.watched_loop import WatchedLoop
+from napkin.hooks.watched_loop import LoopHook, WatchedLoop
 
 
 def lightning_callback(
@@ -55,24 +55,12 @@ def lightning_callback(
     return kind(run=run, plan=plan, on=on, usd_per_hour=usd_per_hour, watts=watts, say=say)
 
 
-class LightningHook:
+class LightningHook(LoopHook):
     """The events of Lightning's `Trainer` that napkin listens to; `lightning_callback` makes one."""
 
-    def __init__(
-        self,
-        *,
-        run: StrPath | None,
-        plan: bool,
-        on: str | None,
-        usd_per_hour: float | None,
-        watts: float | None,
-        say: Callable[[str], Any] | None,
-    ) -> None:
-        self.watched: WatchedLoop | None = None
-        """The figures; None before training begins, and on ranks other than 0."""
-        self._run, self._plans, self._say = run, plan, say
-        self._options: dict[str, Any] = {"on": on, "usd_per_hour": usd_per_hour, "watts": watts}
-        self._ready = self._part_begin = 0.0
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._ready = 0.0
         self._first_step = self._tokens = 0
         self._in_step = False
 
@@ -153,12 +141,7 @@ class LightningHook:
             self._in_step = False
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if self.watched is None:
-            return
-        self.watched.end()
-        if self._say is not None:
-            for line in self.watched.report_lines():
-                self._say(line)
+        self._end()
 
 
 def count_lightning_step(trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> Ledger:

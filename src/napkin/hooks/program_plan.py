@@ -11,12 +11,14 @@ import napkin
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.microbenchmark import time_operators
 from napkin.accounting.pricing import Price, dollars, kilowatt_hours, launch_share, price, roofline_seconds
-from napkin.accounting.quantities import QuantityRow, largest
+from napkin.accounting.quantities import QuantityRow, with_calls
 from napkin.accounting.rules import adamw_bytes_rule
 from napkin.errors import NapkinError
 from napkin.hardware.ceilings import Ceilings
 from napkin.hardware.device_file import find_device
-from napkin.planning.step.machine import UNPROBED_FACTOR, CatalogueMachine, Machine, Site, ThisMachine, fits, machine_of
+from napkin.planning.step.machine import UNPROBED_FACTOR, CatalogueMachine, Machine, ThisMachine, machine_of
+from napkin.planning.step.plan_file import fields_of_price
+from napkin.planning.step.site import Site, fits
 from napkin.recipe.precision import Precision, PrecisionName
 from napkin.runs.accounting_files import PlanFile, PlannedDevice
 from napkin.units import format_bytes, format_flops, format_seconds
@@ -132,15 +134,9 @@ def plan_file_of_program(plan: ProgramPlan) -> PlanFile:
         seconds=all_seconds,
         peak_by_category={str(name): size for name, size in plan.ledger.peak_by_category.items()},
         flops_by_phase=dict(plan.ledger.flops_by("phase")),
-        seconds_factor=priced.factor,
-        conditions=priced.conditions,
         dollars=dollars(all_seconds, site.usd_per_hour) if site.usd_per_hour is not None else None,
         kilowatt_hours=kilowatt_hours(all_seconds, site.watts) if site.watts is not None else None,
-        seconds_by_phase={name: each.seconds for name, each in priced.by_phase.items()},
-        seconds_by_operator={name: each.seconds for name, each in priced.by_operator.items()},
-        byte_bound_by_operator={name: each.byte_bound_seconds for name, each in priced.by_operator.items()},
-        seconds_by_module={name: each.seconds for name, each in priced.by_module.items()},
-        byte_bound_by_module={name: each.byte_bound_seconds for name, each in priced.by_module.items()},
+        **fields_of_price(priced),
         unknown_operators=plan.ledger.unknown_operators,
         table=tuple(table),
     )
@@ -152,8 +148,7 @@ def flops_note(ledger: Ledger | None, *, n_sizes: int) -> str:
     if ledger is not None and ledger.elementwise_flops:
         parts.append(f"elementwise work is apart: {format_flops(ledger.elementwise_flops)}")
     if ledger is not None and ledger.unknown_operators:
-        names = ", ".join(f"{name} ({calls:,} ×)" for name, calls in largest(ledger.unknown_operators.items()))
-        parts.append(f"not counted: {names}: register_operator")
+        parts.append(f"not counted: {with_calls(ledger.unknown_operators)}: register_operator")
     if n_sizes > 1:
         parts.append(f"of one of {n_sizes:,} sizes of batches")
     return "; ".join(parts)

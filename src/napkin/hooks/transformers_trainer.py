@@ -28,7 +28,7 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hooks.fake_step import Twins, count_fake_step, is_on_cuda, signature_of, tokens_of
 from napkin.hooks.program_run import free_folder
-from napkin.hooks.watched_loop import WatchedLoop
+from napkin.hooks.watched_loop import LoopHook, WatchedLoop
 
 
 def trainer_callback(
@@ -62,27 +62,14 @@ def trainer_callback(
     return kind(run=run, plan=plan, on=on, usd_per_hour=usd_per_hour, watts=watts, say=say)
 
 
-class TrainerHook:
+class TrainerHook(LoopHook):
     """The events of a `Trainer` that napkin listens to; `trainer_callback` makes one."""
 
-    def __init__(
-        self,
-        *,
-        run: StrPath | None,
-        plan: bool,
-        on: str | None,
-        usd_per_hour: float | None,
-        watts: float | None,
-        say: Callable[[str], Any] | None,
-    ) -> None:
-        self.watched: WatchedLoop | None = None
-        """The figures; None before training begins, and on ranks other than 0."""
-        self._run, self._plans, self._say = run, plan, say
-        self._options: dict[str, Any] = {"on": on, "usd_per_hour": usd_per_hour, "watts": watts}
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._trainer: Any = None
         self._batches: Sequence[Any] = ()
         self._items: Any = None
-        self._part_begin = 0.0
         self._restore = contextlib.ExitStack()
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -148,12 +135,7 @@ class TrainerHook:
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._restore.close()
         self._trainer, self._batches, self._items = None, (), None
-        if self.watched is None:
-            return
-        self.watched.end()
-        if self._say is not None:
-            for line in self.watched.report_lines():
-                self._say(line)
+        self._end()
 
     def _end_part(self, name: str) -> None:
         if self.watched is not None and self._part_begin:

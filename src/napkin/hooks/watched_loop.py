@@ -398,3 +398,32 @@ def watch(
         yield watched
     finally:
         watched.end()
+
+
+class LoopHook:
+    """What the hooks of trainers share: their options, the loop that they fill, and what they say at its end."""
+
+    def __init__(
+        self,
+        *,
+        run: StrPath | None,
+        plan: bool,
+        on: str | None,
+        usd_per_hour: float | None,
+        watts: float | None,
+        say: Callable[[str], Any] | None,
+    ) -> None:
+        self.watched: WatchedLoop | None = None
+        """The figures; None before training begins, and on ranks other than 0."""
+        self._run, self._plans, self._say = run, plan, say
+        self._options: dict[str, Any] = {"on": on, "usd_per_hour": usd_per_hour, "watts": watts}
+        self._part_begin = 0.0
+
+    def _end(self) -> None:
+        """End the loop, and say its table and verdict."""
+        if self.watched is None:
+            return
+        self.watched.end()
+        if self._say is not None:
+            for line in self.watched.report_lines():
+                self._say(line)

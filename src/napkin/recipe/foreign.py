@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from napkin.errors import NapkinError
-from napkin.files import StrPath, regular
+from napkin.files import StrPath, read_bounded
 from napkin.model.config import ModelConfig
 from napkin.recipe.foreign_stacks import STACKS, Reading, Settings, Understood, read_deepspeed
 from napkin.recipe.recipe import Recipe
@@ -142,13 +142,8 @@ def _stack_of(settings: Settings, paths: Sequence[StrPath]) -> str:
 
 def _parse(path: Path) -> Any:
     """A file's values by its ending: YAML, JSON, TOML; otherwise arguments as a shell has them."""
-    try:
-        with open(path, "rb", opener=regular) as file:
-            data = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name another stack's file") from None
-    if len(data) > MOST_BYTES:
-        raise NapkinError(f"'{path}' has more than {MOST_BYTES:,} bytes: name another stack's file")
+    what = "another stack's file"
+    data = read_bounded(path, MOST_BYTES, what=what, too_large=f"name {what}")
     try:
         text = data.decode("utf-8-sig")
         match path.suffix.lower():

@@ -17,6 +17,7 @@ from napkin.cli.commands import Main
 from napkin.cli.common.options import INLINED, parse, takes
 from napkin.cli.common.terminal import notify
 from napkin.errors import NapkinError
+from napkin.hardware.cluster import find_cluster
 from napkin.model.config import ModelConfig, preset
 from napkin.recipe.foreign import ForeignRun, read_foreign
 from napkin.recipe.recipe import SCHEDULE_FIELDS, Recipe
@@ -59,8 +60,6 @@ class TokenBudget:
 
 
 Options = TypeVar("Options", bound=RecipeOptions)
-_DEVICES = re.compile(r"(\d{1,7}) ?x", re.IGNORECASE)
-"""The number of devices in "8xH100"."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +113,7 @@ def parse_with_recipe(options: type[Options], command: str, arguments: Sequence[
     source = RecipeSource.of(arguments)
     recipe = base_recipe(source, _value_of("--preset", source.options))
     if issubclass(options, ForeignFiles) and (files := _values_of("--from", source.options)):
-        number = _DEVICES.match(_value_of("--on", source.options) or "")
-        ranks = int(number[1]) if number else None
-        foreign = read_foreign(files, recipe, ranks=ranks)
+        foreign = read_foreign(files, recipe, ranks=_devices_named(_value_of("--on", source.options)))
         source, recipe = dataclasses.replace(source, foreign=foreign), foreign.recipe
     given = _options_given(source.options)
     steps = _value_of("--training.steps", source.options) or ""
@@ -159,9 +156,17 @@ def _on_all_ranks(options: Options, run: ForeignRun) -> Options:
     on: str | None = values["on"]
     if on is None and run.ranks > 1:
         raise NapkinError(f"the files are of a run on {run.ranks} devices: say of which kind, as in --on H100")
-    if on is not None and not _DEVICES.match(on):
+    if on is not None and _devices_named(on) is None:
         return dataclasses.replace(options, on=f"{run.ranks}x{on}")
     return options
+
+
+def _devices_named(on: str | None) -> int | None:
+    """The number of devices that --on names; None for one without a number, and where nothing is named."""
+    if on is None:
+        return None
+    n_devices = find_cluster(on).n_devices
+    return None if n_devices == 1 and not re.match(r"\s*[0-9]+\s*[x×]", on) else n_devices
 
 
 def base_recipe(source: RecipeSource, preset_name: str | None) -> Recipe:

@@ -12,7 +12,7 @@ from napkin.child_process import run_program
 from napkin.cli.common.options import JsonOption, command
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import print_json, print_table, say
-from napkin.cli.plan.recipe import By
+from napkin.cli.plan.recipe import By, Counted
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
@@ -100,19 +100,6 @@ def _figures(step: str, options: DiffOptions) -> "StepFigures":
     return step_figures(planned.ledger, by=options.by, price=planned.price)
 
 
-class _Printed(msgspec.Struct):
-    """What `napkin count --json` prints."""
-
-    by: By
-    rows: dict[str, dict[str, int]]
-    peak_by_category: dict[str, int]
-    parameters: int
-    flops: int
-    elementwise_flops: int
-    peak_bytes: int
-    reserved_bytes: int | None = None
-
-
 def _printed(path: Path) -> "StepFigures":
     """The figures that `napkin count --json` has printed."""
     from napkin.accounting.comparison import TOTALS, StepFigures
@@ -122,14 +109,14 @@ def _printed(path: Path) -> "StepFigures":
     if data is None:
         raise NapkinError(f"there is no file '{path}': make it with `napkin count RECIPE.toml --json > {path}`")
     try:
-        printed = msgspec.json.decode(data, type=_Printed)
-        refuse_extremes(msgspec.to_builtins(printed))
+        printed = msgspec.json.decode(data, type=Counted)
+        refuse_extremes(printed)
     except (ValueError, RecursionError) as error:
         raise malformed(path, error) from None
-    totals = {name: getattr(printed, name, None) for name in TOTALS}
-    totals["calls"] = sum(row.get("calls", 0) for row in printed.rows.values())
-    totals["kept_bytes"] = sum(row.get("bytes_kept", 0) for row in printed.rows.values())
-    return StepFigures(totals, printed.peak_by_category, printed.rows, by=printed.by)
+    totals = {name: printed.get(name) for name in TOTALS}
+    totals["calls"] = sum(row.get("calls", 0) for row in printed["rows"].values())
+    totals["kept_bytes"] = sum(row.get("bytes_kept", 0) for row in printed["rows"].values())
+    return StepFigures(totals, printed["peak_by_category"], printed["rows"], by=printed["by"])
 
 
 def _recipe(step: str) -> "Recipe":

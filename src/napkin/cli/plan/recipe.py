@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
+from typing_extensions import TypedDict
 
 from napkin.cli.common.options import JsonOption, Switch, field_docstrings, option_choices, require_above_zero
 from napkin.cli.common.progress import progress_line
@@ -109,6 +110,22 @@ MOST_ROWS = 40
 By = Literal["component", "operator", "module", "phase"]
 
 
+class Counted(TypedDict):
+    """What `napkin count --json` prints: a training step, counted on fake tensors."""
+
+    parameters: int
+    flops: int
+    causal_flops: int
+    elementwise_flops: int
+    peak_bytes: int
+    reserved_bytes: int | None
+    peak_by_category: dict[str, int]
+    unknown_operators: dict[str, int]
+    unknown_scratch: dict[str, int]
+    by: By
+    rows: dict[str, dict[str, int]]
+
+
 @dataclass(frozen=True)
 class CountOptions(RecipeOptions, ForeignFiles, JsonOption):
     """Trace a recipe's training step on fake tensors and print its FLOPs and bytes; nothing is computed. No text is
@@ -150,11 +167,20 @@ def count_command(options: CountOptions, _: RecipeSource) -> None:
             progress=lambda calls: line(calls, None, f"{calls:,} operator calls"),
         )
     if options.json:
-        names = ("parameters", "flops", "causal_flops", "elementwise_flops", "peak_bytes", "reserved_bytes")
-        totals = {name: getattr(ledger, name) for name in names}
-        peak = {"peak_by_category": ledger.peak_by_category, "unknown_operators": ledger.unknown_operators}
-        peak["unknown_scratch"] = ledger.unknown_scratch
-        print_json({**totals, **peak, "by": options.by, "rows": ledger.sums_by(options.by)})
+        counted: Counted = {
+            "parameters": ledger.parameters,
+            "flops": ledger.flops,
+            "causal_flops": ledger.causal_flops,
+            "elementwise_flops": ledger.elementwise_flops,
+            "peak_bytes": ledger.peak_bytes,
+            "reserved_bytes": ledger.reserved_bytes,
+            "peak_by_category": {**ledger.peak_by_category},
+            "unknown_operators": ledger.unknown_operators,
+            "unknown_scratch": ledger.unknown_scratch,
+            "by": options.by,
+            "rows": ledger.sums_by(options.by),
+        }
+        print_json(counted)
         return
     sums = ledger.sums_by(options.by, alike=True)
     from napkin.accounting.ledger import SUMS

@@ -38,7 +38,7 @@ from napkin.evaluation.tasks.published import (
     text_of,
     texts_of,
 )
-from napkin.files import StrPath, regular
+from napkin.files import StrPath, read_bounded
 from napkin.grading.mathematics.math_answer import check_math_reference, check_number_reference
 from napkin.toml_files import parse_toml
 
@@ -117,7 +117,9 @@ def _files(paths: Sequence[StrPath]) -> list[Path]:
 
 def _described(path: Path, dev: list[Path], *, skip_bad: bool) -> Task:
     try:
-        about = msgspec.convert(parse_toml(_read(path).decode("utf-8-sig")), TaskFile)
+        about = msgspec.convert(
+            parse_toml(read_bounded(path, _MOST_BYTES, what="a task file").decode("utf-8-sig")), TaskFile
+        )
     except (ValueError, RecursionError) as error:
         raise NapkinError(f"'{path}' is not a task ({first_line(error)}): correct it") from None
     if about.kind is not None and about.kind not in KINDS:
@@ -162,7 +164,12 @@ def _of_rows(
 
 
 def _digests(paths: Sequence[Path]) -> dict[str, str]:
-    return {f"{path.resolve().parent.name}/{path.name}": hashlib.sha256(_read(path)).hexdigest() for path in paths}
+    return {
+        f"{path.resolve().parent.name}/{path.name}": hashlib.sha256(
+            read_bounded(path, _MOST_BYTES, what="a task file")
+        ).hexdigest()
+        for path in paths
+    }
 
 
 class _Reader:
@@ -175,7 +182,7 @@ class _Reader:
         self.bad: list[str] = []
 
     def items(self, path: Path, section: str, *, named: bool) -> list[Item]:
-        data = _read(path)
+        data = read_bounded(path, _MOST_BYTES, what="a task file")
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -305,17 +312,6 @@ def _csv_rows(path: Path, text: str) -> tuple[list[tuple[int, Any]], bool]:
         if len(row) != len(headings):
             raise NapkinError(f"'{path}' row {number} has {len(row)} cells, the headings {len(headings)}: correct it")
     return [(number, dict(zip(headings, row, strict=True))) for number, row in enumerate(rows[1:], 2)], False
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with open(path, "rb", opener=regular) as file:
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name a task file") from None
-    if len(data) > _MOST_BYTES:
-        raise NapkinError(f"'{path}' has more than {_MOST_BYTES:,} bytes: divide it")
-    return data
 
 
 def _stem(path: Path) -> str:

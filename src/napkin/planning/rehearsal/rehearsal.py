@@ -7,7 +7,6 @@ counted. A script is code: rehearsing it runs it, with the rights of the user.
 
 import dataclasses
 import os
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -256,9 +255,6 @@ def _run(request: Request, variables: dict[str, str], end: float, most_bytes: in
                 f"'{request.script}' ended its process with status {process.returncode} ({last[:200]}): "
                 "run it under a debugger, or leave out what ends it"
             ) from None
-        if os.environ.get("NAPKIN_REHEARSE_DEBUG"):
-            output.seek(0)
-            sys.stderr.write(output.read().decode(errors="replace")[-6000:])
         return answer, most
 
 

@@ -41,7 +41,7 @@ def _run(request: Request) -> dict[str, Any]:
 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from napkin.accounting.counting import _fake_tensors_log_nothing
+    from napkin.accounting.counting import fake_tensors_log_nothing
     from napkin.accounting.cuda.trace import as_on_cuda
     from napkin.hardware.cluster import find_cluster
     from napkin.hardware.target import CudaTarget
@@ -64,7 +64,7 @@ def _run(request: Request) -> dict[str, Any]:
     sys.path[0] = str(Path(request.script).parent)
     sys.argv = [request.script, *request.arguments]
     try:
-        with as_on_cuda(cuda), mode, recorder.watching(), stand_ins.mode, _fake_tensors_log_nothing():
+        with as_on_cuda(cuda), mode, recorder.watching(), stand_ins.mode, fake_tensors_log_nothing():
             if request.setup is not None:
                 runpy.run_path(request.setup, run_name="napkin_setup")
             runpy.run_path(request.script, run_name="__main__")

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import napkin
 from napkin.accounting.failures import failure_model
+from napkin.accounting.pricing import Price
 from napkin.checkpoint.folder import checkpoint_bytes, kept_checkpoints
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
@@ -27,6 +28,19 @@ from napkin.planning.step.run_plan import Plan
 from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.runs.accounting_files import PlanFile, PlannedDevice, PlannedFailures
 from napkin.units import format_bytes
+
+
+def fields_of_price(price: Price) -> dict[str, Any]:
+    """The fields of plan.json that a price gives: seconds of a step by phase, operator and module."""
+    return {
+        "seconds_factor": price.factor,
+        "conditions": price.conditions,
+        "seconds_by_phase": {name: each.seconds for name, each in price.by_phase.items()},
+        "seconds_by_operator": {name: each.seconds for name, each in price.by_operator.items()},
+        "byte_bound_by_operator": {name: each.byte_bound_seconds for name, each in price.by_operator.items()},
+        "seconds_by_module": {name: each.seconds for name, each in price.by_module.items()},
+        "byte_bound_by_module": {name: each.byte_bound_seconds for name, each in price.by_module.items()},
+    }
 
 
 def plan_file_of(plan: Plan) -> PlanFile:
@@ -53,15 +67,9 @@ def plan_file_of(plan: Plan) -> PlanFile:
         checkpoint_bytes=checkpoint_bytes(plan.ledger),
         peak_by_category={str(category): size for category, size in plan.ledger.peak_by_category.items()},
         flops_by_phase=dict(plan.flops_by_phase),
-        seconds_factor=price.factor,
-        conditions=price.conditions,
         dollars=plan.dollars,
         kilowatt_hours=plan.kilowatt_hours,
-        seconds_by_phase={name: each.seconds for name, each in price.by_phase.items()},
-        seconds_by_operator={name: each.seconds for name, each in price.by_operator.items()},
-        byte_bound_by_operator={name: each.byte_bound_seconds for name, each in price.by_operator.items()},
-        seconds_by_module={name: each.seconds for name, each in price.by_module.items()},
-        byte_bound_by_module={name: each.byte_bound_seconds for name, each in price.by_module.items()},
+        **fields_of_price(price),
         communication={
             "bytes": plan.communication.bytes,
             "seconds": plan.communication_seconds,
