@@ -35,8 +35,8 @@ def lightning_callback(
     watts: float | None = None,
     say: Callable[[str], Any] | None = print,
 ) -> "LightningHook":
-    """A callback that plans, meters and reconciles the steps of Lightning's `Trainer`; arguments as of
-    [`trainer_callback`][napkin.hooks.trainer_callback], with `runs/MODULE` as the folder of "auto".
+    """A callback that plans, meters and reconciles the steps of Lightning's `Trainer`; its arguments
+    are those of `trainer_callback`, with `runs/MODULE` as the folder of "auto".
 
     Raises NapkinError where neither `lightning` nor `pytorch_lightning` is installed.
     """
