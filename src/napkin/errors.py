@@ -40,7 +40,7 @@ def first_line(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is no memory left; on a CPU torch has no class for it."""
+    """True where an error says that there is no memory left; on a CPU torch has no class for it."""
     return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 

@@ -95,7 +95,7 @@ def atomic_write_text(path: StrPath, text: str, *, overwrite: bool = False) -> N
 
 
 def _holds(path: StrPath, data: bytes) -> bool:
-    """Whether there is a regular file of exactly these bytes: the same program, run again, has nothing to write."""
+    """True where there is a regular file of exactly these bytes: the same program, run again, has nothing to write."""
     remove_abandoned(Path(path))
     try:
         return os.path.getsize(path) == len(data) and read_bytes(path) == data
@@ -124,7 +124,7 @@ def _hold(descriptor: int, path: Path) -> bool:
 
 
 def is_marked(path: StrPath, marker: bytes) -> bool:
-    """Whether a path is a regular file, not a link, with `marker` in its first 64 KiB: that is how napkin recognises
+    """True where a path is a regular file, not a link, with `marker` in its first 64 KiB: that is how napkin recognises
     what it may replace."""
     if os.path.islink(path) or not os.path.isfile(path):
         return False
@@ -144,7 +144,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def is_temporary_of(name: str, path_name: str) -> bool:
-    """Whether `name` is one that `temporary_name` may have made for a file called `path_name`."""
+    """True where `name` is one that `temporary_name` may have made for a file called `path_name`."""
     return re.fullmatch(rf"\.{re.escape(_shortened(path_name))}\.[0-9a-f]{{16}}\.tmp", name) is not None
 
 

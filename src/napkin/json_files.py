@@ -128,7 +128,7 @@ def add_checksum(text: str) -> str:
 
 
 def verify_checksum(data: bytes) -> bool:
-    """Whether a JSON object has a checksum. Raises ValueError where it is not that of the bytes before it."""
+    """Return whether a JSON object has a checksum. Raises ValueError where it is not that of the bytes before it."""
     found = _AT_THE_END.search(data)
     if found is None:
         return False
@@ -158,7 +158,7 @@ def cached_files(kind: str) -> list[Path]:
 
 
 def read_cached(path: Path, kind: type[T]) -> T | None:
-    """What `write_cached` has written; None if there is no such file, or what it holds is not a valid `kind`."""
+    """Read what `write_cached` has written; None if there is no such file, or it is not a valid `kind`."""
     try:
         if os.stat(path).st_size > _MOST_CACHED_BYTES:
             return None

@@ -41,7 +41,7 @@ class NumberFormat:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the numbers are integers, evenly spaced, rather than floating-point."""
+        """True where the numbers are integers, evenly spaced, rather than floating-point."""
         return self.exponent_bits == 0
 
     @property
@@ -51,7 +51,7 @@ class NumberFormat:
 
     @property
     def bias(self) -> int:
-        """What is subtracted from the exponent field; 0 for integers."""
+        """The number that is subtracted from the exponent field; 0 for integers."""
         return 0 if self.is_integer else 2 ** (self.exponent_bits - 1) - 1
 
     @property

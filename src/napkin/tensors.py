@@ -1,4 +1,4 @@
-"""How a tensor is stored: shape and strides over a storage that other tensors may share."""
+"""The layout of a tensor: shape and strides over a storage that other tensors may share."""
 
 import gc
 import itertools
@@ -18,7 +18,7 @@ FORMAT_OF = {getattr(torch, number.torch_name): name for name, number in FORMATS
 
 @dataclass(frozen=True)
 class TensorReport:
-    """What `inspect` found; prints as one fact per line."""
+    """The result of `inspect`; prints one fact per line."""
 
     format: str
     """Number format: "fp32", "bf16", ..., or torch's name if napkin has none."""

@@ -32,7 +32,7 @@ _DEEP_KEY = re.compile(rf"(?:\.[ \t]*+[\w-]++[ \t]*+){{{MAX_DOTS + 1}}}")
 
 
 def read_toml(path: StrPath, what: str, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """What a TOML file says, which may begin with a byte order mark.
+    """Read a TOML file, which may begin with a byte order mark.
 
     Args:
         path: the file.
@@ -70,7 +70,7 @@ def packaged_toml(package: str, name: str, kind: Any, table: str | None = None) 
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What a TOML document says.
+    """Parse a TOML document.
 
     Raises tomllib.TOMLDecodeError if it is none; ValueError for a key of more than MAX_DOTS dots or a number of
     thousands of digits, RecursionError for values within values.

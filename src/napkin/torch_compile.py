@@ -69,7 +69,7 @@ def compiled(target: Any, **options: Any) -> Any:
 
 
 def compiled_folder() -> Path:
-    """Where torch caches compiled code, once `set_up_compiler` was called."""
+    """The folder in which torch caches compiled code, once `set_up_compiler` was called."""
     return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 
 

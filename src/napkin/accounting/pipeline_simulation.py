@@ -292,7 +292,7 @@ class _Simulation:
                 self._arrive((stage - 1, "backward", micro_batch), sent)
 
     def _send(self, rank: int, to_stage: int, seconds: float, ready: float) -> float:
-        """When a message arrives that is ready to be sent."""
+        """Return the second at which a message arrives that is ready to be sent."""
         to_rank = self.schedule.rank_of_stage[to_stage]
         if to_rank == rank:
             return ready

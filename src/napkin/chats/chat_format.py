@@ -1,4 +1,4 @@
-"""How the messages of a conversation become tokens: by the model's chat template, or as plain lines.
+"""The conversion of a conversation's messages into tokens: by the model's chat template, or as plain lines.
 
 What a message says is ordinary text: the text of a special token in it is not that token, so that no message can
 pretend to end itself and begin another. Tokens that mark no boundary, such as `<think>`, are those tokens where the

@@ -108,7 +108,7 @@ def _refuse_other_model(checkpoint: Checkpoint, model: Transformer) -> None:
 
 
 def _copy_weights(checkpoint: Checkpoint, targets: Parts, model: Transformer, *, among_others: bool = False) -> None:
-    """What is trained is stored in the format that the checkpoint's precision has, not in that of the targets; frozen
+    """Trained weights are stored in the format that the checkpoint's precision has, not in that of the targets; frozen
     weights in those that they were written in, once."""
     stored_as = dict.fromkeys(targets, torch.bfloat16 if _precision_of(checkpoint) == "bf16-pure" else torch.float32)
     files, frozen = _files(checkpoint, "model"), frozen_tensors(model)

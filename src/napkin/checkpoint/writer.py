@@ -203,7 +203,7 @@ class CheckpointWriter:
         refuse_full_disk(self.folder, self.bytes_of(taken))
 
     def lacks(self, step: int, history: History) -> bool:
-        """Whether a checkpoint of `step`, just evaluated, is to be written because it would be the best one.
+        """True where a checkpoint of `step`, just evaluated, is to be written because it would be the best one.
 
         It is compared with the checkpoints on the disk and the one being written, not with evaluations of weights that
         were not kept. On a plateau few evaluations are a new best: ln n + 0.58 of n on average (records of independent

@@ -43,7 +43,7 @@ class Quantity(TypedDict):
 
 
 class Planned(TypedDict, total=False):
-    """What a run will take."""
+    """The plan of a run."""
 
     napkin: str
     device: dict[str, Any]
@@ -184,7 +184,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def _asked(name: str, recipe: str | None, options: Mapping[str, Value] | None, *files: str, **given: Any) -> Any:
-    """What a command prints as JSON."""
+    """Return the JSON that a command prints."""
     arguments = [name, *(_file(each) for each in (*([] if recipe is None else [recipe]), *files)), "--json"]
     for option in options or ():
         if not re.fullmatch(r"[a-z]+\.[a-z0-9_]+", option):

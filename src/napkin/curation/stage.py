@@ -107,7 +107,7 @@ _LEVEL = 1
 
 @contextmanager
 def record_writer(path: Path) -> Iterator[Callable[[Record], None]]:
-    """What writes records to a new file, which is whole when the block ends; the caller syncs it to disk."""
+    """Open a writer of records to a new file, which is whole when the block ends; the caller syncs it to disk."""
     encode = msgspec.msgpack.Encoder().encode
     with open(path, "xb") as file, zstandard().ZstdCompressor(level=_LEVEL).stream_writer(file) as stream:
 

@@ -115,7 +115,7 @@ _SHAPES_KEPT = 128
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What an engine is doing, and did since it was made."""
+    """The present load of an engine, and its work since it was made."""
 
     running: int
     waiting: int
@@ -214,7 +214,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """True while a step would do anything."""
         return bool(self._arrived or self._unwanted or self.scheduler.waiting or self.scheduler.running)
 
     def stats(self) -> EngineStats:

@@ -38,7 +38,7 @@ def harness_class() -> Any:
 
 
 class HarnessMethods:
-    """What the harness asks of a model, by the names that it has for it."""
+    """The methods that the harness asks of a model, by its names."""
 
     def __init__(self, model: LoadedModel) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class HarnessMethods:
 
     @property
     def eot_token_id(self) -> int:
-        """What an empty context is."""
+        """The token that stands for an empty context."""
         return self._model.document_ids[0]
 
     @property

@@ -207,7 +207,7 @@ class LoadedModel:
 
     @cached_property
     def chat_format(self) -> ChatFormat:
-        """How conversations become its tokens: by its chat template, or as plain lines."""
+        """The format by which conversations become its tokens: its chat template, or plain lines."""
         return chat_format(self.tokenizer, self.chat_template, self.start_ids)
 
     @property
@@ -273,7 +273,7 @@ class LoadedModel:
         return "".join(stream_text(draws, self.tokenizer, sampling.stop, at_start=True))
 
     def proposer(self, speculation: Speculation) -> Proposer | None:
-        """What proposes tokens of this model's, for one text after another; None where nothing is to.
+        """Return the proposer of this model's tokens, for one text after another; None where nothing is to propose.
 
         Raises NapkinError where the draft model cannot be opened, or has another tokenizer.
         """
@@ -366,7 +366,7 @@ class LoadedModel:
 
     @property
     def document_ids(self) -> tuple[int, ...]:
-        """What a text without a prompt follows; empty if there is nothing."""
+        """The ids that a text without a prompt follows; empty if there are none."""
         return self.start_ids or self.stop_ids[:1]
 
     def logprobs(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[float]:
@@ -473,7 +473,7 @@ class LoadedModel:
             save_huggingface(self.model, folder, tokenizer=self.tokenizer, form=self._text_form())
 
     def _text_form(self) -> TextForm:
-        """What stands around texts, and the chat template, by the names of tokens."""
+        """Return the tokens around texts, and the chat template, by the names of tokens."""
         named = {number: text for text, number in self.tokenizer.special_tokens.items()}
         template = self.chat_template
         return TextForm(
@@ -515,7 +515,7 @@ class LoadedModel:
                 targets[name].copy_(parameter)
 
     def conversation_file(self, chat_template: ChatTemplate | None = None) -> ConversationFile:
-        """What a run that starts from it writes as conversation.json; None is its own template, if it has one."""
+        """The conversation.json that a run which starts from it writes; None is its own template, if it has one."""
         template = chat_template or self.chat_template
         known = (None, {}) if template is None else (template.source, dict(template.special_tokens))
         return ConversationFile("napkin-conversation", 1, self.start_ids, self.stop_ids, *known)
@@ -530,7 +530,7 @@ class LoadedModel:
             )
 
     def _newest(self, read: Callable[[Checkpoint, Recipe], Transformer]) -> Transformer:
-        """What `read` makes of the newest checkpoint of a run that is intact, which becomes `checkpoint`."""
+        """Return what `read` makes of the newest checkpoint of a run that is intact, which becomes `checkpoint`."""
         run, models = self.run, list[Transformer]()
         checkpoint, damaged = load_newest(run.checkpoints, lambda each: models.append(read(each, run.recipe)))
         if checkpoint is None:
@@ -552,7 +552,7 @@ def is_huggingface(folder: StrPath) -> bool:
 
 
 def texts_of_run(run: Path, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...], ChatTemplate | None]:
-    """What stands before every text of a run, at which tokens texts end, and its chat template: by its
+    """Return the ids before every text of a run, those at which texts end, and its chat template: by its
     conversation.json, or the separator of documents. Raises CorruptFile for a conversation.json that is not one."""
     found = read_conversation(run, tokenizer)
     if found is None:

@@ -200,7 +200,7 @@ def _weights(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
 def _kept(
     weights: Tensor, settings: Sequence[Sampling], column: Callable[[list[float]], Tensor]
 ) -> Bool[Tensor, "sequence vocab_size"]:
-    """Which tokens top-k, top-p and min-p leave; among equally likely ones the first ids stay."""
+    """Return a mask of the tokens that top-k, top-p and min-p leave; among equally likely ones the first ids stay."""
     n_all = weights.shape[-1]
     n_looked = min(max(_FIRST_LOOK, *(1 + (each.top_k or 0) for each in settings)), n_all)
     while True:

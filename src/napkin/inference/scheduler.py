@@ -1,4 +1,4 @@
-"""Which request is computed when, and in which blocks of the KV cache: the engine's schedule, without a model.
+"""The engine's schedule, without a model: the order of requests, and their blocks of the KV cache.
 
 A step computes one token of every sequence whose prompt is done, together, and beside them a chunk of prompts of at
 most `prefill_chunk` tokens (Yu et al. 2022, "Orca"; Agrawal et al. 2023, "SARATHI"):
@@ -48,12 +48,12 @@ class ScheduledSequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether all but the newest token is computed."""
+        """True once all but the newest token is computed."""
         return self.n_computed == len(self.tokens) - 1 and self.n_computed >= self.n_prompt
 
     @property
     def wants_more(self) -> bool:
-        """Whether more tokens are to be drawn."""
+        """True while more tokens are to be drawn."""
         return len(self.tokens) - self.n_prompt < self.max_new_tokens
 
 
@@ -125,7 +125,7 @@ class Scheduler(Generic[S]):
         return started
 
     def passes(self) -> Iterator[Pass[S]]:
-        """What a step computes, a pass at a time, each with its blocks: call `advance` or `finish` for its sequences
+        """Yield the passes of a step, one at a time, each with its blocks: call `advance` or `finish` for its sequences
         before the next is asked for."""
         decoding = [each for each in self.running if each.decodes]
         prefilling = [each for each in self.running if not each.decodes]
@@ -182,7 +182,7 @@ class Scheduler(Generic[S]):
         sequence.n_computed = n_used * size
 
     def _chunks(self, sequences: Sequence[S]) -> list[tuple[int, list[S]]]:
-        """How many tokens of which prompts are computed next, and which of them together."""
+        """Return the next chunks of prompts, those that are computed together in one list."""
         chunks: list[tuple[int, list[S]]] = []
         by_length: dict[int, list[S]] = {}
         firsts = firsts_of_equals(sequences) if self.prompts_together else range(len(sequences))

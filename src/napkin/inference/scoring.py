@@ -1,4 +1,4 @@
-"""How likely a model finds given continuations: log-probabilities, each shared beginning computed once.
+"""Log-probabilities of given continuations, each shared beginning computed once.
 
 Sequences with a common beginning form a tree of tokens. The trunk, which all of them share, goes into a KV cache; the
 branches go through the model in one pass, each token seeing the trunk and its own ancestors.
@@ -24,7 +24,7 @@ _ROWS_OF_LOGITS = 128
 
 @dataclass(frozen=True)
 class Score:
-    """What a model makes of a continuation."""
+    """The log-probability of a continuation."""
 
     logprobs: tuple[float, ...]
     """The log-probability in nats of each of its tokens, given all before it."""

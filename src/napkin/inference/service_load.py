@@ -48,7 +48,7 @@ class ServiceLoad:
 
 @dataclass(frozen=True)
 class Served:
-    """What one request saw, in seconds."""
+    """The seconds that one request waited for its tokens."""
 
     time_to_first_token: float
     time_per_output_token: float
@@ -58,7 +58,7 @@ class Served:
 
 @dataclass(frozen=True)
 class ServiceMeasurement:
-    """What all requests of a load saw."""
+    """The measured latencies and rates of all requests of a load."""
 
     served: tuple[Served, ...]
     seconds: float

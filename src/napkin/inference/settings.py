@@ -30,7 +30,7 @@ MOST_PENALTY = 100.0
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn; the same settings and seed draw the same tokens."""
+    """Settings for drawing tokens; the same settings and seed draw the same tokens."""
 
     temperature: float = 0.8
     """Logits are divided by it: below 1, likely tokens become likelier; 0 always takes the likeliest token."""
@@ -98,7 +98,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Speculation:
-    """What proposes tokens, of which one pass of the model tests several."""
+    """Settings of the proposer of tokens, of which one pass of the model tests several."""
 
     draft: str | None = None
     """Run of a smaller model with the same tokenizer, which proposes tokens; the model tests several in one pass. Text
@@ -124,7 +124,7 @@ class Speculation:
 
     @property
     def on(self) -> bool:
-        """Whether anything proposes."""
+        """True where anything proposes."""
         return self.draft is not None or self.lookup > 0
 
 

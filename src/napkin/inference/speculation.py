@@ -38,14 +38,14 @@ _MOST_COMPARED = 32
 
 @runtime_checkable
 class Proposer(Protocol):
-    """What proposes tokens for the target to test."""
+    """A proposer of tokens that the target tests."""
 
     def propose(self, tokens: Sequence[int], n: int, sampling: Sampling, number: int) -> list[int]:
         """Up to n tokens that may follow `tokens`, of which `number` were drawn; 0 begins another text."""
         ...
 
     def draws_alone(self, sampling: Sampling) -> bool:
-        """Whether each token is what the target draws without proposals; `token` is then not asked."""
+        """True where each token is the one that the target draws without proposals; `token` is then not asked."""
         ...
 
     def token(self, place: int, tokens: Sequence[int], row: Tensor, sampling: Sampling, number: int) -> int:
@@ -98,11 +98,11 @@ class PromptLookup:
         return True
 
     def token(self, place: int, tokens: Sequence[int], row: Tensor, sampling: Sampling, number: int) -> int:
-        """What the target draws without proposals."""
+        """Return the token that the target draws without proposals."""
         return draw(row, [sampling], [number], [tokens])[0].token
 
     def _common_suffix(self, end: int) -> int:
-        """How many of the last tokens also stand before `end`, of those that count."""
+        """Return the length of the suffix that also stands before `end`."""
         tokens, size, last = self._tokens, 0, len(self._tokens)
         while size < min(self.longest, end) and tokens[end - 1 - size] == tokens[last - 1 - size]:
             size += 1
@@ -290,7 +290,7 @@ def speculate(
 def _drawn_alone(
     logits: Tensor, tokens: list[int], proposals: list[int], sampling: Sampling, number: int
 ) -> list[Draw]:
-    """What the target draws alone, up to the first that was not proposed: all rows at once."""
+    """Return the tokens that the target draws alone, up to the first that was not proposed: all rows at once."""
     rows = range(len(proposals) + 1)
     read = sampling.repetition_penalty != 1
     histories = [[*tokens, *proposals[:row]] if read else [] for row in rows]
@@ -325,7 +325,7 @@ def best_proposed(
 
 @dataclass
 class SpeculationMeter:
-    """What came of the proposals of a generation, and the seconds of its passes. Plans the next pass by both."""
+    """The accepted proposals of a generation, and the seconds of its passes. Plans the next pass by both."""
 
     passes: int = 0
     """Passes of the target, the one over the prompt left out."""
@@ -374,11 +374,11 @@ class SpeculationMeter:
         return self._draft_seconds / self._drafted / self._seconds_of(0) if self._drafted else 0.0
 
     def pass_cost(self, proposed: int) -> float:
-        """What a pass over `proposed` + 1 tokens takes over one of a single token."""
+        """The seconds of a pass over `proposed` + 1 tokens, divided by those of a single token."""
         return self._seconds_of(proposed) / self._seconds_of(0)
 
     def next_proposed(self) -> int:
-        """How many tokens to propose for the next pass."""
+        """Return the number of tokens to propose for the next pass."""
         if not self._pass_seconds:
             return 0  # Measures what a token takes without proposals.
         if len(self._pass_seconds) == 1:
@@ -397,7 +397,7 @@ class SpeculationMeter:
         return f"{self.tokens_per_pass:.2f} tokens per pass of the model; {found}; {gain}"
 
     def planned_improvement(self) -> float:
-        """What the formula gives for the metered α and seconds, with as many proposals as there were on average."""
+        """The speed-up by the formula for the metered α and seconds, at the mean number of proposals."""
         proposed = round(self.proposed / self.passes) if self.passes else 0
         return improvement(self.acceptance if self.tested else 0.0, proposed, self.draft_cost, self.pass_cost(proposed))
 

@@ -184,7 +184,7 @@ class ExtendingPass(CachedPass):
 
     @cached_property
     def n_real(self) -> Int[Tensor, "batch 1"]:
-        """How many tokens of each sequence are not padding."""
+        """The number of tokens of each sequence that are not padding."""
         return torch.tensor(self.counts, device=self.cache.device)[:, None]
 
     @cached_property

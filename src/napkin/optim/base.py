@@ -1,4 +1,4 @@
-"""What all optimizers share: fp32 state, a step counter, buckets, the implementations of one rule, parameter groups.
+"""The shared parts of optimizers: fp32 state, a step counter, buckets, implementations of one rule, parameter groups.
 
 State may be held in the host's memory, and is then copied to the GPU and back bucket by bucket: after "ZeRO-Offload"
 (Ren et al. 2021), which updates on the CPU; here the GPU computes, and the link carries the state both ways.

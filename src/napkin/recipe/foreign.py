@@ -32,7 +32,7 @@ MOST_DEPTH = 20
 
 @dataclass(frozen=True)
 class ForeignRun:
-    """What files of another stack say of a run."""
+    """A run as files of another stack describe it."""
 
     stack: str
     recipe: Recipe
@@ -48,7 +48,7 @@ class ForeignRun:
 
 
 def read_foreign(paths: Sequence[StrPath], base: Recipe | None = None, *, ranks: int | None = None) -> ForeignRun:
-    """What files of another stack say of a run: one, or the arguments of a trainer and the file of its launcher.
+    """Read a run from the files of another stack: one, or the arguments of a trainer and the file of its launcher.
 
     Args:
         paths: the files; where two say the same, the later one counts.

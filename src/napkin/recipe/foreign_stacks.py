@@ -1,4 +1,4 @@
-"""What the settings of other stacks mean as fields of a recipe: a table for each, and what a table cannot say."""
+"""The settings of other stacks as fields of a recipe: a table for each stack, and functions for the rest."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -78,7 +78,7 @@ def whole(value: Any) -> int | None:
 
 
 def yes(value: Any) -> bool:
-    """Whether a switch is on; "auto" is on, as the stacks decide on a recent GPU."""
+    """True where a switch is on; "auto" is on, as the stacks decide on a recent GPU."""
     return str(value).lower() in ("true", "1", "yes", "on", "auto")
 
 

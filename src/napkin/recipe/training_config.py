@@ -152,7 +152,7 @@ SCHEDULE_OPTIONS = {"decay_steps", "final_fraction"}
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How a step changes the weights: the rule, the learning rate over the run, decay, clipping.
+    """Settings of the optimizer: the rule, the learning rate over the run, decay, clipping.
 
     None is the optimizer's own default, if it has that option: `resolved` fills it in.
     """
@@ -253,7 +253,7 @@ TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
 @dataclass(frozen=True)
 class TrackingConfig:
-    """Where the metrics of a run are sent besides metrics.jsonl, which is always written."""
+    """Settings of trackers: the metrics of a run are sent there too; metrics.jsonl is always written."""
 
     trackers: tuple[TrackerName, ...] = ()
     """Trackers that receive each line of metrics.jsonl: tensorboard, wandb (Weights & Biases), trackio. They must be
@@ -279,7 +279,7 @@ ZERO_BUBBLE: tuple[PipelineScheduleName, ...] = ("zb-h1", "zb-v")
 
 @dataclass(frozen=True)
 class ParallelismConfig:
-    """How the ranks that `torchrun` starts divide the work: their number is data · shard · pipeline · context · tensor.
+    """The division of work among the ranks of `torchrun`: their number is data · shard · pipeline · context · tensor.
 
     Without any of these, all ranks split the batch, as training.parallelism says.
     """

@@ -58,7 +58,7 @@ PreferenceObjective = Literal["dpo", "ipo", "kto", "orpo", "simpo"]
 
 @dataclass(frozen=True)
 class PreferenceConfig:
-    """How a model learns from pairs of answers."""
+    """Settings for learning from pairs of answers."""
 
     objective: PreferenceObjective = "dpo"
     """dpo (Rafailov et al. 2023), ipo (Azar et al. 2023), kto (Ethayarajh et al. 2024), orpo (Hong et al. 2024) or
@@ -128,7 +128,7 @@ PolicyAlgorithm = Literal["expert-iteration", "reinforce", "rloo", "ppo", "grpo"
 
 @dataclass(frozen=True)
 class ReinforcementConfig:
-    """How a model learns from rewards of its own answers."""
+    """Settings for learning from rewards of the model's own answers."""
 
     algorithm: PolicyAlgorithm = "grpo"
     """Sets the parts below that are left at auto: expert-iteration learns the answers with rewards; reinforce and rloo

@@ -243,7 +243,7 @@ class MetricsRecord:
         return tuple(line.metrics for line in self.lines)
 
     def messages(self, *, kept_aside: bool = False) -> list[str]:
-        """What is wrong, a line each: damaged, displaced and missing lines; not an incomplete last line.
+        """The defects, a line each: damaged, displaced and missing lines; not an incomplete last line.
 
         `kept_aside` is whether the damaged ones are being moved to metrics.damaged.jsonl.
         """

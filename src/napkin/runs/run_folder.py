@@ -229,7 +229,7 @@ class RunFolder:
         return self.token_file(recipe.data.validation)
 
     def token_file(self, path: str) -> str:
-        """Where a token file of the run's recipe is: at `path`, or, for a run that was moved, beside it.
+        """Return the path of a token file of the run's recipe: `path`, or, for a run that was moved, beside it.
 
         Beside a run is in its folder or in one above, nearest first, under as much of `path` as is found there:
         `proof/runs/a` and `proof/text/b.tokens` belong together wherever `proof` is. There, a file by another tokenizer

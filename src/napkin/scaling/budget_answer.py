@@ -1,4 +1,4 @@
-"""What a fitted law says of planned runs: the loss of one, and the best use of a budget, by counted FLOPs.
+"""The predictions of a fitted law for planned runs: the loss of one, and the best use of a budget, by counted FLOPs.
 
 Of a budget it says the best size and tokens, the price of the next 0.01 nats, and what over-training saves.
 """

@@ -22,7 +22,7 @@ _WRITTEN_IN_PLACE = 2000
 
 @dataclass
 class AnswerForm:
-    """How the pieces of a job are written: what OpenAI's two interfaces differ in."""
+    """The form of written pieces, in which OpenAI's two interfaces differ."""
 
     model: str
     tokenizer: Tokenizer
@@ -35,7 +35,7 @@ class AnswerForm:
         self.id = ("chatcmpl-" if self.is_chat else "cmpl-") + secrets.token_hex(12)
 
     def head(self, *, streamed: bool) -> dict[str, Any]:
-        """What every object of an answer has."""
+        """Return the fields of every object of an answer."""
         kind = ("chat.completion.chunk" if streamed else "chat.completion") if self.is_chat else "text_completion"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
@@ -179,7 +179,7 @@ class EventStream(Response):
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
-    """What `work` returns; None if the client leaves before, which cancels it."""
+    """Await `work`; None if the client leaves before, which cancels it."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
     try:

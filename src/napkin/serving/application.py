@@ -258,7 +258,7 @@ async def _body(request: Request, service: Service, kind: type[Body]) -> Body:
 async def _encoded(
     service: Service, lengths: Sequence[int], encode: Callable[[], _Encoded], *, in_thread: bool = False
 ) -> _Encoded:
-    """What texts of so many characters are as tokens. Raises ApiError for what cannot be encoded or is too long for a
+    """Encode texts into tokens. Raises ApiError for what cannot be encoded or is too long for a
     prompt, which is not encoded first."""
     longest, limit = max(lengths, default=0), service.opened.model.config.context_length
     if longest > limit * service.longest_token:

@@ -88,7 +88,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new of a choice."""
+    """The new text and tokens of a choice."""
 
     index: int
     text: str
@@ -174,7 +174,7 @@ class CompletionJob:
         self._service.thread.release(self._completions)
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
-        """What is new, each time something is, until all choices have ended.
+        """Yield new pieces of all choices until they have ended.
 
         Raises ApiError where the request takes longer than its limit, or a sequence of it fails.
         """
@@ -225,7 +225,7 @@ class CompletionJob:
                 self._service.meters.ended(choice.completion, outcome)
 
     def _new(self, choice: _Choice) -> list[Piece]:
-        """What a choice has more than last time, as one piece or none."""
+        """Return the new part of a choice, as one piece or none."""
         if choice.finish is not None:
             return []
         completion = choice.completion

@@ -26,7 +26,7 @@ MOST_CLIENTS = 1000
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server listens."""
+    """The address of a server."""
 
     host: str
     port: int
@@ -35,7 +35,7 @@ class Endpoint:
 
     @classmethod
     def of(cls, address: str, key: str | None = None) -> "Endpoint":
-        """Of an address such as http://127.0.0.1:8000. Raises NapkinError for another scheme."""
+        """Parse an address such as http://127.0.0.1:8000. Raises NapkinError for another scheme."""
         try:
             parts = urlsplit(address)
             port = parts.port or 80

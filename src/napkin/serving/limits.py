@@ -15,7 +15,7 @@ from napkin.errors import NapkinError
 
 @dataclass(frozen=True)
 class Limits:
-    """What clients may use; what exceeds a limit is refused with an error that names it."""
+    """Limits for clients; a request that exceeds one is refused with an error that names it."""
 
     max_body_bytes: int = 8 * 2**20
     """Bytes of a request; more is answered with status 413."""
@@ -56,7 +56,7 @@ REQUEST_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0,
 
 
 class Histogram:
-    """How many observations were at most each of some bounds."""
+    """Counts of the observations that were at most each of some bounds."""
 
     def __init__(self, name: str, about: str, bounds: Sequence[float]) -> None:
         self._name, self._about, self._bounds = name, about, tuple(bounds)

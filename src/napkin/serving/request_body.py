@@ -1,4 +1,4 @@
-"""What requests may say: fields, their types and their ranges. Everything else is refused with the field's name.
+"""The fields of requests, their types and their ranges. Everything else is refused with the field's name.
 
 The fields are those of OpenAI's `/v1/completions` and `/v1/chat/completions`, and `top_k`, `min_p`,
 `repetition_penalty`, `stop_token_ids` and `ignore_eos`, which other servers have too. Fields that would change the
@@ -37,7 +37,7 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_err
 
 
 class ApiError(Exception):
-    """What a client is told: `status` of HTTP, a message of one line, the field that is wrong, a code for programs."""
+    """An error for a client: `status` of HTTP, a message of one line, the field that is wrong, a code for programs."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ Body = TypeVar("Body", bound="SharedFields")
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What a stream has besides pieces of text."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -141,7 +141,7 @@ class SharedFields(msgspec.Struct, kw_only=True):
     def sampling(
         self, *, stop: Sequence[str], stop_ids: Sequence[int], logprobs: int | None, vocab_size: int
     ) -> Sampling:
-        """How tokens are drawn; `stop` and `stop_ids` are the model's own. Raises ApiError for values out of range."""
+        """Return the settings for drawing tokens, with the model's `stop` and `stop_ids`. Raises ApiError out of range."""
         seed = secrets.randbelow(LARGEST_SEED) if self.seed is None else self.seed
         try:
             biases = tuple((_token_id(token, vocab_size), bias) for token, bias in self.logit_bias.items())
@@ -217,7 +217,7 @@ class MessageBody(msgspec.Struct, forbid_unknown_fields=True):
     name: str = ""
 
     def text(self, place: int) -> str:
-        """What it says. Raises ApiError for parts that are not text."""
+        """Return its text. Raises ApiError for parts that are not text."""
         if isinstance(self.content, str):
             return self.content
         for part in self.content:

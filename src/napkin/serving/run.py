@@ -28,7 +28,7 @@ _OTHER_FILES = 128
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine can connect to an address."""
+    """True where only programs of this machine can connect to an address."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):

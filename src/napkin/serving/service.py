@@ -1,5 +1,5 @@
-"""What all requests of a server share: the model, the engine's thread, limits, the key and the meters; and connections
-with deadlines for clients that do not read or do not send.
+"""The state that all requests of a server share: the model, the engine's thread, limits, the key and the meters; and
+connections with deadlines for clients that do not read or do not send.
 
 A request, header and body, has `stalled_seconds` to arrive, however it is cut into pieces. Where there are more
 connections than the limit, those make room that have waited longest for a whole request: clients that hold connections
@@ -124,7 +124,7 @@ class EngineThread:
                 trimmed = time.monotonic()
 
     def _judge(self, stepped: list[Progress]) -> None:
-        """Whether the engine works. Where a request fails, a plain one tells whose fault it is."""
+        """Find whether the engine works: where a request fails, a plain one tells whose fault it is."""
         for completion, _ in stepped:
             is_probe = completion is self._probe
             if is_probe:
@@ -142,7 +142,7 @@ OUTCOMES = ("stop", "length", "cancelled", "timeout", "error", "refused")
 
 
 class Meters:
-    """What a server measured since it started."""
+    """The meters of a server since it started."""
 
     def __init__(self) -> None:
         self.requests = Counter(
@@ -226,7 +226,7 @@ class Service:
         return self._thread
 
     def is_key(self, given: str) -> bool:
-        """Whether a client's key is the right one, in a time that does not tell how much of it is."""
+        """Compare a client's key with the right one, in a time that does not tell how much of it is."""
         return self.key is None or hmac.compare_digest(given.encode(errors="replace"), self.key.encode())
 
     def metrics_text(self) -> str:

@@ -1,1 +1,1 @@
-"""What all commands share: options and their help, the terminal, progress, files."""
+"""The shared parts of all commands: options and their help, the terminal, progress, files."""

@@ -64,7 +64,7 @@ Options = TypeVar("Options", bound=RecipeOptions)
 
 @dataclass(frozen=True)
 class RecipeSource:
-    """Where a recipe comes from: a file, and options that stand above it."""
+    """The source of a recipe: a file, and options that override it."""
 
     path: str | None
     """The file; None where the defaults are meant."""

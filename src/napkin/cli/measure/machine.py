@@ -1,4 +1,4 @@
-"""What a machine has and how fast it is: `napkin doctor`, `napkin calibrate`, `napkin autotune`."""
+"""The parts of a machine and their speed: `napkin doctor`, `napkin calibrate`, `napkin autotune`."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path

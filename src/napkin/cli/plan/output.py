@@ -1,5 +1,5 @@
-"""What `napkin plan` prints, and `napkin train` before the first step: the plan, the rules of thumb, memory options; of
-layouts the ranking of a search, and the ranks and seconds of one.
+"""The output of `napkin plan`, and `napkin train` before the first step: the plan, the rules of thumb, memory options;
+of layouts the ranking of a search, and the ranks and seconds of one.
 """
 
 from collections.abc import Sequence

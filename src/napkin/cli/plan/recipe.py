@@ -111,7 +111,7 @@ By = Literal["component", "operator", "module", "phase"]
 
 
 class Counted(TypedDict):
-    """What `napkin count --json` prints: a training step, counted on fake tensors."""
+    """The output of `napkin count --json`: a training step, counted on fake tensors."""
 
     parameters: int
     flops: int

@@ -28,7 +28,7 @@ _MOST = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class FailureOptions:
-    """How often something fails, and what a failure costs."""
+    """The rate of failures, and the seconds that a failure costs."""
 
     mtbf_hours: float | None = None
     """Mean time between failures of all devices together, in hours; None is the rate of the Llama 3 405B run."""

@@ -1,5 +1,5 @@
-"""What `napkin train`, `resume` and `tune` share: a run is trained, reconciled and reported, with a line after each
-step and a summary at the end.
+"""The shared part of `napkin train`, `resume` and `tune`: a run is trained, reconciled and reported, with a line after
+each step and a summary at the end.
 """
 
 import contextlib

@@ -54,7 +54,7 @@ def train_command(options: TrainOptions, source: RecipeSource) -> int:
 
 @dataclass(frozen=True)
 class MovedData:
-    """Where the run's token files are now, if they have moved: the run's recipe then names the new place."""
+    """The present place of the run's token files, if they have moved; the run's recipe then names it."""
 
     train: TrainFiles = ()
     """Files of the run's training tokens, in the same order and with the same weights; other files are refused. None

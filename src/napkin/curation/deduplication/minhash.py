@@ -196,7 +196,7 @@ _WITHOUT_SPACES = (
 
 @cache
 def word_table() -> NDArray[np.uint32]:
-    """What compiled loops split text by: 4 · (the code point in lower case) + its kind, for each of 1,114,112."""
+    """The table that compiled loops split text by: 4 · (the code point in lower case) + its kind, for all 1,114,112."""
     classes = character_classes(_UNICODE)
     kind = classes & KIND
     in_words = (kind == LETTER) | (kind == NUMBER) | ((classes & MARK) != 0)

@@ -1,4 +1,4 @@
-"""What happened in a corpus: the story of a document, found by its identity in the files of one shard, and a page with
+"""A corpus explained: the story of a document, found by its identity in the files of one shard, and a page with
 samples of what each rule dropped, beside samples of what remained."""
 
 from collections.abc import Iterator

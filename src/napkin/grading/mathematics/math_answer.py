@@ -74,7 +74,7 @@ def check_number_reference(reference: str) -> None:
 
 
 def answers_equal(answer: str, reference: str, *, only_numbers: bool = False) -> bool:
-    r"""Whether two answers, in LaTeX or plain, say the same; False where that cannot be known in bounded work.
+    r"""True where two answers, in LaTeX or plain, are equal; False where that cannot be known in bounded work.
 
     >>> answers_equal(r"2\sqrt{2}", "sqrt(8)"), answers_equal("(1, 2)", "(1, 2]"), answers_equal("9^9^9^9", "1")
     (True, False, False)

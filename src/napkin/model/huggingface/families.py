@@ -451,7 +451,7 @@ def _refuse(settings: Any, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a `model_type` of config.json stands for; where nothing else is said, a Llama."""
+    """The architecture of a `model_type` of config.json; the defaults are Llama's."""
 
     architecture: str
     settings: type[msgspec.Struct]

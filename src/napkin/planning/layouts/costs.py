@@ -1,4 +1,4 @@
-"""What the parts of a model take on one rank of a layout: priced once, shared by all layouts of a search."""
+"""The costs of the parts of a model on one rank of a layout: priced once, shared by all layouts of a search."""
 
 import copy
 import dataclasses

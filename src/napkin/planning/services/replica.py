@@ -43,7 +43,7 @@ _WHOLE = ("norms", "other")
 
 @dataclass(frozen=True)
 class ServiceWork:
-    """What a model computes and reads, for any prompt and any number of sequences."""
+    """The FLOPs and bytes of a model that serves, for any prompt and any number of sequences."""
 
     parameters: int
     n_layers: int
@@ -136,7 +136,7 @@ def count_work(config: ModelConfig) -> ServiceWork:
 
 
 def _figures(config: ModelConfig) -> dict[str, float]:
-    """What is counted of a model of some depth; each grows evenly with the blocks."""
+    """Counted figures of a model of some depth; each is linear in the number of blocks."""
     prefill, short, long = (
         count_forward(config, new, held) for new, held in ((TRACED_TOKENS, 0), (1, 0), (1, TRACED_TOKENS))
     )
@@ -241,14 +241,14 @@ class Replica:
 
     @cached_property
     def kv_pool_bytes(self) -> float:
-        """What is left for the cache: below 0 where the weights do not fit."""
+        """The bytes left for the KV cache: below 0 where the weights do not fit."""
         if self.server.memory_share_is_of_rest:
             rest = self.device.usable_bytes - self.weight_bytes - OTHER_BYTES["rest"]
             return self.server.memory_share * rest if rest > 0 else rest
         return self.server.memory_share * self.device.memory_bytes - self.weight_bytes - OTHER_BYTES["all"]
 
     def sequences(self, tokens: float) -> int:
-        """How many sequences of so many tokens fit."""
+        """Return the number of sequences of so many tokens that fit."""
         return max(0, math.floor(self.kv_pool_bytes / (self.kv_token_bytes * self.work.kept(tokens))))
 
     @cached_property
@@ -294,7 +294,7 @@ class Replica:
 
     @cached_property
     def _link_bandwidth(self) -> float:
-        """What collectives reach in training."""
+        """The bandwidth that collectives reach in training."""
         device = self.device
         bridged = device.link is None or ("bridge" in device.link and self.tensor > 2)
         link = device.host_bandwidth if bridged else device.link_bandwidth
@@ -337,7 +337,7 @@ class Load:
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """What requests of a steady load see, in seconds, and its parts."""
+    """The latencies of requests of a steady load, in seconds, and their parts."""
 
     time_to_first_token: float
     time_per_output_token: float

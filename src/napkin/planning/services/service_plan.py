@@ -139,7 +139,7 @@ class ServiceDegree:
 
 @dataclass(frozen=True, repr=False)
 class ServicePlan(Summary):
-    """What serving a model takes, by degree of tensor parallelism."""
+    """The plan of serving a model, by degree of tensor parallelism."""
 
     model: ModelConfig
     work: ServiceWork
@@ -202,7 +202,7 @@ class ServicePlan(Summary):
 
     @property
     def requests_per_client(self) -> float | None:
-        """How many requests each client sends; None is the steady state, or a load without clients."""
+        """The number of requests that each client sends; None is the steady state, or a load without clients."""
         load = self.load
         if isinstance(load, ServiceLoad):
             return None if load.concurrency is None else load.requests / load.concurrency

@@ -83,7 +83,7 @@ def probe_steps(
 
 @dataclass(frozen=True)
 class Simulation(ServiceMeasurement):
-    """What all requests of a simulated load see."""
+    """The latencies of all requests of a simulated load."""
 
     waiting: float
     """Mean seconds until a request was among those that run."""
@@ -100,7 +100,7 @@ def simulate_engine(
     n_blocks: int | None = None,
     block_size: int = 16,
 ) -> Simulation:
-    """What requests see if the engine's scheduler runs with those seconds; without n_blocks the cache has room for all.
+    """Run the engine's scheduler with those seconds; without n_blocks the cache has room for all.
 
     A request must fit into the cache: the engine refuses those that do not.
     """

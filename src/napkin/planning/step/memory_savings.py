@@ -179,7 +179,7 @@ def _with_less_at_a_time(resolved: ResolvedRecipe, memory_bytes: int) -> list[st
 
 
 def _sharded(plan: Plan) -> list[str]:
-    """What fsdp would do for a plan of several devices that each hold the whole model."""
+    """The saving by fsdp for a plan of several devices that each hold the whole model."""
     if plan.resolved.strategy != "ddp":
         return []
     with_fsdp = "with --training.parallelism fsdp, which shards parameters, gradients and optimizer state over the "

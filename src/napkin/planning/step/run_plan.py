@@ -234,7 +234,7 @@ class Plan:
             yield QuantityRow("reserved bytes", "bytes", None, ledger.reserved_bytes, note=f"{note}fails")
 
     def _stored_rows(self) -> Iterator[QuantityRow]:
-        """What a run that trains adapters writes to the disk: frozen weights once, and checkpoints of what is
+        """The bytes that a run of adapters writes to the disk: frozen weights once, and checkpoints of what is
         trained."""
         adapter = adapter_of(self.recipe)
         if adapter is None:

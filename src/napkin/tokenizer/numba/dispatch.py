@@ -1,4 +1,4 @@
-"""When the compiled core is used instead of plain Python, and which of its modules do what.
+"""The choice between the compiled core and plain Python, and its modules.
 
 Importing numba and loading machine code takes about half a second, building it about half a minute. A text must be long
 enough to make up for that; shorter ones are handled by the plain functions. Nothing here imports numba.
