@@ -43,6 +43,7 @@ from .data import standard_library as standard_library
 from .data import write_token_file as write_token_file
 from .errors import NapkinError as NapkinError
 from .evaluation import evaluate as evaluate
+from .hooks import check as check
 from .hooks import watch as watch
 from .inference import LoadedModel as LoadedModel
 from .inference import load as load

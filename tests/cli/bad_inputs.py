@@ -68,6 +68,7 @@ BASES = {
     "hardware": "H100",
     "formats": "1",
     "diff": "tiny.toml tiny.toml --on H100",
+    "check": "missing.py --ranks 1",
     "mcp": "--wrong",
     "rehearse": "missing.py --wrong",
     "completion": "bash",
