@@ -235,13 +235,13 @@ def length_of(example: Any) -> int | None:
         return None
 
 
-def spread_examples(examples: Sequence[Any], n: int) -> list[Any]:
+def spread_examples(examples: Any, n: int) -> list[Any]:
     """`n` of the first thousand examples, from the shortest to the longest: where lengths differ, weights by lengths
     show. Raises NapkinError where there are fewer."""
     return [examples[number] for number in spread_numbers(examples, n)]
 
 
-def spread_numbers(examples: Sequence[Any], n: int) -> list[int]:
+def spread_numbers(examples: Any, n: int) -> list[int]:
     """The numbers of the examples of `spread_examples`."""
     total = len(examples)
     if total < n:

@@ -141,7 +141,7 @@ class SharedFields(msgspec.Struct, kw_only=True):
     def sampling(
         self, *, stop: Sequence[str], stop_ids: Sequence[int], logprobs: int | None, vocab_size: int
     ) -> Sampling:
-        """Return the settings for drawing tokens, with the model's `stop` and `stop_ids`. Raises ApiError out of range."""
+        """Return the sampling settings, with the model's `stop` and `stop_ids`. Raises ApiError out of range."""
         seed = secrets.randbelow(LARGEST_SEED) if self.seed is None else self.seed
         try:
             biases = tuple((_token_id(token, vocab_size), bias) for token, bias in self.logit_bias.items())
