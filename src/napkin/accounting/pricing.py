@@ -127,18 +127,31 @@ def price(
 
 
 def roofline_seconds(row: Row, ceilings: Ceilings) -> float:
-    """Seconds of one call: FLOPs or bytes, whichever takes longer; fresh memory from the system; the launch.
+    """Seconds of one call: FLOPs or bytes, whichever takes longer; fresh memory from the system; the launch. Of a
+    product whose seconds were measured by shape, what the curve has.
 
     A collective takes none: its seconds are those of the interconnect.
     """
     if row.collective is not None:
         return 0.0
+    by_curve = _seconds_by_curve(row, ceilings)
+    if by_curve is not None:
+        return by_curve
     fresh = row.bytes_allocated * ceilings.seconds_per_fresh_byte if row.bytes_allocated >= FRESH_BYTES else 0.0
     bound = max(_seconds_of_flops(row, ceilings), _seconds_of_bytes(row, ceilings)) + fresh
     if ceilings.calls_overlap:
         # A view launches no kernel, and its call is hidden behind kernels that run.
         return bound + ceilings.seconds_per_operator if bound else 0.0
     return bound + ceilings.seconds_per_operator
+
+
+def _seconds_by_curve(row: Row, ceilings: Ceilings) -> float | None:
+    """Seconds of the kernel of a product, where the machine has a curve; of more FLOPs, in proportion."""
+    if row.contraction is None or not row.flops or row.is_fused_attention:
+        return None
+    batch, m, n, k = row.contraction
+    seconds = ceilings.product_seconds(row.format, batch, m, n, k)
+    return None if seconds is None else seconds * (row.flops + row.recomputed_flops) / (2 * batch * m * n * k)
 
 
 def launch_share(ledger: Ledger, ceilings: Ceilings, seconds: float) -> float:

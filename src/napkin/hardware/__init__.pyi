@@ -30,6 +30,11 @@ from .host import Host as Host
 from .host import detect_host as detect_host
 from .host import keep_freed_memory as keep_freed_memory
 from .host import usable_cores as usable_cores
+from .kernel_curves import KernelCurves as KernelCurves
+from .kernel_curves import collective_seconds as collective_seconds
+from .kernel_curves import curves_of as curves_of
+from .kernel_curves import product_seconds as product_seconds
+from .kernel_curves import prompt_attention_seconds as prompt_attention_seconds
 from .target import CudaTarget as CudaTarget
 from .target import Target as Target
 from .target import cuda_target as cuda_target

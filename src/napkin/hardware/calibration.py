@@ -166,6 +166,9 @@ class Calibration:
         seconds_per_flop = _terms(m, n, k) @ np.array(_fit_matmuls(self._measured(format_name)))
         return 1 / max(float(seconds_per_flop), 1 / peak)
 
+    def product_seconds(self, format_name: str, batch: int, m: int, n: int, k: int) -> None:
+        """None: the rates are measured."""
+
     def attention_rate(
         self, format_name: str, queries: int, keys: int, head_dim: int, *, heads: int = 1, cudnn: bool = False
     ) -> float:

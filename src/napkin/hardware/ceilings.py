@@ -13,6 +13,7 @@ from typing import Annotated, Protocol, runtime_checkable
 import msgspec
 
 from napkin.hardware.device import Device
+from napkin.hardware.kernel_curves import FORMATS, Chip, ProductCurve, chip_of, curves_of, one_product_seconds
 from napkin.toml_files import packaged_toml
 
 # The coefficients stand in efficiency.toml, which `benchmarks/published_runs.py --fit` writes from published training
@@ -63,6 +64,9 @@ class Efficiency:
     """`attention_share` of cuDNN's attention, which torch prefers from Hopper on; None is the same share."""
     fp8_share: _Share | None = None
     """Fraction of the dense fp8 peak that large products reach; None is `matmul_share`."""
+    product_share: _Share | None = None
+    """Of the speed that kernels have alone (`napkin.hardware.kernel_curves`), what products of bf16 reach in a training
+    run, which is hot for hours and has other kernels beside them; None is `matmul_share` of the peak instead."""
     rows: int = 0
     """Published runs that they were fitted to."""
     residual: float | None = None
@@ -130,6 +134,10 @@ class Ceilings(Protocol):
         """The expected FLOP/s of an [m × k] @ [k × n]."""
         ...
 
+    def product_seconds(self, format_name: str, batch: int, m: int, n: int, k: int) -> float | None:
+        """The seconds of the whole kernel of `batch` such products, by a curve; None where there is none."""
+        ...
+
     def attention_rate(
         self, format_name: str, queries: int, keys: int, head_dim: int, *, heads: int = 1, cudnn: bool = False
     ) -> float:
@@ -178,6 +186,24 @@ class CatalogueCeilings:
         filled = 1 + efficiency.matmul_width * (1 / m + 1 / n + 1 / k)
         fp8 = efficiency.fp8_share if format_name.startswith("fp8") else None
         return (fp8 or efficiency.matmul_share) * self.device.peak(format_name) / filled
+
+    def product_seconds(self, format_name: str, batch: int, m: int, n: int, k: int) -> float | None:
+        """By the curve of the device's generation, unless the share of the peak was measured on the device itself."""
+        if self._product_curve is None or format_name not in self._chips:
+            return None
+        curve, share = self._product_curve
+        return one_product_seconds(curve, self._chips[format_name], batch, m, n, k, math.inf) / share
+
+    @cached_property
+    def _product_curve(self) -> tuple[ProductCurve, float] | None:
+        share, curves = self.efficiency.product_share, curves_of(self.device)
+        if share is None or curves is None or "matmul_share" in self.device.efficiency:
+            return None
+        return curves.product, share
+
+    @cached_property
+    def _chips(self) -> dict[str, Chip]:
+        return {name: chip_of(self.device, name) for name in FORMATS if name in self.device.peaks}
 
     def attention_rate(
         self, format_name: str, queries: int, keys: int, head_dim: int, *, heads: int = 1, cudnn: bool = False

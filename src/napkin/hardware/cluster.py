@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import msgspec
@@ -17,6 +17,7 @@ from napkin.errors import NapkinError, near_names, plain
 from napkin.hardware.ceilings import Efficiency
 from napkin.hardware.device import Device, Positive, Source
 from napkin.hardware.device_file import find_device
+from napkin.hardware.kernel_curves import KernelCurves, curves_of
 from napkin.toml_files import packaged_toml
 from napkin.units import parse_devices
 
@@ -50,11 +51,12 @@ def nodes() -> tuple[Node, ...]:
 
 def node_of(device: Device) -> Node:
     """The node that a device is assumed to be in: the one that its file describes, else the first that the table has,
-    else `DEFAULT_DEVICES` of them.
+        else `DEFAULT_DEVICES` of them.
 
-    >>> from napkin.hardware.device_file import find_device
-    >>> node_of(find_device("H100")).name, node_of(find_device("L4")).devices
-    ('DGX-H100', 8)
+        >>> from napkin.hardware.device_file import find_device
+    from napkin.hardware.kernel_curves import KernelCurves, curves_of
+        >>> node_of(find_device("H100")).name, node_of(find_device("L4")).devices
+        ('DGX-H100', 8)
     """
     if device.devices_per_node is not None:
         name = f"{device.devices_per_node} × {device.name}"
@@ -166,6 +168,10 @@ class Interconnect:
     network_hop_seconds: float = NETWORK_HOP_SECONDS
     slowdown: float = 0.0
     """Seconds by which a second of communication lengthens the computation that it overlaps with."""
+    curves: KernelCurves | None = field(default=None, kw_only=True, repr=False)
+    """Those that collectives within a node follow; None where none were measured."""
+    datasheet_link_bandwidth: float = field(default=0.0, kw_only=True, repr=False)
+    """The link's, of which the curves take a share."""
 
     def group(self, size: int, *, stride: int = 1) -> Group:
         """The group of `size` ranks of which each is `stride` devices after the one before it.
@@ -185,6 +191,8 @@ class Interconnect:
             across = group.nodes > 1
             bandwidth = self.network_bandwidth if across else self.link_bandwidth
             return data_bytes / bandwidth + (self.network_hop_seconds if across else self.link_hop_seconds)
+        if self.curves is not None and group.nodes == 1:
+            return self.curves.collective_seconds(operation, data_bytes, group.size, self.datasheet_link_bandwidth)
         if operation == "all_to_all":
             return self._all_to_all(data_bytes, group)
         once = (group.size - 1) / group.size * data_bytes / self.ring_bandwidth(group)
@@ -234,4 +242,7 @@ def interconnect_of(device: Device, node: Node, efficiency: Efficiency) -> Inter
         link_hop_seconds=efficiency.hop_factor * LINK_HOP_SECONDS,
         network_hop_seconds=efficiency.hop_factor * NETWORK_HOP_SECONDS,
         slowdown=efficiency.slowdown,
+        # A share of the link that was measured on the device itself is preferred.
+        curves=None if bridged or "link_share" in device.efficiency else curves_of(device),
+        datasheet_link_bandwidth=link,
     )

@@ -59,6 +59,10 @@ class Device:
     memory_bandwidth: Positive
     sparse: dict[PeakFormat, Positive] = field(default_factory=dict, hash=False)
     compute_capability: tuple[int, int] | None = None
+    multiprocessors: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    """Units that each compute a tile of a product at a time."""
+    cache_bytes: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    """The last cache before memory, which all multiprocessors share."""
     aliases: tuple[str, ...] = ()
     link: str | None = None
     link_bandwidth: Positive | None = None
