@@ -200,8 +200,8 @@ def test_what_was_measured_on_a_device_is_preferred_to_its_generations_curves() 
     assert CatalogueCeilings(device, efficiency).product_seconds(*shape) == pytest.approx(alone / 0.8)
     own = dataclasses.replace(device, efficiency={"matmul_share": 0.7, "link_share": 0.8})
     assert CatalogueCeilings(own, efficiency).product_seconds(*shape) is None
-    with_curves = interconnect_of(device, node_of(device), efficiency_of(device))
-    without = interconnect_of(own, node_of(device), efficiency_of(own))
+    with_curves = interconnect_of(device, node_of(device), efficiency)
+    without = interconnect_of(own, node_of(device), efficiency)
     assert with_curves is not None
     assert with_curves.curves is not None
     assert without is not None

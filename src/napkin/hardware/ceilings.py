@@ -102,6 +102,12 @@ def mean_efficiency() -> Efficiency:
     return Efficiency(**means, factor=ELSEWHERE_FACTOR)
 
 
+def takes_curves(device: Device, efficiency: Efficiency, measured: str) -> bool:
+    """True where kernels follow the curves of their generation: those of a training run were fitted, and what they
+    replace, the coefficient `measured`, was not measured on the device itself."""
+    return efficiency.product_share is not None and measured not in device.efficiency
+
+
 @runtime_checkable
 class Ceilings(Protocol):
     """The machine properties that `price` needs; `Calibration` and `CatalogueCeilings` implement them."""
@@ -197,7 +203,7 @@ class CatalogueCeilings:
     @cached_property
     def _product_curve(self) -> tuple[ProductCurve, float] | None:
         share, curves = self.efficiency.product_share, curves_of(self.device)
-        if share is None or curves is None or "matmul_share" in self.device.efficiency:
+        if share is None or curves is None or not takes_curves(self.device, self.efficiency, "matmul_share"):
             return None
         return curves.product, share
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from napkin.errors import NapkinError, near_names, plain
-from napkin.hardware.ceilings import Efficiency
+from napkin.hardware.ceilings import Efficiency, takes_curves
 from napkin.hardware.device import Device, Positive, Source
 from napkin.hardware.device_file import find_device
 from napkin.hardware.kernel_curves import KernelCurves, curves_of
@@ -242,7 +242,6 @@ def interconnect_of(device: Device, node: Node, efficiency: Efficiency) -> Inter
         link_hop_seconds=efficiency.hop_factor * LINK_HOP_SECONDS,
         network_hop_seconds=efficiency.hop_factor * NETWORK_HOP_SECONDS,
         slowdown=efficiency.slowdown,
-        # A share of the link that was measured on the device itself is preferred.
-        curves=None if bridged or "link_share" in device.efficiency else curves_of(device),
+        curves=None if bridged or not takes_curves(device, efficiency, "link_share") else curves_of(device),
         datasheet_link_bandwidth=link,
     )
