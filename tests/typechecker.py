@@ -1,21 +1,24 @@
 """What holds napkin's functions to their annotations while tests run: beartype, with PEP 484's int as a float.
 
 jaxtyping's decorator gives each call a scope for the names of dimensions, and checks arguments twice: functions without
-shapes, which most are, do without. Of those with shapes, the first calls in each test are checked.
+shapes, which most are, do without. Of those with shapes, a call is checked whose arguments have types and shapes that
+the function was not called with before in this process, and so are its first calls. A function within another is
+checked where the other is called first.
 """
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any, ForwardRef, Literal, get_args, get_origin
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
 
 CALLS_CHECKED = 32
-"""Of each function with shapes, in each test."""
-_test = 0
+"""Of each function with shapes."""
+_inner_functions: set[CodeType] = set()
 
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 _with_shapes: Callable[..., Any] = jaxtyping.jaxtyped
@@ -29,6 +32,11 @@ def checked(function: Any = None, *, typechecker: Callable[..., Any]) -> Any:
     plain = function.__init__ if is_dataclass else function
     if not inspect.isfunction(plain):
         return _with_shapes(function, typechecker=typechecker)
+    if "<locals>" in plain.__qualname__:
+        # Made anew whenever the function around it runs.
+        if plain.__code__ in _inner_functions:
+            return function
+        _inner_functions.add(plain.__code__)
     if any(map(_may_have_shapes, plain.__annotations__.values())):
         checks = _with_shapes(function, typechecker=typechecker)
         return checks if is_dataclass else _first_calls(checks, function)
@@ -39,23 +47,39 @@ def checked(function: Any = None, *, typechecker: Callable[..., Any]) -> Any:
 
 
 def _first_calls(checked: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    test, calls = 0, 0
+    from torch.compiler import is_compiling
+
+    calls, seen = 0, set()
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal test, calls
-        if test != _test:
-            test, calls = _test, 0
+        nonlocal calls
+        if is_compiling():
+            return function(*args, **kwargs)
+        if calls >= CALLS_CHECKED:
+            kinds = _kinds(args), _kinds(kwargs.values())
+            try:
+                if kinds in seen:
+                    return function(*args, **kwargs)
+                seen.add(kinds)
+            except TypeError:  # A size that is a symbol has no hash.
+                pass
         calls += 1
-        return (checked if calls <= CALLS_CHECKED else function)(*args, **kwargs)
+        return checked(*args, **kwargs)
 
     return call
 
 
-def pytest_runtest_setup() -> None:
-    """Another test begins."""
-    global _test
-    _test += 1
+def _kinds(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return what annotations ask of values: types and shapes, also of what is in tuples and lists."""
+    return tuple(
+        (type(value), tuple(value.shape), value.dtype)
+        if hasattr(type(value), "shape") and hasattr(type(value), "dtype")
+        else _kinds(value)
+        if isinstance(value, tuple | list)
+        else type(value)
+        for value in values
+    )
 
 
 def _may_have_shapes(annotation: Any) -> bool:
