@@ -234,6 +234,16 @@ class PublishedRun:
                 expert=number("expert"),
                 schedule=schedule,  # pyright: ignore[reportArgumentType]
                 stages_per_rank=per_rank if per_rank > 1 else None,
+                blocks_per_stage=_blocks_per_stage(row.get("blocks_per_stage") or ""),
                 shard_optimizer=data > 1,
             ),
         )
+
+
+def _blocks_per_stage(listed: str) -> tuple[int, ...] | None:
+    """Parse the blocks of each stage: "0 126x1 0" is a stage without any, 126 of one block, and one without any."""
+    blocks: list[int] = []
+    for part in listed.split():
+        stages, _, each = part.rpartition("x")
+        blocks += [int(each)] * int(stages or 1)
+    return tuple(blocks) or None

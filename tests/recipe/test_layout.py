@@ -112,7 +112,8 @@ def test_what_cannot_pass_through_stages_is_refused(schedule: Any, training: dic
         ({"stages_per_rank": 2}, "1f1b has 1 stage per rank"),
         ({"schedule": "zb-v", "stages_per_rank": 1}, "zb-v has 2"),
         ({"pipeline": 2, "blocks_per_stage": (4,)}, "there are 2 stages"),
-        ({"pipeline": 2, "blocks_per_stage": (4, 0)}, "at least 1"),
+        ({"pipeline": 3, "blocks_per_stage": (4, 0, 1)}, "stage 1 .* nothing to compute"),
+        ({"pipeline": 2, "blocks_per_stage": (5, -1)}, "-1 blocks"),
     ],
 )
 def test_contradictions_are_refused(settings: dict, message: str) -> None:

@@ -29,6 +29,11 @@ LONG_TWO: dict[str, Case] = {
     "zb-h1": pipeline("zb-h1"),
     "zb-v": pipeline("zb-v", blocks=4),
     "1f1b untied uneven": pipeline("1f1b", blocks=5, model=UNTIED, parallelism={"blocks_per_stage": (4, 1)}),
+    "1f1b ends without blocks": pipeline(
+        "interleaved-1f1b", blocks=2, model=BIASED, parallelism={**TWICE, "blocks_per_stage": (0, 1, 1, 0)}
+    ),
+    "zb-h1 embedding alone": pipeline("zb-h1", blocks=4, parallelism={"blocks_per_stage": (0, 4)}),
+    "1f1b head alone": pipeline("1f1b", model={**UNTIED, **EXPERTS}, parallelism={"blocks_per_stage": (3, 0)}),
     "zb-h1 untied with documents": pipeline(
         "zb-h1", blocks=4, parallelism=TWICE, data=DOCUMENTS, model={**UNTIED, **BIASED}
     ),
@@ -71,6 +76,8 @@ LONG_FOUR: dict[str, Case] = {
     "zb-v tensor 2": pipeline("zb-v", blocks=4, parallelism={"tensor": 2}),
     "1f1b context 2": pipeline("1f1b", parallelism={"context": 2}),
     "zb-v context 2": pipeline("zb-v", blocks=4, parallelism={"context": 2}, data=DOCUMENTS, model=BIASED),
+    "1f1b shard 2 embedding alone": pipeline("1f1b", parallelism={"shard": 2, "blocks_per_stage": (0, 3)}),
+    "1f1b tensor 2 head alone": pipeline("1f1b", parallelism={"tensor": 2, "blocks_per_stage": (3, 0)}),
     "experts data 2": pipeline(
         "1f1b", parallelism={"data": 2}, model={**EXPERTS, "balance_weight": 0.0}, data=DOCUMENTS
     ),

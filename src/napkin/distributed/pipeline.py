@@ -230,7 +230,7 @@ class _Stage(PipelineStage):
 
     def __init__(self, module: StageModule, rows: int, length: int, stages: int, pipeline: PipelineModel) -> None:
         model = module.model
-        parameter = next(module.blocks.parameters())
+        parameter = next(module.parameters())
         # Between blocks each rank of tensor has a part of every sequence.
         part = rows, length // pipeline.layout.tensor, model.config.d_model
         stream = torch.empty(part, dtype=parameter.dtype, device="meta", requires_grad=True)

@@ -314,7 +314,8 @@ class ParallelismConfig:
     """Parts of the model that each rank of a pipeline holds; None is 2 for interleaved-1f1b and zb-v, otherwise 1."""
 
     blocks_per_stage: tuple[int, ...] | None = None
-    """Blocks of each stage of the pipeline, from the first to the last; None divides them evenly."""
+    """Blocks of each stage of the pipeline, from the first to the last; None divides them evenly. The first stage has
+    the embedding and the last the head as well: either may have 0 blocks (Grattafiori et al. 2024, section 3.3.2)."""
 
     shard_optimizer: bool = False
     """Whether ranks with a whole copy of the model (data) hold only a shard of the optimizer state each, and send each
@@ -338,8 +339,14 @@ class ParallelismConfig:
                 f"parallelism.blocks_per_stage has {len(self.blocks_per_stage)} numbers, but there are {stages} stages "
                 f"({self.pipeline} ranks, {per_rank} each): give one number for each stage"
             )
-        if self.blocks_per_stage is not None and min(self.blocks_per_stage) < 1:
-            raise NapkinError("parallelism.blocks_per_stage has a stage without blocks: give each at least 1")
+        # The first stage still has the embedding, the last the head.
+        if self.blocks_per_stage is not None and min(self.blocks_per_stage) < 0:
+            raise NapkinError(f"parallelism.blocks_per_stage has {min(self.blocks_per_stage)} blocks: give 0 or more")
+        if self.blocks_per_stage is not None and 0 in self.blocks_per_stage[1:-1]:
+            raise NapkinError(
+                f"stage {self.blocks_per_stage.index(0, 1)} of parallelism.blocks_per_stage has nothing to compute: "
+                "only the first and the last stage can be without blocks, give each other at least 1"
+            )
 
     @property
     def resolved_stages_per_rank(self) -> int:

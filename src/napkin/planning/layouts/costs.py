@@ -16,6 +16,7 @@ from napkin.accounting.pricing import roofline_seconds
 from napkin.distributed.parallel_model import shard_dimension
 from napkin.errors import NapkinError
 from napkin.hardware.cluster import Interconnect
+from napkin.hardware.target import cuda_target
 from napkin.model.transformer import Transformer
 from napkin.planning.layouts.counted_parts import CountedParts, Part, Size, count_parts, with_tensor
 from napkin.planning.step.machine import CatalogueMachine
@@ -120,6 +121,10 @@ class LayoutCosts:
         self.gather_bytes = PRODUCTS_BYTES[resolved.gather_format]
         self.reduce_bytes = PRODUCTS_BYTES[resolved.recipe.training.reduce_format]
         self.weight_bytes = resolved.precision.bytes_per_weight
+        target = cuda_target(resolved.counted_for)
+        self.workspace_bytes = 0 if target is None else target.workspace_bytes
+        """Bytes that cuBLAS keeps for each thread that multiplies; the working bytes of a block include those of two
+        threads, the working bytes of the head none."""
         for name in _CACHED.split():
             setattr(self, name, functools.cache(getattr(self, name)))
 

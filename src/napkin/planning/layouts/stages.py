@@ -414,12 +414,19 @@ def _rank_bytes(
     # Whichever is larger: what a block needs in its backward pass, or the head, or the sum of two gradients of the
     # embedding, which comes when its micro-batch keeps nothing any more.
     whole, at_head = _whole_bytes(costs, layout, contents)
-    moments = [(whole, costs.working_bytes(size, recompute))]
+    # The loss has its gradients in the forward pass: without blocks, the thread of the backward pass has no products.
+    has_blocks = any(content.dense + content.blocks for content in contents)
+    threads = 2 if has_blocks else int(contents[-1].last)
+    workspaces = threads * costs.workspace_bytes
+    moments = [(whole, float(workspaces))]
     for content, freed in zip(contents, kept, strict=True):
+        if content.dense + content.blocks:
+            moments.append((whole, costs.working_bytes(size, recompute)))
         if content.last:
-            moments.append((at_head, costs.head_working_bytes(size, choice.loss_chunk_size, recompute)))
+            of_head = costs.head_working_bytes(size, choice.loss_chunk_size, recompute)
+            moments.append((at_head, workspaces + of_head))
         if content.first and micro_batches > 1:
-            moments.append((whole, 4 * costs.parameters(layout.tensor).embedding - freed))
+            moments.append((whole, workspaces + 4 * costs.parameters(layout.tensor).embedding - freed))
     whole, working = max(moments, key=sum)
     stream = costs.tokens(size) * costs.model.d_model * costs.weight_bytes / layout.tensor
     return RankBytes(
