@@ -226,14 +226,13 @@ def test_ranks_of_tensor_gather_a_blocks_input_and_its_gradient() -> None:
     assert costs.working_bytes(size, "none") == costs.parts("none").working_bytes(size) + 2 * whole
 
 
-@pytest.mark.parametrize("blocks", [(2, 2), (0, 4), (4, 0)], ids=str)
-def test_stages_hold_what_a_count_of_their_rank_finds_also_without_blocks(blocks: tuple[int, int]) -> None:
-    model = ModelConfig(4096, 256, d_model=256, n_layers=4, n_heads=4, tie_embeddings=False)
-    resolved, machine = resolved_on(2, model, batch_size=8, loss_chunk_size=256)
-    parallelism = ParallelismConfig(pipeline=2, blocks_per_stage=blocks)
+def test_stages_hold_what_a_count_of_their_rank_finds_also_without_blocks() -> None:
+    model = ModelConfig(4096, 256, d_model=256, n_layers=2, n_heads=4, tie_embeddings=False)
+    resolved, machine = resolved_on(3, model, batch_size=4, loss_chunk_size=256)
+    parallelism = ParallelismConfig(pipeline=3, blocks_per_stage=(0, 2, 0))
     resolved = dataclasses.replace(resolved, recipe=dataclasses.replace(resolved.recipe, parallelism=parallelism))
     plan = plan_layout(resolved, machine)
-    for rank in (0, 1):
+    for rank in range(3):
         # Workspaces of cuBLAS are half of the bytes of such a small model: one too few or too many is seen.
         counted = count_step(resolved, rank, reserved=False)
         assert plan.ranks[rank].total == pytest.approx(counted.peak_bytes, rel=0.02)
