@@ -191,14 +191,43 @@ def test_a_step_that_raises_is_not_counted_and_leaves_no_recorder() -> None:
         for number, ids in enumerate(watched.data(batches(6))):
             try:
                 with watched.step(tokens=ids.numel()):
+                    logits = model(ids)
                     if number == 2:  # the one that is recorded
                         raise ValueError("no")
-                    train_step(model, optimizer, ids)
+                    logits.sum().backward()
+                    optimizer.step()
             except ValueError:
-                pass
+                assert _get_current_dispatch_mode() is None
+                assert watched.measurement is None
     assert watched.steps == 5
     assert _get_current_dispatch_mode() is None
+    # Of the next step, which has a backward pass and an update: of the one that failed nothing was kept.
     assert watched.measurement is not None
+    assert {"forward", "backward", "optimizer"} <= set(watched.measurement.ledger.flops_by("phase"))
+
+
+def test_a_loop_that_is_left_within_its_recorded_step_leaves_no_recorder() -> None:
+    model, optimizer = parts()
+    with watch(model, optimizer) as watched:
+        for number, ids in enumerate(watched.data(batches(6))):
+            watched.begin_step(ids.shape)
+            if number == 2:
+                break
+            train_step(model, optimizer, ids)
+            watched.end_step(ids.numel())
+    assert _get_current_dispatch_mode() is None
+    assert watched.measurement is None
+    assert watched.steps == 2
+
+
+def test_where_recording_fails_the_loop_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise OSError("no profiler here")
+
+    monkeypatch.setattr("napkin.accounting.metering.allocator_events", failing)
+    watched, losses = watched_run(6)
+    assert len(losses) == watched.steps == 6
+    assert "no profiler here" in watched.obstacle
 
 
 def test_a_step_that_cannot_be_traced_is_metered_and_the_reason_is_said() -> None:

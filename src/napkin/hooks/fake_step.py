@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, no_type_check
 from weakref import WeakValueDictionary
 
@@ -18,12 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from napkin.accounting.counting import count, uncompile_parts
 from napkin.accounting.ledger import Ledger
 from napkin.errors import NapkinError, first_line
+from napkin.hooks.sharded_twin import is_fully_sharded, of_fully_sharded
 
 aten = torch.ops.aten
 
@@ -39,20 +42,41 @@ class Twins:
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.values = Values()
+        self.warm_up = 1
+        """Steps that are traced before the one that is counted: DDP makes its buckets anew in the second."""
         self._storages: dict[int, Tensor] = {}
         self._memo: dict[int, Any] = {}
         self._kept: list[Any] = []
 
     def of_module(self, module: nn.Module) -> nn.Module:
-        """A copy of `module` with fake parameters and buffers. Raises NapkinError where it cannot be copied."""
+        """A copy of `module` with fake parameters and buffers. Raises NapkinError where it cannot be copied.
+
+        Of DistributedDataParallel it is one of its own, around the copy, on the ranks of the default process group.
+        """
+        if isinstance(module, DistributedDataParallel):
+            inner = self.of_module(module.module)
+            self.warm_up = 2
+            with self.mode:
+                return DistributedDataParallel(
+                    inner,
+                    broadcast_buffers=module.broadcast_buffers,
+                    bucket_cap_mb=max(1, module.bucket_bytes_cap // 2**20),
+                    find_unused_parameters=module.find_unused_parameters,
+                    gradient_as_bucket_view=module.gradient_as_bucket_view,
+                    static_graph=module.static_graph,
+                )
+        sharded = is_fully_sharded(module)
         with self.mode, _no_copy_of(module):
             for buffer in module.buffers():
                 self._fake(buffer)
             for parameter in module.parameters():
-                if id(parameter) not in self._memo:
+                if id(parameter) not in self._memo and not sharded:
                     fake = self._of_storage(parameter)
                     self._memo[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
-            twin = uncompile_parts(self._copy(module))
+            if sharded:
+                twin = of_fully_sharded(module, partial(self._copy, module), self._memo)
+            else:
+                twin = uncompile_parts(self._copy(module))
         twin.zero_grad(set_to_none=True)
         return twin
 
@@ -127,7 +151,11 @@ def count_fake_step(
     with random_states_kept(), twins.mode, twins.values:
         try:
             ledger = count(
-                module, fakes, lambda _, batches: step(batches[: len(traced)]), target="cuda" if on_cuda else "cpu"
+                module,
+                fakes,
+                lambda _, batches: step(batches[: len(traced)]),
+                target="cuda" if on_cuda else "cpu",
+                warm_up=twins.warm_up,
             )
         except NapkinError:
             raise
@@ -196,6 +224,8 @@ class Values(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented
         if operator is aten._local_scalar_dense.default:
             return self._number(args[0])
         if operator is aten.index.Tensor and any(each is not None and each.dtype == torch.bool for each in args[1]):

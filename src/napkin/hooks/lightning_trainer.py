@@ -137,7 +137,7 @@ class LightningHook(LoopHook):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self.watched is not None:
-            self.watched.abort_step()
+            self.watched.abort_step(exception)
             self._in_step = False
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

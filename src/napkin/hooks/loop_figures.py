@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -11,9 +11,11 @@ from torch import nn
 from napkin.accounting.metering import StepMeasurement
 from napkin.accounting.pricing import ALONE, dollars, kilowatt_hours
 from napkin.accounting.quantities import QuantityRow, QuantityTable, Summary
+from napkin.accounting.rank_seconds import RankSeconds
 from napkin.accounting.rules import adamw_bytes_rule, training_flops_rule
 from napkin.hardware.conditions import Conditions
 from napkin.hooks.program_plan import ProgramPlan, flops_note
+from napkin.hooks.program_ranks import ProgramRanks
 
 
 @dataclass
@@ -50,6 +52,13 @@ class LoopFigures(Summary):
         """Processor time of these steps' own thread: what they take where no other process uses the cores."""
         self.conditions: Conditions | None = None
         """Use of the processor by other processes, from the first step on to the end; None until then, and on CUDA."""
+        self.ranks = ProgramRanks()
+        self.rank_seconds: Sequence[RankSeconds] = ()
+        """Bytes and seconds of one step of each of several ranks; empty before the end, and where a rank told none."""
+        self.straggler: int | None = None
+        """The rank that the others waited for."""
+        self.rank_peaks: Sequence[int] = ()
+        """Peak bytes of the ranks that told them."""
         self._planned_size: Hashable = None
         self._begin = time.perf_counter()
         self._end: float | None = None
@@ -138,6 +147,7 @@ def program_table(loop: LoopFigures) -> QuantityTable:
             None if measured is None else measured.peak_bytes,
             "rule 16 bytes per parameter: AdamW in fp32, no activations, no batch",
         ),
+        *_fullest_rank(loop),
         QuantityRow(
             "seconds per step",
             "seconds",
@@ -165,6 +175,15 @@ def program_table(loop: LoopFigures) -> QuantityTable:
         counted = planned and kilowatt_hours(planned, watts)
         rows.append(QuantityRow("energy", "kWh", None, counted, seconds and kilowatt_hours(seconds, watts), note))
     return QuantityTable(rows)
+
+
+def _fullest_rank(loop: LoopFigures) -> list[QuantityRow]:
+    """The row of the rank with the most bytes; the row above it is rank 0's."""
+    if not loop.rank_peaks:
+        return []
+    planned = None if loop.plan is None else loop.plan.ledger.peak_bytes
+    note = f"of {len(loop.rank_peaks):,} ranks; the count is rank 0's"
+    return [QuantityRow("peak bytes, fullest rank", "bytes", None, planned, max(loop.rank_peaks), note)]
 
 
 def _alone(loop: LoopFigures) -> list[QuantityRow]:

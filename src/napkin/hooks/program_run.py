@@ -92,7 +92,14 @@ class ProgramRun:
         """Write the measurement and the report."""
         spent = loop.spent
         parts = {"steps": spent.steps, "data": spent.data, "metered step": spent.recorded, "planning": spent.planning}
-        file = MeasurementFile(tuple(program_table(loop)), {**parts, **spent.other}, loop.steps, loop.mfu)
+        file = MeasurementFile(
+            tuple(program_table(loop)),
+            {**parts, **spent.other},
+            loop.steps,
+            loop.mfu,
+            ranks=tuple(loop.rank_seconds),
+            straggler=loop.straggler,
+        )
         self._folder.write_json(MEASUREMENT_FILE, file)
         atomic_write_text(self.path / "verdict.txt", "".join(f"{each}\n" for each in verdict(loop)), overwrite=True)
         write_report(self.path)

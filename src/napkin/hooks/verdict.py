@@ -18,9 +18,9 @@ def verdict(loop: LoopFigures) -> list[str]:
     busy = loop.conditions.describe() if loop.conditions is not None and loop.conditions.busy else ""
     timed = sum(map(len, loop.step_seconds.values()))
     if timed < FEWEST_STEPS:
-        return []
-    found = sorted([*_waiting(loop), *_between(loop), *_slower(loop)], key=lambda each: -each[0])
-    said = [sentence for _, sentence in found]
+        return _missing_ranks(loop)
+    found = sorted([*_waiting(loop), *_between(loop), *_slower(loop), *_ranks(loop)], key=lambda each: -each[0])
+    said = [*_missing_ranks(loop), *(sentence for _, sentence in found)]
     if busy:
         said.insert(0, f"runs on a busy machine: {busy}; seconds beside the plan are those without them")
     said += _work(loop)
@@ -49,6 +49,28 @@ def _between(loop: LoopFigures) -> list[tuple[float, str]]:
         for name, seconds in loop.spent.other.items()
         if whole > 0 and seconds / whole >= NOTABLE
     ]
+
+
+def _missing_ranks(loop: LoopFigures) -> list[str]:
+    if not loop.ranks.missing:
+        return []
+    names, many = ", ".join(map(str, loop.ranks.missing)), len(loop.ranks.missing) > 1
+    who, whose = (f"ranks {names}", "their") if many else (f"rank {names}", "its")
+    return [f"{who} told nothing at the end of the loop: {whose} bytes are missing"]
+
+
+def _ranks(loop: LoopFigures) -> list[tuple[float, str]]:
+    """What rank 0's step waits for others."""
+    own = next((each for each in loop.rank_seconds if each.rank == 0), None)
+    if own is None or not own.seconds or own.exposed_seconds < NOTABLE * own.seconds:
+        return []
+    of_others = format_share(own.waiting_seconds / own.exposed_seconds)
+    who = f": rank {loop.straggler} is the straggler" if loop.straggler is not None else ""
+    said = (
+        f"waits for collectives {format_share(own.exposed_seconds / own.seconds)} of a step, "
+        f"{of_others} of it until the last rank had entered{who}"
+    )
+    return [(own.exposed_seconds * loop.steps, said)]
 
 
 def _slower(loop: LoopFigures) -> list[tuple[float, str]]:

@@ -16,22 +16,26 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from napkin.accounting.collectives import CollectiveClock
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.metering import METERED_STEP, metering
 from napkin.accounting.quantities import Line, QuantityTable
+from napkin.accounting.rank_seconds import told
 from napkin.errors import NapkinError, first_line
 from napkin.files import StrPath
 from napkin.hardware.competition import Watch
 from napkin.hooks.fake_step import Twins, count_fake_step, is_on_cuda, random_states_kept, signature_of, tokens_of
 from napkin.hooks.loop_figures import LoopFigures, Spent, program_table
 from napkin.hooks.program_plan import ProgramPlan, plan_step
+from napkin.hooks.program_ranks import FAILED_PATIENCE_SECONDS, PATIENCE_SECONDS, seconds_by_rank
 from napkin.hooks.program_run import ProgramRun
 from napkin.hooks.verdict import verdict
 from napkin.units import format_seconds, format_share
@@ -72,6 +76,7 @@ class WatchedLoop(LoopFigures):
         if not devices <= {"cpu", "cuda"}:
             raise NapkinError(f"watch: the module is on {', '.join(sorted(devices))}: only CPU and CUDA can be metered")
         super().__init__(module)
+        self._clock: CollectiveClock | None = None
         self._optimizer = optimizer
         self.device = torch.device("cuda" if "cuda" in devices else "cpu")
         self._watch: Watch | None = None
@@ -81,6 +86,7 @@ class WatchedLoop(LoopFigures):
         self._step_begin: float | None = None
         self._waited = self._named = 0.0
         self._recording = ExitStack()
+        self._records = True
         self._is_recorded = self._is_sampled = False
         self._step_processor = 0.0
         self._size: Hashable = None
@@ -88,6 +94,8 @@ class WatchedLoop(LoopFigures):
         self._next_sample = 0.0
         self._metrics: dict[str, float] = {}
         self._line_due = 0.0
+        if self.ranks.rank:
+            run = self._say = None
         self._run = None if run is None else ProgramRun.create(run, program, self, settings or {})
 
     # What a loop calls.
@@ -95,7 +103,8 @@ class WatchedLoop(LoopFigures):
     def plan_step(self, step: Callable[[Any, Any, Any], Any], batch: Any) -> ProgramPlan | None:
         """Plan `step(model, optimizer, batch)` before the first step: on fake twins of all three.
 
-        None, with `obstacle` saying why, where the step cannot be traced; the loop goes on, and is metered.
+        None, with `obstacle` saying why, where the step cannot be traced; the loop goes on, and is metered. Rank 0
+        plans; for the other ranks it is None.
         """
 
         def count_it() -> Ledger:
@@ -155,8 +164,8 @@ class WatchedLoop(LoopFigures):
         self.begin_step(tokens if size is None else size)
         try:
             yield
-        except BaseException:
-            self.abort_step()
+        except BaseException as error:
+            self.abort_step(error)
             raise
         self.end_step(tokens)
 
@@ -168,14 +177,18 @@ class WatchedLoop(LoopFigures):
         self._metrics.update(metrics)
         self._write_line()
 
-    def end(self) -> None:
-        """The loop is over; `watch` calls this at the end of its block. Writes the run's measurement and report."""
+    def end(self, *, failed: bool = False) -> None:
+        """The loop is over; `watch` calls this at the end of its block. Writes the run's measurement and report.
+
+        A loop that has `failed` does not wait long for the other ranks, which may never get there.
+        """
         if self._end is not None:
             return
-        self._recording.close()
+        self.abort_step(None)
         self._end = time.perf_counter()
         if self._watch is not None:
             self.conditions = self._watch.conditions(idle=bool(self.n_workers))
+        self._gather_ranks(FAILED_PATIENCE_SECONDS if failed else PATIENCE_SECONDS)
         if self._run is not None:
             self._write_line(last=True)
             self._run.finish(self)
@@ -184,9 +197,11 @@ class WatchedLoop(LoopFigures):
 
     def plan_by(self, count_it: Callable[[], Ledger], *, size: Hashable, tokens: int) -> ProgramPlan | None:
         """Plan the step that `count_it` counts, and price it on the device."""
+        if self.ranks.rank:
+            return None
         begin = time.perf_counter()
         try:
-            with random_states_kept():
+            with random_states_kept(), self.ranks.not_talking():
                 self.plan = plan_step(
                     count_it(),
                     device_type="cuda" if self.device.type == "cuda" else "cpu",
@@ -220,9 +235,11 @@ class WatchedLoop(LoopFigures):
         self._size = size
         self._is_recorded = self._shall_record(size)
         if self._is_recorded:
-            self._recording.enter_context(
-                metering(self.module, lambda found: self.recorded.setdefault(size, found), device=self.device)
-            )
+            self._begin_recording(metering(self.module, partial(self.recorded.setdefault, size), device=self.device))
+        elif self.ranks.world_size > 1 and self.recorded and self._clock is None and not _profiles():
+            # Every rank does so in the same step.
+            self._clock, self._is_recorded = CollectiveClock(), True
+            self._begin_recording(self._clock.timing())
         self._step_processor = time.thread_time()
         self._step_begin = time.perf_counter()
 
@@ -230,7 +247,7 @@ class WatchedLoop(LoopFigures):
         if self._step_begin is None:
             return
         if self._is_recorded:
-            self._recording.close()
+            self._end_recording(None)
         self._synchronize()
         now = time.perf_counter()
         waited, self._waited = self._waited, 0.0
@@ -250,10 +267,11 @@ class WatchedLoop(LoopFigures):
         self.tokens += tokens
         self._last = (seconds, tokens, self._size)
 
-    def abort_step(self) -> None:
-        """The step raised an error: it is not counted, and what watches operators lets go of them."""
-        self._recording.close()
-        self._step_begin = None
+    def abort_step(self, error: BaseException | None) -> None:
+        """The step raised `error`, or nobody ended it: it is not counted, and its recorder lets go of operators."""
+        if self._step_begin is not None:
+            self._end_recording(error or NapkinError("the step did not end"))
+            self._step_begin = None
 
     def add_waiting(self, seconds: float) -> None:
         self._waited += seconds
@@ -319,8 +337,49 @@ class WatchedLoop(LoopFigures):
         if self._is_sampled and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    # Watching must not end the program: where recording fails, the loop goes on without it.
+
+    def _begin_recording(self, by: AbstractContextManager[Any]) -> None:
+        try:
+            self._recording.enter_context(by)
+        except Exception as error:
+            self._refuse_recording(error)
+
+    def _end_recording(self, error: BaseException | None) -> None:
+        """The recorded step has ended, or was ended by `error`: then nothing of it is kept."""
+        try:
+            if error is None:
+                self._recording.close()
+            else:
+                self._recording.__exit__(type(error), error, error.__traceback__)
+        except Exception as failure:
+            if failure is not error:
+                self._refuse_recording(failure)
+
+    def _refuse_recording(self, error: Exception) -> None:
+        self._records = False
+        self.obstacle = self.obstacle or f"its steps cannot be recorded: {first_line(error)}"
+
+    def _gather_ranks(self, patience: float) -> None:
+        """Tell rank 0 of this rank's step; on rank 0, hear of the others'."""
+        if self.ranks.world_size == 1:
+            return
+        found, clock = self.measurement, self._clock
+        step = None
+        if found is not None and clock is not None and clock.seconds:
+            step = told(clock, found.peak_bytes)
+            if not self.ranks.has_one_clock:
+                step["calls"] = [[*call[:3], 0.0, *call[4:]] for call in step["calls"]]
+        own = {"peak_bytes": None if found is None else found.peak_bytes, "steps": self.steps, "step": step}
+        if self.ranks.rank:
+            self.ranks.tell(own)
+            return
+        everyone = self.ranks.gather(own, patience=patience)
+        self.rank_seconds, self.straggler = seconds_by_rank(everyone)
+        self.rank_peaks = [each["peak_bytes"] for each in everyone if each["peak_bytes"] is not None]
+
     def _shall_record(self, size: Hashable) -> bool:
-        if self.steps < METERED_STEP or size in self.recorded or torch._C._autograd._profiler_enabled():  # pyright: ignore
+        if not self._records or self.steps < METERED_STEP or size in self.recorded or _profiles():
             return False
         if not self.recorded:
             return True
@@ -344,6 +403,11 @@ class WatchedLoop(LoopFigures):
                 mfu=flops / seconds / peak if flops and peak and seconds > 0 else math.nan,
                 figures=figures,
             )
+
+
+def _profiles() -> bool:
+    """True if a profiler of the program's own is running: there can be one at a time."""
+    return torch._C._autograd._profiler_enabled()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _number(value: Any) -> float:
@@ -396,8 +460,11 @@ def watch(
     )
     try:
         yield watched
-    finally:
-        watched.end()
+    except BaseException:
+        with contextlib.suppress(NapkinError, OSError):  # the program's own error is the one that is raised
+            watched.end(failed=True)
+        raise
+    watched.end()
 
 
 class LoopHook:
