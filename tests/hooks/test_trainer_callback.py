@@ -111,34 +111,72 @@ def test_a_batch_with_padding_is_planned_as_it_is(tmp_path: Path) -> None:
     assert watched.plan.ledger.peak_bytes == pytest.approx(watched.measurement.peak_bytes, rel=0.02)
 
 
-def test_an_error_in_the_recorded_step_leaves_no_recorder(tmp_path: Path) -> None:
-    model, calls = llama(), list[int]()
-    forward = model.forward
+@pytest.mark.parametrize("where", ["training_step", "clipping", "optimizer", "callback"])
+def test_an_error_in_the_recorded_step_leaves_no_recorder(where: str, tmp_path: Path) -> None:
+    transformers = peer("transformers")
+    calls: list[int] = []
 
-    # The Trainer leaves out columns that the signature of `forward` does not name.
-    @functools.wraps(forward)
-    def failing(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) > 2:
-            raise ValueError("no")
-        return forward(*args, **kwargs)
+    def failing_third(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 3:
+                raise ValueError("no")
+            return function(*args, **kwargs)
 
-    model.forward = failing
+        return call
+
+    class Failing(transformers.TrainerCallback):
+        def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            failing_third(lambda: None)()
+
+    class Trainer(transformers.Trainer):
+        def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+            made = super().create_optimizer(*args, **kwargs)
+            if where == "optimizer":
+                made.step = failing_third(made.step)
+            return made
+
+    args = transformers.TrainingArguments(
+        str(tmp_path), max_steps=6, report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True
+    )
+    callback = trainer_callback(run=tmp_path / "runs" / "a", plan=False, say=None)
+    trainer = Trainer(llama(), args, train_dataset=rows(), callbacks=[callback])
+    if where == "training_step":
+        trainer.compute_loss = failing_third(trainer.compute_loss)
+    elif where == "clipping":
+        trainer._clip_grad_norm = failing_third(trainer._clip_grad_norm)
+    elif where == "callback":
+        trainer.add_callback(Failing())
     with pytest.raises(ValueError, match="no"):
-        train(tmp_path, [trainer_callback(run=None, plan=False, say=None)], model)
+        trainer.train()
     assert _get_current_dispatch_mode() is None
+    assert not torch._C._autograd._profiler_enabled()  # pyright: ignore[reportAttributeAccessIssue]
+    assert not {"training_step", "_run_epoch", "get_batch_samples"} & set(vars(trainer))
+    assert callback.watched is not None
+    assert callback.watched.steps == 2
+    assert not callback.watched.recorded
+    assert read_run(tmp_path / "runs" / "a", training=False).summary.step == 2
+    # It trains again, into a folder of its own.
+    trainer.train()
+    assert callback.watched.run == tmp_path / "runs" / "a-2"
+    assert callback.watched.measurement is not None
+
+
+def word_tokenizer() -> Any:
+    transformers, tokenizers = peer("transformers"), peer("tokenizers")
+    words = {word: number for number, word in enumerate(["<pad>", "<eos>", *(f"w{n}" for n in range(120))])}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<eos>"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, eos_token="<eos>", pad_token="<pad>", unk_token="<eos>"
+    )
 
 
 @pytest.mark.parametrize("kind", ["SFT", "DPO"])
 def test_trainers_of_trl_are_planned_by_their_own_step(kind: str, tmp_path: Path) -> None:
-    trl, transformers, datasets = peer("trl"), peer("transformers"), peer("datasets")
-    tokenizers = peer("tokenizers")
-    words = {word: number for number, word in enumerate(["<pad>", "<eos>", *(f"w{n}" for n in range(120))])}
-    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<eos>"))
-    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=plain, eos_token="<eos>", pad_token="<pad>", unk_token="<eos>"
-    )
+    trl, datasets = peer("trl"), peer("datasets")
+    tokenizer = word_tokenizer()
     text = " ".join(f"w{n % 120}" for n in range(20))
     row = {"text": text} if kind == "SFT" else {"prompt": "w1 w2", "chosen": text, "rejected": text[:40]}
     config = getattr(trl, f"{kind}Config")(
@@ -161,3 +199,45 @@ def test_trainers_of_trl_are_planned_by_their_own_step(kind: str, tmp_path: Path
     assert watched.measurement is not None
     assert watched.plan.ledger.flops == watched.measurement.ledger.flops > 0
     assert watched.plan.ledger.peak_bytes == pytest.approx(watched.measurement.peak_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_of_grpo_the_training_part_is_counted_and_generation_is_timed(accumulation: int, tmp_path: Path) -> None:
+    trl, datasets = peer("trl"), peer("datasets")
+    config = trl.GRPOConfig(
+        str(tmp_path),
+        max_steps=4,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=accumulation,
+        num_generations=4,
+        max_completion_length=8,
+        # Completions that all have the same length.
+        generation_kwargs={"min_new_tokens": 8},
+        gradient_checkpointing=False,
+    )
+    callback = trainer_callback(run=None, say=None)
+    trainer = trl.GRPOTrainer(
+        llama(),
+        reward_funcs=lambda completions, **_: [float(len(each)) for each in completions],
+        args=config,
+        train_dataset=datasets.Dataset.from_list([{"prompt": "w1 w2 w3"}] * 32),
+        processing_class=word_tokenizer(),
+        callbacks=[callback],
+    )
+    trainer.train()
+    watched = callback.watched
+    assert watched is not None
+    assert watched.plan is not None, watched.obstacle
+    assert watched.measurement is not None
+    assert watched.plan.ledger.flops == watched.measurement.ledger.flops > 0
+    assert watched.plan.ledger.peak_bytes == pytest.approx(watched.measurement.peak_bytes, rel=0.05)
+    assert watched.tokens == 4 * accumulation * 4 * (3 + 8)
+    assert watched.spent.other["generation"] > 0
+    assert "of the training part of a step" in watched.plan.ledger.assumption
+    assert "of the training part of a step" in str(watched.table())
+    assert "_prepare_inputs" not in vars(trainer)

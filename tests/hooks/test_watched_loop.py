@@ -247,6 +247,20 @@ def test_a_step_that_cannot_be_traced_is_metered_and_the_reason_is_said() -> Non
     assert watched.mfu is None
 
 
+def test_a_step_that_samples_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("napkin.hooks.fake_step.MOST_SECONDS", 0.0)
+    model, optimizer = parts()
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> None:
+        while not model(ids).sum() > 0:  # of a fake tensor never
+            pass
+
+    with watch(model, optimizer) as watched:
+        assert watched.plan_step(step, next(batches(1))) is None
+    assert "traced for 0 s" in watched.obstacle
+    assert _get_current_dispatch_mode() is None
+
+
 def test_the_count_is_that_of_napkin_count_for_a_plain_step() -> None:
     model, optimizer = parts()
     (ids,) = batches(1)

@@ -8,6 +8,7 @@ is counted as it runs on this batch. Of other numbers a trace has no values: whe
 import contextlib
 import copy
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +33,8 @@ aten = torch.ops.aten
 
 MOST_VALUES = 2**20
 """The most elements of a tensor whose values are kept beside the fake one."""
+MOST_SECONDS = 120.0
+"""The longest that a step is traced: one that samples until some token comes would never end, as none has a value."""
 FEWEST_TRACED = 3
 """Micro-batches that are traced; of more that are alike, the others are like the last but one."""
 
@@ -148,6 +151,12 @@ def count_fake_step(
         more = max(0, len(micro_batches) - FEWEST_TRACED)
     traced, held = micro_batches[: len(micro_batches) - more], micro_batches
     fakes = [twins.of_batch(each) for each in held]
+    deadline = time.monotonic() + MOST_SECONDS
+
+    def stop_in_time(n_calls: int) -> None:
+        if time.monotonic() > deadline:
+            raise NapkinError(f"the step was traced for {MOST_SECONDS:.0f} s, {n_calls:,} operators, without an end")
+
     with random_states_kept(), twins.mode, twins.values:
         try:
             ledger = count(
@@ -156,6 +165,7 @@ def count_fake_step(
                 lambda _, batches: step(batches[: len(traced)]),
                 target="cuda" if on_cuda else "cpu",
                 warm_up=twins.warm_up,
+                progress=stop_in_time,
             )
         except NapkinError:
             raise

@@ -13,7 +13,6 @@ import functools
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from napkin.accounting.ledger import Ledger
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hooks.fake_step import Twins, count_fake_step, is_on_cuda, signature_of, tokens_of
-from napkin.hooks.program_run import free_folder
 from napkin.hooks.watched_loop import LoopHook, WatchedLoop
 
 
@@ -65,14 +63,12 @@ class LightningHook(LoopHook):
         self._in_step = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        if not trainer.is_global_zero:
-            return
         self._first_step = trainer.global_step
         steps = trainer.estimated_stepping_batches
         self.watched = WatchedLoop(
             pl_module,
             program="Lightning Trainer",
-            run=free_folder(type(pl_module).__name__) if self._run == "auto" else self._run and Path(self._run),
+            run=self._folder(type(pl_module).__name__),
             steps=int(steps) - self._first_step if 0 < steps < float("inf") else None,
             n_devices=trainer.num_devices * trainer.num_nodes,
             settings={
@@ -138,6 +134,7 @@ class LightningHook(LoopHook):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self.watched is not None:
             self.watched.abort_step(exception)
+            self._fail()
             self._in_step = False
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

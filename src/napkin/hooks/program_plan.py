@@ -149,6 +149,8 @@ def flops_note(ledger: Ledger | None, *, n_sizes: int) -> str:
         parts.append(f"elementwise work is apart: {format_flops(ledger.elementwise_flops)}")
     if ledger is not None and ledger.unknown_operators:
         parts.append(f"not counted: {with_calls(ledger.unknown_operators)}: register_operator")
+    if ledger is not None and ledger.assumption:
+        parts.append(ledger.assumption)
     if n_sizes > 1:
         parts.append(f"of one of {n_sizes:,} sizes of batches")
     return "; ".join(parts)

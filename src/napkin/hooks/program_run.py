@@ -25,6 +25,7 @@ from napkin.report.page import write_report
 from napkin.runs.accounting_files import MEASUREMENT_FILE, MeasurementFile
 from napkin.runs.metrics import MetricsFile, StepMetrics
 from napkin.runs.run_folder import FORMAT, VERSION, RunFolder, RunFormat
+from napkin.runs.run_record import VERDICT_FILE
 
 
 class ProgramRun:
@@ -101,13 +102,12 @@ class ProgramRun:
             straggler=loop.straggler,
         )
         self._folder.write_json(MEASUREMENT_FILE, file)
-        atomic_write_text(self.path / "verdict.txt", "".join(f"{each}\n" for each in verdict(loop)), overwrite=True)
+        atomic_write_text(self.path / VERDICT_FILE, "".join(f"{each}\n" for each in verdict(loop)), overwrite=True)
         write_report(self.path)
 
 
-def free_folder(name: str) -> Path:
-    """`runs/NAME`, numbered where that exists."""
-    wanted = Path("runs") / (name or "run")
+def free_folder(wanted: Path) -> Path:
+    """`wanted`, numbered where that exists."""
     names = (wanted, *(wanted.with_name(f"{wanted.name}-{number}") for number in range(2, 10**4)))
     return next(path for path in names if not path.exists())
 

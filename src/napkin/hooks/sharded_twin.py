@@ -58,8 +58,8 @@ def of_fully_sharded(module: nn.Module, copied: Callable[[], nn.Module], memo: d
     return twin
 
 
-def _settings_of(part: nn.Module) -> tuple[DeviceMesh, dict[str, Any]]:
-    state: FSDPState = part._get_fsdp_state()  # pyright: ignore
+def _settings_of(part: Any) -> tuple[DeviceMesh, dict[str, Any]]:
+    state: FSDPState = part._get_fsdp_state()
     groups = state._fsdp_param_groups
     if len(groups) != 1 or len(state._modules) != 1:
         raise NapkinError(f"{len(groups)} groups of parameters are sharded for one call of fully_shard: not traced")

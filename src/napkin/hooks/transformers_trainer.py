@@ -6,7 +6,8 @@
 
 The step that is planned is the trainer's own: `training_step` of a shallow copy of the trainer, on fake twins of its
 models, its optimizer and its first batches, then its clipping, its optimizer, and clearing of gradients. The batches
-are those that the trainer has drawn: nothing is read ahead.
+are those that the trainer has drawn: nothing is read ahead. Of trainers that generate what they train on, as GRPO's, a
+step begins when that is done: its training is counted and metered, the seconds of generation are a part of their own.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,7 +29,6 @@ from napkin.accounting.ledger import Ledger
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hooks.fake_step import Twins, count_fake_step, is_on_cuda, signature_of, tokens_of
-from napkin.hooks.program_run import free_folder
 from napkin.hooks.watched_loop import LoopHook, WatchedLoop
 
 
@@ -70,7 +71,10 @@ class TrainerHook(LoopHook):
         self._trainer: Any = None
         self._batches: Sequence[Any] = ()
         self._items: Any = None
+        self._n_batches = 1
         self._restore = contextlib.ExitStack()
+        self._generates = False
+        """True if the trainer makes the inputs of its steps by generating completions and judging them."""
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._find_trainer()
@@ -79,13 +83,11 @@ class TrainerHook(LoopHook):
         self._restore.close()
         self._find_trainer()
         module = model if isinstance(model, nn.Module) else self._trainer.model
-        if not state.is_world_process_zero:
-            return
         settings = {name: value for name, value in args.to_dict().items() if isinstance(value, (bool, int, float, str))}
         self.watched = WatchedLoop(
             module,
             program=type(self._trainer).__name__ if self._trainer is not None else "Trainer",
-            run=free_folder(Path(args.output_dir or "trainer").name) if self._run == "auto" else self._run,
+            run=self._folder(Path(args.output_dir or "trainer").name),
             steps=state.max_steps - state.global_step,
             n_devices=max(1, args.world_size * max(1, args.n_gpu)),
             settings={name: value for name, value in settings.items() if value != "" and "token" not in name},
@@ -95,24 +97,40 @@ class TrainerHook(LoopHook):
         self.watched.n_workers = args.dataloader_num_workers
         if self._trainer is not None:
             self._restore.enter_context(_replaced(self._trainer, "get_batch_samples", self._watch_batches))
-            self._restore.enter_context(_replaced(self._trainer, "training_step", self._watch_errors))
+            # The loop around all steps, of which no event tells the error that ended it.
+            self._restore.enter_context(_replaced(self._trainer, "_run_epoch", self._watch_errors))
+            self._restore.enter_context(_replaced(self._trainer, "training_step", self._watch_step))
+            self._generates = hasattr(self._trainer, "_generate_and_score_completions")
+            if self._generates:
+                self._restore.enter_context(_replaced(self._trainer, "_prepare_inputs", self._watch_generation))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._generates:
+            self._batches = ()
+        else:
+            self._begin_step(self._batches)
+
+    def _begin_step(self, batches: Sequence[Any]) -> None:
         watched = self.watched
         if watched is None:
             return
-        size = signature_of(self._batches)
-        if self._plans and self._batches and not watched.steps:
+        size = signature_of(batches)
+        if self._plans and batches and not watched.steps:
             watched.plan_by(
-                functools.partial(count_trainer_step, self._trainer, self._batches, self._items),
-                size=size,
-                tokens=tokens_of_batches(self._batches),
+                functools.partial(self._count, batches), size=size, tokens=sum(map(_tokens_of_inputs, batches))
             )
         watched.begin_step(size)
 
+    def _count(self, batches: Sequence[Any]) -> Ledger:
+        ledger = count_trainer_step(self._trainer, batches, self._items)
+        if not self._generates:
+            return ledger
+        said = "of the training part of a step: generation is timed, not counted"
+        return replace(ledger, assumption="; ".join(filter(None, (said, ledger.assumption))))
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.watched is not None:
-            self.watched.end_step(tokens_of_batches(self._batches))
+            self.watched.end_step(sum(map(_tokens_of_inputs, self._batches)))
         self._part_begin = time.perf_counter()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -159,19 +177,45 @@ class TrainerHook(LoopHook):
         if self.watched is not None:
             self.watched.add_waiting(time.perf_counter() - begin)
         self._batches, self._items = drawn[0], drawn[1]
+        self._n_batches = len(drawn[0])
         return drawn
 
-    def _watch_errors(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _watch_generation(self, prepare: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        inputs = prepare(*args, **kwargs)
+        if self.watched is None or not self._trainer.model.training:
+            return inputs
+        self.watched.add_part("generation", time.perf_counter() - begin)
+        if not self._batches:
+            # The others of the step are as large: they are made of the same completions.
+            self._begin_step([inputs] * self._n_batches)
+        self._batches = (*self._batches, inputs)
+        return inputs
+
+    def _watch_errors(self, run_epoch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return run_epoch(*args, **kwargs)
+        except BaseException as error:
+            self._restore.close()
+            if self.watched is not None:
+                self.watched.abort_step(error)
+                self._fail()
+            raise
+
+    def _watch_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return step(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             if self.watched is not None:
-                self.watched.abort_step()
+                self.watched.abort_step(error)
             raise
 
 
-def tokens_of_batches(batches: Sequence[Any]) -> int:
-    return sum(map(tokens_of, batches))
+def _tokens_of_inputs(inputs: Any) -> int:
+    """Tokens of a micro-batch; prompts and completions are two tensors of trainers that generate."""
+    if isinstance(inputs, dict) and "completion_ids" in inputs:
+        return tokens_of(inputs["completion_ids"]) + tokens_of(inputs.get("prompt_ids"))
+    return tokens_of(inputs)
 
 
 @contextmanager
@@ -211,7 +255,7 @@ def count_trainer_step(trainer: Any, batches: Sequence[Any], items: Any) -> Ledg
     twin = copy.copy(trainer)
     for name, original in originals.items():
         setattr(twin, name, made[id(trainer.accelerator.unwrap_model(original))])
-    for name in ("get_batch_samples", "training_step"):
+    for name in ("get_batch_samples", "training_step", "_run_epoch"):
         vars(twin).pop(name, None)
     # What a step adds to, such as metrics that are logged later.
     for name, value in vars(twin).items():

@@ -36,7 +36,7 @@ from napkin.hooks.fake_step import Twins, count_fake_step, is_on_cuda, random_st
 from napkin.hooks.loop_figures import LoopFigures, Spent, program_table
 from napkin.hooks.program_plan import ProgramPlan, plan_step
 from napkin.hooks.program_ranks import FAILED_PATIENCE_SECONDS, PATIENCE_SECONDS, seconds_by_rank
-from napkin.hooks.program_run import ProgramRun
+from napkin.hooks.program_run import ProgramRun, free_folder
 from napkin.hooks.verdict import verdict
 from napkin.units import format_seconds, format_share
 
@@ -481,16 +481,30 @@ class LoopHook:
         say: Callable[[str], Any] | None,
     ) -> None:
         self.watched: WatchedLoop | None = None
-        """The figures; None before training begins, and on ranks other than 0."""
+        """The figures; None before training begins."""
         self._run, self._plans, self._say = run, plan, say
         self._options: dict[str, Any] = {"on": on, "usd_per_hour": usd_per_hour, "watts": watts}
         self._part_begin = 0.0
+
+    def _folder(self, name: str) -> Path | None:
+        """The run's folder; that of a trainer that trains again, or anew after an error, is numbered."""
+        if self._run is None:
+            return None
+        if self._run == "auto":
+            return free_folder(Path("runs") / (name or "run"))
+        return free_folder(Path(self._run)) if self.watched is not None else Path(self._run)
+
+    def _fail(self) -> None:
+        """Training ended with an error: what was measured until then is written."""
+        if self.watched is not None:
+            with contextlib.suppress(NapkinError, OSError):  # the trainer's own error is the one that is raised
+                self.watched.end(failed=True)
 
     def _end(self) -> None:
         """End the loop, and say its table and verdict."""
         if self.watched is None:
             return
         self.watched.end()
-        if self._say is not None:
+        if self._say is not None and not self.watched.ranks.rank:
             for line in self.watched.report_lines():
                 self._say(line)

@@ -584,4 +584,5 @@ def _open_huggingface(path: Path, name: str, weights: WeightFormat | None) -> Lo
 
 
 def _no_checkpoint(path: Path) -> NapkinError:
+    RunFolder(path).recipe  # noqa: B018 - raises where it is of a program that napkin watched
     return NapkinError(f"'{path}' has no checkpoint yet: train it with `napkin resume {path}`")

@@ -24,6 +24,12 @@ def read_recipe(path: StrPath) -> Recipe:
     """
     path = Path(path)
     values = read_toml(path, "a recipe, a TOML file as `napkin recipe` prints it")
+    if is_program(values):
+        raise NapkinError(
+            f"'{path}' is of a program that napkin watched, which has its model, data and checkpoints to itself: "
+            f"`napkin runs {path.parent}` and `napkin report {path.parent}` read this run, the program itself resumes, "
+            "evaluates and generates"
+        )
     kind = recipe_class(values, str(path))
     _refuse_unknown(values, kind, str(path))
     try:
@@ -34,6 +40,11 @@ def read_recipe(path: StrPath) -> Recipe:
         ) from None
     except NapkinError as error:
         raise NapkinError(f"'{path}': {error}") from None
+
+
+def is_program(values: Mapping[str, Any]) -> bool:
+    """True for what a program that napkin watches says of itself, in place of a recipe."""
+    return set(values) == {"program"}
 
 
 def recipe_class(values: Mapping[str, Any], where: str) -> type[Recipe]:

@@ -51,10 +51,11 @@ from napkin.json_files import (
     write_json,
 )
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.toml_file import format_recipe, read_recipe
+from napkin.recipe.toml_file import format_recipe, is_program, read_recipe
 from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
+from napkin.toml_files import read_toml
 
 RUN_FILE = "run.json"
 CONVERSATION_FILE = "conversation.json"
@@ -83,6 +84,14 @@ def is_run(path: Path) -> bool:
     if (path / RUN_FILE).is_file():
         return True
     return (path / "recipe.toml").is_file() and (path / "tokenizer.json").is_file() and (path / "checkpoints").is_dir()
+
+
+def is_of_program(path: Path) -> bool:
+    """True for the run of a program that napkin watched, which has no model of napkin's and nothing to resume."""
+    try:
+        return is_program(read_toml(path / "recipe.toml", "a run's recipe"))
+    except NapkinError:
+        return False
 
 
 def runs_in(path: Path) -> list[Path]:
@@ -177,7 +186,9 @@ class RunFolder:
         path = Path(path)
         if not os.path.lexists(path):
             return
-        if is_run(path):
+        if is_run(path) and is_of_program(path):
+            way_out = "a program that napkin watched has written it: choose another --run"
+        elif is_run(path):
             way_out = f"continue it with `napkin resume {shlex.quote(str(path))}` or choose another --run"
         elif path.is_dir():
             what = "holds runs" if runs_in(path) else "is a folder without a run"

@@ -21,6 +21,8 @@ from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics_record
 from napkin.runs.run_folder import RunFolder
 
 FOLDER = "answers"
+VERDICT_FILE = "verdict.txt"
+"""A sentence per line on a program that napkin watched."""
 MOST_ANSWERS = 256
 """The most answers that are kept per evaluation."""
 _NAME = re.compile(r"step-(\d{8,})\.jsonl")
@@ -96,6 +98,8 @@ class RunRecord:
     measurement: MeasurementFile | None
     evaluation: Evaluation | None
     samples: str | None
+    verdict: tuple[str, ...] = ()
+    """What stood out in a program that napkin watched, in sentences; empty for other runs."""
     problems: tuple[str, ...] = ()
     """A sentence for each problem of metrics.jsonl: damaged, displaced and missing lines."""
     incomplete: str | None = None
@@ -130,6 +134,7 @@ def read_run_record(run: Path) -> RunRecord:
     except UnicodeDecodeError as error:
         raise malformed(run / "recipe.toml", error) from error
     samples = read_if_present(run / "samples.txt")
+    verdict = (read_if_present(run / VERDICT_FILE) or b"").decode("utf-8", errors="replace")
     metrics = read_metrics_record(run / METRICS_FILE)
     return RunRecord(
         name=run.resolve().name,
@@ -140,6 +145,7 @@ def read_run_record(run: Path) -> RunRecord:
         evaluation=read_json(run / "evaluation.json", Evaluation),
         # A byte-level model may generate invalid UTF-8.
         samples=None if samples is None else samples.decode("utf-8", errors="replace"),
+        verdict=tuple(verdict.splitlines()),
         problems=tuple(metrics.messages()),
         incomplete=None if metrics.incomplete is None else metrics.describe_incomplete(),
         recipe_was_changed=RunFolder(run).recipe_was_changed,
