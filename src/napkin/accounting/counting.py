@@ -319,10 +319,6 @@ def _errors_on_one_line() -> Iterator[None]:
             "by='running', or pass a `step` without `.item()`, boolean-mask indexing or branches on data"
         ) from None
     except RuntimeError as error:
-        import os
-
-        if os.environ.get("DBG"):
-            raise
         raise NapkinError(
             f"the step fails on fake tensors, which have no data: {first_line(error)}; by='running' counts a real one"
         ) from None

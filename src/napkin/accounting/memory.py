@@ -71,6 +71,10 @@ class Memory:
         self.earlier = self._unwatched()
         self._start_over()
 
+    def end(self) -> None:
+        """The step is over. What follows changes no figure of it, and can be part of `highest` and `replayed`."""
+        self.recording = False
+
     def _start_over(self) -> None:
         self.recording = True
         self.row = 0
@@ -190,6 +194,19 @@ class Memory:
         """All events, from the first storage on, as CUDA's caching allocator serves them."""
         events = (*self.earlier, *self._unwatched())
         return replay(((number, change) for _, number, change in events), len(self.storages))
+
+    def n_events(self) -> int:
+        """Events so far, those from before the step among them."""
+        return len(self.earlier) + len(self.events)
+
+    def highest(self, sizes: list[int]) -> tuple[int, int]:
+        """The most bytes in use since the first storage, and after how many events."""
+        alive = most = at = 0
+        for event, (_, number, change) in enumerate((*self.earlier, *self._unwatched()), start=1):
+            alive += sizes[number] if change >= 0 else -sizes[number]
+            if alive > most:
+                most, at = alive, event
+        return most, at
 
     def start_bytes(self, sizes: list[int]) -> int:
         """Bytes in use before the step; `sizes` are those of the storages."""

@@ -1,5 +1,7 @@
 """The GPU that a step is counted for: what torch's choice of kernels and buffers depends on."""
 
+import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +28,19 @@ class CudaTarget:
         aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize.
         """
         return 32 * 2**20 if self.capability[0] in (9, 10, 12) else 8_519_680
+
+
+def as_in_release(target: CudaTarget, release: str | None) -> CudaTarget:
+    """The target under another release of torch, such as "2.8"; under the one here if it is None.
+
+    Raises NapkinError for what is not the number of a release.
+    """
+    if release is None:
+        return target
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    if numbers is None:
+        raise NapkinError(f"'{release}' is not a release of torch: use two numbers, as in 2.8")
+    return dataclasses.replace(target, rms_norm_in_fp32=(int(numbers[1]), int(numbers[2])) >= (2, 12))
 
 
 Target = Literal["cpu", "cuda"] | CudaTarget

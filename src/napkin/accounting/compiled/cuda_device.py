@@ -86,7 +86,19 @@ def fake_cuda_device(target: CudaTarget) -> Iterator[None]:
             "device_count": 1,
         }.items():
             stack.enter_context(patch.object(torch.cuda, name, lambda *_, value=value, **__: value))
-        yield
+        _active.append(target)
+        try:
+            yield
+        finally:
+            _active.pop()
+
+
+_active: list[CudaTarget] = []
+
+
+def is_lowering_for_cuda() -> bool:
+    """True while graphs are lowered for a device of `fake_cuda_device`."""
+    return bool(_active)
 
 
 @contextmanager
@@ -153,6 +165,30 @@ def moved_to_cuda(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) ->
         if node.op == "placeholder" and isinstance(node.meta.get("val"), Tensor):
             node.meta["val"] = _moved(node.meta["val"])
     return [moved.get(id(each), each) for each in example_inputs]
+
+
+def put_on_cpu(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Let a graph that torch.compile has traced, before autograd, make on the CPU what it would make on a CUDA device;
+    in place."""
+    for module in graph.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
+            if node.op == "call_method" and node.target == "cuda":
+                node.target, node.args, node.kwargs = "to", (node.args[0], "cuda"), {}
+            if node.op in ("call_method", "call_function"):
+                node.args = pytree.tree_map_only((torch.device, str), _on_cpu, node.args)
+                node.kwargs = pytree.tree_map_only((torch.device, str), _on_cpu, node.kwargs)
+                if isinstance(node.kwargs.get("device"), int):
+                    node.kwargs = {**node.kwargs, "device": "cpu"}
+        module.recompile()
+    return graph
+
+
+def _on_cpu(device: Any) -> Any:
+    if str(device).partition(":")[0] != "cuda":
+        return device
+    return "cpu" if isinstance(device, str) else torch.device("cpu")
 
 
 def _on_cuda(device: torch.device) -> torch.device:

@@ -11,9 +11,10 @@ For a CUDA device, graphs are lowered as for that device, though traced on the C
 device once autograd has done its part. A program itself runs on fake CPU tensors.
 """
 
+import copy
 import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -23,12 +24,18 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from napkin.accounting.compiled.cuda_device import fake_cuda_device, moved_to_cuda, put_on_cpu
 from napkin.hardware.target import CudaTarget
 
 
 @contextmanager
-def compiling_without_kernels(cuda: CudaTarget | None, running: FakeTensorMode) -> Iterator[None]:
-    """Let `torch.compile` make programs for `cuda`, or else for this CPU, that run on fake tensors of `running`."""
+def compiling_without_kernels(
+    cuda: CudaTarget | None, running: FakeTensorMode, failed: Callable[[Exception], None] | None = None
+) -> Iterator[None]:
+    """Let `torch.compile` make programs for `cuda`, or else for this CPU, that run on fake tensors of `running`.
+
+    A graph that Inductor cannot lower runs operator by operator if there is `failed`, which is told of the error.
+    """
     wrapper = torch._TorchCompileInductorWrapper
 
     def compile_graph(self: Any, model: Any, inputs: Any, *, config_patches: dict[str, Any] | None = None) -> Any:
@@ -36,8 +43,10 @@ def compiling_without_kernels(cuda: CudaTarget | None, running: FakeTensorMode) 
         from torch._inductor import compile_fx
         from torch._inductor import config as generating
 
+        if cuda is not None:
+            model = put_on_cpu(model)
         settings = {**self.config, **(config_patches or {}), **_WITHOUT_MEASURING}
-        lower = functools.partial(_lower, cuda=cuda, settings=settings)
+        lower = functools.partial(_lower_or_run, failed, cuda=cuda, settings=settings)
         # The backward pass may be compiled later, outside of what is patched here.
         with (
             _disable_current_modes(),
@@ -130,6 +139,22 @@ def _own_compiled_code() -> Iterator[None]:
                 guards.extra_state.invalidate(entry, DeletedGuardManagerWrapper("it was compiled for fake tensors"))
 
 
+def _lower_or_run(
+    failed: Callable[[Exception], None] | None, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
+) -> Any:
+    from torch._inductor import compile_fx
+
+    if failed is None:
+        return _lower(graph, example_inputs, **given)
+    plain = copy.deepcopy(graph)
+    try:
+        return _lower(graph, example_inputs, **given)
+    except Exception as error:
+        failed(error)
+        inductor: Any = compile_fx
+        return inductor.make_boxed_func(plain.forward)
+
+
 def _lower(
     graph: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -158,8 +183,6 @@ def _lower(
         stack.enter_context(inductor.DebugContext())
         stack.enter_context(inductor.V.set_debug_handler(inductor.DebugContext()))
         if cuda is not None:
-            from napkin.accounting.compiled.cuda_device import fake_cuda_device, moved_to_cuda
-
             stack.enter_context(fake_cuda_device(cuda))
             example_inputs = moved_to_cuda(graph, example_inputs)
         # Which vectors this CPU has is found out with a C++ compiler; they change no buffer.

@@ -187,7 +187,7 @@ def _names() -> dict[str, Any]:
         "math": math,
         "inf": math.inf,
         "nan": math.nan,
-        "device": torch.device,
+        "device": lambda *_, **__: torch.device("cpu"),
         "aten": torch.ops.aten,
         "inductor_ops": torch.ops.inductor,
         "_quantized": torch.ops._quantized,

@@ -31,6 +31,8 @@ class RehearseOptions(JsonOption):
     """The devices that it shall believe in, as in 8xH100; on more than one it runs as under torchrun."""
     setup: str | None = None
     """A Python file that is run before it, where a module or a reader must be replaced."""
+    torch: str | None = None
+    """The release of torch that it will run under, as in 2.8, if not the one that is installed here."""
     seconds: float = 120.0
     """Seconds after which it is stopped."""
     memory: float = 4.0
@@ -50,6 +52,7 @@ def main(arguments: Sequence[str]) -> None:
             given,
             on=options.on,
             setup=options.setup,
+            torch=options.torch,
             most_seconds=options.seconds,
             most_bytes=int(options.memory * 1e9),
         )
@@ -60,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
     if not found.fits:
         device = found.cluster.device
         raise NapkinError(
-            f"a step takes {format_bytes(found.ledger.peak_bytes)}, and a {device.name} has "
+            f"the script takes {format_bytes(found.highest.bytes)}, and a {device.name} has "
             f"{format_bytes(device.usable_bytes)}: use a smaller batch per device, or recompute activations"
         )
 
@@ -75,7 +78,7 @@ def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
     waiting = False
     for argument in arguments:
         name = argument.partition("=")[0]
-        if waiting or name in ("--on", "--setup", "--seconds", "--memory"):
+        if waiting or name in ("--on", "--setup", "--torch", "--seconds", "--memory"):
             own.append(argument)
             waiting = not waiting and "=" not in argument
         elif argument in ("--json", "--help", "-h"):
@@ -103,6 +106,9 @@ def _print(found: "Rehearsal") -> None:
     ]
     if ledger.reserved_bytes is not None:
         rows.append(("peak bytes, reserved", format_bytes(ledger.reserved_bytes)))
+    if found.highest.bytes > ledger.peak_bytes:
+        rows.append((f"most bytes, {found.highest.place}", format_bytes(found.highest.bytes)))
+        rows.append(("  reserved by then", format_bytes(found.highest.reserved_bytes)))
     rows.append(("memory of a device", format_bytes(cluster.device.usable_bytes)))
     seconds = f"{format_seconds(found.seconds)}, within a factor of {found.price.factor:.2f}"
     rows.append(("seconds per step", seconds))

@@ -39,6 +39,9 @@ class AbsentFiles:
         self.open = builtins.open
         caches = os.environ.get("NAPKIN_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), Path.home() / ".cache"
         places = (folder.parent, "/dev", "/proc", *(each for each in caches if each))
+        # Of packages, and of what torch compiles, nothing is absent that should be there.
+        self.complete = tuple(f"{each}{os.sep}" for each in (sys.prefix, sys.base_prefix, folder.parent / "torch"))
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.parent / "torch")
         self.changeable = [Path(os.path.realpath(each)) for each in places]
 
     def install(self) -> None:
@@ -89,7 +92,7 @@ class AbsentFiles:
         if not isinstance(path, (str, os.PathLike)):
             return path
         name = os.fspath(path)
-        if not isinstance(name, str) or not name.endswith(KINDS):
+        if not isinstance(name, str) or not name.endswith(KINDS) or name.startswith(self.complete):
             return path
         try:
             os.stat(name)

@@ -8,13 +8,15 @@ A script also reads values that no fake tensor has. A result of one element, or 
 operator computed on guesses, ones where nothing is known. So a loss is finite, `isnan` false, a loss scale's flag 0.
 """
 
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, no_type_check
 
 import torch
 from torch import Tensor, nn
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -22,16 +24,22 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from napkin.accounting.attribution import Attribution
+from napkin.accounting.counting import uncompiled
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.recording import Recorder
 from napkin.hardware.target import CudaTarget
 from napkin.optim.saved_state import local
+from napkin.planning.rehearsal.running_script import Highest
 
 WARM_UP_STEPS = 2
 """Steps before the one that is counted: the first creates optimizer state, DDP decides on its buckets before the second
 and its memory is steady after that."""
+MOST_UPDATES = 32
+"""Updates after which nothing more is looked at, if the script has not evaluated by then."""
 REAL_BYTES = {True: 256 * 2**20, False: 2**20}
 """The largest tensors of a script on the host that are real: of whole numbers, and of others."""
+
+_EVALUATION = "in an evaluation"
 
 aten = torch.ops.aten
 
@@ -50,10 +58,15 @@ def is_on_host(tensor: Tensor) -> bool:
 class ScriptRecorder(Recorder):
     """A recorder of one step of a script, whose model it learns of when the step begins."""
 
-    def __init__(self, mode: FakeTensorMode, cuda: CudaTarget | None) -> None:
+    def __init__(
+        self, mode: FakeTensorMode, cuda: CudaTarget, *, seconds: float, tell: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(nn.Module(), cuda)
-        self.mode = mode
+        self.mode, self.tell = mode, tell
         self.counted: Ledger | None = None
+        self.begun, self.seconds, self.end_at = time.monotonic(), seconds, 0.0
+        self.passes: list[tuple[int, str]] = [(0, "before the first step")]
+        """What the script does, from which event of its memory on."""
         self.place: bool | None = None
         """The device that the call in progress was given: True is the GPU, False the host, None is not said."""
         self.host_call = False
@@ -81,7 +94,7 @@ class ScriptRecorder(Recorder):
     def end(self) -> None:
         """The script has ended: a step that was being recorded is over if its update was made."""
         if self.counted is None and self.recording and self.updated:
-            self.counted = self.ledger()
+            self._count()
 
     @property
     def trains_on_host(self) -> bool:
@@ -99,14 +112,47 @@ class ScriptRecorder(Recorder):
         if self.steps == WARM_UP_STEPS:
             self._adopt()
             self.begin()
-        elif self.steps > WARM_UP_STEPS:
-            self.counted = self.ledger()
+        elif self.steps == WARM_UP_STEPS + 1:
+            self._count()
+        self._pass(f"in step {self.steps + 1}")
+
+    def _count(self) -> None:
+        """The step has been recorded. The script goes on for as long again, or until it has evaluated."""
+        self.counted = self.ledger()
+        self.recording = False
+        self.memory.end()
+        self.tell()
+        now = time.monotonic()
+        self.end_at = now + min(now - self.begun, self.seconds - (now - self.begun))
+
+    def _pass(self, what: str) -> None:
+        if self.passes[-1][1] != what:
+            self.passes.append((self.memory.n_events(), what))
+        if self.counted is None:
+            return
+        evaluated = any(each.startswith(_EVALUATION) for _, each in self.passes[:-1])
+        if evaluated and not what.startswith(_EVALUATION):
+            raise Rehearsed
+        if time.monotonic() > self.end_at or self.steps > MOST_UPDATES:
             raise Rehearsed
 
+    def highest(self) -> Highest:
+        """The most memory so far."""
+        replayed = self.memory.replayed()
+        most, at = self.memory.highest(replayed.block_bytes)
+        place = next(what for event, what in reversed(self.passes) if event < at or event == 0)
+        return Highest(most, replayed.reserved_bytes, place)
+
     def _before_forward(self, module: nn.Module, _: Any) -> None:
-        if not self.attribution.stack and torch.is_grad_enabled():
+        if torch.compiler.is_compiling():
+            return
+        if self.attribution.stack:
+            return
+        if torch.is_grad_enabled():
             self.roots.setdefault(id(module), module)
             self.begin_step()
+        elif any(_inner(module) is _inner(root) for root in self.roots.values()):
+            self._pass(f"{_EVALUATION} after {self.n_updates} updates")
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.updated = True
@@ -116,7 +162,7 @@ class ScriptRecorder(Recorder):
 
     def _adopt(self) -> None:
         whole = nn.Module()
-        roots = [getattr(root, "module", root) if _is_wrapper(root) else root for root in self.roots.values()]
+        roots = [root.module if _is_wrapper(root) else root for root in self.roots.values()]
         roots = [root for root in roots if any(id(parameter) in self.trained for parameter in root.parameters())]
         inside = {id(part) for root in roots for part in root.modules() if part is not root}
         roots = [root for root in roots if id(root) not in inside]
@@ -135,6 +181,8 @@ class ScriptRecorder(Recorder):
         self.memory.reclaim(held, "parameters")
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        if self.paused or TracingContext.try_get() is not None:
+            return operator(*args, **(kwargs or {}))
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
@@ -234,6 +282,11 @@ def _copies_none(operator: Any) -> bool:
 
 def _is_wrapper(module: nn.Module) -> bool:
     return isinstance(module, nn.parallel.DistributedDataParallel)
+
+
+def _inner(module: nn.Module) -> nn.Module:
+    """The module inside DDP and torch.compile."""
+    return uncompiled(module.module if _is_wrapper(module) else module)
 
 
 @no_type_check

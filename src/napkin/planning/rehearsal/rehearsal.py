@@ -25,7 +25,8 @@ from napkin.child_process import start_script
 from napkin.errors import NapkinError
 from napkin.hardware.ceilings import CatalogueCeilings, efficiency_of
 from napkin.hardware.cluster import Cluster, find_cluster, interconnect_of
-from napkin.planning.rehearsal.running_script import Request
+from napkin.hardware.target import CudaTarget, as_in_release
+from napkin.planning.rehearsal.running_script import Highest, Request
 from napkin.planning.step.site import fits
 
 _CHILD = "from napkin.planning.rehearsal.running_script import main; main()"
@@ -48,6 +49,8 @@ class Rehearsal:
     """The environment variables that the script read, with their values; None for those that were not set."""
     absent_files: tuple[str, ...]
     """Files that were absent, for which small ones stood in."""
+    highest: Highest
+    """The most memory that the script took as far as it was rehearsed, which evaluations can raise above the step's."""
     notes: tuple[str, ...]
     """What was assumed or left out, a sentence each."""
     rehearsing_seconds: float
@@ -61,10 +64,10 @@ class Rehearsal:
 
     @property
     def fits(self) -> bool:
-        """True if the step fits into a device's memory, with the share that every plan leaves free, and what torch's
-        allocator reserves for it into the whole."""
+        """True if what was rehearsed fits into a device's memory, with the share that every plan leaves free, and what
+        torch's allocator reserves for it into the whole."""
         usable = self.cluster.device.usable_bytes
-        return fits(self.ledger.peak_bytes, usable) and (self.ledger.reserved_bytes or 0) <= usable
+        return fits(self.highest.bytes, usable) and self.highest.reserved_bytes <= usable
 
     @property
     def collectives(self) -> dict[str, dict[str, float]]:
@@ -89,6 +92,9 @@ class Rehearsal:
             "hardware_flops": ledger.hardware_flops,
             "peak_bytes": ledger.peak_bytes,
             "reserved_bytes": ledger.reserved_bytes,
+            "highest_bytes": self.highest.bytes,
+            "highest_reserved_bytes": self.highest.reserved_bytes,
+            "highest_where": self.highest.place,
             "peak_by_category": ledger.peak_by_category,
             "fits": self.fits,
             "seconds": self.seconds,
@@ -109,6 +115,7 @@ class _Answer(msgspec.Struct):
     """What the child process writes."""
 
     ledger: Ledger | None
+    highest: Highest | None
     obstacle: dict[str, str] | None
     updates: int
     on_host: bool
@@ -124,6 +131,7 @@ def rehearse(
     on: str = "8xH100",
     setup: str | os.PathLike[str] | None = None,
     environment: Mapping[str, str] | None = None,
+    torch: str | None = None,
     most_seconds: float = 120.0,
     most_bytes: int = 4 * 10**9,
 ) -> Rehearsal:
@@ -135,6 +143,8 @@ def rehearse(
         on: the devices of the catalogue that it shall believe in. Of more than one, it runs as rank 0 under torchrun.
         setup: a Python file that is run before it in the same process, where something must be replaced.
         environment: variables to set besides.
+        torch: the release of torch that it will run under, such as "2.8", where it computes in other formats than the
+            one that is installed here.
         most_seconds: after which the script is stopped.
         most_bytes: of memory, after which it is stopped.
 
@@ -143,8 +153,9 @@ def rehearse(
     path = _existing(script)
     before = None if setup is None else _existing(setup)
     cluster = find_cluster(on)
+    as_in_release(CudaTarget(), torch)
     begin = time.monotonic()
-    answer, memory = _Answer(None, None, 0, False, [], [], {}), 0
+    answer, memory = _Answer(None, None, None, 0, False, [], [], {}), 0
     for all_on_device in (False, True):
         with tempfile.TemporaryDirectory(prefix="napkin-rehearsal-") as folder:
             inside = Path(folder, "work").resolve()
@@ -153,13 +164,13 @@ def rehearse(
                 (inside / each.name).symlink_to(each)
             request = Request(
                 str(path), list(arguments), on, None if before is None else str(before), str(inside),
-                str(Path(folder, "answer.json")), all_on_device,
+                str(Path(folder, "answer.json")), begin + most_seconds - time.monotonic(), all_on_device, torch,
             )  # fmt: skip
             variables = {**_torchrun(cluster), **(environment or {})}
             answer, memory = _run(request, variables, begin + most_seconds, most_bytes)
         if answer.ledger is not None or not answer.on_host:
             break
-    if answer.ledger is None:
+    if answer.ledger is None or answer.highest is None:
         raise NapkinError(_why_not(path, answer))
     ceilings = CatalogueCeilings(cluster.device, efficiency_of(cluster.device))
     priced = price(answer.ledger, ceilings)
@@ -184,6 +195,7 @@ def rehearse(
         ),
         environment=answer.environment,
         absent_files=tuple(answer.absent),
+        highest=answer.highest,
         notes=notes,
         rehearsing_seconds=time.monotonic() - begin,
         rehearsing_bytes=memory,
@@ -199,7 +211,7 @@ def _existing(file: str | os.PathLike[str]) -> Path:
 
 def _torchrun(cluster: Cluster) -> dict[str, str]:
     """The variables that torchrun sets for rank 0; one device is used without it."""
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled", "TORCHDYNAMO_DISABLE": "1"}
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
     if cluster.n_devices == 1:
         return offline
     local = min(cluster.n_devices, cluster.node.devices)
@@ -231,11 +243,15 @@ def _run(request: Request, variables: dict[str, str], end: float, most_bytes: in
                 except psutil.Error:
                     break
                 if most > most_bytes:
+                    if Path(request.answer).exists():
+                        break
                     raise NapkinError(
                         f"'{request.script}' took more than {most_bytes / 1e9:.3g} GB before a step was counted: give "
                         "it more with --memory, or smaller data"
                     )
                 if time.monotonic() > end:
+                    if Path(request.answer).exists():
+                        break
                     raise NapkinError(
                         f"'{request.script}' was not done with three steps in time: give it more with --seconds, or "
                         "fewer micro-batches"

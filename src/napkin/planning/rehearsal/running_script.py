@@ -1,16 +1,27 @@
 """The child process of a rehearsal: it runs the script among stand-ins, and writes what was counted as JSON."""
 
+import dataclasses
 import os
 import runpy
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-_OPEN = open
-"""As it is before `AbsentFiles` replaces it."""
+_OPEN, _REPLACE = open, os.replace
+"""As they are before `AbsentFiles` replaces them."""
+
+
+@dataclass(frozen=True)
+class Highest:
+    """The most memory that a script took as far as it was rehearsed: in a step, an evaluation, or before both."""
+
+    bytes: int
+    reserved_bytes: int
+    place: str
 
 
 class Request(msgspec.Struct):
@@ -23,28 +34,35 @@ class Request(msgspec.Struct):
     folder: str
     answer: str
     """The file that the answer is written to."""
+    seconds: float
+    """For as long it may take; once a step is counted, what is known by then is the answer."""
     all_on_device: bool = False
+    torch: str | None = None
+    """The release of torch that the script will run under, if not the one here."""
 
 
 def main() -> None:
     """Run the script of the request, the only argument."""
     request = msgspec.json.decode(sys.argv[1].encode(), type=Request)
-    answer = _run(request)
-    with _OPEN(request.answer, "wb") as file:
-        file.write(msgspec.json.encode(answer))
+    _write(request, _run(request))
     sys.stdout.flush()
     os._exit(0)
 
 
-def _run(request: Request) -> dict[str, Any]:
-    import dataclasses
+def _write(request: Request, answer: dict[str, Any]) -> None:
+    with _OPEN(request.answer + ".part", "wb") as file:
+        file.write(msgspec.json.encode(answer))
+    _REPLACE(request.answer + ".part", request.answer)
 
+
+def _run(request: Request) -> dict[str, Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from napkin.accounting.compiled.programs import compiling_without_kernels
     from napkin.accounting.counting import fake_tensors_log_nothing
     from napkin.accounting.cuda.trace import as_on_cuda
     from napkin.hardware.cluster import find_cluster
-    from napkin.hardware.target import CudaTarget
+    from napkin.hardware.target import CudaTarget, as_in_release
     from napkin.planning.rehearsal.absent_files import AbsentFiles
     from napkin.planning.rehearsal.recorder import Rehearsed, ScriptRecorder
     from napkin.planning.rehearsal.stand_ins import DeviceMode, StandIns
@@ -52,19 +70,39 @@ def _run(request: Request) -> dict[str, Any]:
 
     cluster = find_cluster(request.on)
     target = target_of(cluster.device)
-    cuda = target if isinstance(target, CudaTarget) else CudaTarget()
+    cuda = as_in_release(target if isinstance(target, CudaTarget) else CudaTarget(), request.torch)
     stand_ins, files = StandIns(cluster), AbsentFiles(Path(request.folder))
     stand_ins.install()
     asked = _watch_environment(request.script)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = ScriptRecorder(mode, cuda)
+
+    def answer(obstacle: dict[str, str] | None) -> dict[str, Any]:
+        ledger = recorder.counted
+        if ledger is not None:
+            rows = tuple(dataclasses.replace(row, call=None) for row in ledger.rows)
+            ledger = dataclasses.replace(ledger, rows=rows)
+        return {
+            "ledger": ledger,
+            "highest": None if ledger is None else recorder.highest(),
+            "obstacle": obstacle if ledger is None else None,
+            "steps": recorder.steps,
+            "updates": recorder.n_updates,
+            "on_host": recorder.trains_on_host,
+            "notes": list(stand_ins.notes),
+            "absent": list(files.made),
+            "environment": asked,
+        }
+
+    tell = lambda: _write(request, answer(None))  # noqa: E731
+    recorder = ScriptRecorder(mode, cuda, seconds=request.seconds, tell=tell)
     stand_ins.mode = DeviceMode(recorder, default=request.all_on_device or None)
     obstacle = None
     files.install()
     sys.path[0] = str(Path(request.script).parent)
     sys.argv = [request.script, *request.arguments]
     try:
-        with as_on_cuda(cuda), mode, recorder.watching(), stand_ins.mode, fake_tensors_log_nothing():
+        compiling = compiling_without_kernels(cuda, mode, stand_ins.tracing.cannot_lower)
+        with as_on_cuda(cuda), mode, compiling, recorder.watching(), stand_ins.mode, fake_tensors_log_nothing():
             if request.setup is not None:
                 runpy.run_path(request.setup, run_name="napkin_setup")
             runpy.run_path(request.script, run_name="__main__")
@@ -77,20 +115,7 @@ def _run(request: Request) -> dict[str, Any]:
         traceback.print_exc()
         obstacle = _obstacle(error, request)
     recorder.end()
-    ledger = recorder.counted
-    if ledger is not None:
-        rows = tuple(dataclasses.replace(row, call=None) for row in ledger.rows)
-        ledger = dataclasses.replace(ledger, rows=rows)
-    return {
-        "ledger": ledger,
-        "obstacle": obstacle if ledger is None else None,
-        "steps": recorder.steps,
-        "updates": recorder.n_updates,
-        "on_host": recorder.trains_on_host,
-        "notes": list(stand_ins.notes),
-        "absent": list(files.made),
-        "environment": asked,
-    }
+    return answer(obstacle)
 
 
 def _obstacle(error: BaseException, request: Request) -> dict[str, str]:

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from napkin.distributed.fake_ranks import fake_ranks
 from napkin.hardware.cluster import Cluster
 from napkin.hardware.target import CudaTarget
+from napkin.planning.rehearsal.compiling import Tracing
 from napkin.planning.rehearsal.recorder import ScriptRecorder, is_on_host
 from napkin.planning.step.machine import target_of
 
@@ -165,11 +166,15 @@ class StandIns:
         self.notes: dict[str, None] = {}
         self.ranks = ExitStack()
         self.mode: DeviceMode | None = None
+        self.tracing = Tracing(self.note)
 
     def install(self) -> None:
         """Replace what would need a GPU, other ranks, a compiler or a terminal's tools."""
-        # Its tables name torch's own functions: it is imported before they are replaced.
+        # Its tables name torch's own functions: they are filled before those are replaced.
         importlib.import_module("torch._dynamo.variables.torch")
+        rules: Any = importlib.import_module("torch._dynamo.trace_rules")
+        rules.get_torch_obj_rule_map()
+        rules.clear_lru_cache = _nothing
         self._cuda()
         self._process_group()
         self._compiler()
@@ -331,16 +336,7 @@ class StandIns:
 
     @no_type_check
     def _compiler(self) -> None:
-        def compile_(function: Any = None, **options: Any) -> Any:
-            if function is None:
-                return lambda each: compile_(each, **options)
-            self.note("counted eagerly: compiled steps keep less")
-            if isinstance(function, nn.Module):
-                function.__dict__["_orig_mod"] = function
-            return function
-
-        torch.compile = compile_
-        nn.Module.compile = lambda module, **_: compile_(module) and None
+        self.tracing.install(DeviceMode)
         torch.jit.script = lambda function, *_, **__: function
 
     @no_type_check
@@ -381,23 +377,19 @@ class StandIns:
     def _attention(self) -> None:
         from torch.nn.attention import flex_attention as flex
 
-        def attend(q, k, v, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_lse=False, **_):
-            self.note("FlexAttention is counted as causal flash attention, whatever its mask hides")
+        compiled = flex.flex_attention
+
+        def attend(query, key, value, *args, **kwargs):
+            if torch.compiler.is_compiling():
+                return compiled(query, key, value, *args, **kwargs)
+            scale = kwargs.get("scale", args[2] if len(args) > 2 else None)
+            gqa = query.shape[1] != key.shape[1]
+            self.note("FlexAttention outside of torch.compile is counted as causal, whatever its mask hides")
             return functional.scaled_dot_product_attention(
-                q, k, v, is_causal=q.shape[-2] == k.shape[-2], scale=scale, enable_gqa=enable_gqa
+                query, key, value, is_causal=query.shape[-2] == key.shape[-2], scale=scale, enable_gqa=gqa
             )
 
-        def block_mask(mask_mod=None, B=None, H=None, Q_LEN=1, KV_LEN=1, device="cuda", BLOCK_SIZE=128, **_):
-            size = BLOCK_SIZE if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE[0]
-            rows, columns = -(-Q_LEN // size), -(-KV_LEN // size)
-            shape = (B or 1, H or 1, rows)
-            return _BlockMask(
-                torch.zeros(shape, dtype=torch.int32, device=device),
-                torch.zeros((*shape, columns), dtype=torch.int32, device=device),
-                mask_mod=mask_mod, BLOCK_SIZE=size,
-            )  # fmt: skip
-
-        flex.flex_attention, flex.create_block_mask, flex.BlockMask = attend, block_mask, _BlockMask
+        flex.flex_attention = attend
 
     @no_type_check
     def _data_loader(self) -> None:
@@ -411,25 +403,6 @@ class StandIns:
             start(self, dataset, *args[:4], **kwargs)
 
         loader.__init__ = init
-
-
-class _BlockMask:
-    """Numbers and indices of blocks, forward and transposed, as torch's BlockMask keeps them."""
-
-    def __init__(self, kv_num_blocks: Any, kv_indices: Any, *others: Any, **kept: Any) -> None:
-        self.kv_num_blocks, self.kv_indices, self.others = kv_num_blocks, kv_indices, others
-        self.full_kv_num_blocks, self.full_kv_indices = (*others, None, None)[:2]
-        self.transposed = [torch.empty_like(each) for each in (kv_num_blocks, kv_indices, *others) if each is not None]
-        self.mask_mod, self.BLOCK_SIZE = kept.get("mask_mod"), kept.get("BLOCK_SIZE", 128)
-
-    @classmethod
-    def from_kv_blocks(cls, *args: Any, **kwargs: Any) -> "_BlockMask":
-        """As torch's."""
-        kept = {name: kwargs.pop(name) for name in ("mask_mod", "BLOCK_SIZE", "seq_lengths") if name in kwargs}
-        return cls(*args, *kwargs.values(), **kept)
-
-    def to(self, *_: Any, **__: Any) -> "_BlockMask":
-        return self
 
 
 class _Stream:
