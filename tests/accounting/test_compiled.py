@@ -185,6 +185,21 @@ def test_flex_attention_is_one_kernel_forward_and_keeps_no_scores() -> None:
     assert max(row.bytes_allocated for row in ledger.rows) < 4 * pairs
 
 
+def test_a_long_cumulative_sum_takes_its_workspace() -> None:
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.scale).cumsum(0)
+
+    n = 2**18
+    ledger = counted(Sums(), (torch.zeros(n),), step=lambda module, batch: module(*batch), target="cuda")
+    # The sums, and 8 bytes for each block of 256 numbers.
+    assert sum(row.bytes_allocated for row in ledger.rows) == 4 * n + 8 * n // 256
+
+
 def test_a_count_leaves_compiled_code_as_it_was() -> None:
     calls: list[str] = []
 

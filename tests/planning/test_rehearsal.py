@@ -244,23 +244,69 @@ def test_a_script_that_does_not_end_is_stopped(script) -> None:
         rehearse(script("while True: pass\n"), on="H100", most_seconds=6)
 
 
-def test_the_command_prints_the_plan_as_json(script) -> None:
-    path = script("""
-model = torch.compile(build().cuda())
+COMPILED = """
+model = torch.compile(build().cuda(), fullgraph=True)
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(int(sys.argv[1])):
     x = torch.randint(512, (8, 64), device="cuda")
+    assert x.is_cuda
     loss_of(model, x, x).backward()
     optimizer.step()
     optimizer.zero_grad()
-""")
+"""
+
+
+def test_the_command_prints_a_compiled_step_as_json(script) -> None:
+    path = script(COMPILED)
     told = subprocess.run(
-        [sys.executable, "-m", "napkin", "rehearse", str(path), "9", "--on", "H100", "--json"],
+        [sys.executable, "-m", "napkin", "rehearse", str(path), "9", "--on", "H100", "--torch", "2.8", "--json"],
         capture_output=True,
         text=True,
         check=True,
     )
     values = json.loads(told.stdout)
     assert values["parameters"] == PARAMETERS
-    assert any("counted eagerly" in note for note in values["notes"])
+    assert not any("eagerly" in note for note in values["notes"])
     assert values["peak_bytes"] == sum(values["peak_by_category"].values())
+    assert values["highest_bytes"] >= values["peak_bytes"]
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        nn.functional.cross_entropy(model(batch).flatten(0, 1).float(), batch.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        model = torch.compile(build())
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        counted = count(model, torch.zeros(8, 64, dtype=torch.int64), step, target=CudaTarget(), warm_up=2)
+    assert values["flops"] == counted.flops
+    assert values["peak_bytes"] == pytest.approx(counted.peak_bytes, rel=0.01)
+
+
+def test_an_evaluation_of_more_tokens_than_a_step_is_the_most(script) -> None:
+    found = rehearse(
+        script("""
+model = build().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100):
+    x = torch.randint(512, (8, 64), device="cuda")
+    loss_of(model, x, x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 5:
+        with torch.no_grad():
+            x = torch.randint(512, (800, 64), device="cuda")
+            loss_of(model, x, x)
+"""),
+        on="H100",
+    )
+    assert found.highest.place == "in an evaluation after 6 updates"
+    # Hidden numbers of both sides of the activation function.
+    assert found.highest.bytes > 800 * 64 * 2 * 1024 * 4 > found.ledger.peak_bytes
+
+
+def test_a_release_of_torch_is_two_numbers(script) -> None:
+    with pytest.raises(NapkinError, match="'new' is not a release of torch: use two numbers, as in 2.8"):
+        rehearse(script(""), on="H100", torch="new")

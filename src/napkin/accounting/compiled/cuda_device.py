@@ -1,8 +1,9 @@
 """A CUDA device for Inductor to lower graphs for, on a machine that may have none, or another."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -79,6 +80,7 @@ def fake_cuda_device(target: CudaTarget) -> Iterator[None]:
         stack.enter_context(patch.object(scheduler, "has_triton", lambda: True))
         stack.enter_context(patch.object(_triton, "triton_hash_with_backend", lambda: ""))
         stack.enter_context(_without_device_guards())
+        stack.enter_context(_scans_without_triton())
         for name, value in {
             "get_device_properties": properties,
             "get_device_capability": target.capability,
@@ -116,6 +118,28 @@ def _without_device_guards() -> Iterator[None]:
                 return (without if fake else original)(tensor, *args, **kwargs)
 
             stack.enter_context(patch.object(Tensor, name, call))
+        yield
+
+
+@contextmanager
+def _scans_without_triton() -> Iterator[None]:
+    """A long cumulative sum asks Triton how wide its types are, to know the bytes of its workspace."""
+    from torch._inductor.codegen.triton_split_scan import TritonSplitScanKernel
+
+    scan = TritonSplitScanKernel.scan
+    names = [f"{sign}{bits}" for sign in ("int", "uint") for bits in (8, 16, 32, 64)]
+    names += ["int1", "float16", "bfloat16", "float32", "float64"]
+    types = {name: SimpleNamespace(primitive_bitwidth=int(name.lstrip("abfilntou"))) for name in names}
+    language: Any = ModuleType("triton.language")
+    vars(language).update(types)
+    triton: Any = ModuleType("triton")
+    triton.language = language
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with patch.dict(sys.modules, {"triton": triton, "triton.language": language}):
+            return scan(*args, **kwargs)
+
+    with patch.object(TritonSplitScanKernel, "scan", scan if _triton.has_triton_package() else run):
         yield
 
 

@@ -183,6 +183,8 @@ class ScriptRecorder(Recorder):
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         if self.paused or TracingContext.try_get() is not None:
             return operator(*args, **(kwargs or {}))
+        if isinstance(operator, torch._ops.HigherOrderOperator):
+            return super().__torch_dispatch__(operator, types, args, kwargs)
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented
         kwargs = kwargs or {}

@@ -73,6 +73,8 @@ def _run(request: Request) -> dict[str, Any]:
     cuda = as_in_release(target if isinstance(target, CudaTarget) else CudaTarget(), request.torch)
     stand_ins, files = StandIns(cluster), AbsentFiles(Path(request.folder))
     stand_ins.install()
+    if request.torch is None and cuda.rms_norm_in_fp32 and _names_rms_norm(request.script):
+        stand_ins.note("F.rms_norm widens to fp32 in autocast, as of torch 2.12: --torch 2.11 counts without, and less")
     asked = _watch_environment(request.script)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -116,6 +118,12 @@ def _run(request: Request) -> dict[str, Any]:
         obstacle = _obstacle(error, request)
     recorder.end()
     return answer(obstacle)
+
+
+def _names_rms_norm(script: str) -> bool:
+    """True if the source of a script names torch's root-mean-square normalisation, and autocast."""
+    source = Path(script).read_text(encoding="utf-8", errors="replace")
+    return "autocast" in source and ("rms_norm" in source or "nn.RMSNorm" in source)
 
 
 def _obstacle(error: BaseException, request: Request) -> dict[str, str]:
