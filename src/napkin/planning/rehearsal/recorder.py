@@ -162,7 +162,7 @@ class ScriptRecorder(Recorder):
 
     def _adopt(self) -> None:
         whole = nn.Module()
-        roots = [root.module if _is_wrapper(root) else root for root in self.roots.values()]
+        roots = [_unwrapped(root) for root in self.roots.values()]
         roots = [root for root in roots if any(id(parameter) in self.trained for parameter in root.parameters())]
         inside = {id(part) for root in roots for part in root.modules() if part is not root}
         roots = [root for root in roots if id(root) not in inside]
@@ -282,13 +282,15 @@ def _copies_none(operator: Any) -> bool:
     return operator.overloadpacket is not aten._to_copy
 
 
-def _is_wrapper(module: nn.Module) -> bool:
-    return isinstance(module, nn.parallel.DistributedDataParallel)
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside DDP."""
+    wraps = isinstance(module, nn.parallel.DistributedDataParallel)
+    return getattr(module, "module", module) if wraps else module
 
 
 def _inner(module: nn.Module) -> nn.Module:
     """The module inside DDP and torch.compile."""
-    return uncompiled(module.module if _is_wrapper(module) else module)
+    return uncompiled(_unwrapped(module))
 
 
 @no_type_check
