@@ -39,7 +39,7 @@ class Tracing:
     @no_type_check
     def install(self, ignored: type[TorchFunctionMode]) -> None:
         """Replace parts of torch.compile; a mode of the type `ignored` does not see what is traced."""
-        from torch._dynamo import config, convert_frame, guards
+        from torch._dynamo import config, convert_frame, guards, utils
         from torch._dynamo.variables import torch_function
         from torch._dynamo.variables.tensor import TensorVariable
 
@@ -49,7 +49,7 @@ class Tracing:
             modes = torch.overrides._get_current_function_mode_stack()
             self.aside.append((modes, [getattr(owner, name) for owner, name, _ in self.originals]))
             state.stack = [mode for mode in modes if not isinstance(mode, ignored)]
-            torch_function.clear_torch_function_mode_stack()
+            utils.clear_torch_function_mode_stack()
             for owner, name, original in self.originals:
                 setattr(owner, name, original)
 
@@ -57,7 +57,7 @@ class Tracing:
             modes, stand_ins = self.aside.pop()
             for (owner, name, _), stand_in in zip(self.originals, stand_ins, strict=True):
                 setattr(owner, name, stand_in)
-            torch_function.set_torch_function_mode_stack(modes)
+            utils.set_torch_function_mode_stack(modes)
             state.stack = []
 
         manager.__enter__, manager.__exit__ = enter, leave
