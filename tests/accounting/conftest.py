@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from napkin import Ledger
+from napkin.accounting import scratch
 from oracles.reference_ledgers import gpt2_ledger, gpt2_xl_ledger, llama_ledger
 
 
@@ -20,6 +21,13 @@ def llama() -> Ledger:
 @pytest.fixture(scope="session")
 def gpt2_xl() -> Ledger:
     return gpt2_xl_ledger(checkpointing=False)
+
+
+@pytest.fixture
+def without_measured_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call is run to see what it takes from the allocator: of matrices in bf16 at full size that is a minute."""
+    monkeypatch.setattr(scratch, "_by_machine", {})
+    monkeypatch.setattr(scratch, "_measure", lambda *_: None)
 
 
 @pytest.fixture

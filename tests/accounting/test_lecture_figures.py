@@ -149,6 +149,14 @@ def test_f36_to_f39_decoding_llama_2_13b(
     assert batch_size / seconds == pytest.approx(tokens_per_second, rel=5e-4)
 
 
+def test_f40_peak_of_gpt2_xl_in_bf16_by_the_bytes_of_a_layer(without_measured_scratch: None):
+    peaks = [gpt2_xl_ledger(checkpointing=False, n_layers=n_layers).peak_bytes for n_layers in (2, 3, 4)]
+    a_layer = peaks[1] - peaks[0]
+    assert peaks[2] == peaks[1] + a_layer
+    assert round((peaks[0] + 46 * a_layer) / 2**30, 1) == 29.8
+
+
+@pytest.mark.torture
 def test_f40_peak_of_gpt2_xl_in_bf16(gpt2_xl: Ledger):
     # Resident at the peak: weights and both of AdamW's moments in bf16; gradients are not yet born.
     assert round(gpt2_xl.peak_bytes / 2**30, 1) == 29.8
