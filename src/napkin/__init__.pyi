@@ -51,6 +51,7 @@ from .model import ModelConfig as ModelConfig
 from .model import Transformer as Transformer
 from .planning import Plan as Plan
 from .planning import plan as plan
+from .planning import plan_program as plan_program
 from .planning import plan_service as plan_service
 from .planning import rehearse as rehearse
 from .profiling import StepProfile as StepProfile

@@ -48,6 +48,9 @@ PLAN = Forms(
         ),
         "layouts": Form(Command("search the layouts of several devices", "plan.layouts")),
         "service": Form(Command("plan a service", "plan.service"), ("--serve",), is_name=True),
+        "program": Form(
+            Command("plan a program of your own, on each rank", "plan.program"), ("--program",), is_name=True
+        ),
     },
     _chooses_plan,
 )

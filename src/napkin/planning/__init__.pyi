@@ -1,4 +1,5 @@
 from . import layouts as layouts
+from . import programs as programs
 from . import rehearsal as rehearsal
 from . import rules as rules
 from . import services as services
@@ -12,6 +13,9 @@ from .layouts.layout_plan import LayoutPlan as LayoutPlan
 from .layouts.layout_plan import plan_layout as plan_layout
 from .layouts.search import search_layouts as search_layouts
 from .planner import plan as plan
+from .programs.program_plan import ProgramPlan as ProgramPlan
+from .programs.program_plan import RankPlan as RankPlan
+from .programs.program_plan import plan_program as plan_program
 from .rehearsal.rehearsal import Rehearsal as Rehearsal
 from .rehearsal.rehearsal import rehearse as rehearse
 from .services.service_plan import ServiceDegree as ServiceDegree
