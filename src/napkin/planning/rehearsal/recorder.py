@@ -29,7 +29,7 @@ from napkin.accounting.ledger import Ledger
 from napkin.accounting.recording import Recorder
 from napkin.hardware.target import CudaTarget
 from napkin.optim.saved_state import local
-from napkin.planning.rehearsal.running_script import Highest
+from napkin.planning.rehearsal.messages import Highest
 
 WARM_UP_STEPS = 2
 """Steps before the one that is counted: the first creates optimizer state, DDP decides on its buckets before the second

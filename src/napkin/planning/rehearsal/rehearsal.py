@@ -26,7 +26,7 @@ from napkin.errors import NapkinError
 from napkin.hardware.ceilings import CatalogueCeilings, efficiency_of
 from napkin.hardware.cluster import Cluster, find_cluster, interconnect_of
 from napkin.hardware.target import CudaTarget, as_in_release
-from napkin.planning.rehearsal.running_script import Highest, Request
+from napkin.planning.rehearsal.messages import Highest, Request
 from napkin.planning.step.site import fits
 
 _CHILD = "from napkin.planning.rehearsal.running_script import main; main()"

@@ -1,0 +1,31 @@
+"""The messages between the process that asks for a rehearsal and the child that runs the script."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+
+@dataclass(frozen=True)
+class Highest:
+    """The most memory that a script took as far as it was rehearsed: in a step, an evaluation, or before both."""
+
+    bytes: int
+    reserved_bytes: int
+    place: str
+
+
+class Request(msgspec.Struct):
+    """What the parent asks for."""
+
+    script: str
+    arguments: list[str]
+    on: str
+    setup: str | None
+    folder: str
+    answer: str
+    """The file that the answer is written to."""
+    seconds: float
+    """For as long it may take; once a step is counted, what is known by then is the answer."""
+    all_on_device: bool = False
+    torch: str | None = None
+    """The release of torch that the script will run under, if not the one here."""
