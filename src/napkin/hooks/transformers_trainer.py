@@ -29,7 +29,9 @@ from napkin.accounting.ledger import Ledger
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hooks.fake_step import Twins, count_fake_step, is_on_cuda, signature_of, tokens_of
+from napkin.hooks.longest_batch import LongestBatch
 from napkin.hooks.watched_loop import LoopHook, WatchedLoop
+from napkin.planning.step.longest_step import LongestStep
 
 
 def trainer_callback(
@@ -119,6 +121,8 @@ class TrainerHook(LoopHook):
             watched.plan_by(
                 functools.partial(self._count, batches), size=size, tokens=sum(map(_tokens_of_inputs, batches))
             )
+            if not self._generates and not self._trainer.state.global_step:
+                watched.longest_by(self._longest)
         watched.begin_step(size)
 
     def _count(self, batches: Sequence[Any]) -> Ledger:
@@ -154,6 +158,18 @@ class TrainerHook(LoopHook):
         self._restore.close()
         self._trainer, self._batches, self._items = None, (), None
         self._end()
+
+    def _longest(self, step_bytes: int, first_peak: int) -> LongestStep | None:
+        trainer = self._trainer
+        batches = LongestBatch(
+            trainer.callback_handler.train_dataloader,
+            per_step=trainer.args.gradient_accumulation_steps,
+            n_steps=trainer.state.max_steps,
+            count=lambda batches: count_trainer_step(trainer, batches, self._items).peak_bytes,
+        )
+        if not batches.is_order_of(self._batches):
+            raise NapkinError("the order of the batches cannot be told before they are drawn")
+        return batches.find(step_bytes, first_peak)
 
     def _end_part(self, name: str) -> None:
         if self.watched is not None and self._part_begin:

@@ -38,6 +38,8 @@ from napkin.hooks.program_plan import ProgramPlan, plan_step
 from napkin.hooks.program_ranks import FAILED_PATIENCE_SECONDS, PATIENCE_SECONDS, seconds_by_rank
 from napkin.hooks.program_run import ProgramRun, free_folder
 from napkin.hooks.verdict import verdict
+from napkin.planning.step.longest_step import LongestStep, find_longest
+from napkin.planning.step.site import step_memory
 from napkin.units import format_seconds, format_share
 
 Batch = TypeVar("Batch")
@@ -79,6 +81,8 @@ class WatchedLoop(LoopFigures):
         self._clock: CollectiveClock | None = None
         self._optimizer = optimizer
         self.device = torch.device("cuda" if "cuda" in devices else "cpu")
+        self.longest: LongestStep | None = None
+        """The step that takes most memory; None where that is not known, or all are alike."""
         self._watch: Watch | None = None
         self._planned_steps, self._on, self._n_devices = steps, on, n_devices
         self._usd_per_hour, self._watts, self._say = usd_per_hour, watts, say
@@ -107,20 +111,47 @@ class WatchedLoop(LoopFigures):
         plans; for the other ranks it is None.
         """
 
-        def count_it() -> Ledger:
-            twins = Twins()
-            module = twins.of_module(self.module)
-            optimizer: Any = self._optimizer
-            if isinstance(optimizer, torch.optim.Optimizer):
-                optimizer = twins.of_optimizer(optimizer)
-            elif optimizer is not None:
-                optimizer = [twins.of_optimizer(each) for each in optimizer]
-            on_cuda = is_on_cuda(self.module.parameters())
-            return count_fake_step(
-                twins, module, lambda batches: step(module, optimizer, batches[0]), [batch], on_cuda=on_cuda
+        return self.plan_by(lambda: self._counted(step, batch), size=signature_of(batch), tokens=tokens_of(batch))
+
+    def plan_longest(
+        self,
+        step: Callable[[Any, Any, Any], Any],
+        sizes: Sequence[tuple[int, int]],
+        batch_of: Callable[[int], Any],
+    ) -> LongestStep | None:
+        """Find the step that takes most memory, and the first that would run out of it, behind `plan_step`.
+
+        Args:
+            step: as in `plan_step`, whose batch is that of step 0.
+            sizes: rows and length of the batch of each step, in the order of the run.
+            batch_of: the batch of a step by its number, from 0; called for the few that are counted.
+        """
+
+        def find(step_bytes: int, first_peak: int) -> LongestStep | None:
+            if len(set(sizes)) < 2:
+                return None
+            return find_longest(
+                [(rows * length, rows * length**2) for rows, length in sizes],
+                lambda number: self._counted(step, batch_of(number)).peak_bytes,
+                lambda number: f"{sizes[number][0]} × {sizes[number][1]:,} tokens",
+                step_bytes=step_bytes,
+                known={0: first_peak},
             )
 
-        return self.plan_by(count_it, size=signature_of(batch), tokens=tokens_of(batch))
+        return self.longest_by(find)
+
+    def _counted(self, step: Callable[[Any, Any, Any], Any], batch: Any) -> Ledger:
+        twins = Twins()
+        module = twins.of_module(self.module)
+        optimizer: Any = self._optimizer
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer = twins.of_optimizer(optimizer)
+        elif optimizer is not None:
+            optimizer = [twins.of_optimizer(each) for each in optimizer]
+        on_cuda = is_on_cuda(self.module.parameters())
+        return count_fake_step(
+            twins, module, lambda batches: step(module, optimizer, batches[0]), [batch], on_cuda=on_cuda
+        )
 
     def data(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches, one after the other; the seconds until each is there are those of waiting for data."""
@@ -223,6 +254,24 @@ class WatchedLoop(LoopFigures):
         self.spent.planning += seconds
         self._named += seconds
         return self.plan
+
+    def longest_by(self, find: Callable[[int, int], LongestStep | None]) -> LongestStep | None:
+        """Find the step that takes most memory, behind a plan: `find` is given the bytes that a step may take, and the
+        peak of the first one. None where there is no plan, all steps are alike, or their batches are not known."""
+        if self.plan is None:
+            return None
+        begin = time.perf_counter()
+        ledger = self.plan.ledger
+        # What the process has in use already is in the step, and not in the memory that is free.
+        step_bytes = step_memory(self.plan.site.memory_bytes) + ledger.trained_bytes
+        with contextlib.suppress(Exception), random_states_kept():  # watching a program must not end it
+            self.longest = find(step_bytes, ledger.peak_bytes)
+        if self.longest is not None and self._say is not None:
+            self._say(f"napkin: {self.longest.sentence()}")
+        seconds = time.perf_counter() - begin
+        self.spent.planning += seconds
+        self._named += seconds
+        return self.longest
 
     def begin_step(self, size: Hashable) -> None:
         if self._end is not None:

@@ -18,6 +18,7 @@ from napkin.data.permutation import KeyedPermutation
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
 from napkin.planning.step.run_plan import Plan
+from napkin.planning.step.site import memory_of, step_memory
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import lower_learning_rate
 from napkin.train_step.step import TrainState, Watch
@@ -26,6 +27,7 @@ from napkin.training.metered_step import IsFit, MeteredStep
 from napkin.training.method import Setting
 from napkin.tuning.example_file import ExampleFile, ExampleKind, example_file_of
 from napkin.tuning.example_plan import plan_examples
+from napkin.tuning.longest_examples import LongestExamples
 from napkin.tuning.method import TuningContext, TuningMethod
 from napkin.tuning.packing import SequenceMicroBatch, chunks_of
 from napkin.tuning.sequence_step import (
@@ -120,8 +122,9 @@ class ExampleMethod(TuningMethod):
         return ExampleEvaluation(self)
 
     def make_plan(self, setting: Setting) -> Plan:
-        batch = self.batch(min(METERED_STEP, self.recipe.training.steps - 1))
-        return plan_examples(
+        number = min(METERED_STEP, self.recipe.training.steps - 1)
+        batch = self.batch(number)
+        plan = plan_examples(
             self.resolved,
             self.planned(batch),
             self.objective,
@@ -131,6 +134,28 @@ class ExampleMethod(TuningMethod):
             packing=self.packing,
             scored=self.scored(batch),
             reference_tokens=self.reference_tokens,
+        )
+        setting.progress("looking for the longest step")
+        known = {number: plan.ledger.peak_bytes}
+        longest = self.longest_examples.find(step_memory(plan.site.memory_bytes), known)
+        if longest is not None:
+            # What does not fit at all is refused with other ways out.
+            if plan.fits and not longest.fits:
+                raise NapkinError(f"{memory_of(plan.site.device_name, plan.site.memory_bytes)}: {longest.sentence()}")
+            setting.on_message(longest.sentence())
+        return dataclasses.replace(plan, longest=longest)
+
+    @property
+    def longest_examples(self) -> LongestExamples:
+        """The search for the step that takes most memory."""
+        return LongestExamples(
+            self.resolved,
+            self.objective,
+            self.batch,
+            max_tokens=self.max_tokens,
+            packing=self.packing,
+            planned=self.planned,
+            scored=self.scored,
         )
 
 

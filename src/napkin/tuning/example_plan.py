@@ -16,6 +16,7 @@ from napkin.accounting.quantities import QuantityRow, QuantityTable
 from napkin.accounting.rules import seconds_rule
 from napkin.chats.token_sequence import Example
 from napkin.planning.rules import step_flops_by_rule
+from napkin.planning.step.longest_step import LongestStep
 from napkin.planning.step.machine import Machine, Progress
 from napkin.planning.step.run_plan import RULE_MFU, Plan
 from napkin.recipe.resolved import ResolvedRecipe
@@ -37,6 +38,10 @@ REFERENCE_TOKENS, REFERENCE_FLOPS, REFERENCE_SECONDS = (f"reference: {what}" for
 """Rows in the plan of a run that scores all examples by a reference before its first step."""
 
 
+LONGEST_STEP = "peak bytes, longest step"
+"""The row of the step with the longest batch."""
+
+
 @dataclass(frozen=True, repr=False)
 class ExamplePlan(Plan):
     """The plan of a run that trains on examples."""
@@ -49,6 +54,12 @@ class ExamplePlan(Plan):
     """The sum of both, without padding."""
     reference_tokens: int = 0
     """Tokens of the reference's pass over all examples before the first step, on all devices, without padding."""
+    longest: LongestStep | None = None
+    """The step that takes most memory; None where all are alike."""
+
+    @property
+    def fits(self) -> bool:
+        return super().fits and (self.longest is None or self.longest.fits)
 
     @property
     def tokens_per_step(self) -> int:
@@ -93,6 +104,9 @@ class ExamplePlan(Plan):
         rows = list(super().table())
         if self.scored_tokens:
             rows = [_noted(row, "FLOPs per step", _SCORED_NOTE) for row in rows]
+        if self.longest is not None and self.longest.is_counted:
+            place = 1 + next(place for place, row in enumerate(rows) if row.quantity == "peak bytes")
+            rows.insert(place, QuantityRow(LONGEST_STEP, "bytes", count=self.longest.peak_bytes, note=self._longest()))
         if not self.reference_tokens:
             return QuantityTable(rows)
         rule_flops = self._rule_reference_flops
@@ -107,6 +121,10 @@ class ExamplePlan(Plan):
                 QuantityRow(REFERENCE_SECONDS, "seconds", rule_seconds, self.reference_seconds, note=note),
             ]
         )
+
+    def _longest(self) -> str:
+        assert self.longest is not None
+        return f"step {self.longest.number:,} of {self.longest.n_steps:,}: {self.longest.shape} at a time"
 
 
 _SCORED_NOTE = "the rule has 2·N·T for the mismatched completions, which are computed without gradients"

@@ -7,7 +7,7 @@ micro-batch's loss is a part of one sum.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, overload
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -97,6 +97,35 @@ def micro_batches_of(
     return [group.arranged([examples[number] for number in group.numbers], temperature) for group in groups]
 
 
+class MicroBatchShape(NamedTuple):
+    """The sizes of a micro-batch, which its bytes follow from."""
+
+    rows: int
+    width: int
+    targets: int
+    """Tokens that are trained on."""
+    is_masked: bool
+    """True if rows hold several documents, or padding before them."""
+
+    def __str__(self) -> str:
+        return f"{self.rows} × {self.width:,} tokens"
+
+
+def shapes_of(
+    examples: Sequence[Example], *, max_tokens: int, row_length: int, packing: Packing
+) -> list[MicroBatchShape]:
+    """The shapes of all micro-batches that `micro_batches_of` makes."""
+    return [
+        MicroBatchShape(
+            len(group.rows),
+            group.width,
+            sum(sequence.n_trained for number in group.numbers for sequence in examples[number]),
+            group.is_masked,
+        )
+        for group in _groups_of(examples, max_tokens, row_length, packing)
+    ]
+
+
 def tokens_in_rows(examples: Sequence[Example], *, max_tokens: int, row_length: int, packing: Packing) -> int:
     """Count the tokens of all micro-batches that `micro_batches_of` makes, padding included."""
     groups = _groups_of(examples, max_tokens, row_length, packing)
@@ -148,6 +177,10 @@ class _Group:
         """Tokens left in each row."""
         self.n_sequences = 0
 
+    @property
+    def is_masked(self) -> bool:
+        return self.packing == "padded left" or any(len(row) > 1 for row in self.rows)
+
     def add(self, number: int, example: Example, max_tokens: int) -> bool:
         """Take an example, each of its sequences in the first row that has room, unless that makes too many rows."""
         room, rows = [*self.room], []
@@ -196,10 +229,9 @@ class _Group:
             name: torch.from_numpy(np.concatenate([each.values[name] for each in sequences]).astype(np.float32))
             for name in names
         }
-        separate = self.packing == "padded left" or any(len(row) > 1 for row in self.rows)
         packed = PackedRows(
             torch.from_numpy(inputs),
-            torch.from_numpy(documents) if separate else None,
+            torch.from_numpy(documents) if self.is_masked else None,
             _joined(places),
             _joined(targets),
             temperature,
