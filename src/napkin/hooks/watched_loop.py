@@ -264,11 +264,8 @@ class WatchedLoop(LoopFigures):
         ledger = self.plan.ledger
         # What the process has in use already is in the step, and not in the memory that is free.
         step_bytes = step_memory(self.plan.site.memory_bytes) + ledger.trained_bytes
-        with (
-            contextlib.suppress(Exception),
-            random_states_kept(),
-            self.ranks.not_talking(),
-        ):  # watching a program must not end it
+        # Watching a program must not end it.
+        with contextlib.suppress(Exception), random_states_kept(), self.ranks.not_talking():
             self.longest = find(step_bytes, ledger.peak_bytes)
         if self.longest is not None and self._say is not None:
             self._say(f"napkin: {self.longest.sentence()}")
