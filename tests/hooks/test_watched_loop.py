@@ -247,6 +247,26 @@ def test_a_step_that_cannot_be_traced_is_metered_and_the_reason_is_said() -> Non
     assert watched.mfu is None
 
 
+def test_a_mask_of_unknown_values_picks_all_and_the_count_says_so() -> None:
+    model, optimizer = parts()
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> None:
+        logits = model(ids)
+        logits[~torch.isnan(logits)].mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with watch(model, optimizer) as watched:
+        watched.plan_step(step, next(batches(1)))
+        for ids in batches(4):
+            with watched.step(tokens=ids.numel()):
+                step(model, optimizer, ids)
+    assert watched.plan is not None, watched.obstacle
+    assert watched.measurement is not None
+    assert "masks made of such numbers pick all" in watched.plan.ledger.assumption
+    assert watched.plan.ledger.flops == watched.measurement.ledger.flops
+
+
 def test_a_step_that_samples_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("napkin.hooks.fake_step.MOST_SECONDS", 0.0)
     model, optimizer = parts()

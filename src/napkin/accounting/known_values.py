@@ -29,6 +29,8 @@ class Values(TorchDispatchMode):
         self.guesses = guesses
         self.read = 0
         """How many numbers were read whose value is not known."""
+        self.full_masks = 0
+        """How many masks picked elements whose values are not known; they are taken to pick all."""
         self._fakes: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
         self._real: dict[int, Tensor] = {}
 
@@ -78,6 +80,10 @@ class Values(TorchDispatchMode):
         found = []
         for index in indices:
             real = None if index is None or index.dtype != torch.bool else self.of(index)
+            if real is None and index is not None and index.dtype == torch.bool and index.numel() <= MOST_VALUES:
+                self.full_masks += 1
+                with _disable_current_modes():
+                    real = torch.ones(index.shape, dtype=torch.bool)
             if real is None:
                 found.append(index)
                 continue

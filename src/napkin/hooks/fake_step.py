@@ -169,11 +169,12 @@ def count_fake_step(
             ) from error
     if more:
         ledger = ledger.with_more_micro_batches(more)
-    read = twins.values.read
-    if read:
-        said = f"{read:,} numbers that the step reads are 1"
-        ledger = replace(ledger, assumption="; ".join(filter(None, (ledger.assumption, said))))
-    return ledger
+    values, said = twins.values, [ledger.assumption]
+    if values.read:
+        said.append(f"{values.read:,} numbers that the step reads are 1")
+    if values.full_masks:
+        said.append(f"{values.full_masks:,} masks made of such numbers pick all")
+    return replace(ledger, assumption="; ".join(filter(None, said)))
 
 
 Signature = tuple[tuple[tuple[int, ...], str], ...]

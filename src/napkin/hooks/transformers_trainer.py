@@ -281,6 +281,8 @@ def count_trainer_step(trainer: Any, batches: Sequence[Any], items: Any) -> Ledg
     twin.optimizer = optimizer
     twin.state, twin.control = copy.copy(trainer.state), copy.copy(trainer.control)
     twin._prepare_input = lambda data: data
+    if "_prepare_inputs" in vars(twin):  # of a trainer that generates: the batches are what it has made
+        twin._prepare_inputs = lambda data: data
     twin.current_gradient_accumulation_steps = len(batches)
 
     number = twins.of_batch(items)
