@@ -1,19 +1,36 @@
 """Scaling laws on published runs and on synthetic ones whose law is known: coefficients, errors, coverage, seconds.
 
-    python benchmarks/scaling_laws.py --besiroglu besiroglu_2024.csv --isoflops isoflops.csv --small gadre_small.csv \\
-        --large gadre_large.csv --draws 500
+    python benchmarks/scaling_laws.py --isoflops isoflops.csv --draws 500
+    python benchmarks/scaling_laws.py --only intervals
 
-Each file is a CSV with parameters, tokens or training_flops, and a loss; those that are not given are left out. The
-small and the large file have a column training_set. Without --large the larger half of the small file is predicted
-from its smaller half. published_scaling_runs.csv beside this script is such a large file: the 37 runs above 2e19 FLOPs
-of Gadre et al. 2024 (mlfoundations/scaling, MIT licence), with the loss on C4's validation text.
+Rolling the origin: each table of runs is fitted up to each of its budgets (factors of 2 of FLOPs), and the runs beyond
+are predicted. The constants of the intervals were chosen on the sources in CHOSEN, and are shown on the others.
+
+published_scaling_runs.csv beside this script, parameters, tokens and loss to six digits:
+
+- Gadre 2024: 103 runs on three training sets, loss on C4's validation text (mlfoundations/scaling, MIT licence).
+- Misfitting 2025: 81 sizes and token counts, each with the best of its learning rates (Li, Kudugunta, Zettlemoyer;
+  hadasah/scaling_laws, data/scaling_results_last_ckpt_only.csv).
+- Marin 2026 dense: IsoFLOP sweeps on three training sets (Open-Athena/scaling-law-analysis,
+  data/isoflops/marin_202603; runs of an older recipe at the same sizes are left out).
+- Marin 2026 MoE: IsoFLOP sweeps of two recipes, macro loss on Paloma; parameters are FLOPs/6·tokens
+  (marin-community/marin, experiments/grug/moe, Apache-2.0; issue 4447).
+- Llama 3 2024: the report's IsoFLOP figure, read off it (Open-Athena/scaling-law-analysis, data/isoflops/llama3);
+  parameters are FLOPs/6·tokens.
+
+--isoflops is a CSV file with parameters, training_flops and a loss.
 """
 
 import argparse
+import csv
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from napkin.errors import NapkinError
 from napkin.scaling import (
     Observation,
     approach_1,
@@ -23,32 +40,165 @@ from napkin.scaling import (
     fit_law,
     read_observations,
 )
-from napkin.scaling.law_fit import scatter
-from napkin.scaling.law_forms import huber
+from napkin.scaling.fitted_law import FittedLaw
+from napkin.scaling.law_forms import Values, huber, scatter
 from napkin.scaling.observations import EXAMPLE, drop_highest
+from napkin.scaling.rolling_origin import LEVEL_FACTOR
 
 PUBLISHED = {"A": 477.84, "B": 2143.9, "E": 1.8172, "alpha": 0.3473, "beta": 0.3672}
+PUBLISHED_RUNS = Path(__file__).parent / "published_scaling_runs.csv"
+CHOSEN = ("Chinchilla 2022", "Gadre 2024", "Misfitting 2025")
+"""Sources on which the constants of the intervals were chosen."""
+SMALL = 2e19
+"""FLOPs up to which the runs of Gadre et al. predict the larger ones."""
 TRUTH = {"A": 482.0, "B": 2085.0, "E": 1.82, "alpha": 0.348, "beta": 0.366}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--besiroglu", default=str(EXAMPLE))
     parser.add_argument("--isoflops")
-    parser.add_argument("--small")
-    parser.add_argument("--large")
     parser.add_argument("--draws", type=int, default=500, help="synthetic data sets per row of the coverage")
+    parser.add_argument("--only", choices=("intervals", "coverage"))
     options = parser.parse_args()
-    besiroglu(options.besiroglu)
-    if options.isoflops:
-        isoflops(options.isoflops)
-    if options.small:
-        extrapolation(options.small, options.large)
-    coverage(options.draws)
+    tables = published_tables()
+    if options.only != "coverage":
+        intervals(tables)
+    if options.only is None:
+        besiroglu()
+        extrapolation([run for name, runs in tables.items() if name.startswith("Gadre") for run in runs])
+        if options.isoflops:
+            isoflops(options.isoflops)
+    if options.only != "intervals":
+        coverage(options.draws)
 
 
-def besiroglu(path: str) -> None:
-    runs = read_observations(path).runs
+def published_tables() -> dict[str, list[Observation]]:
+    """Runs by source and training set."""
+    kept, _ = drop_highest(read_observations(EXAMPLE).runs, 5)
+    found = {"Chinchilla 2022, MassiveText": kept}
+    with PUBLISHED_RUNS.open() as lines:
+        for row in csv.DictReader(lines):
+            name = f"{row['source']}, {row['training_set']}"
+            sizes = (float(row[each]) for each in ("parameters", "tokens", "loss"))
+            found.setdefault(name, []).append(Observation(*sizes, group=row["training_set"]))
+    return found
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """The runs beyond one origin, predicted by the law of those before."""
+
+    errors: Values
+    """[runs]: log of the measured loss over the predicted one."""
+    halves: Values
+    """[runs]: half the log of the interval's high over its low end."""
+    held: Values
+    """[runs]: whether the interval holds the loss."""
+    before: Values
+    """[runs, 2]: the ends of the interval of coefficients and scatter alone, as it was before the law's own error."""
+    distances: Values
+    """[runs]: FLOPs over the largest of the fitted runs."""
+
+
+def rolled(runs: list[Observation], law: str) -> Iterator[Rolled]:
+    """Each origin with eight runs and two more than the law has coefficients, at factors of 2 of FLOPs."""
+    compute = np.array([run.compute for run in runs])
+    levels = np.floor(np.log(compute / compute.min() * (1 + 1e-4)) / np.log(LEVEL_FACTOR))
+    for level in np.unique(levels)[:-1]:
+        fitted = [run for run, own in zip(runs, levels, strict=True) if own <= level]
+        beyond = [run for run, own in zip(runs, levels, strict=True) if own > level]
+        try:
+            if len(fitted) < 8:
+                continue
+            found = fit_law(fitted, law).law
+            if len(fitted) < len(found.theta) + 2:
+                continue
+        except NapkinError:
+            continue
+        predicted = [found.predict(run.parameters, run.tokens, group=run.group) for run in beyond]
+        measured = np.array([run.loss for run in beyond])
+        yield Rolled(
+            errors=np.log(measured / [each.estimate for each in predicted]),
+            halves=np.log([each.high / each.low for each in predicted]) / 2,
+            held=np.array([run.loss in each for run, each in zip(beyond, predicted, strict=True)]),
+            before=_before(found, beyond),
+            distances=np.array([run.compute for run in beyond]) / max(run.compute for run in fitted),
+        )
+
+
+def _before(law: FittedLaw, runs: list[Observation]) -> Values:
+    names = ("parameters", "tokens", "compute")
+    variables = {name: np.array([getattr(run, name) for run in runs]) for name in names}
+    terms = law.model.terms(variables, [run.group for run in runs])
+    spread = terms.log_losses(law.draws) - terms.log_losses(law.theta[None])
+    both = (spread[:, None, :] + np.array(law.content.residuals)[None, :, None]).reshape(-1, len(runs))
+    return np.quantile(both, [0.05, 0.95], axis=0).T
+
+
+def intervals(tables: dict[str, list[Observation]]) -> None:
+    print("## 90% intervals by rolling the origin over budgets (law chinchilla)\n")
+    print("| source | | runs | origins | predictions | median error | hold | median half width | hold before | width |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    rows = {name: list(rolled(runs, "chinchilla")) for name, runs in tables.items()}
+    pooled: dict[bool, list[Rolled]] = {True: [], False: []}
+    for name, found in rows.items():
+        chosen = name.startswith(CHOSEN)
+        pooled[chosen] += found
+        _row(name, "chosen" if chosen else "shown", len(tables[name]), found)
+    for chosen, found in pooled.items():
+        runs = sum(len(each) for name, each in tables.items() if name.startswith(CHOSEN) == chosen)
+        _row("**all chosen**" if chosen else "**all shown**", "", runs, found)
+    errors = np.abs(np.concatenate([each.errors for each in pooled[True]]))
+    constant = float(np.quantile(errors, 0.9))
+    shown = np.abs(np.concatenate([each.errors for each in pooled[False]]))
+    print(
+        f"\nA constant ±{100 * constant:.1f}%, which holds 90% where constants were chosen, holds "
+        f"{100 * np.mean(shown <= constant):.0f}% where they are shown."
+    )
+    print("\n| FLOPs over the largest run | predictions shown | median error | hold | median half width |")
+    print("|---|---|---|---|---|")
+    distances, halves, held = (
+        np.concatenate([getattr(each, name) for each in pooled[False]]) for name in ("distances", "halves", "held")
+    )
+    for low, high in ((1, 2), (2, 4), (4, 16), (16, 1e9)):
+        own = (distances > low) & (distances <= high)
+        label = f"{low} to {high:g}" if high < 1e9 else f"beyond {low}"
+        print(
+            f"| {label} | {own.sum()} | {100 * np.median(shown[own]):.2f}% | {100 * np.mean(held[own]):.0f}% | "
+            f"±{100 * np.median(halves[own]):.1f}% |"
+        )
+    print("\n| law | predictions shown | median error | hold | median half width |\n|---|---|---|---|---|")
+    for law in ("chinchilla", "gadre", "kaplan"):
+        found = (
+            [each for name, runs in tables.items() if not name.startswith(CHOSEN) for each in rolled(runs, law)]
+            if law != "chinchilla"
+            else pooled[False]
+        )
+        errors = np.abs(np.concatenate([each.errors for each in found]))
+        print(
+            f"| {law} | {len(errors)} | {100 * np.median(errors):.2f}% | "
+            f"{100 * np.mean(np.concatenate([each.held for each in found])):.0f}% | "
+            f"±{100 * np.median(np.concatenate([each.halves for each in found])):.1f}% |"
+        )
+    print()
+
+
+def _row(name: str, use: str, runs: int, found: list[Rolled]) -> None:
+    errors, halves, held = (
+        np.concatenate([getattr(each, key) for each in found]) for key in ("errors", "halves", "held")
+    )
+    before = np.concatenate([each.before for each in found])
+    held_before = np.mean((errors >= before[:, 0]) & (errors <= before[:, 1]))
+    width = np.median(before[:, 1] - before[:, 0]) / 2
+    print(
+        f"| {name} | {use} | {runs} | {len(found)} | {len(errors)} | {100 * np.median(np.abs(errors)):.2f}% | "
+        f"{100 * np.mean(held):.0f}% | ±{100 * np.median(halves):.1f}% | {100 * held_before:.0f}% | "
+        f"±{100 * width:.1f}% |"
+    )
+
+
+def besiroglu() -> None:
+    runs = read_observations(EXAMPLE).runs
     kept, dropped = drop_highest(runs, 5)
     begin = time.perf_counter()
     fitted = fit_law(kept, delta=1e-3)
@@ -102,13 +252,9 @@ def _span(interval, form: str) -> str:
     return f"{form.format(interval.estimate)} ({form.format(interval.low)} to {form.format(interval.high)})"
 
 
-def extrapolation(small: str, large: str | None) -> None:
-    runs = list(read_observations(small).runs)
-    if large is None:
-        runs.sort(key=lambda run: run.compute)
-        fitted_runs, predicted = runs[: len(runs) // 2], runs[len(runs) // 2 :]
-    else:
-        fitted_runs, predicted = runs, list(read_observations(large).runs)
+def extrapolation(runs: list[Observation]) -> None:
+    fitted_runs = [run for run in runs if run.compute <= SMALL]
+    predicted = [run for run in runs if run.compute > SMALL]
     print(
         f"## {len(fitted_runs)} runs up to {max(run.compute for run in fitted_runs):.2g} FLOPs predict "
         f"{len(predicted)} others\n"

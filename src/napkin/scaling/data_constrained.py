@@ -18,7 +18,7 @@ from napkin.errors import NapkinError
 from napkin.scaling.fitted_law import FittedLaw, Interval, interval_of, interval_of_new_run, quantile_shares
 from napkin.scaling.law_fit import SEED, fit_law
 from napkin.scaling.law_forms import HUBER_DELTA, Values, huber
-from napkin.scaling.observations import Observation
+from napkin.scaling.observations import FLOPS_PER_PARAMETER_AND_TOKEN, Observation
 
 _REPEATED = 1.01
 """A run with more tokens per unique token than this repeats some."""
@@ -53,7 +53,8 @@ class DataConstrainedLaw:
         point = float(_log_losses(self.base, self.base.theta, stars, sizes)[0])
         draws = zip(self._thetas, self._draws, strict=True)
         drawn = np.array([_log_losses(self.base, theta, star, sizes)[0] for theta, star in draws])
-        return interval_of_new_run(point, drawn, np.quantile(self.residuals, quantile_shares()))
+        beyond = self.base.discrepancy(FLOPS_PER_PARAMETER_AND_TOKEN * parameters * tokens)
+        return interval_of_new_run(point, drawn, np.quantile(self.residuals, quantile_shares()), beyond)
 
     def worth(self, epochs: float) -> Interval:
         """The share of new tokens' worth that tokens have on average over so many epochs: D'/D."""

@@ -17,7 +17,7 @@ from napkin.scaling.observations import FLOPS_PER_PARAMETER_AND_TOKEN
 LEVEL = 0.9
 """The probability of all intervals: they hold the true value, or a new run, in nine of ten cases."""
 
-VERSION = 1
+VERSION = 2
 LARGEST_FILE = 64 * 2**20
 _RESIDUALS = 40
 """Quantiles of the residuals that stand for their distribution in predictions."""
@@ -66,6 +66,8 @@ class LawFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     residuals: tuple[Finite, ...]
     runs: Annotated[int, msgspec.Meta(ge=1)]
     ranges: dict[str, tuple[Positive, Positive]]
+    rates: tuple[Positive, ...] = ()
+    """Equally likely errors of the law per factor of e in FLOPs beyond the runs."""
     version: int = VERSION
 
 
@@ -105,9 +107,9 @@ class FittedLaw:
     ) -> Interval:
         """The loss of a new run, in nats per token.
 
-        The interval holds how well the coefficients are known (bootstrap) and how much single runs scatter about the
-        law (residuals, without outliers). It holds nothing of a law that is wrong far beyond the runs: `compare_laws`
-        measures that.
+        The interval holds how well the coefficients are known (bootstrap), how much single runs scatter about the law
+        (residuals, without outliers), and how far the law itself errs beyond the runs (`discrepancy`), by rolling the
+        origin over them.
 
         `flops` are those of the training, by default 6·N·D; only laws of compute use them. `group` is the training set,
         by default the only one. Raises NapkinError for a size that is not positive, or a training set that the law does
@@ -175,6 +177,17 @@ class FittedLaw:
         """The FLOPs as a multiple of those of the largest run."""
         return flops / self.ranges["compute"][1]
 
+    @property
+    def rate(self) -> Interval:
+        """The law's own error per factor of e in FLOPs beyond its runs, as a standard deviation; 90% interval."""
+        rates = np.array(self.content.rates)
+        return interval_of(float(np.median(rates)), rates)
+
+    def discrepancy(self, flops: float) -> Values:
+        """Equally likely standard deviations of the law's own error for a run of so many FLOPs: 0 up to those of the
+        largest run, then ρ · log(FLOPs / those of the largest)."""
+        return max(0.0, float(np.log(self.extrapolation(flops)))) * np.array(self.content.rates)
+
     def group(self, name: str | None) -> str:
         """The training set of this name. Raises NapkinError, naming those there are, for another."""
         if name is None:
@@ -193,7 +206,8 @@ class FittedLaw:
     def _of_new_run(self, variables: dict[str, Values], group: str) -> Interval:
         terms = self.model.terms(variables, [group])
         point, drawn = terms.log_losses(self.theta[None])[0, 0], terms.log_losses(self.draws)[:, 0]
-        return interval_of_new_run(float(point), drawn, np.array(self.content.residuals))
+        beyond = self.discrepancy(float(variables["compute"][0]))
+        return interval_of_new_run(float(point), drawn, np.array(self.content.residuals), beyond)
 
 
 def read_law(path: str | Path) -> FittedLaw:
@@ -217,6 +231,7 @@ def read_law(path: str | Path) -> FittedLaw:
         len(content.theta) != expected
         or not content.draws
         or not content.residuals
+        or not content.rates
         or any(len(draw) != expected for draw in content.draws)
         or not set(form.variables) <= content.centres.keys()
         or not {"parameters", "tokens", "compute"} <= content.ranges.keys()
@@ -236,10 +251,29 @@ def interval_of(estimate: float, drawn: Values) -> Interval:
     return Interval(estimate, float(min(low, estimate)), float(max(high, estimate)))
 
 
-def interval_of_new_run(point: float, drawn: Values, residuals: Values) -> Interval:
-    """The interval of a loss by logarithms: what every draw of the coefficients says, with every residual."""
-    both = interval_of(point, (drawn[:, None] + residuals[None, :]).ravel())
-    return Interval(*(float(np.exp(each)) for each in (point, both.low, both.high)))
+def interval_of_new_run(point: float, drawn: Values, residuals: Values, discrepancy: Values) -> Interval:
+    """The interval of the loss of a run whose log is predicted as `point`.
+
+    Its error has three independent parts: that of the coefficients, as the draws spread, the scatter of single runs,
+    and the law's own, normal with one of the equally likely deviations `discrepancy`.
+    """
+    from scipy.special import ndtr
+
+    known = np.hypot(_deviation(drawn), _deviation(residuals))
+    deviations = np.maximum(np.hypot(known, discrepancy), 1e-12)
+    low, high = 0.0, 10 * float(deviations.max())
+    for _ in range(60):
+        half = (low + high) / 2
+        low, high = (half, high) if np.mean(2 * ndtr(half / deviations) - 1) < LEVEL else (low, half)
+    return Interval(*(float(np.exp(each)) for each in (point, point - high, point + high)))
+
+
+def _deviation(values: Values) -> float:
+    """The standard deviation of a normal distribution that spreads as the middle nine tenths of the values."""
+    from scipy.special import ndtri
+
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float((high - low) / (2 * ndtri((1 + LEVEL) / 2)))
 
 
 def _best_sizes(losses: Callable[[Values], Values], batch: int, flops: float) -> Values:

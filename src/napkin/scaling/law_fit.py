@@ -15,19 +15,20 @@ from numpy.typing import NDArray
 from napkin.errors import NapkinError
 from napkin.scaling.fitted_law import LEVEL, FittedLaw, Interval, LawFile, quantile_shares
 from napkin.scaling.law_forms import (
-    FIXED,
     HUBER_DELTA,
     LAWS,
-    LawForm,
     LawModel,
     SumOfTerms,
     Values,
     fit,
     fit_batch,
     law_form,
+    refuse_too_few,
+    scatter,
     values_of,
 )
 from napkin.scaling.observations import Observation
+from napkin.scaling.rolling_origin import Origin, RollingError, discrepancy_rates, rolling_error, rolling_origins
 
 DRAWS = 200
 SEED = 20_220_329
@@ -51,6 +52,8 @@ class LawFit:
     delta: float
     terms: SumOfTerms
     """The model of these runs."""
+    origins: tuple[Origin, ...] = ()
+    """The law fitted to the runs up to each budget, and its errors on those beyond."""
 
     @property
     def rms(self) -> float:
@@ -91,6 +94,10 @@ class LawFit:
                 "of_runs": self.residuals.tolist(),
                 "outliers": [run.source for run in self.outliers],
             },
+            "discrepancy": {
+                "per_factor_of_e": asdict(law.rate),
+                "rolling_origin": asdict(rolling_error(self.origins)) if self.origins else None,
+            },
             "ranges": {name: list(limits) for name, limits in law.ranges.items()},
             "optima": {
                 group: [
@@ -118,7 +125,7 @@ def fit_law(
     form = law_form(law)
     if delta is not None and not 1e-6 <= delta <= 10:
         raise NapkinError(f"delta is {delta:g}: use 1e-6 to 10, in units of the log loss")
-    _refuse_too_few(form, runs)
+    refuse_too_few(form, runs)
     model = LawModel.of(form, runs)
     variables = {name: values_of(runs, name) for name in form.variables}
     terms = model.terms(variables, [run.group for run in runs])
@@ -131,6 +138,7 @@ def fit_law(
         theta = fit(terms, log_losses, np.concatenate([theta[None], model.starts(log_losses)]), delta=chosen)
         residuals = log_losses - terms.log_losses(theta[None])[0]
     drawn, scattered = _draws(terms, log_losses, theta, residuals, draws, chosen)
+    origins = rolling_origins(form, terms, runs, theta, delta=chosen)
     content = LawFile(
         law=form.name,
         groups=model.groups,
@@ -138,43 +146,19 @@ def fit_law(
         theta=tuple(theta.tolist()),
         draws=tuple(map(tuple, drawn.tolist())),
         residuals=scattered,
+        rates=discrepancy_rates(origins),
         runs=len(runs),
         ranges={
             name: (float(values_of(runs, name).min()), float(values_of(runs, name).max()))
             for name in ("parameters", "tokens", "compute")
         },
     )
-    return LawFit(FittedLaw(content), tuple(runs), residuals, chosen, terms)
+    return LawFit(FittedLaw(content), tuple(runs), residuals, chosen, terms, origins)
 
 
 def fit_chinchilla(runs: Sequence[Observation], *, delta: float | None = None) -> FittedLaw:
     """Fit E + A/N^α + B/D^β (Hoffmann et al. 2022, approach 3); see `fit_law`."""
     return fit_law(runs, "chinchilla", delta=delta).law
-
-
-def _refuse_too_few(form: LawForm, runs: Sequence[Observation]) -> None:
-    """Raise NapkinError where the runs cannot determine the law's coefficients."""
-    groups = tuple(dict.fromkeys(run.group for run in runs))
-    needed = form.n_coefficients(max(len(groups), 1)) + 1
-    if len(runs) < needed:
-        raise NapkinError(
-            f"the law '{form.name}' needs {needed} runs or more, {len(runs)} {'is' if len(runs) == 1 else 'are'} "
-            "given: add runs, or choose a law with fewer coefficients, such as gadre or kaplan-c"
-        )
-    for variable in form.variables:
-        exponent = next(term.exponent for term in form.terms if term.variable == variable)
-        distinct = len({round(float(np.log(value)), 6) for value in values_of(runs, variable)})
-        # Two values of a variable give a power and a floor no third equation; an exponent in common does.
-        own = [term.exponent for term in form.terms].count(exponent) == 1 and exponent not in FIXED
-        least = 3 if own and form.outer_exponent is None else 2
-        if distinct < least:
-            of = "1 value" if distinct == 1 else f"{distinct} values"
-            raise NapkinError(f"all runs have {of} of {variable}: the law '{form.name}' needs {least} or more of them")
-
-
-def scatter(residuals: Values) -> float:
-    """The robust standard deviation of residuals: 1.4826 · median of |residual|."""
-    return 1.4826 * float(np.median(np.abs(residuals)))
 
 
 def outliers(residuals: Values) -> NDArray[np.bool_]:
@@ -366,6 +350,8 @@ class LawScore:
     """Median of half these intervals, as a share of the loss."""
     in_sample: float
     """Median |residual| of the runs that the law was fitted to."""
+    rolling: RollingError | None
+    """The errors from all budgets on; None where no budget has runs enough below it."""
     errors: Values
     """[predicted runs]"""
 
@@ -394,6 +380,8 @@ def compare_laws(
 ) -> LawComparison:
     """Fit laws to the share of runs with least compute, and score them on the others.
 
+    Beside it stand the errors of rolling the origin from budget to budget over all runs (`rolling_origin`).
+
     Raises NapkinError where too few runs are left to predict, or no law can be fitted.
     """
     if not 0 < share < 1:
@@ -413,6 +401,7 @@ def compare_laws(
     for name in laws:
         try:
             fit = fit_law(fitted, name, delta=delta)
+            origins = fit_law(runs, name, delta=delta, draws=2).origins
             found = [fit.law.predict(run.parameters, run.tokens, flops=run.flops, group=run.group) for run in predicted]
         except NapkinError as error:
             failed[name] = str(error)
@@ -428,6 +417,7 @@ def compare_laws(
                 coverage=float(np.mean([run.loss in each for run, each in zip(predicted, found, strict=True)])),
                 half_width=float(np.median([each.relative for each in found])),
                 in_sample=float(np.median(np.abs(fit.residuals))),
+                rolling=rolling_error(origins) if origins else None,
                 errors=errors,
             )
         )

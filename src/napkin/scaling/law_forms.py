@@ -327,3 +327,28 @@ class LawModel:
 def values_of(runs: Sequence[Observation], variable: str) -> Values:
     """[runs] of parameters, tokens or compute."""
     return np.array([getattr(run, variable) for run in runs], dtype=np.float64)
+
+
+def refuse_too_few(form: LawForm, runs: Sequence[Observation]) -> None:
+    """Raise NapkinError where the runs cannot determine the law's coefficients."""
+    groups = tuple(dict.fromkeys(run.group for run in runs))
+    needed = form.n_coefficients(max(len(groups), 1)) + 1
+    if len(runs) < needed:
+        raise NapkinError(
+            f"the law '{form.name}' needs {needed} runs or more, {len(runs)} {'is' if len(runs) == 1 else 'are'} "
+            "given: add runs, or choose a law with fewer coefficients, such as gadre or kaplan-c"
+        )
+    for variable in form.variables:
+        exponent = next(term.exponent for term in form.terms if term.variable == variable)
+        distinct = len({round(float(np.log(value)), 6) for value in values_of(runs, variable)})
+        # Two values of a variable give a power and a floor no third equation; an exponent in common does.
+        own = [term.exponent for term in form.terms].count(exponent) == 1 and exponent not in FIXED
+        least = 3 if own and form.outer_exponent is None else 2
+        if distinct < least:
+            of = "1 value" if distinct == 1 else f"{distinct} values"
+            raise NapkinError(f"all runs have {of} of {variable}: the law '{form.name}' needs {least} or more of them")
+
+
+def scatter(residuals: Values) -> float:
+    """The robust standard deviation of residuals: 1.4826 · median of |residual|."""
+    return 1.4826 * float(np.median(np.abs(residuals)))

@@ -3,7 +3,8 @@ predict` says what a law expects, `napkin law compare` which law holds.
 """
 
 import contextlib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -212,6 +213,8 @@ def _print(
             f"{len(far)} of them by more than 5 times that: {_first([run.name for run in far], 8)}; such runs have "
             "little weight, and do not count in the scatter that is expected of a new run"
         )
+    for line in _discrepancy(fitted):
+        say(line)
     least, most = law.ranges["compute"]
     say(f"runs of {least:.3g} to {most:.3g} FLOPs; residuals are of the log loss, Huber's delta {fitted.delta:.2g}")
     say()
@@ -227,6 +230,25 @@ def _print(
             say()
             say("best size and tokens" + (f", {group}" if group else "") + ", with 6·N·D FLOPs:")
             print_optima(optima, most)
+
+
+def _discrepancy(fitted: "LawFit") -> Iterator[str]:
+    """The sentences on how far the law errs beyond its runs, and what its intervals make of that."""
+    from napkin.scaling.rolling_origin import rolling_error
+
+    rate = fitted.law.rate
+    estimate, low, high = (f"{100 * math.log(2) * each:.2g}%" for each in (rate.estimate, rate.low, rate.high))
+    if fitted.origins:
+        found = rolling_error(fitted.origins)
+        yield (
+            f"fitted to the runs up to each of {found.origins} budgets, it predicted those beyond, up to "
+            f"{found.farthest:.3g} × the FLOPs, with {100 * found.median:.2g}% median error, nine in ten within "
+            f"{100 * found.most:.2g}%"
+        )
+    yield (
+        f"its own error beyond the runs, in intervals of losses, is taken to grow by {estimate} ({low} to {high}) per "
+        "doubling of FLOPs"
+    )
 
 
 @dataclass(frozen=True)
@@ -443,7 +465,7 @@ def _print_loss(law: "FittedLaw", groups: tuple[str, ...], params: float, tokens
 @dataclass(frozen=True)
 class CompareOptions(RunsOptions):
     """Fit each law to the runs of least compute, and predict the others: which law holds, and whether its intervals
-    do."""
+    do; and the error of each from budget to budget, by rolling the origin."""
 
     share: float = 0.7
     """The share of the runs, those of least compute, that laws are fitted to."""
@@ -471,13 +493,20 @@ def compare(options: CompareOptions) -> None:
             *map(format_share, (each.median_error, each.worst_error)),
             f"{100 * each.bias:+.2f}%",
             *map(format_share, (each.coverage, each.half_width, each.in_sample)),
+            "-" if each.rolling is None else format_share(each.rolling.median),
+            "-" if each.rolling is None else format_share(each.rolling.most),
             each.formula,
         ]
         for each in found.scores
     ]
-    headings = ["law", "median error", "worst", "bias", "in 90% interval", "half width", "median of fitted", "loss ="]
-    print_table(headings, rows, align="lrrrrrrl")
+    headings = ["law", "median error", "worst", "bias", "in 90% interval", "half width", "median of fitted"]
+    print_table([*headings, "rolling", "9 in 10", "loss ="], rows, align="lrrrrrrrrl")
     best = found.scores[0]
+    if best.rolling is not None:
+        say(
+            f"rolling: fitted to the runs up to each of {best.rolling.origins} budgets, predicting those beyond; its "
+            "median error, and what nine in ten are within"
+        )
     say(f"{best.law} holds best: {format_share(best.median_error)} median error on runs that it has not seen")
     if found.tied:
         say(f"these runs cannot tell it apart from {', '.join(found.tied)}")
