@@ -138,7 +138,7 @@ def fit_law(
         theta = fit(terms, log_losses, np.concatenate([theta[None], model.starts(log_losses)]), delta=chosen)
         residuals = log_losses - terms.log_losses(theta[None])[0]
     drawn, scattered = _draws(terms, log_losses, theta, residuals, draws, chosen)
-    origins = rolling_origins(form, terms, runs, theta, delta=chosen)
+    origins = rolling_origins(form, terms, runs, theta, ~outliers(residuals), delta=chosen)
     content = LawFile(
         law=form.name,
         groups=model.groups,

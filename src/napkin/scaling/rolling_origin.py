@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from napkin.errors import NapkinError
 from napkin.scaling.law_forms import LawForm, SumOfTerms, Values, fit_batch, refuse_too_few, scatter, values_of
@@ -53,12 +54,18 @@ class Origin:
 
 
 def rolling_origins(
-    form: LawForm, terms: SumOfTerms, runs: Sequence[Observation], theta: Values, *, delta: float
+    form: LawForm,
+    terms: SumOfTerms,
+    runs: Sequence[Observation],
+    theta: Values,
+    usable: NDArray[np.bool_],
+    *,
+    delta: float,
 ) -> tuple[Origin, ...]:
     """The origins at factors of 2 of the least FLOPs from which the law can be fitted, in their order.
 
     All fits are one batch that begins at the law of all runs. Runs of a training set of which too few are fitted are
-    not predicted.
+    not predicted, nor are those that are not `usable`, such as outliers.
     """
     compute, log_losses = values_of(runs, "compute"), np.log(values_of(runs, "loss"))
     groups = np.array([run.group for run in runs])
@@ -83,7 +90,7 @@ def rolling_origins(
     for cut, weight, prediction, jacobian in zip(cuts, weights, predicted, jacobians, strict=True):
         fitted = weight > 0
         known = [name for name in np.unique(groups) if (groups[fitted] == name).sum() > len(form.constants)]
-        beyond = ~fitted & np.isin(groups, known)
+        beyond = ~fitted & usable & np.isin(groups, known)
         if not beyond.any():
             continue
         errors = log_losses - prediction
