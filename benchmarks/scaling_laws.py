@@ -25,7 +25,7 @@ import argparse
 import csv
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +51,8 @@ CHOSEN = ("Chinchilla 2022", "Gadre 2024", "Misfitting 2025")
 """Sources on which the constants of the intervals were chosen."""
 SMALL = 2e19
 """FLOPs up to which the runs of Gadre et al. predict the larger ones."""
+MARIN_BEST = {1e20: 2.848, 3e20: 2.725, 1e21: 2.599}
+"""Macro losses of the best sizes of Marin's v16 recipe at larger budgets (marin-community/marin, issue 4447)."""
 TRUTH = {"A": 482.0, "B": 2085.0, "E": 1.82, "alpha": 0.348, "beta": 0.366}
 
 
@@ -63,6 +65,7 @@ def main() -> None:
     tables = published_tables()
     if options.only != "coverage":
         intervals(tables)
+        best_losses(tables)
     if options.only is None:
         besiroglu()
         extrapolation([run for name, runs in tables.items() if name.startswith("Gadre") for run in runs])
@@ -180,6 +183,45 @@ def intervals(tables: dict[str, list[Observation]]) -> None:
             f"{100 * np.mean(np.concatenate([each.held for each in found])):.0f}% | "
             f"±{100 * np.median(np.concatenate([each.halves for each in found])):.1f}% |"
         )
+    print()
+
+
+def best_losses(tables: dict[str, list[Observation]]) -> None:
+    """Minima of IsoFLOP parabolas, predicted from those of fewer FLOPs by a law of them, and by one of all runs."""
+    print("## Losses of the best sizes, by E + K/C^gamma through those of smaller budgets\n")
+    print(
+        "| source | budgets | predicted | FLOPs up to | median error | hold | half width | error of chinchilla |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for name, runs in tables.items():
+        try:
+            found = approach_2([replace(run, group="") for run in runs])
+        except NapkinError:
+            continue
+        best = sorted((each for each in found.best if not each.at_edge), key=lambda each: each.flops)
+        minima = [Observation(each.parameters, each.tokens, each.loss, flops=each.flops) for each in best]
+        errors, others, held, halves, times = [], [], [], [], 1.0
+        for count in range(4, len(minima)):
+            law = fit_law(minima[:count], "kaplan-c").law
+            whole = fit_law([run for run in runs if run.compute <= best[count - 1].flops * 1.1], draws=2).law
+            for run in minima[count:]:
+                predicted = law.predict(run.parameters, run.tokens, flops=run.flops)
+                errors.append(abs(np.log(run.loss / predicted.estimate)))
+                others.append(abs(np.log(run.loss / whole.mean_loss(run.parameters, run.tokens))))
+                held.append(run.loss in predicted)
+                halves.append(predicted.relative)
+                times = max(times, run.compute / best[count - 1].flops)
+        if errors:
+            print(
+                f"| {name} | {len(best)} | {len(errors)} | {times:.0f} × | {100 * np.median(errors):.2f}% | "
+                f"{sum(held)} | ±{100 * np.median(halves):.1f}% | {100 * np.median(others):.2f}% |"
+            )
+    v16 = approach_2([replace(run, group="") for run in tables["Marin 2026 MoE, v16"]])
+    losses = [v16.best_loss(flops) for flops in MARIN_BEST]
+    print("\nMarin's v16 from its four budgets up to 3e19 FLOPs, beside what was measured there:\n")
+    for (flops, measured), loss in zip(MARIN_BEST.items(), losses, strict=True):
+        assert loss is not None
+        print(f"- {flops:.0e}: {loss.estimate:.3f} ({loss.low:.3f} to {loss.high:.3f}), measured {measured}")
     print()
 
 

@@ -41,6 +41,23 @@ def test_parabolas_find_the_minimum_of_parabolas() -> None:
     assert tokens.estimate == pytest.approx(1e24 / 6 / 9e10, rel=1e-5)
 
 
+def test_losses_of_the_best_sizes_have_the_law_of_the_optima() -> None:
+    """With one exponent a for both terms the best loss is E + 2 · sqrt(A·B) · (6/C)^(a/2)."""
+    runs = []
+    for flops in 10.0 ** np.arange(17, 22):
+        best = (flops / 6) ** 0.5
+        for factor in np.geomspace(0.7, 1 / 0.7, 5):
+            size = best * factor
+            tokens = flops / 6 / size
+            runs.append(Observation(float(size), float(tokens), 1.8 + 1000 / size**0.34 + 1000 / tokens**0.34))
+    found = approach_2(runs)
+    for flops in (1e22, 1e23):
+        loss = found.best_loss(flops)
+        assert loss is not None
+        assert loss.estimate == pytest.approx(1.8 + 2000 * (6 / flops) ** 0.17, rel=3e-4)
+    assert approach_2(runs[:15]).best_loss(1e22) is None
+
+
 def test_a_minimum_outside_the_sizes_is_left_out() -> None:
     smaller = [run for run in curves() if run.flops != 1e22]
     edge = [*smaller, *(run for run in curves(shift=1.7) if run.flops == 1e22)]

@@ -3,10 +3,15 @@
 Approach 1 takes the runs that no run of as little compute beats, approach 2 the minimum of a parabola through the runs
 of each budget, loss over log size. Both then fit a power law to the best sizes over FLOPs.
 
+The losses of these best runs have a law of their own, E + K/C^gamma. It says nothing of other sizes. On IsoFLOP curves
+of many sizes it is closer at the best one than a law of all runs: the minimum of a parabola has the scatter of several
+runs averaged, and no run far from the optimum bends it.
+
 Approach 2 is biased: the loss over log size is no parabola, as its two sides fall with different exponents, and its
 minimum moves with how far the sizes reach to either side. `approach_2_bias` measures that on losses without noise.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,7 +20,7 @@ import numpy as np
 
 from napkin.errors import NapkinError
 from napkin.scaling.fitted_law import FittedLaw, Interval
-from napkin.scaling.law_fit import PowerLaw, fit_power_law
+from napkin.scaling.law_fit import PowerLaw, fit_law, fit_power_law
 from napkin.scaling.law_forms import Values
 from napkin.scaling.observations import FLOPS_PER_PARAMETER_AND_TOKEN, Observation
 
@@ -48,6 +53,15 @@ class SizeLaw:
     """The best size as a power law of FLOPs."""
     tokens: PowerLaw
     notes: tuple[str, ...] = ()
+    loss: FittedLaw | None = None
+    """E + K/C^gamma through the best losses; None where there are too few."""
+
+    def best_loss(self, flops: float) -> Interval | None:
+        """The loss of the best size for a budget, with its 90% interval."""
+        if self.loss is None:
+            return None
+        parameters, tokens = (each.estimate for each in self.optimum(flops))
+        return self.loss.predict(parameters, tokens, flops=flops)
 
     def optimum(self, flops: float) -> tuple[Interval, Interval]:
         """Parameters and tokens for a budget, with 90% intervals of the power laws. They know nothing of a bias."""
@@ -62,7 +76,11 @@ class SizeLaw:
             "exponents": {name: asdict(law.exponents["flops"]) for name, law in laws.items()},
             "notes": list(self.notes),
             "optima": [
-                {"flops": flops, **{name: asdict(law.predict(flops=flops)) for name, law in laws.items()}}
+                {
+                    "flops": flops,
+                    **{name: asdict(law.predict(flops=flops)) for name, law in laws.items()},
+                    "loss": None if (loss := self.best_loss(flops)) is None else asdict(loss),
+                }
                 for flops in budgets
             ],
         }
@@ -173,6 +191,10 @@ def _size_law(approach: int, best: Sequence[BestSize]) -> SizeLaw:
             "or use --approach 3"
         )
     flops = [each.flops for each in inside]
+    minima = [Observation(each.parameters, each.tokens, each.loss, flops=each.flops) for each in inside]
+    loss = None
+    with contextlib.suppress(NapkinError):
+        loss = fit_law(minima, "kaplan-c").law
     notes = tuple(
         f"the minimum at {each.flops:.3g} FLOPs is outside the sizes that were run, and left out"
         for each in best
@@ -184,4 +206,5 @@ def _size_law(approach: int, best: Sequence[BestSize]) -> SizeLaw:
         fit_power_law([each.parameters for each in inside], flops=flops),
         fit_power_law([each.tokens for each in inside], flops=flops),
         notes,
+        loss,
     )

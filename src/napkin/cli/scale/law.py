@@ -300,8 +300,12 @@ def fit_sizes(options: SizesOptions) -> None:
     rows = []
     for flops in budgets:
         parameters, tokens = ([format_count(interval.estimate), span(interval)] for interval in found.optimum(flops))
-        rows.append([f"{flops:.3g}", *parameters, *tokens])
-    print_table(["FLOPs", "parameters", "90%", "tokens", "90%"], rows, align="rrlrl")
+        loss = found.best_loss(flops)
+        losses = ["-", "-"] if loss is None else [f"{loss.estimate:.4f}", f"{loss.low:.4f} to {loss.high:.4f}"]
+        rows.append([f"{flops:.3g}", *parameters, *tokens, *losses])
+    print_table(["FLOPs", "parameters", "90%", "tokens", "90%", "loss", "90%"], rows, align="rrlrlrl")
+    if found.loss is not None:
+        say(f"losses are by {found.loss.form.formula} through those of the best sizes")
     for note in found.notes:
         say(note)
     if bias is not None:
