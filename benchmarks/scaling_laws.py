@@ -189,9 +189,7 @@ def intervals(tables: dict[str, list[Observation]]) -> None:
 def best_losses(tables: dict[str, list[Observation]]) -> None:
     """Minima of IsoFLOP parabolas, predicted from those of fewer FLOPs by a law of them, and by one of all runs."""
     print("## Losses of the best sizes, by E + K/C^gamma through those of smaller budgets\n")
-    print(
-        "| source | budgets | predicted | FLOPs up to | median error | hold | half width | error of chinchilla |"
-    )
+    print("| source | budgets | predicted | FLOPs up to | median error | hold | half width | error of chinchilla |")
     print("|---|---|---|---|---|---|---|---|")
     for name, runs in tables.items():
         try:
