@@ -1,6 +1,7 @@
 """Programs of torch.compile, counted on fake tensors and run on this CPU."""
 
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import napkin
 from napkin import Ledger, count
+from napkin.accounting import OperatorWork, register_operator
+from napkin.accounting.custom_operators import _FORMULAS
 from napkin.errors import NapkinError
 from napkin.hardware.target import CudaTarget
 from napkin.torch_compile import set_up_compiler
@@ -198,6 +201,52 @@ def test_a_long_cumulative_sum_takes_its_workspace() -> None:
     ledger = counted(Sums(), (torch.zeros(n),), step=lambda module, batch: module(*batch), target="cuda")
     # The sums, and 8 bytes for each block of 256 numbers.
     assert sum(row.bytes_allocated for row in ledger.rows) == 4 * n + 8 * n // 256
+
+
+@torch.library.custom_op("napkin_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+@doubled.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+doubled.register_autograd(lambda _, gradient: 2 * gradient)
+
+
+class Doubles(nn.Module):
+    """Two graphs under torch.compile, with a custom operator in the second."""
+
+    def __init__(self, breaks: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.breaks = nn.Linear(64, 64), nn.Linear(64, 64), breaks
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.first(x))
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return F.gelu(doubled(self.second(x))).sum()
+
+
+def test_a_custom_operator_in_a_graph_has_the_work_that_was_declared() -> None:
+    before = counted(Doubles(breaks=False), vectors())
+    assert sum(before.unknown_operators.values()) == 1
+    with patch.dict(_FORMULAS):
+        register_operator("napkin_tests::doubled")(lambda x: OperatorWork(flops=5))
+        declared = counted(Doubles(breaks=False), vectors())
+    assert not declared.unknown_operators
+    assert declared.flops == before.flops + 5
+
+
+def test_a_graph_break_is_counted_as_two_graphs() -> None:
+    whole, broken = (counted(Doubles(breaks), vectors()) for breaks in (False, True))
+    assert broken.flops == whole.flops
+    assert [row.operator for row in broken.rows if row.contraction] == [
+        row.operator for row in whole.rows if row.contraction
+    ]
+    assert any(row.operator.startswith("cpp_fused") and row.phase == "forward" for row in broken.rows)
 
 
 def test_a_count_leaves_compiled_code_as_it_was() -> None:

@@ -285,6 +285,34 @@ def test_the_command_prints_a_compiled_step_as_json(script) -> None:
     assert values["peak_bytes"] == pytest.approx(counted.peak_bytes, rel=0.01)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_step_of_several_graphs_names_what_only_a_measurement_decides(script, in_place: bool) -> None:
+    found = rehearse(
+        script("""
+def step(model, x):
+    torch._dynamo.graph_break()
+    return loss_of(model, x, x)
+
+step = torch.compile(step, mode="max-autotune-no-cudagraphs")
+model = build().cuda()
+if len(sys.argv) > 1:
+    model.compile()
+    step = lambda model, x: loss_of(model, x, x)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    x = torch.randint(512, (8, 64), device="cuda")
+    step(model, x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""),
+        ["in-place"] * in_place,
+        on="H100",
+    )
+    assert found.ledger.flops == flops_of(8 * 64)
+    assert any(row.operator.startswith("triton_") for row in found.ledger.rows)
+    assert [note for note in found.notes if note.startswith("max_autotune times kernels")]
+
+
 def test_an_evaluation_of_more_tokens_than_a_step_is_the_most(script) -> None:
     found = rehearse(
         script("""

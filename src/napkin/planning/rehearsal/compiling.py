@@ -5,6 +5,7 @@ names a device in a graph is then put on the CPU, where the tensors are. Inducto
 of kernels (`napkin.accounting.compiled.programs`). What cannot be compiled so runs eagerly, with a note.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, no_type_check
 
@@ -19,6 +20,12 @@ from napkin.errors import first_line
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
+_DECIDED_BY_MEASURING = {
+    "max_autotune": "max_autotune times kernels: the library's products are counted, and no workspace of its trials",
+    "triton.cudagraphs": "CUDA graphs keep a step's buffers in a pool until the next step, which is not counted",
+}
+
+
 class Tracing:
     """What is set aside while torch.compile traces, and what it sees in place of the device.
 
@@ -27,6 +34,8 @@ class Tracing:
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self.note = note
+        self.called: Callable[[nn.Module | None], None] = lambda module: None
+        """What is to know that a compiled function begins: that of a module, or another."""
         self.originals = [
             (owner, name, getattr(owner, name))
             for owner, name in (
@@ -89,10 +98,30 @@ class Tracing:
         compile_ = torch.compile
 
         def compile_in_parts(model: Any = None, *, fullgraph: bool = False, **options: Any) -> Any:
+            given = {**(torch._inductor.list_mode_options(options.get("mode")) or {}), **(options.get("options") or {})}
+            for name, sentence in _DECIDED_BY_MEASURING.items():
+                if given.get(name):
+                    self.note(sentence)
             # What cannot be traced here, and can on a GPU, shall not end the script.
-            return compile_(model, fullgraph=False, **options)
+            compiled = compile_(model, fullgraph=False, **options)
+            return compiled if model is None or isinstance(model, nn.Module) else self._telling(compiled)
 
-        torch.compile = compile_in_parts
+        def compile_in_place(module: nn.Module, *args: Any, **options: Any) -> None:
+            module._compiled_call_impl = self._telling(compile_(module._call_impl, *args, **options), module)
+
+        torch.compile, nn.Module.compile = compile_in_parts, compile_in_place
+
+    @no_type_check
+    def _telling(self, compiled: Callable[..., Any], module: nn.Module | None = None) -> Callable[..., Any]:
+        """The compiled function; that it is called is told, as no hook of a module inside it is."""
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self.called(module)
+            return compiled(*args, **kwargs)
+
+        return call
 
     def cannot_lower(self, error: Exception) -> None:
         """Note that Inductor fails on a graph."""

@@ -143,6 +143,13 @@ class ScriptRecorder(Recorder):
         place = next(what for event, what in reversed(self.passes) if event < at or event == 0)
         return Highest(most, replayed.reserved_bytes, place)
 
+    def enter_compiled(self, module: nn.Module | None) -> None:
+        """A compiled function begins: a module's, or another."""
+        if module is not None:
+            self._before_forward(module, None)
+        elif torch.is_grad_enabled() and not self.in_optimizer:
+            self.begin_step()
+
     def _before_forward(self, module: nn.Module, _: Any) -> None:
         if torch.compiler.is_compiling():
             return

@@ -72,6 +72,7 @@ def _run(request: Request) -> dict[str, Any]:
 
     tell = lambda: _write(request, answer(None))  # noqa: E731
     recorder = ScriptRecorder(mode, cuda, seconds=request.seconds, tell=tell)
+    stand_ins.tracing.called = recorder.enter_compiled
     stand_ins.mode = DeviceMode(recorder, default=request.all_on_device or None)
     obstacle = None
     files.install()
