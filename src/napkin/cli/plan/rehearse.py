@@ -33,7 +33,7 @@ class RehearseOptions(JsonOption):
     """A Python file that is run before it, where a module or a reader must be replaced."""
     torch: str | None = None
     """The release of torch that it will run under, as in 2.8, if not the one that is installed here."""
-    seconds: float = 120.0
+    seconds: float = 300.0
     """Seconds after which it is stopped."""
     memory: float = 4.0
     """GB of memory after which it is stopped."""

@@ -132,7 +132,7 @@ def rehearse(
     setup: str | os.PathLike[str] | None = None,
     environment: Mapping[str, str] | None = None,
     torch: str | None = None,
-    most_seconds: float = 120.0,
+    most_seconds: float = 300.0,
     most_bytes: int = 4 * 10**9,
 ) -> Rehearsal:
     """Run a training script without a GPU until its third step, and plan that step.
