@@ -109,7 +109,8 @@ class PublishedCosts(LayoutCosts):
         )
         return [(*call, times) for call, times in calls.items()]
 
-    def _seconds(self, part: Part, size: Size, recompute: Recompute, gathered: bool) -> StageSeconds:
+    def seconds(self, part: Part, size: Size, recompute: Recompute, gathered: bool) -> StageSeconds:
+        """Seconds of one micro-batch, of which another program fuses or leaves out some."""
         sums: defaultdict[str, float] = defaultdict(float)
         for row, copies_weights, of_weights, growing, times in self.counted(part, size, recompute):
             if gathered and copies_weights and row.phase in ("forward", "recompute"):

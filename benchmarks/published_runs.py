@@ -7,9 +7,8 @@ published_runs.csv has runs of MPT models with FSDP (llm-foundry of Mosaic): lea
 GELU, tied embeddings, a vocabulary of 50,368. "gathers" is how often a step gathers a block's weights.
 published_layouts.csv has runs of other programs, with tensor, pipeline, context and expert ranks: see
 published_recipes.py. The coefficients of a generation are fitted to llm-foundry's runs and to the other programs' that
-`seen` chooses; those that it does not choose are the judgement. llm-foundry's own are judged by halves: fitted to one
-half, judged on the other, for several ways to halve them. Fitting needs SciPy. Coefficients are drawn towards what is
-known beforehand: `PRIOR`.
+`seen` and `EVERY` choose; those that they do not choose are the judgement. Fitting needs SciPy. Coefficients are drawn
+towards what is known beforehand: `PRIOR`.
 """
 
 import argparse
@@ -28,7 +27,6 @@ from published_recipes import PublishedRun, read_rows
 from result_files import write_result
 
 TABLE = Path(__file__).parents[1] / "src" / "napkin" / "hardware" / "efficiency.toml"
-HALVINGS = 4
 OUTLIER = 0.035
 """A relative error from which an error counts less than by its square: the runs' own noise."""
 OVERLAPPED = 0.75
@@ -36,8 +34,7 @@ OVERLAPPED = 0.75
 (userbuffers of Transformer Engine, asynchronous tensor parallelism of torch): not fitted."""
 PRIOR = {
     # The expected value, and the relative error of that expectation.
-    "matmul_share": (0.7, 0.15),  # "maximum achieved matmul": published_kernels.csv; less in a long run, by its power
-    "matmul_width": (100, 1.0),
+    "product_share": (0.85, 0.15),  # of kernels alone: hardware/kernel_curves.toml; less in a long run, by its power
     "attention_share": (0.4, 0.4),  # FlashAttention-2 reaches 0.5 to 0.73 of an A100 (Dao 2023), a third of an H100
     "attention_width": (20, 1.0),
     "attention_rows": (50_000, 1.0),  # published_kernels.csv
@@ -51,6 +48,10 @@ PRIOR = {
     "cudnn_attention_share": (0.6, 0.3),
     "fp8_share": (0.6, 0.2),
 }
+KEPT = ("matmul_share", "matmul_width")
+"""Of products in formats that no curve has: as they are in the table."""
+EVERY = {"ampere": 3, "hopper": 2}
+"""Of llm-foundry's runs every second or third is fitted to; the others are the judgement."""
 GENERATIONS = {"ampere": ((8, 0),), "hopper": ((9, 0),), "blackwell": ((10, 0), (10, 3))}
 
 
@@ -87,16 +88,28 @@ def seen(number: int, run: LayoutRun) -> bool:
     return number % 2 == 0
 
 
+def seen_of_foundry(runs: Sequence[LayoutRun], run: LayoutRun) -> bool:
+    """Whether a run of llm-foundry is fitted to, by its place among those of its generation."""
+    name = generation_of(run)
+    same = [each for each in runs if generation_of(each) == name]
+    return same.index(run) % EVERY[name] == 0
+
+
+def generation_of(run: LayoutRun) -> str:
+    """The name of its device's generation."""
+    return next(name for name, found in GENERATIONS.items() if run.device.compute_capability in found)
+
+
 def group_of(run: LayoutRun) -> str:
     """The line of the table that a run stands in."""
-    generation = next(name for name, found in GENERATIONS.items() if run.device.compute_capability in found)
+    generation = generation_of(run)
     experts = ", experts" if run.row["model"].startswith("deepseek") else ""
     fp8 = ", fp8" if run.stack == "llm-foundry" and run.row["precision"] == "fp8" else ""
     return f"{run.stack}, {generation}{experts}{fp8}"
 
 
-def fit(runs: Sequence[LayoutRun]) -> Efficiency:
-    """The coefficients of one generation."""
+def fit(runs: Sequence[LayoutRun], known: Efficiency) -> Efficiency:
+    """The coefficients of one generation; `KEPT` are those of `known`."""
     from scipy.optimize import least_squares  # pyright: ignore[reportMissingImports]
 
     fp8 = any(run.row["precision"] == "fp8" for run in runs)
@@ -108,29 +121,18 @@ def fit(runs: Sequence[LayoutRun]) -> Efficiency:
     width = np.array([PRIOR[name][1] for name in names])
 
     def residuals(logs: np.ndarray) -> np.ndarray:
-        efficiency = coefficients(names, logs)
+        efficiency = coefficients(names, logs, known)
         errors = np.log([run.planned_seconds(efficiency) / run.seconds for run in runs]) / OUTLIER
         softened = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([softened, (logs - expected) / width])
 
-    return coefficients(names, least_squares(residuals, expected, diff_step=1e-4, max_nfev=25).x)
+    return coefficients(names, least_squares(residuals, expected, diff_step=1e-4, max_nfev=25).x, known)
 
 
-def coefficients(names: Iterable[str], logs: Iterable[float]) -> Efficiency:
-    """From the logarithms of the fitted coefficients."""
+def coefficients(names: Iterable[str], logs: Iterable[float], known: Efficiency) -> Efficiency:
+    """From the logarithms of the fitted coefficients, and those that are kept."""
     values: dict[str, Any] = dict(zip(names, map(float, np.exp(list(logs))), strict=True))
-    return Efficiency(**values, factor=1.0)
-
-
-def held_out(runs: Sequence[LayoutRun]) -> list[float]:
-    """Relative errors of runs that the coefficients have not seen, by halves."""
-    errors = []
-    for halving in range(HALVINGS):
-        order = np.random.default_rng(halving).permutation(len(runs)) if halving else np.arange(len(runs))
-        for half in (0, 1):
-            found = fit([runs[i] for i in order[half::2]])
-            errors += [runs[i].planned_seconds(found) / runs[i].seconds - 1 for i in order[1 - half :: 2]]
-    return errors
+    return Efficiency(**values, **{name: getattr(known, name) for name in KEPT}, factor=1.0)
 
 
 def constant_mfu(runs: Sequence[LayoutRun]) -> list[float]:
@@ -163,7 +165,7 @@ def write_table(found: dict[str, tuple[Efficiency, list[float], int]]) -> None:
     for name, (efficiency, errors, rows) in found.items():
         factor = float(np.quantile(np.exp(np.abs(np.log1p(errors))), 0.9))
         values: dict[str, Any] = {
-            each: float(f"{value:.4g}") for each in PRIOR if (value := getattr(efficiency, each)) is not None
+            each: float(f"{value:.4g}") for each in (*KEPT, *PRIOR) if (value := getattr(efficiency, each)) is not None
         }
         values |= {"factor": round(factor, 3), "rows": rows, "residual": round(float(np.median(np.abs(errors))), 4)}
         values["compute_capabilities"] = [list(each) for each in GENERATIONS[name]]
@@ -173,21 +175,16 @@ def write_table(found: dict[str, tuple[Efficiency, list[float], int]]) -> None:
     print(f"wrote {TABLE}")
 
 
-def fit_all(foundry: Sequence[LayoutRun], layouts: Sequence[tuple[LayoutRun, bool]], lines: list[str]) -> None:
-    """Fit every generation, write the table, and add llm-foundry's errors by halves to the lines."""
+def fit_all(runs: Sequence[tuple[LayoutRun, bool]]) -> None:
+    """Fit every generation to the runs that are used, and write the table."""
     found = {}
     for name, capabilities in GENERATIONS.items():
-        own = [run for run in foundry if run.device.compute_capability in capabilities]
-        others = [(run, use) for run, use in layouts if run.device.compute_capability in capabilities]
-        chosen = [*own, *(run for run, use in others if use)]
+        own = [(run, used) for run, used in runs if run.device.compute_capability in capabilities]
+        chosen = [run for run, used in own if used]
         print(f"fitting {name} to {len(chosen)} runs", file=sys.stderr)
-        efficiency = fit(chosen)
-        errors = [run.planned_seconds(efficiency) / run.seconds - 1 for run, use in others if not use]
-        if own:
-            halves = held_out(own)
-            lines.append(f"| llm-foundry, {name}: halves not seen | {described(halves)} |")
-            # Each run was judged several times.
-            errors = [*errors, *halves[: len(own)]]
+        efficiency = fit(chosen, efficiencies()[name])
+        judged = [run for run, used in own if not used and not group_of(run).endswith(("experts", "fp8"))]
+        errors = [run.planned_seconds(efficiency) / run.seconds - 1 for run in judged]
         found[name] = (efficiency, errors, len(chosen))
     write_table(found)
 
@@ -208,6 +205,7 @@ def main() -> None:
         for number, run in enumerate(runs)
     ]
     bf16 = [run for run in foundry if run.row["precision"] == "bf16"]
+    both = [*((run, run in bf16 and seen_of_foundry(bf16, run)) for run in foundry), *layouts]
     heads = "| seconds per step | median | nine in ten | worst | mean | in the interval | runs |"
     lines = [heads, "|---|---|---|---|---|---|---|"]
     constant: list[float] = []
@@ -215,18 +213,19 @@ def main() -> None:
         constant += constant_mfu([run for run in bf16 if run.row["device"] == device])
     lines.append(f"| one constant MFU per device, llm-foundry | {described(constant)} |")
     if arguments.fit:
-        fit_all(bf16, layouts, lines)
+        fit_all(both)
     judged: dict[str, list[float]] = defaultdict(list)
     factors: dict[str, float] = {}
     all_errors: list[tuple[float, str]] = []
-    both = [*((run, True) for run in foundry), *layouts]
     for run, used in both:
         error = run.planned_seconds() / run.seconds - 1
-        name = group_of(run) + ("" if used or run.stack == "llm-foundry" else ": not fitted to")
+        name = group_of(run) + ("" if used else ": not fitted to")
         judged[name].append(error)
         factors[name] = efficiency_of(run.device).factor
         all_errors.append((error, _described_run(run)))
-        if not used:
+        if not used and run.stack == "llm-foundry":
+            judged["llm-foundry, not fitted to"].append(error)
+        elif not used:
             judged["other programs, not fitted to, no experts" if group_of(run) not in experts else "experts"].append(
                 error
             )

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from napkin.accounting.ledger import Row
+from napkin.accounting.pricing import roofline_seconds
 from napkin.hardware.ceilings import CatalogueCeilings, efficiency_of
 from napkin.hardware.cluster import interconnect_of, node_of
 from napkin.hardware.device_file import catalogue, find_device
@@ -157,6 +159,26 @@ def test_more_work_takes_no_less_time(name: str) -> None:
     assert is_rising(lengths, 0.97)
 
 
+def test_a_ledgers_products_take_the_seconds_of_their_curves_and_others_those_of_rooflines() -> None:
+    device = find_device("H100")
+    efficiency = dataclasses.replace(efficiency_of(device), product_share=0.8)
+    by_curve = CatalogueCeilings(device, efficiency)
+    without = CatalogueCeilings(device, dataclasses.replace(efficiency, product_share=None))
+    flops, moved = 2 * 2048 * 4096 * 1024, 2 * (2048 * 1024 + 1024 * 4096)
+    row = Row("", "forward", "mm", "bf16", flops, flops, 0, (1, 2048, 4096, 1024), moved, 2 * 2048 * 4096, 0, 0)
+    alone = product_seconds(device, 2048, 4096, 1024, reuse=math.inf)
+    assert alone is not None
+    assert roofline_seconds(row, by_curve) == pytest.approx(alone / 0.8)
+    assert roofline_seconds(row, without) != pytest.approx(alone / 0.8)
+    others = [
+        dataclasses.replace(row, format="fp8_e4m3fn"),
+        dataclasses.replace(row, operator="add", contraction=None, flops=0),
+        dataclasses.replace(row, operator="_scaled_dot_product_flash_attention"),
+    ]
+    for other in others:
+        assert roofline_seconds(other, by_curve) == roofline_seconds(other, without)
+
+
 def is_rising(seconds: Sequence[float | None], least: float) -> bool:
     """True if none is less than the one before it by more than a factor."""
     known = [each for each in seconds if each is not None]
@@ -196,7 +218,7 @@ def test_what_was_measured_on_a_device_is_preferred_to_its_generations_curves() 
     shape = ("bf16", 1, 4096, 4096, 4096)
     alone = product_seconds(device, *shape[2:], reuse=math.inf)
     assert alone is not None
-    efficiency = dataclasses.replace(efficiency_of(device), product_share=0.8)
+    efficiency = dataclasses.replace(efficiency_of(device), product_share=0.8, collective_share=0.5)
     assert CatalogueCeilings(device, efficiency).product_seconds(*shape) == pytest.approx(alone / 0.8)
     own = dataclasses.replace(device, efficiency={"matmul_share": 0.7, "link_share": 0.8})
     assert CatalogueCeilings(own, efficiency).product_seconds(*shape) is None
@@ -206,3 +228,7 @@ def test_what_was_measured_on_a_device_is_preferred_to_its_generations_curves() 
     assert with_curves.curves is not None
     assert without is not None
     assert without.curves is None
+    in_node = with_curves.group(8)
+    assert with_curves.seconds("all_reduce", 2**24, in_node) == pytest.approx(
+        2 * (collective_seconds(device, "all_reduce", 2**24, 8) or 0)
+    )

@@ -66,6 +66,13 @@ def test_planned_seconds_are_those_of_a_published_run_within_the_stated_factor(p
     assert plan.factor < 1.3
 
 
+def test_a_program_that_fuses_is_planned_faster_than_the_same_without(published: Any) -> None:
+    rows = _rows(published.read_rows, "published_layouts.csv")
+    row = next(row for row in rows if row["stack"] == "torchtitan" and row["precision"] == "bf16")
+    seconds = {fused: published.PublishedRun(row | {"fused": fused}).plan().seconds for fused in ("no", "yes")}
+    assert seconds["yes"] < 0.95 * seconds["no"]
+
+
 def test_every_published_row_has_a_device_a_model_and_a_layout_of_its_devices(published: Any) -> None:
     for name in ("published_layouts.csv", "published_gpu_hours.csv"):
         for row in _rows(published.read_rows, name):

@@ -67,6 +67,9 @@ class Efficiency:
     product_share: _Share | None = None
     """Of the speed that kernels have alone (`napkin.hardware.kernel_curves`), what products of bf16 reach in a training
     run, which is hot for hours and has other kernels beside them; None is `matmul_share` of the peak instead."""
+    collective_share: _Share | None = None
+    """The same of collectives within a node, which wait for the slowest rank and share the device with products; None
+    is `link_share` of the link and `hop_factor` instead."""
     rows: int = 0
     """Published runs that they were fitted to."""
     residual: float | None = None
@@ -100,12 +103,6 @@ def mean_efficiency() -> Efficiency:
     found = efficiencies().values()
     means = {name: math.prod(getattr(each, name) for each in found) ** (1 / len(found)) for name in COEFFICIENTS}
     return Efficiency(**means, factor=ELSEWHERE_FACTOR)
-
-
-def takes_curves(device: Device, efficiency: Efficiency, measured: str) -> bool:
-    """True where kernels follow the curves of their generation: those of a training run were fitted, and what they
-    replace, the coefficient `measured`, was not measured on the device itself."""
-    return efficiency.product_share is not None and measured not in device.efficiency
 
 
 @runtime_checkable
@@ -203,7 +200,7 @@ class CatalogueCeilings:
     @cached_property
     def _product_curve(self) -> tuple[ProductCurve, float] | None:
         share, curves = self.efficiency.product_share, curves_of(self.device)
-        if share is None or curves is None or not takes_curves(self.device, self.efficiency, "matmul_share"):
+        if share is None or curves is None or "matmul_share" in self.device.efficiency:
             return None
         return curves.product, share
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from napkin.errors import NapkinError, near_names, plain
-from napkin.hardware.ceilings import Efficiency, takes_curves
+from napkin.hardware.ceilings import Efficiency
 from napkin.hardware.device import Device, Positive, Source
 from napkin.hardware.device_file import find_device
 from napkin.hardware.kernel_curves import KernelCurves, curves_of
@@ -172,6 +172,8 @@ class Interconnect:
     """Those that collectives within a node follow; None where none were measured."""
     datasheet_link_bandwidth: float = field(default=0.0, kw_only=True, repr=False)
     """The link's, of which the curves take a share."""
+    collective_share: float = field(default=1.0, kw_only=True, repr=False)
+    """Of the speed that collectives have alone, what they reach beside others."""
 
     def group(self, size: int, *, stride: int = 1) -> Group:
         """The group of `size` ranks of which each is `stride` devices after the one before it.
@@ -192,7 +194,8 @@ class Interconnect:
             bandwidth = self.network_bandwidth if across else self.link_bandwidth
             return data_bytes / bandwidth + (self.network_hop_seconds if across else self.link_hop_seconds)
         if self.curves is not None and group.nodes == 1:
-            return self.curves.collective_seconds(operation, data_bytes, group.size, self.datasheet_link_bandwidth)
+            alone = self.curves.collective_seconds(operation, data_bytes, group.size, self.datasheet_link_bandwidth)
+            return alone / self.collective_share
         if operation == "all_to_all":
             return self._all_to_all(data_bytes, group)
         once = (group.size - 1) / group.size * data_bytes / self.ring_bandwidth(group)
@@ -233,7 +236,7 @@ def interconnect_of(device: Device, node: Node, efficiency: Efficiency) -> Inter
     link = device.host_bandwidth if bridged else device.link_bandwidth
     if link is None:
         return None
-    network = node.network_bandwidth
+    network, share = node.network_bandwidth, efficiency.collective_share
     return Interconnect(
         efficiency.link_share * link,
         efficiency.network_share * network if network else efficiency.link_share * link,
@@ -242,6 +245,7 @@ def interconnect_of(device: Device, node: Node, efficiency: Efficiency) -> Inter
         link_hop_seconds=efficiency.hop_factor * LINK_HOP_SECONDS,
         network_hop_seconds=efficiency.hop_factor * NETWORK_HOP_SECONDS,
         slowdown=efficiency.slowdown,
-        curves=None if bridged or not takes_curves(device, efficiency, "link_share") else curves_of(device),
+        curves=None if bridged or share is None or "link_share" in device.efficiency else curves_of(device),
+        collective_share=share or 1.0,
         datasheet_link_bandwidth=link,
     )
