@@ -238,7 +238,7 @@ def product_seconds(
 
     >>> from napkin.hardware.device_file import find_device
     >>> f"{product_seconds(find_device('H200'), 4096, 4096, 4096) * 1e6:.0f} µs"
-    '193 µs'
+    '170 µs'
     """
     curves = curves_of(device)
     if curves is None or format_name not in FORMATS:
