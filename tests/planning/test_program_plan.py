@@ -11,8 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import napkin
@@ -139,6 +141,71 @@ def test_both_dimensions_of_a_mesh_divide_the_work() -> None:
     sizes = {(of.operation, of.group_size) for of in each.collectives}
     assert ("all_reduce", 2) in sizes
     assert ("all_gather", 8) in sizes
+
+
+class Attention(nn.Module):
+    """Causal attention of one head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.projection(x)[:, None].chunk(3, -1)
+        return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True).square().mean()
+
+
+def ring() -> Any:
+    """Sequences of 256 positions that ranks divide among them."""
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    model = Attention().to("cuda", torch.bfloat16)
+
+    def step(model: Any, optimizer: Any, x: Tensor) -> None:
+        with context_parallel(mesh, buffers=[x], buffer_seq_dims=[1]):
+            model(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    sequences = torch.randn(2, 256, 16, device="cuda", dtype=torch.bfloat16)
+    return model, torch.optim.AdamW(model.parameters()), sequences, step
+
+
+def test_context_parallelism_attends_to_half_of_the_pairs_of_other_ranks() -> None:
+    plan = napkin.plan_program(ring, on="2xH100")
+    # Own queries and keys, of which a mask hides half; of the other rank's, half of either.
+    pairs = 128 * 128 + 64 * 128
+    assert {each.ledger.attention_flops for each in plan.ranks} == {3 * 2 * 2 * 2 * 16 * pairs}
+
+
+class Routed(nn.Module):
+    """Tokens go to the rank that a router chooses, and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.expert = nn.Linear(WIDTH, dist.get_world_size()), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.router(x).topk(1).indices.flatten()
+        sent = torch.zeros(dist.get_world_size(), dtype=torch.int64).scatter_add(0, chosen, torch.ones_like(chosen))
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        there, here = sent.tolist(), received.tolist()
+        tokens = all_to_all_single_autograd(x[chosen.argsort()], here, there, dist.group.WORLD)
+        return all_to_all_single_autograd(self.expert(tokens), there, here, dist.group.WORLD).square().mean()
+
+
+def routed() -> Any:
+    model = Routed()
+    return model, torch.optim.AdamW(model.parameters()), torch.randn(ROWS, WIDTH)
+
+
+def test_routed_tokens_are_distributed_evenly_which_the_plan_says() -> None:
+    plan = napkin.plan_program(routed, on="2xH100")
+    (sums,) = plan.ranks[0].collectives
+    # Numbers of tokens, tokens there and back, and the gradient back: the batch itself needs none.
+    assert (sums.operation, sums.calls) == ("all_to_all", 4)
+    assert sums.data_bytes == 2 * 8 + 3 * 4 * ROWS * WIDTH
+    assert any("evenly" in note for note in plan.notes)
 
 
 def failing() -> Any:

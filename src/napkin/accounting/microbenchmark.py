@@ -241,7 +241,10 @@ class FakeCalls:
     def follow(self, operator: Any, args: tuple, outputs: list[Tensor]) -> None:
         """Note what the call says of the values of its results."""
         packet = operator.overloadpacket
-        if packet is aten.topk or packet is aten.argmax:
+        if packet.__name__ == "alltoall_base_":
+            # It writes into its first argument what other ranks have in the second.
+            self._copied(self.number_of(args[1]), self.number_of(args[0]))
+        elif packet is aten.topk or packet is aten.argmax:
             dim = args[2 if packet is aten.topk else 1] if len(args) > (2 if packet is aten.topk else 1) else -1
             self._choices[self.number_of(outputs[-1])] = args[0].shape[-1 if dim is None else dim]
         elif not (self._choices or self._density) or not args or not outputs:
@@ -268,10 +271,13 @@ class FakeCalls:
         elif packet in _ABOVE and source in self._density and args[1] in (0, 1):
             self._density[number] = self._density[source]
         elif (packet in _COPIES or _is_sent(operator)) and number != source:
-            tables: tuple[Any, ...] = (self._choices, self._density, self._counts)
-            for known in tables:
-                if source in known:
-                    known[number] = known[source]
+            self._copied(source, number)
+
+    def _copied(self, source: int | None, number: int | None) -> None:
+        tables: tuple[Any, ...] = (self._choices, self._density, self._counts)
+        for known in tables:
+            if source in known:
+                known[number] = known[source]
 
     def _join(self, parts: Any, output: Tensor) -> None:
         counts = {self._counts.get(self.number_of(part)) for part in parts}

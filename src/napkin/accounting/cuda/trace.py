@@ -62,8 +62,10 @@ def _on_fakes(operator: Any, implementation: Callable[..., Any]) -> Callable[...
 
 
 def _is_fake(value: Any) -> bool:
-    """True for fake tensors, and for what AOTAutograd wraps them in while torch.compile traces."""
-    return isinstance(value, (FakeTensor, FunctionalTensor))
+    """True for fake tensors, DTensors of them, and what AOTAutograd wraps them in while torch.compile traces."""
+    return isinstance(value, (FakeTensor, FunctionalTensor)) or isinstance(
+        getattr(value, "_local_tensor", None), FakeTensor
+    )
 
 
 def _attention(target: CudaTarget) -> Callable[..., Tensor]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -105,7 +106,13 @@ class OneRank:
             enter(_default_device_kept())
             enter(self.mode)
             enter(fake_ranks(self.world_size, self.rank))
-            for home, name, value in (*self._process_group(), *self._meshes(), *_cuda(self), *_transformers()):
+            for home, name, value in (
+                *self._process_group(),
+                *self._meshes(),
+                *_cuda(self),
+                *_sharding(),
+                *_transformers(),
+            ):
                 enter(patch.object(home, name, value, create=True))
             enter(_OnCpu())
             yield
@@ -233,6 +240,19 @@ def _cuda(rank: OneRank) -> Iterator[tuple[Any, str, Any]]:
     for name, answer in answers.items():
         yield torch.cuda, name, lambda *_, _answer=answer, **__: _answer
     yield nn.Module, "_apply", _apply
+    default = torch.set_default_device
+    yield torch, "set_default_device", lambda device: default(None if _is_cuda(device) else device)
+
+
+def _sharding() -> Iterator[tuple[Any, str, Any]]:
+    """DTensor asks for shapes by calling operators on fake tensors of its own, which is no part of a step."""
+    propagate = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def unseen(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return propagate(*args, **kwargs)
+
+    yield ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen
 
 
 def _transformers() -> Iterator[tuple[Any, str, Any]]:

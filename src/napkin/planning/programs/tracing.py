@@ -159,9 +159,15 @@ class Program:
         """What the program raises, in one line with its place; with the rank, where rank 0 did not raise it."""
         of_rank = f" on rank {rank}" if self.world_size > 1 else ""
         try:
-            yield
-        except NapkinError as error:
-            raise NapkinError(f"{error}{of_rank}") from None
+            try:
+                yield
+            except NapkinError as error:
+                # `count` names what helps where a module is given to it.
+                if isinstance(error.__context__, RuntimeError):
+                    raise error.__context__ from None
+                raise NapkinError(f"{error}{of_rank}") from None
+        except NapkinError:
+            raise
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise NapkinError(
                 f"{what} of {self.name} reads values that a trace does not have ({error.func}){_place(error)}{of_rank}"
