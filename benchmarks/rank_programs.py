@@ -53,14 +53,15 @@ def sharded(model: nn.Module, layers: Any, mesh: DeviceMesh | None = None, **set
     """Divide each layer, and then the rest of the model, by FSDP2."""
     for layer in layers:
         fully_shard(layer, mesh=mesh, **settings)
-    return fully_shard(model, mesh=mesh, **settings)
+    fully_shard(model, mesh=mesh, **settings)
+    return model
 
 
 # Programs of transformers. Each function is one, built on every rank.
 
 
 def llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM  # pyright: ignore[reportMissingImports]
 
     sizes = {"hidden_size": WIDTH, "intermediate_size": 172, "num_hidden_layers": 3, "num_attention_heads": 4}
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=4, use_cache=False, **sizes))
@@ -104,7 +105,7 @@ def llama_fsdp_tensor() -> Any:
 
 
 def mixtral_fsdp() -> Any:
-    from transformers import MixtralConfig, MixtralForCausalLM
+    from transformers import MixtralConfig, MixtralForCausalLM  # pyright: ignore[reportMissingImports]
 
     sizes = {"hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = MixtralConfig(vocab_size=VOCABULARY, num_key_value_heads=2, num_local_experts=4, use_cache=False, **sizes)
@@ -114,7 +115,7 @@ def mixtral_fsdp() -> Any:
 
 
 def qwen_moe_fsdp() -> Any:
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM  # pyright: ignore[reportMissingImports]
 
     sizes = {"hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     experts = {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2}
@@ -127,7 +128,7 @@ def qwen_moe_fsdp() -> Any:
 
 
 def gpt2() -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
 
     return GPT2LMHeadModel(
         GPT2Config(vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=3, n_head=4, n_positions=LENGTH, use_cache=False)
@@ -156,7 +157,7 @@ def gpt2_ddp() -> Any:
 
 
 def t5_fsdp() -> Any:
-    from transformers import T5Config, T5ForConditionalGeneration
+    from transformers import T5Config, T5ForConditionalGeneration  # pyright: ignore[reportMissingImports]
 
     sizes = {"d_model": WIDTH, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
     model = T5ForConditionalGeneration(
@@ -168,7 +169,7 @@ def t5_fsdp() -> Any:
 
 def vit_fsdp_uneven() -> Any:
     """17 positions and 10 classes, which no two ranks divide evenly."""
-    from transformers import ViTConfig, ViTForImageClassification
+    from transformers import ViTConfig, ViTForImageClassification  # pyright: ignore[reportMissingImports]
 
     sizes = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 130}
     model = ViTForImageClassification(ViTConfig(image_size=32, patch_size=8, num_labels=10, **sizes))
@@ -278,8 +279,8 @@ def plain_experts() -> Any:
 
         def forward(self, ids: Tensor) -> Tensor:
             x = self.embedding(ids).flatten(0, 1)
-            there = all_to_all_single_autograd(x, None, None, group)
-            back = all_to_all_single_autograd(self.expert(there), None, None, group)
+            there = all_to_all_single_autograd(x, None, None, group)  # pyright: ignore[reportArgumentType]
+            back = all_to_all_single_autograd(self.expert(there), None, None, group)  # pyright: ignore[reportArgumentType]
             return (x + back).square().mean()
 
     model = Experts()

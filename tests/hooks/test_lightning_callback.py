@@ -51,7 +51,7 @@ def train(callbacks: list[Any], *, fails_at: int = 0, **options: Any) -> Any:
         **options,
     )
     module = Module()
-    trainer.fit(module, torch.utils.data.DataLoader(ids, batch_size=4))
+    trainer.fit(module, torch.utils.data.DataLoader(ids, batch_size=4))  # pyright: ignore[reportArgumentType]
     return module
 
 

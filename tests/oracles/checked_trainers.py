@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import datasets
+import datasets  # pyright: ignore[reportMissingImports]
 import tokenizers
 import torch
-import transformers
-import trl
+import transformers  # pyright: ignore[reportMissingImports]
+import trl  # pyright: ignore[reportMissingImports]
 
 WORDS = {word: number for number, word in enumerate(["<pad>", "<eos>", *(f"w{n}" for n in range(60))])}
 

@@ -72,7 +72,7 @@ class Layer(nn.Module):
         return self.down(self.up(x).relu()).square().mean()
 
 
-def parts_of(model: nn.Module) -> tuple[nn.Module, Any, Tensor]:
+def parts_of(model: Any) -> tuple[nn.Module, Any, Tensor]:
     return model, torch.optim.AdamW(model.parameters()), torch.randn(ROWS, WIDTH)
 
 
@@ -190,8 +190,10 @@ class Routed(nn.Module):
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent)
         there, here = sent.tolist(), received.tolist()
-        tokens = all_to_all_single_autograd(x[chosen.argsort()], here, there, dist.group.WORLD)
-        return all_to_all_single_autograd(self.expert(tokens), there, here, dist.group.WORLD).square().mean()
+        world = dist.group.WORLD
+        assert world is not None
+        tokens = all_to_all_single_autograd(x[chosen.argsort()], here, there, world)
+        return all_to_all_single_autograd(self.expert(tokens), there, here, world).square().mean()
 
 
 def routed() -> Any:

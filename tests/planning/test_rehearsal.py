@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -278,7 +279,7 @@ def test_the_command_prints_a_compiled_step_as_json(script) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        model = torch.compile(build())
+        model: Any = torch.compile(build())
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
         counted = count(model, torch.zeros(8, 64, dtype=torch.int64), step, target=CudaTarget(), warm_up=2)
     assert values["flops"] == counted.flops

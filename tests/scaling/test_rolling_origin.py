@@ -44,11 +44,11 @@ def test_the_interval_is_that_of_three_independent_normal_errors() -> None:
     rates = np.array([0.005, 0.03, 0.08])
 
     def held(half: float) -> float:
-        densities = [quad(norm(0, np.hypot(known, rate)).pdf, -half, half)[0] for rate in rates]
+        densities = [quad(norm.pdf, -half, half, args=(0, np.hypot(known, rate)))[0] for rate in rates]
         return float(np.mean(densities)) - 0.9
 
     found = interval_of_new_run(1.0, drawn, residuals, rates)
-    half = brentq(held, 1e-4, 1.0)
+    half: float = brentq(held, 1e-4, 1.0)  # pyright: ignore[reportAssignmentType]
     assert found.estimate == pytest.approx(np.e)
     assert (np.log(found.low), np.log(found.high)) == pytest.approx((1 - half, 1 + half), rel=1e-6)
     alone = interval_of_new_run(1.0, drawn, residuals, np.zeros(3))
