@@ -6,6 +6,7 @@ from napkin.accounting.ledger import Row
 from napkin.accounting.pricing import price, roofline_seconds
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.hardware.device_file import catalogue, find_device
+from napkin.hardware.kernel_curves import product_seconds
 
 H100 = CatalogueCeilings(find_device("H100"))
 
@@ -22,8 +23,10 @@ def ledger(*rows: Row) -> Ledger:
 def test_a_large_product_is_bound_by_flops_and_a_copy_by_bytes() -> None:
     product, copy = row("mm", m=8192, read=3 * 2 * 8192**2), row("clone", read=10**9)
     known = H100.efficiency
-    filled = 1 + 3 * known.matmul_width / 8192
-    of_flops = 2 * 8192**3 * filled / (known.matmul_share * 989.5e12) + known.kernel_seconds
+    alone = product_seconds(find_device("H100"), 8192, 8192, 8192, reuse=math.inf)
+    assert alone is not None and known.product_share is not None
+    of_flops = alone / known.product_share
+    assert 1 < of_flops / (2 * 8192**3 / 989.5e12) < 2
     of_bytes = 10**9 / (known.memory_share * 3.35e12) + known.kernel_seconds
     priced = price(ledger(product, copy), H100)
     assert math.isclose(priced.seconds, of_flops + of_bytes, rel_tol=1e-12)

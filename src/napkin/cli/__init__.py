@@ -146,7 +146,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "count": Command("trace a training step: FLOPs, bytes by operator or module", "plan.recipe:count_command"),
         "rehearse": Command("run a training script without a GPU, and plan its step", "plan.rehearse"),
         "diff": Command("what a change does to a step: FLOPs, bytes, seconds, exactly", "plan.diff"),
-        "check": Command("find out whether a program's gradient depends on its arrangement", "plan.check"),
+        "check": Command("find out if a program's gradient depends on its arrangement", "plan.check"),
         "budget": Command("say what FLOPs, days or dollars buy, by a fitted law", "plan.budget:budget_command"),
         "hardware": Command("print the catalogue of accelerators, or all about one", "plan.catalogue:hardware_command"),
         "formats": Command("print the number formats, or a number rounded to each", "plan.catalogue:formats_command"),
