@@ -24,7 +24,8 @@ def test_a_large_product_is_bound_by_flops_and_a_copy_by_bytes() -> None:
     product, copy = row("mm", m=8192, read=3 * 2 * 8192**2), row("clone", read=10**9)
     known = H100.efficiency
     alone = product_seconds(find_device("H100"), 8192, 8192, 8192, reuse=math.inf)
-    assert alone is not None and known.product_share is not None
+    assert alone is not None
+    assert known.product_share is not None
     of_flops = alone / known.product_share
     assert 1 < of_flops / (2 * 8192**3 / 989.5e12) < 2
     of_bytes = 10**9 / (known.memory_share * 3.35e12) + known.kernel_seconds
