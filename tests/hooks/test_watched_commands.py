@@ -30,7 +30,7 @@ def test_commands_read_the_run_or_name_it(run: Path, server: subprocess.Popen[st
         ["chat", "runs/mine"],
         ["serve", "runs/mine"],
         ["quantize", "runs/mine"],
-        ["export", "runs/mine"],
+        ["export", "runs/mine", "--out", "exported"],
         ["diff", "runs/mine", "runs/other"],
         ["train", "--run", "runs/mine"],
     ):
