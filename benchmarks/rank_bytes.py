@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -177,9 +178,9 @@ def run_rank(folder: Path, cases: dict[str, Case]) -> None:
                 (folder / f"{name}.json").write_text(json.dumps(found))
 
 
-def run_ranks(folder: Path, size: int, cases: dict[str, Case]) -> None:
-    """Fork the ranks and wait for them."""
-    for module in IMPORTED:
+def fork_ranks(size: int, run: Callable[[int], None], *, imported: Iterable[str]) -> None:
+    """Fork the ranks of a process group, which each call `run`, and wait for them; modules are imported before."""
+    for module in imported:
         importlib.import_module(module)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -192,7 +193,7 @@ def run_ranks(folder: Path, size: int, cases: dict[str, Case]) -> None:
             os.environ |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             try:
-                run_rank(folder, cases)
+                run(rank)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
@@ -218,7 +219,7 @@ def main(words: list[str]) -> None:
         for size in (2, 4):
             cases = {name: each for name, each in chosen.items() if each["ranks"] == size}
             if cases:
-                run_ranks(Path(folder), size, cases)
+                fork_ranks(size, lambda _, cases=cases: run_rank(Path(folder), cases), imported=IMPORTED)
             for name, each in cases.items():
                 metered = json.loads((Path(folder) / f"{name}.json").read_text())
                 planned = [count_step(resolved_of(each), rank).peak_bytes for rank in range(size)]

@@ -11,13 +11,9 @@ and in brackets by how much the allocator's own events exceed the latter. Names 
 import argparse
 import functools
 import gc
-import importlib
 import json
-import os
-import socket
 import statistics
 import tempfile
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +30,7 @@ from torch.nn import functional
 import napkin
 from napkin.accounting.counting import plain_step
 from napkin.accounting.metering import METERED_STEP, meter_step
+from rank_bytes import fork_ranks
 from result_files import write_result
 
 METERED_STEPS = 2
@@ -329,28 +326,9 @@ def run_rank(folder: Path, rank: int, names: list[str]) -> None:
 
 def metered_ranks(size: int, names: list[str]) -> dict[str, list[tuple[int, int]]]:
     """The metered bytes of each rank of programs on `size` forked gloo ranks."""
-    for module in (*IMPORTED, *(["transformers"] if any(not name.startswith("plain") for name in names) else [])):
-        importlib.import_module(module)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    transformers = ["transformers"] if any(not name.startswith("plain") for name in names) else []
     with tempfile.TemporaryDirectory() as folder:
-        children: list[int] = []
-        for rank in range(size):
-            child = os.fork()
-            if not child:
-                os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
-                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-                try:
-                    run_rank(Path(folder), rank, names)
-                except BaseException:
-                    traceback.print_exc()
-                    os._exit(1)
-                os._exit(0)
-            children.append(child)
-        statuses = [os.waitpid(child, 0)[1] for child in children]
-        if any(statuses):
-            raise SystemExit("a rank failed")
+        fork_ranks(size, lambda rank: run_rank(Path(folder), rank, names), imported=(*IMPORTED, *transformers))
         return {
             name: [tuple(json.loads((Path(folder) / f"{name}-{rank}.json").read_text())) for rank in range(size)]
             for name in names

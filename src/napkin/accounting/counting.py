@@ -10,10 +10,12 @@ form: alone, first of a tuple, as `.loss` or under "loss", or not at all.
 import copy
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass, replace
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -322,6 +324,17 @@ def _errors_on_one_line() -> Iterator[None]:
         raise NapkinError(
             f"the step fails on fake tensors, which have no data: {first_line(error)}; by='running' counts a real one"
         ) from None
+
+
+@contextmanager
+def transformers_not_tracing() -> Iterator[None]:
+    """transformers asks of fake tensors whether it is traced, and then makes masks that it makes in no real step."""
+    utils = sys.modules.get("transformers.utils.import_utils")
+    if utils is None or not hasattr(utils, "is_fake_tensor"):
+        yield
+        return
+    with patch.object(utils, "is_fake_tensor", lambda value: False):
+        yield
 
 
 @contextmanager

@@ -154,6 +154,13 @@ def _seconds_by_curve(row: Row, ceilings: Ceilings) -> float | None:
     return None if seconds is None else seconds * (row.flops + row.recomputed_flops) / (2 * batch * m * n * k)
 
 
+def price_with_launches(ledger: Ledger, ceilings: Ceilings, *, factor: float) -> Price:
+    """Price a step by rooflines on a device that is not at hand. Published steps, which `factor` is of, are long: it is
+    wider where launches take a large part."""
+    priced = price(ledger, ceilings)
+    return dataclasses.replace(priced, factor=factor * (1 + launch_share(ledger, ceilings, priced.seconds)))
+
+
 def launch_share(ledger: Ledger, ceilings: Ceilings, seconds: float) -> float:
     """Fraction of a step's `seconds` that is the overhead of operator calls; a view is none."""
     calls = sum(bool(row.flops or row.bytes_read or row.bytes_written) for row in ledger.rows)

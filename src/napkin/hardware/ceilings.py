@@ -65,11 +65,11 @@ class Efficiency:
     fp8_share: _Share | None = None
     """Fraction of the dense fp8 peak that large products reach; None is `matmul_share`."""
     product_share: _Share | None = None
-    """Of the speed that kernels have alone (`napkin.hardware.kernel_curves`), what products of bf16 reach in a training
-    run, which is hot for hours and has other kernels beside them; None is `matmul_share` of the peak instead."""
+    """The share of their speed alone (`napkin.hardware.kernel_curves`) that products of bf16 reach in a training run,
+    which is hot for hours and has other kernels beside them; None is `matmul_share` of the peak instead."""
     collective_share: _Share | None = None
-    """The same of collectives within a node, which wait for the slowest rank and share the device with products; None
-    is `link_share` of the link and `hop_factor` instead."""
+    """The share of their speed alone that collectives within a node reach, which wait for the slowest rank and share
+    the device with products; None is `link_share` of the link and `hop_factor` instead."""
     rows: int = 0
     """Published runs that they were fitted to."""
     residual: float | None = None
@@ -191,7 +191,7 @@ class CatalogueCeilings:
         return (fp8 or efficiency.matmul_share) * self.device.peak(format_name) / filled
 
     def product_seconds(self, format_name: str, batch: int, m: int, n: int, k: int) -> float | None:
-        """By the curve of the device's generation, unless the share of the peak was measured on the device itself."""
+        """Return seconds by the curve of the device's generation; None where a share of its peak was measured."""
         if self._product_curve is None or format_name not in self._chips:
             return None
         curve, share = self._product_curve

@@ -51,12 +51,11 @@ def nodes() -> tuple[Node, ...]:
 
 def node_of(device: Device) -> Node:
     """The node that a device is assumed to be in: the one that its file describes, else the first that the table has,
-        else `DEFAULT_DEVICES` of them.
+    else `DEFAULT_DEVICES` of them.
 
-        >>> from napkin.hardware.device_file import find_device
-    from napkin.hardware.kernel_curves import KernelCurves, curves_of
-        >>> node_of(find_device("H100")).name, node_of(find_device("L4")).devices
-        ('DGX-H100', 8)
+    >>> from napkin.hardware.device_file import find_device
+    >>> node_of(find_device("H100")).name, node_of(find_device("L4")).devices
+    ('DGX-H100', 8)
     """
     if device.devices_per_node is not None:
         name = f"{device.devices_per_node} × {device.name}"
@@ -169,11 +168,11 @@ class Interconnect:
     slowdown: float = 0.0
     """Seconds by which a second of communication lengthens the computation that it overlaps with."""
     curves: KernelCurves | None = field(default=None, kw_only=True, repr=False)
-    """Those that collectives within a node follow; None where none were measured."""
+    """The curves that collectives within a node follow; None where none were measured."""
     datasheet_link_bandwidth: float = field(default=0.0, kw_only=True, repr=False)
-    """The link's, of which the curves take a share."""
+    """The bandwidth of the link by its datasheet, of which the curves take a share."""
     collective_share: float = field(default=1.0, kw_only=True, repr=False)
-    """Of the speed that collectives have alone, what they reach beside others."""
+    """The share of their speed alone that collectives reach beside other kernels."""
 
     def group(self, size: int, *, stride: int = 1) -> Group:
         """The group of `size` ranks of which each is `stride` devices after the one before it.

@@ -34,18 +34,18 @@ TILES = (
 )
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 DEPTH = 64
-"""Of k, what one iteration multiplies."""
+"""The part of k that one iteration multiplies."""
 LARGE_TILE = 128 * 256
 SMALL_TILE = 64 * 128
 MEASURED_REUSE = 6
-"""In the published measurements the same weights are read again after so many products, from the cache if all fit."""
+"""The number of products after which published measurements read the same weights again, cached if all fit."""
 FORMATS = ("bf16", "fp16")
 """Formats of the products that were measured, and those that take equally long."""
 
 
 @dataclass(frozen=True)
 class Chip:
-    """What curves take from a datasheet, or arrays of it."""
+    """The figures of a datasheet that curves take, or arrays of them."""
 
     peak: float
     """FLOP/s in the format of the products."""
@@ -61,23 +61,23 @@ class ProductCurve:
 
     launch_seconds: _Positive
     vector_launch_seconds: _Positive
-    """Of a matrix and a vector, which have kernels of their own."""
+    """Launch of the product of a matrix and a vector, which has kernels of its own."""
     vector_iteration_seconds: _Positive
-    """Of those kernels, for each number along k."""
+    """Seconds of those kernels for each number along k."""
     peak_share: _Share
-    """Of the dense peak, with large tiles."""
+    """Share of the dense peak that large tiles reach."""
     sustained_share: _Share
-    """What remains of it in a kernel that computes much longer than `sustained_seconds`: the power limit lowers the
-    clock."""
+    """Share of that which remains in a kernel that computes much longer than `sustained_seconds`: the power limit
+    lowers the clock."""
     sustained_seconds: _Positive
     tile_loss: _Positive
     """A tile [a × b] reaches 1 / (1 + loss · (1/a + 1/b)) of that."""
     idle_share: _Share
-    """Of the time that multiprocessors idle in the last wave, how much counts: clocks rise meanwhile."""
+    """Share of the multiprocessors' idle time in the last wave that counts: clocks rise meanwhile."""
     fill_seconds: _Positive
-    """Of a wave of the largest tiles: loading the first operands, storing the result."""
+    """Seconds per wave of the largest tiles for loading the first operands and storing the result."""
     fill_exponent: _Positive
-    """By which the seconds fall with the area of a tile."""
+    """Exponent with which these seconds fall with the area of a tile."""
     iteration_seconds: _Positive
     residency: _Positive
     """Tiles of 64 × 128 that are resident on a multiprocessor at a time."""
@@ -88,18 +88,18 @@ class ProductCurve:
     memory_bandwidth: _Positive
     """Bytes/s of a multiprocessor from memory, when few of them read."""
     memory_share: _Share
-    """Of the memory bandwidth, when all read."""
+    """Share of the memory bandwidth that is reached when all of them read."""
     memory_seconds: _Positive
     """Latency of the memory."""
     cache_share: _Positive
-    """Of the cache's bytes, those within which half of what was read before is found again."""
+    """Share of the cache's bytes within which half of what was read before is found again."""
     cache_sharpness: _Positive
     sharpness: _Positive
     """Exponent of the norm."""
     split_seconds: _Positive
-    """Of summing parts of k."""
+    """Seconds of summing the parts of k."""
     split_traffic: _Positive
-    """By how much the bytes of the parts count there."""
+    """Factor of the bytes of the parts there."""
 
 
 @dataclass(frozen=True)
@@ -107,19 +107,19 @@ class AttentionCurve:
     """Constants of the seconds of causal attention over prompts, with what is written to the KV cache."""
 
     launch_seconds: _Positive
-    """Of all its kernels, the preparation of sequences of unequal length included."""
+    """Launches of all its kernels, the preparation of sequences of unequal length included."""
     sequence_seconds: _Positive
     peak_share: _Share
-    """Of the dense peak, at a head dimension of 128."""
+    """Share of the dense peak that is reached at a head dimension of 128."""
     head_dim_factors: dict[str, _Positive] = field(hash=False)
-    """The same at other head dimensions, as factors; those between are interpolated."""
+    """Factors of that share at other head dimensions; those between are interpolated."""
     idle_share: _Share
     tail_share: _Positive
-    """How much of the last tile of queries, which has the most keys, is waited for."""
+    """Share of the last tile of queries, which has the most keys, that is waited for."""
     fill_seconds: _Positive
-    """Of a wave of tiles,"""
+    """Seconds per wave of tiles."""
     key_seconds: _Positive
-    """and for each 128 keys of one."""
+    """Seconds per wave for each 128 keys of a tile."""
     residency: _Positive
     query_tiles: dict[str, int] = field(hash=False)
     """Rows of queries in a tile, by head dimension."""
@@ -129,19 +129,19 @@ class AttentionCurve:
     memory_share: _Share
     sharpness: _Positive
     write_share: _Share
-    """Of the memory bandwidth, when keys and values are written to the cache,"""
+    """Share of the memory bandwidth at which keys and values are written to the KV cache."""
     write_token_seconds: _Positive
-    """with so many seconds of a multiprocessor for each token"""
+    """Seconds of a multiprocessor for each token that is written."""
     write_head_seconds: _Positive
-    """and each of its KV heads."""
+    """Seconds of a multiprocessor for each KV head of such a token."""
     fp8_seconds: _Positive = 1e-6
-    """Of casting queries, where the KV cache is fp8,"""
+    """Launch of casting queries, where the KV cache is fp8."""
     fp8_query_bytes: _Positive = 4.0
-    """the bytes that are moved for each of their numbers,"""
+    """Bytes that the cast moves for each number of the queries."""
     fp8_cache_bytes: _Positive = 8.0
-    """for each number of keys and values,"""
+    """Bytes that are moved for each number of keys and values."""
     fp8_factor: _Positive = 1.0
-    """and the FLOP/s of attention relative to those without."""
+    """FLOP/s of attention with an fp8 cache, relative to those without."""
 
 
 @dataclass(frozen=True)
@@ -150,23 +150,23 @@ class CollectiveCurve:
 
     start_seconds: _Positive
     hop_seconds: _Positive
-    """Of one step between neighbours, in the two protocols for short messages,"""
+    """Seconds of a step between neighbours in the two protocols for short messages."""
     simple_hop_seconds: _Positive
-    """and in the one for long messages."""
+    """Seconds of such a step in the protocol for long messages."""
     low_latency_share: _Share
-    """Of the link's bandwidth, with a flag beside each 4 bytes,"""
+    """Share of the link's bandwidth with a flag beside each 4 bytes."""
     low_latency_128_share: _Share
-    """with a flag for each 128 bytes,"""
+    """Share of the link's bandwidth with a flag for each 128 bytes."""
     simple_share: _Share
-    """and without flags."""
+    """Share of the link's bandwidth without flags."""
     low_latency_128_seconds: _Positive
-    """More than in the first protocol,"""
+    """Seconds beyond those of the first protocol."""
     simple_seconds: _Positive
-    """and for synchronisation in place of flags."""
+    """Seconds of the synchronisation that stands in place of flags."""
     own_share: _Positive
-    """How much a rank's own part counts, which is copied and not sent."""
+    """Factor of a rank's own part, which is copied and not sent."""
     switch_share: _Share | None = None
-    """Of the link's bandwidth, where the switch sums for 8 ranks or more (NVLink SHARP)."""
+    """Share of the link's bandwidth where the switch sums for 8 ranks or more (NVLink SHARP)."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class KernelCurves:
             return 0.0
         curve: CollectiveCurve = getattr(self, operation)
         around = 2 if operation == "all_reduce" else 1
-        # To all ranks at once there are no neighbours; more peers still take longer.
+        # An all-to-all passes through no neighbours; more peers still take longer.
         hops = (ranks - 1) ** 0.5 if operation == "all_to_all" else around * (ranks - 1)
         sent = data_bytes * (around * (ranks - 1) + curve.own_share) / ranks / link_bandwidth
         found = [
@@ -282,7 +282,7 @@ def collective_seconds(
 
 
 def chip_of(device: Device, format_name: str) -> Chip:
-    """What curves take from a datasheet; only of devices that `curves_of` has curves for."""
+    """Return the datasheet figures of a device that `curves_of` has curves for."""
     assert device.multiprocessors is not None
     assert device.cache_bytes is not None
     return Chip(device.peak(format_name), device.memory_bandwidth, device.multiprocessors, device.cache_bytes)

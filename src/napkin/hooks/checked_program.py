@@ -142,9 +142,7 @@ class ModelAndLoss(Checked):
             except NotImplementedError:
                 raise NotOffered(f"gradients() does not compute '{arrangement.name}'") from None
         else:
-            self._accumulate(
-                [[examples[number] for number in each] for each in arrangement.own_micro_batches], arrangement
-            )
+            self._accumulate(own, arrangement)
         return gradient_of(model)
 
     def _accumulate(self, micro_batches: Sequence[Sequence[Any]], arrangement: Arrangement) -> None:

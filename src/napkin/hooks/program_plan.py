@@ -10,7 +10,7 @@ import torch
 import napkin
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.microbenchmark import time_operators
-from napkin.accounting.pricing import Price, dollars, kilowatt_hours, launch_share, price, roofline_seconds
+from napkin.accounting.pricing import Price, dollars, kilowatt_hours, price, price_with_launches, roofline_seconds
 from napkin.accounting.quantities import QuantityRow, with_calls
 from napkin.accounting.rules import adamw_bytes_rule
 from napkin.errors import NapkinError
@@ -91,9 +91,7 @@ def plan_step(
     machine = _machine(device_type, on, n_devices)
     ceilings = machine.ceilings(precision)
     if isinstance(machine, CatalogueMachine):
-        priced = price(ledger, ceilings)
-        factor = machine.efficiency.factor * (1 + launch_share(ledger, ceilings, priced.seconds))
-        priced = price(ledger, ceilings, factor=factor)
+        priced = price_with_launches(ledger, ceilings, factor=machine.efficiency.factor)
     else:
         priced = _timed(ledger, ceilings, device_type, machine.memory_bytes)
     site = machine.site(precision, ceilings)

@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
 
+from napkin.accounting.counting import transformers_not_tracing
 from napkin.accounting.ledger import Ledger
 from napkin.errors import NapkinError
 from napkin.files import StrPath
@@ -295,7 +295,7 @@ def count_trainer_step(trainer: Any, batches: Sequence[Any], items: Any) -> Ledg
         optimizer.step()
         model.zero_grad()
 
-    with _not_tracing():
+    with transformers_not_tracing():
         return count_fake_step(twins, model, step, batches, on_cuda=is_on_cuda(module.parameters()))
 
 
@@ -305,14 +305,3 @@ def _clip(trainer: Any, model: nn.Module) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), wanted)
     elif hasattr(trainer, "_get_grad_norm"):
         nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
-
-
-@contextmanager
-def _not_tracing() -> Iterator[None]:
-    """transformers asks of fake tensors whether it is traced, and then makes masks that it makes in no real step."""
-    utils = sys.modules.get("transformers.utils.import_utils")
-    if utils is None or not hasattr(utils, "is_fake_tensor"):
-        yield
-        return
-    with patch.object(utils, "is_fake_tensor", lambda value: False):
-        yield

@@ -39,7 +39,7 @@ class ProgramOptions(JsonOption):
 @command("plan program", ProgramOptions)
 def main(options: ProgramOptions) -> None:
     require_above_zero(options, "ranks", "most_traced")
-    # What the program prints is no part of the result.
+    # The program's own output is kept apart from the result.
     with progress_line(f"planning {options.program}") as line, contextlib.redirect_stdout(sys.stderr):
         from napkin.planning.programs.program_plan import plan_program, program_of
 

@@ -6,7 +6,6 @@ that is replaced is put back at the end of the block.
 """
 
 import os
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,6 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from napkin.accounting.collectives import DISTRIBUTED, collective_of
+from napkin.accounting.counting import transformers_not_tracing
 from napkin.accounting.ledger import CollectiveCall
 from napkin.accounting.microbenchmark import runs_in
 from napkin.distributed.fake_ranks import fake_ranks
@@ -32,8 +32,8 @@ from napkin.errors import NapkinError
 
 aten = torch.ops.aten
 
-MOST_VALUES = 2**22
-"""The most elements of a tensor of integers that has values while a program is built."""
+MOST_BUILT = 2**22
+"""The most elements of a tensor of integers that is real while a program is built."""
 
 
 class AwaitsRank(BaseException):
@@ -111,9 +111,9 @@ class OneRank:
                 *self._meshes(),
                 *_cuda(self),
                 *_sharding(),
-                *_transformers(),
             ):
                 enter(patch.object(home, name, value, create=True))
+            enter(transformers_not_tracing())
             enter(_OnCpu())
             yield
 
@@ -255,13 +255,6 @@ def _sharding() -> Iterator[tuple[Any, str, Any]]:
     yield ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen
 
 
-def _transformers() -> Iterator[tuple[Any, str, Any]]:
-    """transformers asks of fake tensors whether it is traced, and then makes masks that it makes in no real step."""
-    utils = sys.modules.get("transformers.utils.import_utils")
-    if utils is not None:
-        yield utils, "is_fake_tensor", lambda _: False
-
-
 @contextmanager
 def _default_device_kept() -> Iterator[None]:
     from torch.utils import _device
@@ -367,7 +360,7 @@ def _makes_small_integers(func: Any, args: tuple, kwargs: dict) -> bool:
     n = 1
     for each in next((each for each in args if isinstance(each, (list, tuple))), ()):
         n *= each
-    return n <= MOST_VALUES
+    return n <= MOST_BUILT
 
 
 def refuse_offloaded(module: nn.Module) -> None:

@@ -149,8 +149,7 @@ class ProgramPlan(Summary):
         """True if the step of every rank fits into its device's memory, as every plan has it."""
         if self.cluster is None:
             return True
-        usable = self.cluster.device.usable_bytes
-        return fits(self.peak_bytes, usable) and (self.reserved_bytes or 0) <= usable
+        return fits(self.peak_bytes, self.cluster.device.usable_bytes, reserved_bytes=self.reserved_bytes)
 
     @property
     def imbalance(self) -> dict[str, float]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from napkin.accounting.ledger import CollectiveCall, Ledger, Row
-from napkin.accounting.pricing import Price, launch_share, price, roofline_seconds
+from napkin.accounting.pricing import Price, price_with_launches, roofline_seconds
 from napkin.accounting.rank_seconds import Communication
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.hardware.cluster import Interconnect
@@ -44,9 +44,7 @@ def rank_times(
     found: dict[int, RankTime] = {}
     bubbles = _bubbles(ledgers, ceilings, links)
     for rank, ledger in ledgers.items():
-        priced = price(ledger, ceilings)
-        launches = launch_share(ledger, ceilings, priced.seconds)
-        priced = dataclasses.replace(priced, factor=ceilings.efficiency.factor * (1 + launches))
+        priced = price_with_launches(ledger, ceilings, factor=ceilings.efficiency.factor)
         exposed = hidden = 0.0
         if links is not None:
             blocking = set(_blocking(ledger, ceilings))

@@ -82,7 +82,7 @@ class Tracing:
         dispatch = FakeTensorMode.dispatch
 
         def dispatch_on_cpu(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if kwargs and _is_cuda(kwargs.get("device")) and not is_lowering_for_cuda():
+            if kwargs and is_cuda(kwargs.get("device")) and not is_lowering_for_cuda():
                 kwargs = {**kwargs, "device": CPU}
             return dispatch(mode, func, types, args, kwargs)
 
@@ -128,5 +128,6 @@ class Tracing:
         self.note(f"a graph is counted operator by operator, Inductor cannot lower it here: {first_line(error)}")
 
 
-def _is_cuda(device: Any) -> bool:
-    return device is not None and (isinstance(device, int) or str(device).startswith("cuda"))
+def is_cuda(device: Any) -> bool:
+    """True for a CUDA device, as torch's functions are given one: by its number, its name or as an object."""
+    return (isinstance(device, int) and not isinstance(device, bool)) or str(device).startswith("cuda")

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from napkin.accounting.ledger import Ledger
+
 
 @dataclass(frozen=True)
 class Highest:
@@ -15,7 +17,7 @@ class Highest:
 
 
 class Request(msgspec.Struct):
-    """What the parent asks for."""
+    """The rehearsal that the parent asks for."""
 
     script: str
     arguments: list[str]
@@ -29,3 +31,16 @@ class Request(msgspec.Struct):
     all_on_device: bool = False
     torch: str | None = None
     """The release of torch that the script will run under, if not the one here."""
+
+
+class Answer(msgspec.Struct):
+    """The outcome that the child process writes."""
+
+    ledger: Ledger | None = None
+    highest: Highest | None = None
+    obstacle: dict[str, str] | None = None
+    updates: int = 0
+    on_host: bool = False
+    notes: list[str] = []
+    absent: list[str] = []
+    environment: dict[str, str | None] = {}

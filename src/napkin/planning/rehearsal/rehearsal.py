@@ -5,7 +5,6 @@ current one. It finds stand-ins for CUDA, the process group and absent data; it 
 counted. A script is code: rehearsing it runs it, with the rights of the user.
 """
 
-import dataclasses
 import os
 import tempfile
 import time
@@ -19,14 +18,14 @@ import msgspec
 import psutil
 
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.pricing import Price, launch_share, price
+from napkin.accounting.pricing import Price, price_with_launches
 from napkin.accounting.rank_seconds import Communication
 from napkin.child_process import start_script
 from napkin.errors import NapkinError
 from napkin.hardware.ceilings import CatalogueCeilings, efficiency_of
 from napkin.hardware.cluster import Cluster, find_cluster, interconnect_of
 from napkin.hardware.target import CudaTarget, as_in_release
-from napkin.planning.rehearsal.messages import Highest, Request
+from napkin.planning.rehearsal.messages import Answer, Highest, Request
 from napkin.planning.step.site import fits
 
 _CHILD = "from napkin.planning.rehearsal.running_script import main; main()"
@@ -66,8 +65,8 @@ class Rehearsal:
     def fits(self) -> bool:
         """True if what was rehearsed fits into a device's memory, with the share that every plan leaves free, and what
         torch's allocator reserves for it into the whole."""
-        usable = self.cluster.device.usable_bytes
-        return fits(self.highest.bytes, usable) and self.highest.reserved_bytes <= usable
+        usable, highest = self.cluster.device.usable_bytes, self.highest
+        return fits(highest.bytes, usable, reserved_bytes=highest.reserved_bytes)
 
     @property
     def collectives(self) -> dict[str, dict[str, float]]:
@@ -111,19 +110,6 @@ class Rehearsal:
         }
 
 
-class _Answer(msgspec.Struct):
-    """What the child process writes."""
-
-    ledger: Ledger | None
-    highest: Highest | None
-    obstacle: dict[str, str] | None
-    updates: int
-    on_host: bool
-    notes: list[str]
-    absent: list[str]
-    environment: dict[str, str | None]
-
-
 def rehearse(
     script: str | os.PathLike[str],
     arguments: Sequence[str] = (),
@@ -155,7 +141,7 @@ def rehearse(
     cluster = find_cluster(on)
     as_in_release(CudaTarget(), torch)
     begin = time.monotonic()
-    answer, memory = _Answer(None, None, None, 0, False, [], [], {}), 0
+    answer, memory = Answer(), 0
     for all_on_device in (False, True):
         with tempfile.TemporaryDirectory(prefix="napkin-rehearsal-") as folder:
             inside = Path(folder, "work").resolve()
@@ -173,9 +159,7 @@ def rehearse(
     if answer.ledger is None or answer.highest is None:
         raise NapkinError(_why_not(path, answer))
     ceilings = CatalogueCeilings(cluster.device, efficiency_of(cluster.device))
-    priced = price(answer.ledger, ceilings)
-    launches = launch_share(answer.ledger, ceilings, priced.seconds)
-    priced = dataclasses.replace(priced, factor=ceilings.efficiency.factor * (1 + launches))
+    priced = price_with_launches(answer.ledger, ceilings, factor=ceilings.efficiency.factor)
     communication = Communication.of(answer.ledger)
     links = interconnect_of(cluster.device, cluster.node, ceilings.efficiency)
     passes = {name: spent.seconds for name, spent in priced.by_phase.items()}
@@ -228,7 +212,7 @@ def _torchrun(cluster: Cluster) -> dict[str, str]:
     }
 
 
-def _run(request: Request, variables: dict[str, str], end: float, most_bytes: int) -> tuple[_Answer, int]:
+def _run(request: Request, variables: dict[str, str], end: float, most_bytes: int) -> tuple[Answer, int]:
     """The child's answer, and the most memory that it took."""
     with tempfile.TemporaryFile() as output:
         process = start_script(
@@ -262,7 +246,7 @@ def _run(request: Request, variables: dict[str, str], end: float, most_bytes: in
                 process.kill()
             process.wait()
         try:
-            answer = msgspec.json.decode(Path(request.answer).read_bytes(), type=_Answer)
+            answer = msgspec.json.decode(Path(request.answer).read_bytes(), type=Answer)
         except (OSError, msgspec.DecodeError):
             output.seek(0)
             lines = output.read()[-4000:].decode(errors="replace").strip().splitlines()
@@ -274,7 +258,7 @@ def _run(request: Request, variables: dict[str, str], end: float, most_bytes: in
         return answer, most
 
 
-def _why_not(path: Path, answer: _Answer) -> str:
+def _why_not(path: Path, answer: Answer) -> str:
     if answer.obstacle is not None:
         obstacle = answer.obstacle
         where = f" at {obstacle['place']}" if obstacle["place"] else ""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from napkin.planning.rehearsal.messages import Request
+from napkin.planning.rehearsal.messages import Answer, Request
 
 _OPEN, _REPLACE = open, os.replace
 """As they are before `AbsentFiles` replaces them."""
@@ -24,13 +24,13 @@ def main() -> None:
     os._exit(0)
 
 
-def _write(request: Request, answer: dict[str, Any]) -> None:
+def _write(request: Request, answer: Answer) -> None:
     with _OPEN(request.answer + ".part", "wb") as file:
         file.write(msgspec.json.encode(answer))
     _REPLACE(request.answer + ".part", request.answer)
 
 
-def _run(request: Request) -> dict[str, Any]:
+def _run(request: Request) -> Answer:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from napkin.accounting.compiled.programs import compiling_without_kernels
@@ -53,22 +53,21 @@ def _run(request: Request) -> dict[str, Any]:
     asked = _watch_environment(request.script)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def answer(obstacle: dict[str, str] | None) -> dict[str, Any]:
+    def answer(obstacle: dict[str, str] | None) -> Answer:
         ledger = recorder.counted
         if ledger is not None:
             rows = tuple(dataclasses.replace(row, call=None) for row in ledger.rows)
             ledger = dataclasses.replace(ledger, rows=rows)
-        return {
-            "ledger": ledger,
-            "highest": None if ledger is None else recorder.highest(),
-            "obstacle": obstacle if ledger is None else None,
-            "steps": recorder.steps,
-            "updates": recorder.n_updates,
-            "on_host": recorder.trains_on_host,
-            "notes": list(stand_ins.notes),
-            "absent": list(files.made),
-            "environment": asked,
-        }
+        return Answer(
+            ledger=ledger,
+            highest=None if ledger is None else recorder.highest(),
+            obstacle=obstacle if ledger is None else None,
+            updates=recorder.n_updates,
+            on_host=recorder.trains_on_host,
+            notes=list(stand_ins.notes),
+            absent=list(files.made),
+            environment=asked,
+        )
 
     tell = lambda: _write(request, answer(None))  # noqa: E731
     recorder = ScriptRecorder(mode, cuda, seconds=request.seconds, tell=tell)

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from napkin.distributed.fake_ranks import fake_ranks
 from napkin.hardware.cluster import Cluster
 from napkin.hardware.target import CudaTarget
-from napkin.planning.rehearsal.compiling import Tracing
+from napkin.planning.rehearsal.compiling import Tracing, is_cuda
 from napkin.planning.rehearsal.recorder import ScriptRecorder, is_on_host
 from napkin.planning.step.machine import target_of
 
@@ -44,7 +44,7 @@ class DeviceMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, _: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
-        if isinstance(func, torch._ops.OpOverload) and not _is_cuda(kwargs.get("device", "cpu")):
+        if isinstance(func, torch._ops.OpOverload) and not is_cuda(kwargs.get("device", "cpu")):
             return func(*args, **kwargs)
         if func in _PROPERTIES:
             return func(*args) if is_on_host(args[0]) else _PROPERTIES[func]
@@ -63,7 +63,7 @@ class DeviceMode(TorchFunctionMode):
         place = self.recorder.place if "device" not in kwargs else None
         if kwargs.get("device") is not None:
             # torch's own sharding believes that its mesh is of CPUs, and so do the buffers that it makes.
-            place = _is_cuda(kwargs["device"]) or _caller().startswith(_SHARDING)
+            place = is_cuda(kwargs["device"]) or _caller().startswith(_SHARDING)
             kwargs["device"] = "cpu" if place or _is_cpu(kwargs["device"]) else kwargs["device"]
         elif place is None and self.default and not any(isinstance(value, Tensor) for value in args):
             place = True
@@ -94,10 +94,10 @@ class DeviceMode(TorchFunctionMode):
             device = "cuda"
         elif func is Tensor.cpu:
             device = "cpu"
-        if device is not None and not _is_cuda(device) and not _is_cpu(device):
+        if device is not None and not is_cuda(device) and not _is_cpu(device):
             return tensor.to(device, dtype=dtype)
         host = is_on_host(tensor)
-        to_host = host if device is None else not _is_cuda(device)
+        to_host = host if device is None else not is_cuda(device)
         copy = kwargs.get("copy", False) or (len(flags) > 1 and flags[1])
         kwargs = {"memory_format": kwargs["memory_format"]} if kwargs.get("memory_format") is not None else {}
         if host == to_host:
@@ -148,10 +148,6 @@ def _to_python(func: Any, tensor: Tensor) -> Any:
         wide = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
         numbers = torch.zeros(tuple(tensor.shape), dtype=wide)
         return numbers.tolist() if func is Tensor.tolist else numbers.numpy()
-
-
-def _is_cuda(device: Any) -> bool:
-    return (isinstance(device, int) and not isinstance(device, bool)) or str(device).startswith("cuda")
 
 
 def _is_cpu(device: Any) -> bool:
@@ -265,7 +261,7 @@ class StandIns:
 
     def _set_default(self, device: Any) -> None:
         if self.mode is not None:
-            self.mode.default = _is_cuda(device) if device is not None else None
+            self.mode.default = is_cuda(device) if device is not None else None
 
     @no_type_check
     def _fake_parameter(self, parameter: Any) -> Any:

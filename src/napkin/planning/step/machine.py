@@ -19,7 +19,7 @@ import torch
 
 from napkin.accounting.ledger import Ledger, Row
 from napkin.accounting.microbenchmark import time_operators
-from napkin.accounting.pricing import Price, launch_share, price, roofline_seconds
+from napkin.accounting.pricing import Price, price, price_with_launches, roofline_seconds
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.hardware.calibration import Calibration
@@ -245,13 +245,7 @@ class CatalogueMachine(Machine):
     def price(
         self, resolved: ResolvedRecipe, ledgers: Sequence[Ledger], ceilings: Ceilings, progress: Progress
     ) -> list[Price]:
-        """Price by rooflines. Published steps are long: the factor is wider where launches take a large part."""
-        found = []
-        for ledger in ledgers:
-            priced = price(ledger, ceilings)
-            launches = launch_share(ledger, ceilings, priced.seconds)
-            found.append(dataclasses.replace(priced, factor=self.efficiency.factor * (1 + launches)))
-        return found
+        return [price_with_launches(ledger, ceilings, factor=self.efficiency.factor) for ledger in ledgers]
 
     def site(self, precision: Precision, ceilings: Ceilings) -> Site:
         """Peak, memory, price and power of the catalogue."""

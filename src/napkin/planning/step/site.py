@@ -17,9 +17,12 @@ def step_memory(memory_bytes: float) -> int:
     return int((1 - FREE_SHARE) * memory_bytes)
 
 
-def fits(peak_bytes: float, memory_bytes: float) -> bool:
-    """True if a step of that peak fits: the one answer of plans, of searches and of what refuses a run."""
-    return peak_bytes <= step_memory(memory_bytes)
+def fits(peak_bytes: float, memory_bytes: float, *, reserved_bytes: float | None = None) -> bool:
+    """True if a step of that peak fits: the one answer of plans, of searches and of what refuses a run.
+
+    What a caching allocator reserves for it, where that is given, must fit into the whole memory.
+    """
+    return peak_bytes <= step_memory(memory_bytes) and (reserved_bytes or 0) <= memory_bytes
 
 
 def memory_of(device_name: str, memory_bytes: float) -> str:
