@@ -28,7 +28,7 @@ class TensorReport:
     offset: int
     """Elements in the storage before the tensor's first."""
     contiguous: bool
-    """Whether the elements are in row-major order without gaps."""
+    """True if the elements are in row-major order without gaps."""
     bytes: int
     """Number of elements times the bytes of one element."""
     storage_bytes: int

@@ -174,7 +174,7 @@ class BitsResult:
     format: str
     version: int
     text: dict[str, Any]
-    """Where the text came from, and the SHA-256 of its documents."""
+    """Source of the text, and the SHA-256 of its documents."""
     model: dict[str, Any]
     made_with: dict[str, str]
     bits: SampledBits

@@ -299,7 +299,7 @@ def _positional(function: Callable[..., Any]) -> list[str]:
 
 
 def called(name: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What a function of the program returns, whatever it raises as one line."""
+    """Call a function of the program; what it raises becomes a NapkinError of one line."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     with said_by(f"{name}() fails", None if code is None else Path(code.co_filename)):
         return function(*arguments, **named)

@@ -27,7 +27,7 @@ MOST_SECONDS = 120
 
 
 class Request(msgspec.Struct):
-    """What each rank computes."""
+    """The request to each rank's process: which program, and how its batch is arranged."""
 
     program: str
     n_examples: int

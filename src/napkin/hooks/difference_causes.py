@@ -58,7 +58,7 @@ class Examples:
 
     @property
     def normalisation(self) -> str:
-        """What the batch's gradient is, as words; empty where it is none of the usual sums."""
+        """Name the sum that the batch's gradient is; empty if it is none of the usual ones."""
         n = len(self.weights)
         ones = torch.ones(n, dtype=torch.float64)
         cases = {"the mean over examples": ones / n, "the sum over examples": ones}
@@ -191,7 +191,7 @@ def _influence(checked: Checked, arrangement: Arrangement, bound: float) -> str:
 
 
 def _leak(checked: Checked, packed: Arrangement, pair: Sequence[Mapping[str, Any]], bound: float) -> str:
-    """What passes from the first document of a row to the second."""
+    """Find what passes from the first document of a row to the second."""
 
     def of(*rows: Mapping[str, Any], arranged: Arrangement = packed) -> Gradient:
         return checked.gradient(arranged, examples=rows)

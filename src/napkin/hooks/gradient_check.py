@@ -69,7 +69,7 @@ class GradientCheck(Summary):
     """Arrangements that were left out, and why."""
     examples: int
     normalisation: str
-    """What the gradient of a micro-batch is a mean of, where it is one of the usual ones."""
+    """The unit over which a micro-batch's gradient is a mean, if it is one of the usual ones."""
     number_format: str
     """The coarsest format in which the step computes."""
     notes: tuple[str, ...] = ()

@@ -190,7 +190,7 @@ def count_lightning_step(trainer: Any, pl_module: nn.Module, batch: Any, batch_i
 
 
 class _Detached:
-    """What a module's step may read of its trainer; nothing that it sets or calls changes the trainer."""
+    """The trainer as a module's step may read it; nothing that the step sets or calls changes the real one."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

@@ -62,7 +62,7 @@ class LongestBatch:
         return self._lengths[row]
 
     def _sizes(self, step: MicroBatches) -> Sizes:
-        """What the bytes of a step grow with, whether its rows are padded or follow each other."""
+        """Number of tokens that the bytes of a step grow with, for padded and for packed rows."""
         lengths = [[self._length(row) for row in rows] for rows in step]
         sizes = [(len(each) * max(each), len(each) * max(each) ** 2, sum(each)) for each in lengths]
         # Beside micro-batches after the first there are gradients.

@@ -32,7 +32,7 @@ class Spent:
 
 
 class LoopFigures(Summary):
-    """What is known of a loop so far."""
+    """The figures of a loop so far."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

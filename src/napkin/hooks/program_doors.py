@@ -30,7 +30,7 @@ def open_program(program: Any, n_examples: int) -> Checked:
 
 
 def load_program(named: str) -> Any:
-    """What FILE.py or FILE.py:NAME names. Raises NapkinError where it is not there, or cannot be imported."""
+    """Return the object that FILE.py or FILE.py:NAME names. Raises NapkinError if there is none."""
     path, colon, name = named.partition(".py:")
     file = Path(f"{path}.py" if colon else named)
     if not file.is_file():

@@ -29,7 +29,7 @@ TIMING_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class ProgramPlan:
-    """What one step of a program does, and takes."""
+    """FLOPs, bytes and seconds of one step of a program."""
 
     ledger: Ledger
     price: Price
@@ -141,7 +141,7 @@ def plan_file_of_program(plan: ProgramPlan) -> PlanFile:
 
 
 def flops_note(ledger: Ledger | None, *, n_sizes: int) -> str:
-    """What the FLOPs of a table are, and what is missing from them."""
+    """Say which FLOPs a table holds, and which are missing from it."""
     parts = ["rule 6·N·T leaves attention out"]
     if ledger is not None and ledger.elementwise_flops:
         parts.append(f"elementwise work is apart: {format_flops(ledger.elementwise_flops)}")

@@ -113,7 +113,7 @@ def free_folder(wanted: Path) -> Path:
 
 
 def _toml_values(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What TOML can hold of some settings; the rest as text."""
+    """Return settings as TOML can hold them; other values become text."""
     plain = (str, int, float, bool)
     return {
         str(name): value if isinstance(value, plain) else str(value)

@@ -1,4 +1,4 @@
-"""What stands out in a watched loop, in sentences: what it waits for, how it compares with its plan, and why."""
+"""The verdict on a watched loop, in sentences: what it waits for, how it compares with its plan, and why."""
 
 from napkin.accounting.ledger import Ledger
 from napkin.hooks.loop_figures import LoopFigures
@@ -60,7 +60,7 @@ def _missing_ranks(loop: LoopFigures) -> list[str]:
 
 
 def _ranks(loop: LoopFigures) -> list[tuple[float, str]]:
-    """What rank 0's step waits for others."""
+    """Say how long rank 0's step waits for others."""
     own = next((each for each in loop.rank_seconds if each.rank == 0), None)
     if own is None or not own.seconds or own.exposed_seconds < NOTABLE * own.seconds:
         return []
@@ -92,7 +92,7 @@ def _slower(loop: LoopFigures) -> list[tuple[float, str]]:
 
 
 def _reasons(loop: LoopFigures) -> str:
-    """What the ledger of the step shows that takes time and need not, by the plan's own seconds."""
+    """Name the parts of the step's ledger that take time and need not, by the plan's own seconds."""
     plan, measured = loop.plan, loop.measurement
     assert plan is not None
     ledger = measured.ledger if measured is not None else plan.ledger

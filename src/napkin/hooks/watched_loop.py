@@ -340,7 +340,7 @@ class WatchedLoop(LoopFigures):
         return program_table(self)
 
     def verdict(self) -> list[str]:
-        """What stands out, in sentences."""
+        """Return the verdict, in sentences."""
         return verdict(self)
 
     def report_lines(self) -> list[str]:
@@ -364,7 +364,7 @@ class WatchedLoop(LoopFigures):
             yield "run", str(self._run.path)
 
     def _close_gap(self, now: float) -> None:
-        """What lies between two steps and has no name is "between steps"."""
+        """Name the time between two steps that no part of the loop has claimed "between steps"."""
         if self.steps:
             self.spent.other["between steps"] += max(0.0, now - self._boundary - self._waited - self._named)
             self.spent.data += self._waited
@@ -518,7 +518,7 @@ def watch(
 
 
 class LoopHook:
-    """What the hooks of trainers share: their options, the loop that they fill, and what they say at its end."""
+    """Base of the trainers' hooks: their options, the loop that they fill, and what they print at its end."""
 
     def __init__(
         self,

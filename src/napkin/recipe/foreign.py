@@ -44,7 +44,7 @@ class ForeignRun:
     ignored: tuple[str, ...]
     """Settings that a plan does not have: those of data, logging, or a technique that is not planned here."""
     notes: tuple[str, ...]
-    """What is planned otherwise than the files say, and why."""
+    """Settings that are planned otherwise than the files say, and why."""
 
 
 def read_foreign(paths: Sequence[StrPath], base: Recipe | None = None, *, ranks: int | None = None) -> ForeignRun:

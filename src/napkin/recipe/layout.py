@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def strategy(self) -> Strategy:
-        """How gradients are averaged: nothing to average, all-reduced, or reduce-scattered."""
+        """The way gradients are averaged: not at all, all-reduced, or reduce-scattered."""
         return "fsdp" if self.shard > 1 else "ddp" if self.token_parts > 1 else "none"
 
     @property

@@ -83,7 +83,7 @@ class ExampleSidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_length: _Count
     """The most tokens that a sequence was allowed."""
     left_out: dict[str, tuple[_Count, _Count]]
-    """How many lines were left out, and the number of the first, by reason."""
+    """Number of lines left out, and the number of the first, by reason."""
     sha256: _Sha256
     """The checksum of NAME.tokens."""
     mask_sha256: _Sha256

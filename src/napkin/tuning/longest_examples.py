@@ -98,7 +98,7 @@ class LongestExamples:
         return found
 
     def _way_out(self, number: int, step_bytes: int) -> str:
-        """What fits where a step does not: smaller micro-batches, or shorter sequences."""
+        """Find settings that fit if a step does not: smaller micro-batches, or shorter sequences."""
         batch = self.batch(number)
         longest = max(len(sequence.tokens) for example in batch for sequence in example)
         tokens = self.max_tokens

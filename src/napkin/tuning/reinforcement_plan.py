@@ -214,7 +214,7 @@ class _Counted:
     ledger: Ledger
     parts: Sequence[SequenceMicroBatch]
     times: int = 1
-    """How often a step repeats the phase."""
+    """Number of times a step repeats the phase."""
     passes: int = 1
     """Passes over all tokens in the ledger."""
 

@@ -38,7 +38,7 @@ class Story:
 
     identity: str
     ending: str
-    """How it ended, in words: its file, the rule that dropped it, or why it was set aside."""
+    """The document's end, in words: its file, the rule that dropped it, or why it was set aside."""
     source: str = ""
     offset: int = 0
     address: str = ""

@@ -55,7 +55,7 @@ def pair_scores(logprobs: Sequence[float]) -> dict[str, float]:
 
 
 def generated_scores(kind: Kind, item: Item, text: str) -> tuple[str | None, dict[str, float]]:
-    """What is taken for the answer in a generated text, None where there is nothing, and its scores: those that the
+    """The answer found in a generated text, None if there is none, and its scores: those that the
     reward of the same name gives."""
     find, score = _GRADERS[kind]
     return find(text), {"exact_match": score(text, item.answer)}

@@ -8,7 +8,7 @@ from napkin.errors import NapkinError
 from napkin.units import format_bytes
 
 _SIZES_DIFFER = frozenset({"all_to_all", "scatter", "gather"})
-"""Of these, ranks may give different numbers of bytes."""
+"""Collectives to which ranks may give different numbers of bytes."""
 _BETWEEN_TWO = frozenset({"send", "receive"})
 
 

@@ -118,7 +118,7 @@ class ProgramPlan(Summary):
     ranks: tuple[RankPlan, ...]
     """One for each kind of step; of ranks that do the same, the first."""
     notes: tuple[str, ...] = ()
-    """What was assumed, a sentence each."""
+    """The assumptions of the plan, a sentence each."""
 
     def rank(self, rank: int) -> RankPlan:
         """The plan of a rank, or of the one that stands for it. Raises NapkinError for a rank that there is not."""
@@ -282,7 +282,7 @@ def plan_program(
 
 
 def _merged(plans: Iterable[RankPlan]) -> tuple[RankPlan, ...]:
-    """Of ranks that were traced and do the same, the first stands for all."""
+    """Group the traced ranks that do the same; the first of a group stands for all of it."""
     found: dict[Any, RankPlan] = {}
     for each in plans:
         known = found.setdefault(_alike(each), each)

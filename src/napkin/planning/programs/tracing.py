@@ -48,7 +48,7 @@ class TracedRank:
 
     @property
     def figures(self) -> tuple[Any, ...]:
-        """What ranks that are alike have in common."""
+        """Return the figures that are equal on ranks that do the same."""
         ledger = self.ledger
         calls = [
             (each.operation, each.data_bytes, each.group_size)
@@ -156,7 +156,7 @@ class Program:
 
     @contextmanager
     def _errors_named(self, what: str, rank: int) -> Iterator[None]:
-        """What the program raises, in one line with its place; with the rank, where rank 0 did not raise it."""
+        """Say in one line which error the program raised, and where; name the rank if rank 0 did not raise it."""
         of_rank = f" on rank {rank}" if self.world_size > 1 else ""
         try:
             try:
@@ -210,7 +210,7 @@ def _described(value: Any) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Where the program's own code raised an error."""
+    """Return the place in the program's own code that raised an error."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "site-packages" not in frame.filename and "/napkin/" not in frame.filename]
     return f" at {own[-1].filename.rpartition('/')[2]}:{own[-1].lineno}" if own else ""

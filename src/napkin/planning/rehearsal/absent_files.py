@@ -147,7 +147,8 @@ class AbsentFiles:
         self.mkdir(own, *args, **kwargs)
 
     def _own(self, file: Any) -> Any:
-        """Where a file is written that the script names: in its own folder, whatever links lead out of it."""
+        """Return the path at which a file that the script names is written: in the script's own folder, also
+        where links lead out of it."""
         if not isinstance(file, (str, os.PathLike)):
             return file
         real = Path(os.path.realpath(os.fspath(file)))

@@ -35,7 +35,7 @@ class Tracing:
     def __init__(self, note: Callable[[str], None]) -> None:
         self.note = note
         self.called: Callable[[nn.Module | None], None] = lambda module: None
-        """What is to know that a compiled function begins: that of a module, or another."""
+        """Called when a compiled function begins, with its module if it is a module's."""
         self.originals = [
             (owner, name, getattr(owner, name))
             for owner, name in (

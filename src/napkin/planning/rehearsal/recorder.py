@@ -66,7 +66,7 @@ class ScriptRecorder(Recorder):
         self.counted: Ledger | None = None
         self.begun, self.seconds, self.end_at = time.monotonic(), seconds, 0.0
         self.passes: list[tuple[int, str]] = [(0, "before the first step")]
-        """What the script does, from which event of its memory on."""
+        """The script's phases, each with the event of its memory at which it begins."""
         self.place: bool | None = None
         """The device that the call in progress was given: True is the GPU, False the host, None is not said."""
         self.host_call = False

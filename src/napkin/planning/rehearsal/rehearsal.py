@@ -51,7 +51,7 @@ class Rehearsal:
     highest: Highest
     """The most memory that the script took as far as it was rehearsed, which evaluations can raise above the step's."""
     notes: tuple[str, ...]
-    """What was assumed or left out, a sentence each."""
+    """Assumptions, and what was left out, a sentence each."""
     rehearsing_seconds: float
     rehearsing_bytes: int
     """The most memory that the child process took here."""

@@ -1,4 +1,4 @@
-"""What a script finds in place of a GPU: torch.cuda, the process group, compiling and fused attention.
+"""The stand-ins that a script finds in place of a GPU: torch.cuda, the process group, compiling and fused attention.
 
 They are made for the child process of a rehearsal, which ends with it: nothing is put back.
 """
@@ -132,7 +132,7 @@ _TOLD_THE_TRUTH = (
 
 
 def _device_of(device: Callable[[FakeTensor], torch.device]) -> property:
-    """What `tensor.device` says of a fake tensor: the GPU, unless the script has it on the host."""
+    """Return the device that a fake tensor names: the GPU, unless the script has it on the host."""
 
     def read(tensor: FakeTensor) -> torch.device:
         found = device(tensor)
@@ -319,7 +319,7 @@ class StandIns:
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
-        """What is made in the block without saying where is on the device."""
+        """Tensors made in the block without a device are on the GPU."""
         if self.mode is None:
             yield
             return

@@ -206,8 +206,8 @@ KV_BYTES: dict[KVFormat, float] = {"bf16": 2.0, "fp8": 1.0}
 PRODUCT_FORMATS: dict[WeightFormat, str] = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}
 """Formats that the products are computed in."""
 OTHER_BYTES = {"rest": 2_000_000_000, "all": 5_000_000_000}
-"""Of a device, beside weights and cache: activations, graphs, collectives' buffers. Where a server uses a share of all
-memory, as vLLM, they and the CUDA context are a part of that. Approximate."""
+"""Bytes of a device beside weights and cache: activations, graphs, collectives' buffers. Where a server uses a share
+of all memory, as vLLM, they and the CUDA context are a part of that. Approximate."""
 CORNER = 3
 """Exponent of the mean of a product's two bounds: near the ridge it takes a quarter longer than either."""
 MOST_BUSY = 0.9
@@ -327,8 +327,8 @@ class Load:
     input_tokens: float
     output_tokens: float
     requests_per_client: float = math.inf
-    """How many requests each client sends, one after another; the first of all clients come at the same time, and the
-    fewer there are, the more of all requests are those. Infinity is the steady state."""
+    """Number of requests that each client sends, one after another; the first of all clients come at the same time,
+    and the fewer there are, the more of all requests are those. Infinity is the steady state."""
     max_batched_tokens: int | None = None
     """Tokens that one step computes at most; None is the server's."""
     batch_wait_steps: int = 0

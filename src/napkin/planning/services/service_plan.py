@@ -55,7 +55,7 @@ class ServiceInterval:
     tpot: float
     ttft: float
     measured: bool
-    """Whether such a generation and format was measured."""
+    """True if such a device generation and number format was measured."""
 
 
 def interval_of(replica: Replica, load: Load) -> ServiceInterval:
@@ -99,11 +99,11 @@ class ServiceDegree:
     replicas: int
     weight_bytes: float
     kv_pool_bytes: float
-    """What is left for the cache; below 0 where the weights do not fit."""
+    """Bytes left for the KV cache; below 0 if the weights do not fit."""
     kv_bytes_per_sequence: float
     """Bytes of a sequence at its longest."""
     sequences: int
-    """How many of those fit into a replica."""
+    """Number of such requests whose cache fits into a replica."""
     decode_flops: float
     """FLOPs of one decode step of a replica, all its ranks together."""
     decode_bytes: float
@@ -119,7 +119,7 @@ class ServiceDegree:
     """If both times are as long, or as short, as their intervals say."""
     reason: str | None = None
     simulation: Simulation | None = None
-    """What each request saw, on this machine."""
+    """The times of each request, on this machine."""
 
     @property
     def decode_intensity(self) -> float:

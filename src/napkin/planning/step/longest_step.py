@@ -30,14 +30,14 @@ class LongestStep:
     """The step of a run that takes most memory."""
 
     number: int
-    """Of the run's steps, the first is 1."""
+    """Number of the step in the run; the first is 1."""
     n_steps: int
     """The steps that were looked at."""
     shape: str
     """The shape of its largest micro-batch, as "8 × 4,096 tokens"."""
     peak_bytes: int
     is_counted: bool
-    """Whether the peak was counted. It is an upper bound where that is enough: the step fits."""
+    """True if the peak was counted. Otherwise it is an upper bound, which is enough where the step fits."""
     step_bytes: int
     """Bytes that a step may take on the device."""
     first_beyond: "BeyondMemory | None" = None
@@ -47,7 +47,7 @@ class LongestStep:
         return self.peak_bytes <= self.step_bytes
 
     def sentence(self) -> str:
-        """What there is to say of it before the first step."""
+        """Say before the first step which step takes most, and whether it fits."""
         at_most = "" if self.is_counted else "at most "
         of = f"{at_most}{format_bytes(self.peak_bytes)} of {format_bytes(self.step_bytes)} for a step"
         said = f"the longest of {self.n_steps:,} steps is step {self.number:,} with {self.shape}: {of}"
@@ -79,7 +79,7 @@ class BeyondMemory:
     number: int
     shape: str
     way_out: str = ""
-    """What fits instead; empty where that was not searched."""
+    """The settings that would fit; empty if none were searched for."""
 
     def sentence(self) -> str:
         said = f"memory runs out at step {self.number:,} ({self.shape})"
