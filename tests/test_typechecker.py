@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from beartype.roar import BeartypeCallHintParamViolation
 from jaxtyping import Float
 from torch import Tensor
 
@@ -32,3 +33,23 @@ def test_the_first_calls_are_checked_to_what_they_return() -> None:
         enforced(torch.ones(2, 3), 2)
     with pytest.raises(TypeError, match="alike"):
         enforced(torch.ones(2, 3), 1)
+
+
+def length(text: str) -> int:
+    return len(text)
+
+
+def test_a_function_is_checked_from_its_first_call_on_and_prepared_no_sooner() -> None:
+    prepared: list[object] = []
+
+    def prepare(function):
+        prepared.append(function)
+        return check(function)
+
+    enforced = checked(length, typechecker=prepare)
+    assert prepared == []
+    for _ in range(2):
+        with pytest.raises(BeartypeCallHintParamViolation, match="length"):
+            enforced(b"bytes")
+    assert enforced("four") == 4
+    assert prepared == [length]

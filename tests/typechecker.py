@@ -3,7 +3,8 @@
 jaxtyping's decorator gives each call a scope for the names of dimensions, and checks arguments twice: functions without
 shapes, which most are, do without. Of those with shapes, a call is checked whose arguments have types and shapes that
 the function was not called with before in this process, and so are its first calls. A function within another is
-checked where the other is called first.
+checked where the other is called first. Checks are made at a function's first call: a process calls few of the
+functions that it imports.
 """
 
 import dataclasses
@@ -32,18 +33,40 @@ def checked(function: Any = None, *, typechecker: Callable[..., Any]) -> Any:
     plain = function.__init__ if is_dataclass else function
     if not inspect.isfunction(plain):
         return _with_shapes(function, typechecker=typechecker)
-    if "<locals>" in plain.__qualname__:
+    inner = "<locals>" in plain.__qualname__
+    if inner:
         # Made anew whenever the function around it runs.
         if plain.__code__ in _inner_functions:
             return function
         _inner_functions.add(plain.__code__)
     if any(map(_may_have_shapes, plain.__annotations__.values())):
-        checks = _with_shapes(function, typechecker=typechecker)
-        return checks if is_dataclass else _first_calls(checks, function)
+        if is_dataclass:
+            return _with_shapes(function, typechecker=typechecker)
+        decorate = functools.partial(_with_shapes, typechecker=typechecker)
+        return _first_calls(decorate(function) if inner else _from_first_call(function, decorate), function)
+    # Names that an inner function's annotations may have are known where it is made.
+    checks = typechecker(plain) if inner or inspect.iscoroutinefunction(plain) else _from_first_call(plain, typechecker)
     if is_dataclass:
-        function.__init__ = typechecker(plain)
+        function.__init__ = checks
         return function
-    return typechecker(plain)
+    return checks
+
+
+def _from_first_call(function: Callable[..., Any], decorate: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
+    from torch.compiler import is_compiling
+
+    checks: Callable[..., Any] | None = None
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal checks
+        if is_compiling():
+            return function(*args, **kwargs)
+        if checks is None:
+            checks = decorate(function)
+        return checks(*args, **kwargs)
+
+    return call
 
 
 def _first_calls(checked: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:

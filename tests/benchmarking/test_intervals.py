@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from napkin.benchmarking.sampling import interval_rank, median_interval, ratio_interval
 from napkin.errors import NapkinError
@@ -11,6 +10,8 @@ from napkin.errors import NapkinError
 @pytest.mark.parametrize("samples", [2, 5, 6, 9, 10, 25, 100, 301])
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99])
 def test_the_rank_is_the_quantile_of_a_binomial_distribution(samples: int, confidence: float) -> None:
+    from scipy import stats
+
     rank, coverage = interval_rank(samples, confidence)
     assert coverage == pytest.approx(1 - 2 * stats.binom.cdf(rank - 1, samples, 0.5))
     assert rank == 1 or coverage >= confidence

@@ -1,5 +1,6 @@
 """Bad inputs for every command: each option and each positional argument, with values that are wrong in every way."""
 
+import functools
 import random
 import sys
 from collections.abc import Iterator
@@ -121,7 +122,7 @@ class Try(NamedTuple):
 def bad_inputs(command: str, n: int = TRIES, seed: int = 0) -> list[Try]:
     """`n` wrong command lines, the same for the same seed: positional arguments first, then options in turn."""
     words, base = command.split(), BASES[command].split()
-    options = [name for name in words_of_commands()[command] if name not in ("--help", "--json") and "no-" not in name]
+    options = [name for name in _words()[command] if name not in ("--help", "--json") and "no-" not in name]
     random.Random(seed).shuffle(options)
     found = {
         str(tried.arguments): tried
@@ -146,6 +147,11 @@ def bad_inputs(command: str, n: int = TRIES, seed: int = 0) -> list[Try]:
         ):
             found.setdefault(str(tried.arguments), tried)
     return list(found.values())[:n]
+
+
+@functools.cache
+def _words() -> dict[str, dict[str, tuple[str, ...]]]:
+    return words_of_commands()
 
 
 def _without_a_value(words: list[str], base: list[str], options: list[str]) -> Iterator[Try]:

@@ -2,13 +2,14 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from napkin.errors import NapkinError
 from napkin.evaluation.uncertainty import detectable_difference, mean_estimate, paired_difference
 
 
 def test_of_independent_items_the_error_and_the_interval_are_scipys() -> None:
+    from scipy import stats
+
     scores = [1.0] * 37 + [0.0] * 13
     found = mean_estimate(scores)
     assert found.standard_error == pytest.approx(stats.sem(scores))
@@ -47,6 +48,8 @@ def test_clustered_intervals_cover_the_truth(mean: float) -> None:
 
 
 def test_a_paired_comparison_is_that_of_scipy() -> None:
+    from scipy import stats
+
     draw = np.random.default_rng(2)
     first, second = (draw.random((2, 80)) < [[0.7], [0.5]]).astype(float)
     found = paired_difference(first.tolist(), second.tolist())
@@ -78,6 +81,8 @@ def test_equal_models_differ_significantly_in_one_of_twenty_comparisons_at_most(
 
 @pytest.mark.parametrize(("items", "discordance"), [(500, 0.2), (200, 0.5), (2000, 0.05)])
 def test_the_detectable_difference_is_found_in_four_of_five_comparisons(items: int, discordance: float) -> None:
+    from scipy import stats
+
     delta = detectable_difference(items, discordance)
     draw = np.random.default_rng(4)
     wins, losses, _ = draw.multinomial(

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import linregress
 
 from napkin import NapkinError
 from napkin.scaling import (
@@ -81,6 +80,8 @@ def test_a_parabola_that_opens_downwards_has_no_minimum() -> None:
 
 
 def test_a_power_law_is_that_of_scipy() -> None:
+    from scipy.stats import linregress
+
     random = np.random.default_rng(0)
     x = 10 ** random.uniform(1, 4, 15)
     y = 3 * x**-0.4 * np.exp(random.normal(0, 0.1, 15))

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.optimize import least_squares
-from scipy.stats import norm, t
 
 from napkin import NapkinError
 from napkin.scaling import FittedLaw, Observation, fit_chinchilla, fit_law, law_fit, read_law, read_observations
@@ -43,6 +41,8 @@ def test_a_law_without_noise_is_found_to_six_digits() -> None:
 
 
 def test_the_minimum_is_that_of_scipy() -> None:
+    from scipy.optimize import least_squares
+
     runs = synthetic_runs(40, noise=0.01, seed=3)
     sizes, tokens, losses = (
         np.array([getattr(run, name) for run in runs]) for name in ("parameters", "tokens", "loss")
@@ -103,6 +103,8 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
 
 def test_residuals_of_few_runs_are_enlarged_as_students_t_says() -> None:
     """Their quantiles in the law are those of the kept residuals, times sqrt(n / (n - p)) and t's quantile by z's."""
+    from scipy.stats import norm, t
+
     for n in (20, 60):
         fitted = fit_law(synthetic_runs(n, noise=0.01, seed=n), draws=2)
         kept = fitted.residuals[~outliers(fitted.residuals)]
@@ -113,6 +115,8 @@ def test_residuals_of_few_runs_are_enlarged_as_students_t_says() -> None:
 
 def test_fewest_runs_have_students_t_of_the_degrees_that_the_law_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Residuals in the law are t's quantiles, and the noise of the draws has another deviation in each."""
+    from scipy.stats import t
+
     given: list[np.ndarray] = []
 
     def recording(terms, log_losses, *others, **settings):

@@ -7,9 +7,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from scipy.integrate import quad
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 from napkin import NapkinError
 from napkin.scaling import FittedLaw, Observation, compare_laws, fit_law, read_law
@@ -37,6 +34,10 @@ def budgets(
 
 def test_the_interval_is_that_of_three_independent_normal_errors() -> None:
     """Beside the integral over the mixture of normal densities, solved for nine tenths."""
+    from scipy.integrate import quad
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
     shares = quantile_shares()
     drawn, residuals = 0.01 * norm.ppf(shares), 0.02 * norm.ppf(shares)
     spread = np.diff(np.quantile(norm.ppf(shares), [0.05, 0.95]))[0] / (2 * norm.ppf(0.95))

@@ -4,7 +4,6 @@ import random
 
 import numpy as np
 import pytest
-from scipy.integrate import quad
 
 from napkin.curation.deduplication import Banding, MinHash, choose_banding
 from napkin.curation.deduplication.document_decisions import NearKeys
@@ -16,6 +15,8 @@ from napkin.errors import NapkinError
 def test_no_other_bands_and_rows_have_less_error(
     threshold: float, hashes: int, weight: float, least_found: float
 ) -> None:
+    from scipy.integrate import quad
+
     def error(banding: Banding) -> float:
         missed = quad(lambda s: 1 - float(banding.probability(s)), threshold, 1)[0]
         return weight * quad(banding.probability, 0, threshold)[0] + (1 - weight) * missed

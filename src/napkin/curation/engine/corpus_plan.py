@@ -19,7 +19,6 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from napkin.curation.engine.corpus_files import METER, CorpusWriter, read_manifest
 from napkin.curation.engine.input_sample import SampledFile, read_sample
@@ -272,6 +271,8 @@ class _SampleRun:
 
     def _compare(self, before: Sequence[tuple[int, Record]], after: Sequence[tuple[int, Record]]) -> None:
         """Note what a stage that compares documents leaves of the whole, beyond what it leaves of the sample."""
+        from scipy import stats
+
         n, n_dropped = len(before), len(before) - len(after)
         # As many may well have been expected where so few were found.
         likely = float(stats.chi2.ppf(_HIGH, 2 * (n_dropped + 1))) / 2
