@@ -1,35 +1,30 @@
 """Recipes, layouts and prices of published runs: rows of published_layouts.csv and published_gpu_hours.csv.
 
-What differs between programs, beside the recipe, is stated by the rows and priced here: "fused" rows ran compiled
-blocks or hand-written kernels; Megatron and NeMo keep weights in the format of the products (casts cost once per step)
-and add gradients inside of the products.
+What differs between programs, beside the recipe, is the stack's (`napkin plan --stack`) or stated by the rows: "fused"
+rows ran compiled blocks or hand-written kernels, "overlap" rows hide collectives of tensor ranks behind products,
+"exchange" is how experts' tokens are sent.
 """
 
 import csv
 import dataclasses
 import functools
-from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from napkin.accounting.ledger import Row
-from napkin.accounting.pipeline_simulation import StageSeconds
-from napkin.accounting.pricing import roofline_seconds
 from napkin.hardware.ceilings import Efficiency
 from napkin.hardware.cluster import node_of
 from napkin.hardware.device_file import find_device
 from napkin.hardware.target import CudaTarget
 from napkin.model.config import ModelConfig, preset, presets
-from napkin.planning.layouts.costs import Choice, LayoutCosts, choice_of
-from napkin.planning.layouts.counted_parts import Part, Size
+from napkin.planning.layouts.costs import LayoutCosts, choice_of
 from napkin.planning.layouts.layout_plan import LayoutPlan, plan_layout
+from napkin.planning.layouts.stack import Stack, find_stack
 from napkin.planning.planner import resolve
 from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import ParallelismConfig, TrainingConfig
-from napkin.train_step.compile import Recompute
 
 FOLDER = Path(__file__).parent
 LARGEST_CHUNK = 16384
@@ -42,8 +37,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 EXPERTS = ("n_experts", "experts_per_token", "n_shared_experts", "d_expert")
 SIZES = ("vocab_size", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "n_layers")
-FLASH_ATTENTION = ("llm-foundry", "torchtitan")
-"""Programs whose attention was not cuDNN's: FlashAttention-2, by its own package or torch's."""
+STACKS = {
+    "Megatron-LM": "megatron",
+    "NeMo": "nemo",
+    "Megatron-Bridge": "nemo",
+    "torchao": "torchtitan",
+    "Automodel": "automodel",
+}
+"""The stack of `napkin plan --stack` that a row's program is planned as, where its name is another one."""
 
 
 def read_rows(name: str) -> list[dict[str, str]]:
@@ -83,60 +84,6 @@ def model_of(name: str, context_length: int, n_layers: int | None = None) -> Mod
     return dataclasses.replace(model, context_length=context_length, n_layers=n_layers or model.n_layers, **changes)
 
 
-class PublishedCosts(LayoutCosts):
-    """The parts of a model as another program computes them."""
-
-    def __init__(
-        self, resolved: ResolvedRecipe, machine: CatalogueMachine, choice: Choice, *, fused: bool, keeps_narrow: bool
-    ) -> None:
-        """`fused` is whether elementwise kernels are, `keeps_narrow` whether weights are in the products' format."""
-        super().__init__(resolved, machine, (choice.layout.tensor,))
-        self.fused = fused
-        self.keeps_narrow = keeps_narrow
-        self.micro_batches = resolved.recipe.training.batch_size // (
-            choice.layout.batch_parts * choice.micro_batch_size
-        )
-        self.counted = functools.cache(self._counted)
-
-    def _counted(self, part: Part, size: Size, recompute: Recompute) -> list[tuple[Row, bool, bool, bool, int]]:
-        """Distinct calls, and how often a part has each."""
-        operators = self.parts(recompute).parts[part]
-        grows = abs(operators.figures[1] + operators.figures[3]).sum(axis=1) > 0.5
-        bare = {"module": "", "call": None, "bytes_allocated": 0, "bytes_kept": 0}
-        calls = Counter(
-            (dataclasses.replace(row, **bare), copies, of_weights, bool(growing))
-            for (row, copies, of_weights), growing in zip(self.rows(part, size, recompute), grows, strict=True)
-        )
-        return [(*call, times) for call, times in calls.items()]
-
-    def seconds(self, part: Part, size: Size, recompute: Recompute, gathered: bool) -> StageSeconds:
-        """Seconds of one micro-batch, of which another program fuses or leaves out some."""
-        sums: defaultdict[str, float] = defaultdict(float)
-        for row, copies_weights, of_weights, growing, times in self.counted(part, size, recompute):
-            if gathered and copies_weights and row.phase in ("forward", "recompute"):
-                continue
-            seconds = times * roofline_seconds(row, self.ceilings)
-            if row.contraction is None:
-                seconds *= self.ceilings.fused_share if self.fused else 1.0
-                seconds /= self.micro_batches if self.keeps_narrow and not growing else 1
-            phase = "forward" if row.in_forward_pass else row.phase
-            if phase == "backward":
-                phase = "backward_weight" if of_weights else "backward_input"
-            sums[phase] += seconds
-        return StageSeconds(*(sums[name] for name in ("forward", "backward_input", "backward_weight", "recompute")))
-
-    def accumulate_seconds(self, parameters: float) -> float:
-        """None where products add to the gradients of the micro-batches before."""
-        return 0.0 if self.keeps_narrow else super().accumulate_seconds(parameters)
-
-    def priced_with(self, machine: CatalogueMachine, choice: Choice) -> "PublishedCosts":
-        """The same counts, priced on another machine."""
-        costs = PublishedCosts(self.resolved, machine, choice, fused=self.fused, keeps_narrow=self.keeps_narrow)
-        costs.parts, costs.rows, costs.counted = self.parts, self.rows, self.counted
-        costs.shapes, costs.parameters, costs.padded = self.shapes, self.parameters, self.padded
-        return costs
-
-
 class PublishedRun:
     """A row: its recipe and layout, counted once, and priced with any efficiency."""
 
@@ -145,15 +92,24 @@ class PublishedRun:
         self.device = find_device(row["device"])
         self.n_devices = self._number("devices")
         self.stack = row.get("stack", "")
+        self.program = self._program()
         machine = self.machine(None)
         self.resolved = self._resolved(machine)
         self.choice = choice_of(self.resolved)
-        self.costs = PublishedCosts(
-            self.resolved,
-            machine,
-            self.choice,
-            fused=row["fused"] == "yes",
-            keeps_narrow=self.stack in ("Megatron-LM", "NeMo"),
+        self.costs = LayoutCosts(self.resolved, machine, (self.choice.layout.tensor,), stack=self.program)
+
+    def _program(self) -> Stack:
+        """The stack that the row ran, with what the row says differs."""
+        row = self.row
+        stack = find_stack(STACKS.get(self.stack, self.stack or "napkin"))
+        exchange = dataclasses.replace(
+            stack.exchange,
+            sends=row.get("exchange") or stack.exchange.sends,  # pyright: ignore[reportArgumentType]
+            behind_other_micro_batch=row.get("exchange_hidden") == "yes" or stack.exchange.behind_other_micro_batch,
+        )
+        overlaps = row.get("overlap") == "yes"
+        return dataclasses.replace(
+            stack, fuses=row["fused"] == "yes", overlaps_tensor=overlaps, exchange=exchange
         )
 
     def _number(self, name: str) -> int:
@@ -173,14 +129,14 @@ class PublishedRun:
         if per_device:
             node = dataclasses.replace(node, network_bandwidth=float(per_device))
         machine = CatalogueMachine(self.device, self.n_devices, node=node, efficiency=efficiency)
-        if self.stack in FLASH_ATTENTION and self.device.compute_capability:
+        if self.program.cudnn_attention is False and self.device.compute_capability:
             machine.target = CudaTarget(self.device.compute_capability, cudnn_attention=False)
         return machine
 
     def plan(self, efficiency: Efficiency | None = None) -> LayoutPlan:
         """Its step, planned without an MFU told."""
         machine = self.machine(efficiency)
-        costs = self.costs.priced_with(machine, self.choice)
+        costs = self.costs.priced_on(machine, self.program)
         return plan_layout(self.resolved, machine, self.choice, costs=costs)
 
     def _resolved(self, machine: CatalogueMachine) -> ResolvedRecipe:
@@ -233,10 +189,11 @@ class PublishedRun:
                 pipeline=number("pipeline"),
                 context=number("context"),
                 expert=number("expert"),
+                whole_experts=row.get("whole_experts") == "yes",
                 schedule=schedule,  # pyright: ignore[reportArgumentType]
                 stages_per_rank=per_rank if per_rank > 1 else None,
                 blocks_per_stage=_blocks_per_stage(row.get("blocks_per_stage") or ""),
-                shard_optimizer=data > 1,
+                shard_optimizer=shard == 1 and data * number("context") > 1,
             ),
         )
 

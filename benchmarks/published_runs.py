@@ -29,9 +29,6 @@ from result_files import write_result
 TABLE = Path(__file__).parents[1] / "src" / "napkin" / "hardware" / "efficiency.toml"
 OUTLIER = 0.035
 """A relative error from which an error counts less than by its square: the runs' own noise."""
-OVERLAPPED = 0.75
-"""Of the seconds of tensor ranks' collectives, what a program hides that cuts them and the products into pieces
-(userbuffers of Transformer Engine, asynchronous tensor parallelism of torch): not fitted."""
 PRIOR = {
     # The expected value, and the relative error of that expectation.
     "product_share": (0.85, 0.15),  # of kernels alone: hardware/kernel_curves.toml; less in a long run, by its power
@@ -59,10 +56,8 @@ class LayoutRun(PublishedRun):
     """A published run of any program."""
 
     def planned_seconds(self, efficiency: Efficiency | None = None) -> float:
-        """As `plan_layout` has it, less what a program overlaps that this project does not."""
-        planned = self.plan(efficiency)
-        hidden = OVERLAPPED if self.row["overlap"] == "yes" else 0.0
-        return planned.seconds - hidden * planned.by_kind.get("tensor exposed", 0.0)
+        """Seconds of a step as `plan_layout` has it."""
+        return self.plan(efficiency).seconds
 
     @property
     def best_seconds(self) -> float:

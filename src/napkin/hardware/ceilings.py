@@ -70,6 +70,9 @@ class Efficiency:
     collective_share: _Share | None = None
     """The share of their speed alone that collectives within a node reach, which wait for the slowest rank and share
     the device with products; None is `link_share` of the link and `hop_factor` instead."""
+    usual_network: _NotNegative | None = None
+    """Bytes per second and device between the nodes of the runs that `network_share` was fitted to; None makes it the
+    share of any network."""
     rows: int = 0
     """Published runs that they were fitted to."""
     residual: float | None = None

@@ -173,6 +173,10 @@ class Interconnect:
     """The bandwidth of the link by its datasheet, of which the curves take a share."""
     collective_share: float = field(default=1.0, kw_only=True, repr=False)
     """The share of their speed alone that collectives reach beside other kernels."""
+    datasheet_network_bandwidth: float = field(default=0.0, kw_only=True, repr=False)
+    """The bandwidth between nodes by their datasheet, per device; 0.0 where the link is all there is."""
+    multiprocessors: int | None = field(default=None, kw_only=True, repr=False)
+    """Multiprocessors of a device, some of which collectives may take."""
 
     def group(self, size: int, *, stride: int = 1) -> Group:
         """The group of `size` ranks of which each is `stride` devices after the one before it.
@@ -182,6 +186,21 @@ class Interconnect:
         """
         per_node = max(1, min(size, self.devices_per_node // stride))
         return Group(per_node, -(-size // per_node))
+
+    def slower(self, factor: float) -> "Interconnect":
+        """The same links, on which everything takes `factor` times as long."""
+        if factor == 1:
+            return self
+        return dataclasses.replace(
+            self,
+            link_bandwidth=self.link_bandwidth / factor,
+            network_bandwidth=self.network_bandwidth / factor,
+            start_seconds=factor * self.start_seconds,
+            link_hop_seconds=factor * self.link_hop_seconds,
+            network_hop_seconds=factor * self.network_hop_seconds,
+            datasheet_network_bandwidth=self.datasheet_network_bandwidth / factor,
+            collective_share=self.collective_share / factor,
+        )
 
     def seconds(self, operation: Operation, data_bytes: float, group: Group) -> float:
         """Seconds of one collective in which `data_bytes` is the whole tensor: what each rank has after an all-gather,
@@ -238,7 +257,7 @@ def interconnect_of(device: Device, node: Node, efficiency: Efficiency) -> Inter
     network, share = node.network_bandwidth, efficiency.collective_share
     return Interconnect(
         efficiency.link_share * link,
-        efficiency.network_share * network if network else efficiency.link_share * link,
+        _reached(network, efficiency) if network else efficiency.link_share * link,
         node.devices,
         start_seconds=efficiency.hop_factor * START_SECONDS,
         link_hop_seconds=efficiency.hop_factor * LINK_HOP_SECONDS,
@@ -247,4 +266,25 @@ def interconnect_of(device: Device, node: Node, efficiency: Efficiency) -> Inter
         curves=None if bridged or share is None or "link_share" in device.efficiency else curves_of(device),
         collective_share=share or 1.0,
         datasheet_link_bandwidth=link,
+        datasheet_network_bandwidth=network or 0.0,
+        multiprocessors=device.multiprocessors,
     )
+
+
+LINE_SHARE = 0.92
+"""The share of a network adapter's rate that is left for data: headers of packets, and what NCCL's tests reach of
+100, 200 and 400 Gbit/s (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md has the definition)."""
+
+
+def _reached(network: float, efficiency: Efficiency) -> float:
+    """Bytes per second and device that collectives reach of a network's.
+
+    A byte passes through the adapter, and through the device and its node, one after the other: seconds per byte add
+    up. `network_share` was fitted to the usual network of a generation; what it takes there beside the adapter, it
+    takes on slower and faster networks too.
+    """
+    usual = efficiency.usual_network
+    if usual is None:
+        return efficiency.network_share * network
+    beside = 1 / (efficiency.network_share * usual) - 1 / (LINE_SHARE * usual)
+    return 1 / (1 / (LINE_SHARE * network) + max(0.0, beside))

@@ -35,6 +35,8 @@ class Layout:
     tensor: int = 1
     expert: int = 1
     """Ranks, of the data · shard ranks, that split the experts."""
+    whole_experts: bool = False
+    """True if ranks of expert are taken from those of tensor and context first, each with whole experts."""
     schedule: PipelineScheduleName = "1f1b"
     stages_per_rank: int = 1
     blocks_per_stage: tuple[int, ...] | None = None
@@ -58,6 +60,11 @@ class Layout:
     def token_parts(self) -> int:
         """The number of groups of ranks that compute tokens of their own: gradients are averaged over them."""
         return self.batch_parts * self.context
+
+    @property
+    def expert_parts(self) -> int:
+        """The number of ranks of a stage among which `expert` of them split the experts."""
+        return self.token_parts * self.tensor if self.whole_experts else self.batch_parts
 
     @property
     def stages(self) -> int:
@@ -183,6 +190,7 @@ def layout_of(config: ParallelismConfig, world_size: int, *, otherwise: Literal[
         context=config.context,
         tensor=config.tensor,
         expert=config.expert,
+        whole_experts=config.whole_experts,
         schedule=config.schedule,
         stages_per_rank=config.resolved_stages_per_rank,
         blocks_per_stage=config.blocks_per_stage,
@@ -194,9 +202,10 @@ def layout_of(config: ParallelismConfig, world_size: int, *, otherwise: Literal[
             f"parallelism: {sizes} is {layout.world_size} ranks, there are {world_size}: choose sizes whose product is "
             f"{world_size}, or leave {'data' if otherwise == 'ddp' else 'shard'} out"
         )
-    if layout.batch_parts % layout.expert:
+    if layout.expert_parts % layout.expert:
+        among = "data · shard · context · tensor" if layout.whole_experts else "data · shard"
         raise NapkinError(
-            f"parallelism.expert {layout.expert} does not divide data · shard, which is {layout.batch_parts}: use a "
+            f"parallelism.expert {layout.expert} does not divide {among}, which is {layout.expert_parts}: use a "
             "divisor of it"
         )
     return layout
@@ -296,6 +305,11 @@ def _problems_of_pipeline(recipe: Recipe, layout: Layout) -> Iterator[str]:
 
 def _problems_of_experts(recipe: Recipe, layout: Layout) -> Iterator[str]:
     n_experts, expert = recipe.model.n_experts, layout.expert
+    if layout.whole_experts:
+        yield (
+            "parallelism.whole_experts is True, which napkin plans for other stacks and does not train: leave it out, "
+            "or plan with --stack megatron"
+        )
     if not n_experts or n_experts % expert:
         yield (
             f"parallelism.expert {expert} does not divide model.n_experts {n_experts}: use a divisor of it, or leave "

@@ -307,6 +307,11 @@ class ParallelismConfig:
     """Ranks that split the experts; tokens are sent to the rank of their expert (Lepikhin et al. 2020). These are ranks
     that split the batch: data · shard has to be a multiple."""
 
+    whole_experts: bool = False
+    """Whether the ranks of expert are taken from those of tensor and context first, each with whole experts (an expert
+    tensor size of 1 in Megatron): data · shard · context · tensor has to be a multiple of expert. This is planned with
+    `napkin plan --stack`, and not trained."""
+
     schedule: PipelineScheduleName = "1f1b"
     """The order in which the ranks of a pipeline work on micro-batches."""
 

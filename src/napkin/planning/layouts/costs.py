@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from napkin.hardware.cluster import Interconnect
 from napkin.hardware.target import cuda_target
 from napkin.model.transformer import Transformer
 from napkin.planning.layouts.counted_parts import CountedParts, Part, Size, count_parts, with_tensor
+from napkin.planning.layouts.stack import NAPKIN, Stack
 from napkin.planning.step.machine import CatalogueMachine
 from napkin.planning.step.site import Site
 from napkin.recipe.layout import Layout
@@ -31,8 +33,8 @@ BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients that are all-reduced at a time: torch's default, `bucket_cap_mb`."""
 PRODUCTS_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _CACHED = (
-    "parts shapes parameters padded rows seconds attention_seconds least_seconds launch_seconds head_seconds "
-    "kept_bytes working_bytes head_working_bytes"
+    "parts shapes parameters padded rows calls seconds once_seconds attention_seconds least_seconds launch_seconds "
+    "head_seconds kept_bytes working_bytes head_working_bytes"
 )
 """Methods of `LayoutCosts` whose answers are remembered, for its copies on other numbers of devices too."""
 
@@ -51,7 +53,7 @@ class Choice:
     def size(self) -> Size:
         """The sizes on which the operators of one rank depend."""
         layout = self.layout
-        return Size(self.micro_batch_size / layout.context, layout.tensor, layout.expert)
+        return Size(self.micro_batch_size / layout.context, layout.tensor, layout.expert, layout.whole_experts)
 
 
 def choice_of(resolved: ResolvedRecipe) -> Choice:
@@ -96,9 +98,11 @@ class LayoutCosts:
         tensors: Sequence[int],
         *,
         usd_per_hour: float | None = None,
+        stack: Stack = NAPKIN,
         progress: Callable[[str], None] = lambda doing: None,
     ) -> None:
-        """`tensors` are the sizes of tensor that may be asked for, `usd_per_hour` is of one device.
+        """`tensors` are the sizes of tensor that may be asked for, `usd_per_hour` is of one device, `stack` is the
+        program that trains.
 
         Raises NapkinError where it is not known what connects the devices.
         """
@@ -107,19 +111,22 @@ class LayoutCosts:
         self.tensors = tuple(tensors)
         self.ceilings = machine.ceilings(resolved.precision)
         self.usd_per_hour = usd_per_hour
+        self.stack = stack
         self.site = self._site(machine)
         if self.site.interconnect is None:
             raise NapkinError(
                 f"it is not known what connects {machine.device.name}: describe the device in a TOML file with its "
                 "link_bandwidth, as `napkin hardware` shows them"
             )
-        self.interconnect: Interconnect = self.site.interconnect
+        self.interconnect: Interconnect = self.site.interconnect.slower(stack.sending)
         self.progress = progress
         self.model = resolved.recipe.model
         self.activation_bytes = PRODUCTS_BYTES[resolved.precision.products]
         """Bytes of a number that ranks of tensor or context send each other."""
         self.gather_bytes = PRODUCTS_BYTES[resolved.gather_format]
         self.reduce_bytes = PRODUCTS_BYTES[resolved.recipe.training.reduce_format]
+        if stack.reduces_in_fp32 is not None:
+            self.reduce_bytes = PRODUCTS_BYTES["fp32" if stack.reduces_in_fp32 else "bf16"]
         self.weight_bytes = resolved.precision.bytes_per_weight
         target = cuda_target(resolved.counted_for)
         self.workspace_bytes = 0 if target is None else target.workspace_bytes
@@ -133,6 +140,14 @@ class LayoutCosts:
         other = copy.copy(self)
         other.machine, other.site = machine, self._site(machine)
         other.resolved = dataclasses.replace(self.resolved, world_size=machine.n_devices)
+        return other
+
+    def priced_on(self, machine: CatalogueMachine, stack: Stack) -> "LayoutCosts":
+        """The same counts, priced on other devices or as another stack computes them."""
+        other = LayoutCosts(
+            self.resolved, machine, self.tensors, usd_per_hour=self.usd_per_hour, stack=stack, progress=self.progress
+        )
+        other.parts, other.shapes, other.parameters = self.parts, self.shapes, self.parameters
         return other
 
     def _site(self, machine: CatalogueMachine) -> Site:
@@ -164,15 +179,20 @@ class LayoutCosts:
     def parameters(self, tensor: int) -> Parameters:
         return _sums((kind, shape.numel()) for kind, _, shape in self.shapes(tensor))
 
-    def padded(self, tensor: int, expert: int, shards: int, shards_of_experts: int) -> Parameters:
-        """Parameters of one rank of tensor and of expert, as FSDP2 pads them to equal shards."""
+    def padded(self, tensor: int, expert: int, shards: int, shards_of_experts: int, whole: bool = False) -> Parameters:
+        """Parameters of one rank of tensor and of expert, as FSDP2 pads them to equal shards; `whole` experts are not
+        divided by tensor."""
         sizes: list[tuple[str, int]] = []
-        for kind, name, shape in self.shapes(tensor):
+        shapes = self.shapes(tensor)
+        if whole:
+            shapes = [each for each in shapes if each[0] != "experts"]
+            shapes += [each for each in self.shapes(1) if each[0] == "experts"]
+        for kind, name, shape in shapes:
             among, taken = shards, ()
             if kind == "experts":
                 shape, among = torch.Size((shape[0] // expert, *shape[1:])), shards_of_experts
                 # Ranks of tensor divide the width of experts.
-                taken = () if tensor == 1 else (1,) if name == "up" else (2,)
+                taken = () if tensor == 1 or whole else (1,) if name == "up" else (2,)
             length = shape[shard_dimension(shape, among, taken)]
             sizes.append((kind, shape.numel() // length * among * -(-length // among)))
         return _sums(sizes)
@@ -180,21 +200,60 @@ class LayoutCosts:
     def rows(self, part: Part, size: Size, recompute: Recompute) -> list[tuple[Row, bool, bool]]:
         """The calls of a part; whether each copies weights, and whether it is for the gradient of weights."""
         operators = self.parts(recompute).operators(part, size)
-        return list(
-            zip(operators.at(size), operators.copies_weights.tolist(), operators.of_weights.tolist(), strict=True)
+        rows = (self._as_computed(row, size) for row in operators.at(size))
+        return list(zip(rows, operators.copies_weights.tolist(), operators.of_weights.tolist(), strict=True))
+
+    def _as_computed(self, row: Row, size: Size) -> Row:
+        """A row of experts as the products of single experts, with padding, in the stack's format."""
+        if row.contraction is None or not row.module.endswith(".experts") or row.contraction[0] != 1:
+            return row
+        _, m, n, k = row.contraction
+        experts = max(1, self.model.n_experts // size.expert)
+        more = (self.stack.exchange.padded_rows - 1) / 2
+        # Tokens are the rows of a product; of a gradient of weights, what it sums over.
+        m, k = (m, k / experts + more) if row.operator.endswith("outer") else (m / experts + more, k)
+        narrow = self.stack.fp8_experts and self.resolved.precision.name == "fp8"
+        contraction = (experts, max(1, round(m)), n, max(1, round(k)))
+        return dataclasses.replace(row, contraction=contraction, format="fp8-e4m3" if narrow else row.format)
+
+    def calls(self, part: Part, size: Size, recompute: Recompute) -> list[tuple[Row, bool, bool, bool, int]]:
+        """The distinct calls of a part: copies of weights or not, for the gradient of weights or not, with a size that
+        grows with the tokens or not; and how often a part has each."""
+        operators = self.parts(recompute).operators(part, size)
+        grows = abs(operators.figures[1] + operators.figures[3]).sum(axis=1) > 0.5
+        numbers = Counter(
+            (dataclasses.replace(row, module="", call=None, bytes_allocated=0, bytes_kept=0), copies, of_weights, grown)
+            for (row, copies, of_weights), grown in zip(self.rows(part, size, recompute), grows.tolist(), strict=True)
         )
+        return [(*call, times) for call, times in numbers.items()]
 
     def seconds(self, part: Part, size: Size, recompute: Recompute, gathered: bool) -> StageSeconds:
         """Seconds of one micro-batch. `gathered` parameters are in the format of the products already."""
         sums = {"forward": 0.0, "backward_input": 0.0, "backward_weight": 0.0, "recompute": 0.0, "optimizer": 0.0}
-        for row, copies_weights, of_weights in self.rows(part, size, recompute):
+        for row, copies_weights, of_weights, grows, times in self.calls(part, size, recompute):
             if gathered and copies_weights and row.phase in ("forward", "recompute"):
+                continue
+            if self._is_made_once(row, grows):
                 continue
             phase = "forward" if row.in_forward_pass else row.phase
             if phase == "backward":
                 phase = "backward_weight" if of_weights else "backward_input"
-            sums[phase] += roofline_seconds(row, self.ceilings)
+            sums[phase] += times * self._row_seconds(row)
         return StageSeconds(sums["forward"], sums["backward_input"], sums["backward_weight"], sums["recompute"])
+
+    def once_seconds(self, part: Part, size: Size, recompute: Recompute) -> float:
+        """Seconds per step of a part's calls that do not depend on its tokens, where the stack makes them once."""
+        calls = self.calls(part, size, recompute)
+        made = ((row, times) for row, _, _, grows, times in calls if self._is_made_once(row, grows))
+        return sum(times * self._row_seconds(row) for row, times in made)
+
+    def _is_made_once(self, row: Row, grows: bool) -> bool:
+        return self.stack.casts_once and row.contraction is None and not grows
+
+    def _row_seconds(self, row: Row) -> float:
+        fused = self.stack.fuses and row.contraction is None
+        seconds = roofline_seconds(row, self.ceilings) * self.stack.computing
+        return seconds * self.ceilings.fused_share if fused else seconds
 
     def launch_seconds(self, part: Part, size: Size, recompute: Recompute) -> float:
         """Seconds of starting the kernels of a part."""
@@ -268,12 +327,20 @@ class LayoutCosts:
         launch = self.ceilings.seconds_per_operator
         rows = parts.parts["update"].rows
         bound = sum(max(0.0, roofline_seconds(row, self.ceilings) - launch) for row in rows)
+        memory = self.stack.memory
+        if memory is not None:
+            # Gradients are read for their norm and for the update, and zeroed; the state is read and written.
+            each = 3 * memory.gradient_bytes + 2 * memory.state_bytes + memory.weight_bytes
+            touched = each * parts.counted_parameters
+            bound = touched / self.ceilings.bandwidth(touched)
         calls = len(rows) + parts.update_calls_per_block * (blocks - parts.counted_blocks)
         return share * bound + launch * max(1, calls)
 
     def accumulate_seconds(self, parameters: float) -> float:
         """Seconds of adding a micro-batch's gradients to those before it: each number is read twice and written
         once."""
+        if self.stack.adds_in_products:
+            return 0.0
         touched = 3 * self.weight_bytes * parameters
         return touched / self.ceilings.bandwidth(touched) if touched else 0.0
 

@@ -41,6 +41,8 @@ class Size(NamedTuple):
     """Sequences of a micro-batch: a fraction where ranks split a sequence."""
     tensor: int = 1
     expert: int = 1
+    whole_experts: bool = False
+    """True if ranks of tensor have experts of their own, whole, and send them each a part of the tokens."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,10 @@ class Operators:
 
     def figures_at(self, size: Size) -> NDArray[np.float64]:
         """[row, figure]: those of `_FIGURES`, then the four numbers of a contraction."""
-        part = 1 / size.tensor
-        sequences = np.where(self.split_sequence, size.sequences * part, size.sequences)[:, None]
+        whole = self.of_experts & size.whole_experts
+        part = np.where(whole, 1.0, 1 / size.tensor)[:, None]
+        split = self.split_sequence | whole
+        sequences = np.where(split, size.sequences / size.tensor, size.sequences)[:, None]
         fixed = self.figures[0] + part * self.figures[2]
         matrices = np.where(self.of_experts, 1 / size.expert, 1.0)[:, None]
         # A contraction's own numbers are those of all experts together.
@@ -140,7 +144,15 @@ class CountedParts:
 
     def operators(self, part: Part, size: Size) -> Operators:
         """The calls of a part as they are made at that size."""
-        return self.apart.get((part, size.sequences == 1, size.tensor), self.parts[part])
+        found = self.apart.get((part, size.sequences == 1, size.tensor), self.parts[part])
+        one = self.apart.get((part, size.sequences == 1, 1))
+        if not size.whole_experts or size.tensor == 1 or one is None:
+            return found
+        # Experts were counted as divided among ranks of tensor: those of a rank alone take their place.
+        figures = found.figures.copy()
+        if found.of_experts.sum() == one.of_experts.sum():
+            figures[:, found.of_experts] = one.figures[:, one.of_experts]
+        return dataclasses.replace(found, figures=figures)
 
     def working_bytes(self, size: Size) -> float:
         """Working bytes of a block, beside what its forward pass kept."""

@@ -14,14 +14,15 @@ from napkin.accounting.pipeline_simulation import PipelineTimeline, simulate_pip
 from napkin.accounting.pricing import dollars
 from napkin.errors import NapkinError
 from napkin.planning.layouts.costs import Choice, LayoutCosts, choice_of
+from napkin.planning.layouts.rank_bytes import RankBytes, ranks_bytes
 from napkin.planning.layouts.stages import (
-    RankBytes,
     Sender,
     StageContent,
     StageTime,
+    blocks_by_recompute,
+    is_sharded,
     once_per_step,
     own_parameters,
-    ranks_bytes,
     schedule_of,
     send_seconds,
     stage_times,
@@ -269,10 +270,10 @@ def plan_layout(
         pipeline_seconds=pipeline_seconds,
         sending_seconds=sending,
         once_per_step=once_per_step(costs, layout, stages[0]),
-        update_seconds=update_seconds(costs, layout, contents),
+        update_seconds=update_seconds(costs, choice, contents),
         model_flops=costs.model_flops(costs.resolved.recipe.training.batch_size),
         expert_seconds=expert_seconds,
-        factor=costs.machine.efficiency.factor * (1 + launches),
+        factor=(costs.stack.factor or costs.machine.efficiency.factor) * (1 + launches),
     )
 
 
@@ -292,15 +293,30 @@ def one_stage_seconds(stage: StageTime, micro_batches: int) -> float:
     return micro_batches * (seconds.forward + seconds.of("backward"))
 
 
-def update_seconds(costs: LayoutCosts, layout: Layout, contents: Sequence[StageContent]) -> float:
-    """Update seconds of the rank that has most parameters to update."""
+def update_seconds(costs: LayoutCosts, choice: Choice, contents: Sequence[StageContent]) -> float:
+    """Seconds of the update, and of casting weights where that is done once per step, on the rank that has most
+    parameters to update."""
+    layout = choice.layout
     held = [[contents[stage] for stage in stages] for stages in stages_of_ranks(layout)]
     most, blocks = max(
         (own_parameters(costs, layout, each), sum(stage.dense + stage.blocks for stage in each)) for each in held
     )
+    casting = max(sum(_casting_seconds(costs, choice, content) for content in each) for each in held)
     replicas = layout.data * layout.context
-    if not layout.shard_optimizer or layout.shard > 1 or replicas == 1:
-        return costs.update_seconds(most, blocks)
-    group = costs.interconnect.group(replicas, stride=layout.tensor)
-    gathering = costs.interconnect.seconds("all_gather", costs.weight_bytes * most, group)
-    return costs.update_seconds(most / replicas, blocks) + gathering
+    if not layout.shard_optimizer or is_sharded(costs, layout) or replicas == 1:
+        return casting + costs.update_seconds(most, blocks)
+    gathering = 0.0
+    if not costs.stack.gathers_behind_compute:
+        group = costs.interconnect.group(replicas, stride=layout.tensor)
+        gathering = costs.interconnect.seconds("all_gather", costs.weight_bytes * most, group)
+    return casting + costs.update_seconds(most / replicas, blocks) + gathering
+
+
+def _casting_seconds(costs: LayoutCosts, choice: Choice, content: StageContent) -> float:
+    if not costs.stack.casts_once:
+        return 0.0
+    seconds = content.first * costs.once_seconds("embedding", choice.size, "none")
+    seconds += content.last * costs.once_seconds("head", choice.size, "none")
+    for part, recompute, times in blocks_by_recompute(costs, choice, content):
+        seconds += times * costs.once_seconds(part, choice.size, recompute)
+    return seconds

@@ -21,10 +21,10 @@ from typing import Any
 from napkin.errors import NapkinError
 from napkin.planning.layouts.costs import Choice, LayoutCosts
 from napkin.planning.layouts.layout_plan import LayoutPlan, one_stage_seconds, plan_layout, simulated, update_seconds
+from napkin.planning.layouts.rank_bytes import ranks_bytes
 from napkin.planning.layouts.stages import (
     StageTime,
     once_per_step,
-    ranks_bytes,
     send_seconds,
     stage_times,
     stages_of_ranks,
@@ -196,7 +196,7 @@ class _Search:
         key = layout.tensor, layout.pipeline, layout.expert, layout.shard > 1
         known = kept.get(key)
         limit = min(self._to_beat(), known.seconds if known else math.inf)
-        seconds = update_seconds(costs, layout, contents)
+        seconds = update_seconds(costs, choice, contents)
         seconds += sum(exposed for exposed, _ in once_per_step(costs, layout, stages[0]).values())
         if layout.pipeline == 1:
             seconds += one_stage_seconds(stages[0], micro_batches)

@@ -1,11 +1,9 @@
-"""Seconds and bytes of each stage of a layout: what it computes, sends, hides behind what it computes, and holds.
+"""Seconds of each stage of a layout: what it computes, sends, and hides behind what it computes.
 
 Ranks of tensor wait for each other before and after each pair of products (Korthikanti et al. 2022, section 4.2.2):
 nothing hides it. A ring of context sends keys and values while it computes attention with those it has (Liu et al.
 2023). Gathering and scattering of shards overlaps with the computation of the same pass, and lengthens it by
 `Interconnect.slowdown`. Tokens that go to experts of other ranks are waited for.
-
-A rank holds its part of the state, what is gathered, activations of all micro-batches in flight, and buffers.
 """
 
 import functools
@@ -20,6 +18,7 @@ from napkin.distributed.ranks import experts_are_sharded
 from napkin.hardware.cluster import Group, Interconnect
 from napkin.planning.layouts.costs import BUCKET_BYTES, OUTSIDE_BYTES, Choice, LayoutCosts, Parameters
 from napkin.planning.layouts.counted_parts import Part
+from napkin.planning.layouts.exchange import exchange_seconds
 from napkin.recipe.layout import Layout
 from napkin.train_step.compile import Recompute
 
@@ -89,33 +88,49 @@ def groups(interconnect: Interconnect, layout: Layout) -> dict[str, Group]:
     tensor, context = layout.tensor, layout.context
     stride = tensor * context
     experts = layout.expert
+    of_expert = 1 if layout.whole_experts else stride
     shards = layout.shard * context
     return {
         "tensor": interconnect.group(tensor),
         "context": interconnect.group(context, stride=tensor),
-        "expert": interconnect.group(experts, stride=stride),
+        "expert": interconnect.group(experts, stride=of_expert),
         "shard": interconnect.group(shards, stride=tensor),
-        "shard of experts": interconnect.group(shards_of(layout)[1], stride=tensor * experts),
+        "shard of experts": interconnect.group(shards_of(layout)[1], stride=of_expert * experts),
         "replica": interconnect.group(layout.data, stride=stride * layout.shard),
         "data": interconnect.group(layout.data * context, stride=tensor),
-        "data of experts": interconnect.group(max(1, layout.data * context // experts), stride=tensor * experts),
+        "data of experts": interconnect.group(max(1, replicas_of_experts(layout)), stride=of_expert * experts),
         "pipeline": interconnect.group(min(2, layout.pipeline), stride=layout.world_size // layout.pipeline),
     }
 
 
-def shards_of(layout: Layout) -> tuple[int, int]:
-    """Among how many ranks FSDP2 divides parameters: all but experts, and experts."""
-    if layout.shard == 1:
+def replicas_of_experts(layout: Layout) -> int:
+    """The number of ranks that hold the same experts, where nothing is sharded."""
+    ranks = layout.data * layout.context * (layout.tensor if layout.whole_experts else 1)
+    return ranks // layout.expert
+
+
+def shards_of(layout: Layout, over_context: bool = False) -> tuple[int, int]:
+    """Among how many ranks FSDP2 divides parameters: all but experts, and experts. `over_context` is whether ranks of
+    context shard them where no others do."""
+    if layout.shard == 1 and not (over_context and layout.context > 1):
         return 1, 1
     shards = layout.shard * layout.context
     if layout.expert == 1:
         return shards, shards
+    if layout.whole_experts:
+        return shards, max(1, shards * layout.tensor // layout.expert)
     return shards, shards // layout.expert if experts_are_sharded(layout) else 1
+
+
+def is_sharded(costs: LayoutCosts, layout: Layout) -> bool:
+    """True if ranks hold shards of parameters and gather them."""
+    return shards_of(layout, costs.stack.shards_over_context)[0] > 1
 
 
 def padded_parameters(costs: LayoutCosts, layout: Layout) -> Parameters:
     """Parameters of one rank of tensor and of expert before anything is sharded, as they are padded to be sharded."""
-    return costs.padded(layout.tensor, layout.expert, *shards_of(layout))
+    shards = shards_of(layout, costs.stack.shards_over_context)
+    return costs.padded(layout.tensor, layout.expert, *shards, layout.whole_experts)
 
 
 def held_parameters(costs: LayoutCosts, layout: Layout, content: StageContent) -> tuple[int, int]:
@@ -128,7 +143,7 @@ def held_parameters(costs: LayoutCosts, layout: Layout, content: StageContent) -
 def own_parameters(costs: LayoutCosts, layout: Layout, contents: Iterable[StageContent]) -> float:
     """Parameters of some stages on one rank, its shards where they are sharded."""
     held = [held_parameters(costs, layout, content) for content in contents]
-    shards, of_experts = shards_of(layout)
+    shards, of_experts = shards_of(layout, costs.stack.shards_over_context)
     return sum(each[0] for each in held) / shards + sum(each[1] for each in held) / of_experts
 
 
@@ -140,7 +155,7 @@ def outside_parameters(costs: LayoutCosts, layout: Layout, content: StageContent
     return each.embedding * (content.first or twice) + each.head * content.last
 
 
-def _blocks(costs: LayoutCosts, choice: Choice, content: StageContent) -> Iterator[tuple[Part, Recompute, int]]:
+def blocks_by_recompute(costs: LayoutCosts, choice: Choice, content: StageContent) -> Iterator[tuple[Part, Recompute, int]]:
     """The blocks of a stage, by what they are and how they recompute."""
     every = costs.resolved.recipe.training.recompute_every
     numbers: tuple[tuple[Part, int], ...] = (("dense", content.dense), ("block", content.blocks))
@@ -154,7 +169,7 @@ def _blocks(costs: LayoutCosts, choice: Choice, content: StageContent) -> Iterat
 
 def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro_batches: int) -> StageTime:
     layout, size, interconnect = choice.layout, choice.size, costs.interconnect
-    gathered = layout.shard > 1 and costs.gather_bytes < costs.weight_bytes
+    gathered = is_sharded(costs, layout) and costs.gather_bytes < costs.weight_bytes
     compute, sends = StageSeconds(), Sends()
     attention = [0.0, 0.0]
     whole = costs.gathered_activation_bytes(size)
@@ -163,21 +178,32 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
         ranks = interconnect.group(layout.tensor)
         gather = interconnect.seconds("all_gather", whole, ranks)
         scatter = interconnect.seconds("reduce_scatter", whole, ranks)
+    dispatch = combine = 0.0
+    exchange = costs.stack.exchange
     if layout.expert > 1:
-        experts, sent = groups(interconnect, layout)["expert"], whole * costs.model.experts_per_token
-        there_and_back = 2 * interconnect.seconds("all_to_all", sent, experts)
+        experts = groups(interconnect, layout)["expert"]
+        # Ranks of tensor each send a part of the sequence.
+        tokens = costs.tokens(size) / layout.tensor
+        dispatch, combine = exchange_seconds(
+            interconnect, experts, costs.model, tokens, exchange, costs.activation_bytes
+        )
     pairs = 1 if costs.model.block == "parallel" else 2
-    for part, recompute, times in _blocks(costs, choice, content):
-        compute += costs.seconds(part, size, recompute, gathered) * times
+    for part, recompute, times in blocks_by_recompute(costs, choice, content):
+        of_part = costs.seconds(part, size, recompute, gathered) * times
+        compute += of_part
         forward, backward = costs.attention_seconds(size, recompute)
         attention[0] += times * forward
         attention[1] += times * backward
         if layout.tensor > 1:
             both = pairs * gather + pairs * scatter
             again = {"none": 0.0, "selective": pairs * gather, "full": both}[recompute]
-            sends.waited("tensor", times * both, times * (both + again))
+            _tensor_sends(costs, layout, sends, of_part, times * both, times * (both + again))
         if part == "block" and layout.expert > 1:
-            sends.waited("expert", times * there_and_back, times * there_and_back * (1 if recompute == "none" else 2))
+            # Gradients of a token's results go the way of the token, those of the token the way of its results.
+            sent_again = recompute == "full" or (recompute == "selective" and exchange.sent_again)
+            again = dispatch + combine if sent_again else 0.0
+            forward, backward = times * (dispatch + combine), times * (dispatch + combine + again)
+            _expert_sends(costs, sends, of_part, forward, backward)
     if layout.context > 1:
         blocks = content.dense + content.blocks
         _ring_sends(costs, choice, sends, blocks, attention)
@@ -194,7 +220,7 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
             # The largest logit, the sum of exponentials and the target's logit of each token.
             sums = interconnect.seconds("all_reduce", 4 * costs.tokens(size), interconnect.group(layout.tensor))
             sends.waited("tensor", 3 * sums, 0.0)
-    if layout.shard > 1 and layout.pipeline == 1:
+    if is_sharded(costs, layout) and layout.pipeline == 1:
         gathering, again, scattering, replicas = _shard_seconds(costs, layout, content)
         before = compute.backward_input + compute.backward_weight + compute.recompute
         slowdown = interconnect.slowdown
@@ -207,6 +233,41 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
         added = costs.accumulate_seconds(held if layout.pipeline > 1 else own_parameters(costs, layout, [content]))
         compute += StageSeconds(backward_weight=added * (micro_batches - 1) / micro_batches)
     return StageTime(content, compute, sends)
+
+
+def _tensor_sends(
+    costs: LayoutCosts, layout: Layout, sends: Sends, compute: StageSeconds, forward: float, backward: float
+) -> None:
+    """Wait for collectives of ranks of tensor; cut into as many pieces as there are ranks, all but the first one hide
+    behind the products of the piece before."""
+    if not costs.stack.overlaps_tensor:
+        sends.waited("tensor", forward, backward)
+        return
+    first, slowdown = 1 / layout.tensor, costs.interconnect.slowdown
+    sends.waited("tensor", first * forward, first * backward)
+    sends.overlapped("tensor", False, (1 - first) * forward, compute.forward, slowdown)
+    sends.overlapped("tensor", True, (1 - first) * backward, compute.of("backward"), slowdown)
+
+
+def _expert_sends(
+    costs: LayoutCosts, sends: Sends, compute: StageSeconds, forward: float, backward: float
+) -> None:
+    """Wait for the exchanges of experts, or hide them behind the same blocks of another micro-batch, whose forward and
+    backward passes take turns with this one's.
+
+    Multiprocessors that only send are missing from what computes meanwhile: from as many seconds as the exchange takes.
+    """
+    exchange = costs.stack.exchange
+    if not exchange.behind_other_micro_batch:
+        sends.waited("expert", forward, backward)
+        return
+    both = compute.forward + compute.of("backward")
+    hidden = min(forward + backward, both)
+    share = hidden / (forward + backward) if forward + backward else 0.0
+    taken = exchange.multiprocessors / (costs.interconnect.multiprocessors or 132)
+    slowdown = taken / (1 - taken) if taken else costs.interconnect.slowdown
+    sends.overlapped("expert", False, forward, share * forward, slowdown)
+    sends.overlapped("expert", True, backward, share * backward, slowdown)
 
 
 def _ring_sends(costs: LayoutCosts, choice: Choice, sends: Sends, blocks: int, attention: Sequence[float]) -> None:
@@ -272,13 +333,15 @@ def once_per_step(costs: LayoutCosts, layout: Layout, first: StageTime) -> dict[
     They are those of the first stage, whose backward pass ends last.
     """
     slowdown, compute = costs.interconnect.slowdown, first.compute
-    if layout.shard > 1:
+    if is_sharded(costs, layout):
         if layout.pipeline == 1:
             return {}
         gathering, _, scattering, replicas = _shard_seconds(costs, layout, first.content)
         behind = min(gathering, compute.forward)
         exposed = gathering - behind + slowdown * behind + scattering
         return {"shard": (exposed, behind - slowdown * behind), "data": (replicas, 0.0)}
+    if layout.shard_optimizer and costs.stack.gathers_behind_compute:
+        return _shared_optimizer_sends(costs, layout, first)
     averaging = 0.0
     if layout.data * layout.context > 1:
         found, parameters = groups(costs.interconnect, layout), held_parameters(costs, layout, first.content)
@@ -291,89 +354,28 @@ def once_per_step(costs: LayoutCosts, layout: Layout, first: StageTime) -> dict[
     return {"data": (averaging - behind + slowdown * behind, behind - slowdown * behind)}
 
 
+def _shared_optimizer_sends(
+    costs: LayoutCosts, layout: Layout, first: StageTime
+) -> dict[Sender, tuple[float, float]]:
+    """The same where ranks of data share the optimizer's state: gradients are scattered behind the stage's last backward
+    pass, updated parameters gathered behind the first forward pass."""
+    scattering = gathering = 0.0
+    found = groups(costs.interconnect, layout)
+    held = held_parameters(costs, layout, first.content)
+    for parameters, group in zip(held, (found["data"], found["data of experts"]), strict=True):
+        scattering += costs.interconnect.seconds("reduce_scatter", costs.reduce_bytes * parameters, group)
+        gathering += costs.interconnect.seconds("all_gather", costs.activation_bytes * parameters, group)
+    sends = Sends()
+    sends.overlapped("data", True, scattering, first.compute.of("backward"), costs.interconnect.slowdown)
+    sends.overlapped("data", False, gathering, first.compute.forward, costs.interconnect.slowdown)
+    return {"data": (sum(sends.exposed["data"]), sends.hidden["data"])}
+
+
 def send_seconds(costs: LayoutCosts, choice: Choice) -> float:
     """Seconds of sending one micro-batch's hidden states to the next stage; ranks of tensor send a part of the sequence
     each."""
     sent = costs.tokens(choice.size) * costs.model.d_model * costs.weight_bytes / choice.layout.tensor
     return costs.interconnect.seconds("send", sent, groups(costs.interconnect, choice.layout)["pipeline"])
-
-
-_TOKEN_BYTES = 16
-_STEADY = 4
-"""Micro-batches, as a multiple of the ranks times their stages, from which on no more of them are in flight."""
-
-
-@dataclass(frozen=True)
-class RankBytes:
-    """Bytes of one rank at the moment of most."""
-
-    parameters: float
-    gradients: float
-    optimizer_state: float
-    gathered: float
-    """Parameters and gradients of a layer that are whole while it computes."""
-    activations: float
-    """Bytes that micro-batches in flight keep for their backward passes, copies of weights in a narrower format
-    included."""
-    working: float
-    """Bytes that come and go in a block or in the head: the logits of a chunk, gradients of activations."""
-    buffers: float
-    """Messages between stages, and the tokens of a step."""
-
-    @property
-    def total(self) -> float:
-        return sum(vars(self).values())
-
-    @property
-    def by_use(self) -> dict[str, float]:
-        """Bytes by what they are for, in words."""
-        return {
-            "parameters": self.parameters,
-            "gradients": self.gradients,
-            "optimizer state": self.optimizer_state,
-            "gathered parameters": self.gathered,
-            "activations": self.activations,
-            "working memory": self.working,
-            "buffers": self.buffers,
-        }
-
-
-def ranks_bytes(
-    costs: LayoutCosts, choice: Choice, contents: Sequence[StageContent], micro_batches: int
-) -> list[RankBytes]:
-    """Bytes of the first rank of each stage's group, in the order of the pipeline's ranks."""
-    layout = choice.layout
-    flights = in_flight(layout.schedule, layout.pipeline, layout.stages_per_rank, micro_batches)
-    found: dict[tuple, RankBytes] = {}
-    ranks: list[RankBytes] = []
-    for held, flight in zip(stages_of_ranks(layout), flights, strict=True):
-        key = (tuple(contents[stage] for stage in held), flight)
-        if key not in found:
-            found[key] = _rank_bytes(costs, choice, key[0], flight, micro_batches)
-        ranks.append(found[key])
-    return ranks
-
-
-@functools.lru_cache(maxsize=4096)
-def in_flight(schedule: str, pipeline: int, stages_per_rank: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
-    """For each rank and each of its stages, the micro-batches whose activations it keeps when it keeps most in all."""
-    if pipeline == 1:
-        return ((1,),)
-    # From there on a schedule repeats itself, and keeps no more.
-    repeats = schedule != "gpipe" and micro_batches % pipeline == 0
-    enough = min(micro_batches, _STEADY * pipeline * stages_per_rank) if repeats else micro_batches
-    table = schedule_of(schedule, pipeline, stages_per_rank, enough)
-    found: list[tuple[int, ...]] = []
-    for rank, actions in enumerate(table.actions):
-        ends = "backward_weight" if any(action.kind == "backward_weight" for action in actions) else "backward"
-        now = dict.fromkeys(table.stages_of(rank), 0)
-        most, at_most = 0, dict(now)
-        for stage, kind, _ in actions:
-            now[stage] += (kind == "forward") - (kind == ends)
-            if sum(now.values()) > most:
-                most, at_most = sum(now.values()), dict(now)
-        found.append(tuple(at_most.values()))
-    return tuple(found)
 
 
 @functools.lru_cache(maxsize=512)
@@ -393,78 +395,3 @@ def stages_of_ranks(layout: Layout) -> tuple[tuple[int, ...], ...]:
         back = layout.schedule == "zb-v" and turn % 2
         ranks[layout.pipeline - 1 - place if back else place].append(stage)
     return tuple(map(tuple, ranks))
-
-
-def _rank_bytes(
-    costs: LayoutCosts, choice: Choice, contents: Sequence[StageContent], flight: Sequence[int], micro_batches: int
-) -> RankBytes:
-    layout, size, recompute = choice.layout, choice.size, choice.recompute
-    gathered = layout.shard > 1 and costs.gather_bytes < costs.weight_bytes
-    own = own_parameters(costs, layout, contents)
-    replicas = layout.data * layout.context if layout.shard_optimizer and layout.shard == 1 else 1
-    kept = [_kept_bytes(costs, choice, content, gathered) for content in contents]
-    activations = sum(number * each for number, each in zip(flight, kept, strict=True))
-    gradients = own * costs.weight_bytes
-    if micro_batches == 1 and layout.token_parts == 1:
-        # They come as activations go: the larger of the two is there at once.
-        gradients = max(0.0, gradients - activations)
-    if layout.shard == 1 and layout.pipeline == 1 and layout.token_parts > 1 and micro_batches > 1:
-        # Those that are averaged over replicas stay beside those that are added up.
-        gradients *= 2
-    # Whichever is larger: what a block needs in its backward pass, or the head, or the sum of two gradients of the
-    # embedding, which comes when its micro-batch keeps nothing any more.
-    whole, at_head = _whole_bytes(costs, layout, contents)
-    # The loss has its gradients in the forward pass: without blocks, the thread of the backward pass has no products.
-    has_blocks = any(content.dense + content.blocks for content in contents)
-    threads = 2 if has_blocks else int(contents[-1].last)
-    workspaces = threads * costs.workspace_bytes
-    moments = [(whole, float(workspaces))]
-    for content, freed in zip(contents, kept, strict=True):
-        if content.dense + content.blocks:
-            moments.append((whole, costs.working_bytes(size, recompute)))
-        if content.last:
-            of_head = costs.head_working_bytes(size, choice.loss_chunk_size, recompute)
-            moments.append((at_head, workspaces + of_head))
-        if content.first and micro_batches > 1:
-            moments.append((whole, workspaces + 4 * costs.parameters(layout.tensor).embedding - freed))
-    whole, working = max(moments, key=sum)
-    stream = costs.tokens(size) * costs.model.d_model * costs.weight_bytes / layout.tensor
-    return RankBytes(
-        parameters=own * costs.weight_bytes,
-        gradients=gradients,
-        optimizer_state=own * costs.parts("none").state_bytes_per_parameter / replicas,
-        gathered=whole,
-        activations=activations,
-        working=working,
-        buffers=(4 * stream if layout.pipeline > 1 else 0.0) + _TOKEN_BYTES * micro_batches * costs.tokens(size),
-    )
-
-
-def _kept_bytes(costs: LayoutCosts, choice: Choice, content: StageContent, gathered: bool) -> float:
-    """Bytes that one micro-batch keeps in one stage."""
-    size = choice.size
-    kept = costs.kept_bytes("embedding", size, "none", gathered) if content.first else 0.0
-    for part, recompute, times in _blocks(costs, choice, content):
-        kept += times * costs.kept_bytes(part, size, recompute, gathered)
-    return kept
-
-
-def _whole_bytes(costs: LayoutCosts, layout: Layout, contents: Sequence[StageContent]) -> tuple[float, float]:
-    """Bytes of what FSDP2 has whole, as it allocates them: in the backward pass of a block, and while norm, head and
-    loss run.
-
-    In a block these are the block and the one that is gathered ahead, its gradients, and all that lies outside of
-    blocks with its gradients; at the head the last block is still whole.
-    """
-    if layout.shard == 1:
-        return 0.0, 0.0
-    outside = OUTSIDE_BYTES * sum(outside_parameters(costs, layout, content) for content in contents)
-    if layout.pipeline > 1:
-        # Parameters are gathered once per step, and gradients add up whole.
-        held = sum(sum(held_parameters(costs, layout, content)) for content in contents)
-        whole = (costs.gather_bytes + costs.reduce_bytes) * (held - outside // OUTSIDE_BYTES) + 2 * outside
-        return whole, whole
-    each = padded_parameters(costs, layout)
-    block, blocks = each.block + each.experts, sum(content.blocks + content.dense for content in contents)
-    whole = costs.gather_bytes * block * min(2, blocks) + outside
-    return whole + costs.weight_bytes * block + outside * contents[-1].last, costs.gather_bytes * block + outside
