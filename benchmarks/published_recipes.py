@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from napkin.hardware.ceilings import Efficiency
 from napkin.hardware.cluster import node_of
@@ -20,7 +20,7 @@ from napkin.model.config import ModelConfig, preset, presets
 from napkin.planning.layouts.costs import LayoutCosts, choice_of
 from napkin.planning.layouts.layout_plan import LayoutPlan, plan_layout
 from napkin.planning.layouts.stack import Stack, find_stack
-from napkin.planning.planner import resolve
+from napkin.planning.layouts.stack_plan import resolve_for_stack
 from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -108,9 +108,7 @@ class PublishedRun:
             behind_other_micro_batch=row.get("exchange_hidden") == "yes" or stack.exchange.behind_other_micro_batch,
         )
         overlaps = row.get("overlap") == "yes"
-        return dataclasses.replace(
-            stack, fuses=row["fused"] == "yes", overlaps_tensor=overlaps, exchange=exchange
-        )
+        return dataclasses.replace(stack, fuses=row["fused"] == "yes", overlaps_tensor=overlaps, exchange=exchange)
 
     def _number(self, name: str) -> int:
         return int(self.row[name] or 0)
@@ -140,24 +138,7 @@ class PublishedRun:
         return plan_layout(self.resolved, machine, self.choice, costs=costs)
 
     def _resolved(self, machine: CatalogueMachine) -> ResolvedRecipe:
-        recipe = self._recipe()
-        size = recipe.training.micro_batch_size
-        # What this project's own training refuses may be planned all the same: it is resolved as on one device.
-        alone = dataclasses.replace(
-            recipe,
-            parallelism=ParallelismConfig(),
-            training=dataclasses.replace(recipe.training, batch_size=cast("int", size), parallelism="ddp"),
-        )
-        one = CatalogueMachine(self.device, 1)
-        one.target = machine.target
-        resolved = resolve(alone, one)
-        training = dataclasses.replace(
-            resolved.recipe.training,
-            batch_size=recipe.training.batch_size,
-            parallelism=recipe.training.parallelism,
-        )
-        whole = dataclasses.replace(resolved.recipe, parallelism=recipe.parallelism, training=training)
-        return dataclasses.replace(resolved, recipe=whole, world_size=self.n_devices)
+        return resolve_for_stack(self._recipe(), machine)
 
     def _recipe(self) -> Recipe:
         number, row = self._number, self.row

@@ -66,6 +66,7 @@ BASES = {
     "law fit": "example --flops 1e23",
     "law predict": "example --flops 1e23",
     "law compare": "example",
+    "stacks": "megatron",
     "hardware": "H100",
     "formats": "1",
     "diff": "tiny.toml tiny.toml --on H100",

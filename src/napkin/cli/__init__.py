@@ -148,6 +148,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "diff": Command("what a change does to a step: FLOPs, bytes, seconds, exactly", "plan.diff"),
         "check": Command("find out if a program's gradient depends on its arrangement", "plan.check"),
         "budget": Command("say what FLOPs, days or dollars buy, by a fitted law", "plan.budget:budget_command"),
+        "stacks": Command("print the stacks that plans are made for, or calibrate one", "plan.stacks:stacks_command"),
         "hardware": Command("print the catalogue of accelerators, or all about one", "plan.catalogue:hardware_command"),
         "formats": Command("print the number formats, or a number rounded to each", "plan.catalogue:formats_command"),
     },

@@ -55,6 +55,10 @@ class LayoutOptions(RecipeOptions, TokenBudget, JsonOption):
     --on, or any number if it names one device."""
     for_: Annotated[str | None, tyro.conf.arg(name="for")] = None
     """A budget, as in 50000usd: the number of devices that is fastest within it."""
+    stack: str | None = None
+    """The program that trains, where it is not napkin: megatron, nemo, torchtitan and others of `napkin stacks`, or a
+    TOML file of one. Says what is fused, overlapped, recomputed, sent and kept; layouts that napkin does not train are
+    planned too."""
     timeline: str | None = None
     """Write a picture of one step, stage by stage, to this SVG file."""
 
@@ -119,18 +123,23 @@ def search(recipe: Recipe, options: LayoutOptions, given: set[str], *, why: str 
         from napkin.planning.fit import MOST_DEVICES, least_hardware
         from napkin.planning.layouts.costs import LayoutCosts
         from napkin.planning.layouts.search import search_layouts, tensor_sizes, with_best_counted
+        from napkin.planning.layouts.stack import find_stack
+        from napkin.planning.layouts.stack_plan import stack_machine
         from napkin.planning.planner import resolve
         from napkin.planning.step.machine import CatalogueMachine
         from napkin.recipe.training_config import ParallelismConfig
 
-        machine = CatalogueMachine(cluster.device, cluster.n_devices, node=cluster.node)
+        stack = find_stack(options.stack or "napkin")
+        machine = stack_machine(options.on, stack)
         training = dataclasses.replace(recipe.training, micro_batch_size=None)
         whole = dataclasses.replace(recipe, training=training, parallelism=ParallelismConfig())
         resolved = resolve(whole, CatalogueMachine(cluster.device, 1, node=cluster.node))
         resolved = dataclasses.replace(resolved, world_size=cluster.n_devices)
         sizes = tensor_sizes(resolved, cluster.n_devices if cluster.n_devices > 1 else 64)
-        costs = LayoutCosts(resolved, machine, sizes, usd_per_hour=options.usd_per_hour, progress=line.retitle)
-        trains = options.layout != "any"
+        costs = LayoutCosts(
+            resolved, machine, sizes, usd_per_hour=options.usd_per_hour, stack=stack, progress=line.retitle
+        )
+        trains = options.layout != "any" and options.stack is None
         tried: list[Tried] = []
         if within is not None or budget is not None:
             most = cluster.n_devices if cluster.n_devices > 1 else MOST_DEVICES
@@ -160,9 +169,15 @@ def print_one(recipe: Recipe, options: LayoutOptions) -> None:
     picture = _picture_path(options)
     with progress_line("planning") as line:
         from napkin.cli.plan.output import print_layout_plan, refuse_too_large
+        from napkin.planning.layouts.stack import find_stack
+        from napkin.planning.layouts.stack_plan import plan_stack
         from napkin.planning.planner import plan as make_plan
 
-        plan = make_plan(recipe, options.on, progress=line.retitle).at(usd_per_hour=options.usd_per_hour).layout
+        if options.stack is not None:
+            stack = find_stack(options.stack)
+            plan = plan_stack(recipe, options.on, stack, usd_per_hour=options.usd_per_hour, progress=line.retitle)
+        else:
+            plan = make_plan(recipe, options.on, progress=line.retitle).at(usd_per_hour=options.usd_per_hour).layout
     if plan is None:
         raise NapkinError(
             f"it is not known what connects the devices of {options.on}: describe them in a TOML file with their "

@@ -59,8 +59,12 @@ def plan_command(options: PlanOptions, source: RecipeSource) -> None:
     if layouts.chosen(options):
         layouts.search(options.recipe, options, given)
         return
+    if options.stack is not None and options.on is None:
+        raise NapkinError("--stack plans devices of the catalogue: name them, as in --on 64xH100")
     if options.on is not None and (
-        options.timeline is not None or layouts.splits_more_than_the_batch(options.recipe, options.on)
+        options.stack is not None
+        or options.timeline is not None
+        or layouts.splits_more_than_the_batch(options.recipe, options.on)
     ):
         layouts.print_one(options.recipe, options)
         return

@@ -66,6 +66,23 @@ def choice_of(resolved: ResolvedRecipe) -> Choice:
     )
 
 
+_ROUNDING_BYTES = 4
+"""Bytes per number that is read in bf16 and written in fp8, twice."""
+
+
+def _one_of(row: Row, experts: int) -> Row:
+    """The product of one of several experts alike."""
+    assert row.contraction is not None
+    return dataclasses.replace(
+        row,
+        flops=row.flops // experts,
+        causal_flops=row.causal_flops // experts,
+        bytes_read=row.bytes_read // experts,
+        bytes_written=row.bytes_written // experts,
+        contraction=(1, *row.contraction[1:]),
+    )
+
+
 class Parameters(NamedTuple):
     """Numbers of parameters of one rank of tensor, before anything is sharded."""
 
@@ -251,9 +268,21 @@ class LayoutCosts:
         return self.stack.casts_once and row.contraction is None and not grows
 
     def _row_seconds(self, row: Row) -> float:
-        fused = self.stack.fuses and row.contraction is None
-        seconds = roofline_seconds(row, self.ceilings) * self.stack.computing
-        return seconds * self.ceilings.fused_share if fused else seconds
+        experts = row.contraction[0] if row.contraction and "grouped" in row.operator else 1
+        if experts > 1 and self.stack.experts_one_by_one:
+            seconds = experts * roofline_seconds(_one_of(row, experts), self.ceilings)
+        else:
+            seconds = roofline_seconds(row, self.ceilings)
+        if experts > 1 and row.contraction and row.format.startswith("fp8") and not row.operator.endswith("outer"):
+            # What they read is rounded to fp8, as it is and transposed for the gradients of weights.
+            numbers = experts * row.contraction[1] * row.contraction[3]
+            seconds += _ROUNDING_BYTES * numbers / self.ceilings.bandwidth(_ROUNDING_BYTES * numbers)
+        seconds *= self.stack.computing
+        return seconds * self.ceilings.fused_share if self.stack.fuses and row.contraction is None else seconds
+
+    def host_seconds(self, part: Part, size: Size, recompute: Recompute) -> float:
+        """Least seconds of a part, in both passes, for the host that launches its kernels."""
+        return self.stack.host_seconds * len(self.rows(part, size, recompute))
 
     def launch_seconds(self, part: Part, size: Size, recompute: Recompute) -> float:
         """Seconds of starting the kernels of a part."""

@@ -20,7 +20,6 @@ from napkin.planning.layouts.stages import (
     stages_of_ranks,
 )
 from napkin.recipe.layout import Layout
-from napkin.train_step.compile import Recompute
 
 _TOKEN_BYTES = 16
 _STEADY = 4

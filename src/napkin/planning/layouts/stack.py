@@ -95,8 +95,9 @@ class Exchange:
     """The rows of each expert are padded to a multiple of these."""
     sent_again: bool = True
     """True if selective recomputation of a block sends its tokens again."""
-    synchronises: bool = True
-    """True if the host waits for the numbers of tokens before it launches what follows."""
+    synchronising_seconds: _NotNegative = 5e-5
+    """Seconds that a device waits in the forward pass of a block, because its host reads the numbers of tokens before
+    it launches what follows; 0 where buffers have a fixed size. The default is assumed: six launches of 8 µs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +124,11 @@ class Stack:
     """True if gradients of sharded weights are reduced in fp32; None is what the recipe says."""
     fp8_experts: bool = False
     """True if experts' products are fp8 where other products are."""
+    experts_one_by_one: bool = False
+    """True if each expert's products are kernels of their own, one after another, and not one kernel."""
+    host_seconds: _NotNegative = 0.0
+    """Seconds that the host takes for each operator call of a block of a mixture of experts: a block is not faster than
+    its host. 0 where nothing is known, and where kernels are launched by graphs."""
     gathers_behind_compute: bool = False
     """True if updated parameters are gathered behind the forward pass, and gradients scattered behind the backward
     pass, where ranks of data share the optimizer's state."""

@@ -155,7 +155,9 @@ def outside_parameters(costs: LayoutCosts, layout: Layout, content: StageContent
     return each.embedding * (content.first or twice) + each.head * content.last
 
 
-def blocks_by_recompute(costs: LayoutCosts, choice: Choice, content: StageContent) -> Iterator[tuple[Part, Recompute, int]]:
+def blocks_by_recompute(
+    costs: LayoutCosts, choice: Choice, content: StageContent
+) -> Iterator[tuple[Part, Recompute, int]]:
     """The blocks of a stage, by what they are and how they recompute."""
     every = costs.resolved.recipe.training.recompute_every
     numbers: tuple[tuple[Part, int], ...] = (("dense", content.dense), ("block", content.blocks))
@@ -173,7 +175,7 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
     compute, sends = StageSeconds(), Sends()
     attention = [0.0, 0.0]
     whole = costs.gathered_activation_bytes(size)
-    gather = scatter = there_and_back = 0.0
+    gather = scatter = 0.0
     if layout.tensor > 1:
         ranks = interconnect.group(layout.tensor)
         gather = interconnect.seconds("all_gather", whole, ranks)
@@ -191,6 +193,10 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
     for part, recompute, times in blocks_by_recompute(costs, choice, content):
         of_part = costs.seconds(part, size, recompute, gathered) * times
         compute += of_part
+        if part == "block" and costs.model.n_experts:
+            host = times * costs.host_seconds(part, size, recompute)
+            device = of_part.forward + of_part.of("backward") + times * 2 * (dispatch + combine)
+            compute += of_part * max(0.0, (host - device) / device)
         forward, backward = costs.attention_seconds(size, recompute)
         attention[0] += times * forward
         attention[1] += times * backward
@@ -202,7 +208,9 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
             # Gradients of a token's results go the way of the token, those of the token the way of its results.
             sent_again = recompute == "full" or (recompute == "selective" and exchange.sent_again)
             again = dispatch + combine if sent_again else 0.0
-            forward, backward = times * (dispatch + combine), times * (dispatch + combine + again)
+            waiting = exchange.synchronising_seconds
+            forward = times * (dispatch + combine + waiting)
+            backward = times * (dispatch + combine + again + (waiting if again else 0.0))
             _expert_sends(costs, sends, of_part, forward, backward)
     if layout.context > 1:
         blocks = content.dense + content.blocks
@@ -249,9 +257,7 @@ def _tensor_sends(
     sends.overlapped("tensor", True, (1 - first) * backward, compute.of("backward"), slowdown)
 
 
-def _expert_sends(
-    costs: LayoutCosts, sends: Sends, compute: StageSeconds, forward: float, backward: float
-) -> None:
+def _expert_sends(costs: LayoutCosts, sends: Sends, compute: StageSeconds, forward: float, backward: float) -> None:
     """Wait for the exchanges of experts, or hide them behind the same blocks of another micro-batch, whose forward and
     backward passes take turns with this one's.
 
@@ -354,11 +360,9 @@ def once_per_step(costs: LayoutCosts, layout: Layout, first: StageTime) -> dict[
     return {"data": (averaging - behind + slowdown * behind, behind - slowdown * behind)}
 
 
-def _shared_optimizer_sends(
-    costs: LayoutCosts, layout: Layout, first: StageTime
-) -> dict[Sender, tuple[float, float]]:
-    """The same where ranks of data share the optimizer's state: gradients are scattered behind the stage's last backward
-    pass, updated parameters gathered behind the first forward pass."""
+def _shared_optimizer_sends(costs: LayoutCosts, layout: Layout, first: StageTime) -> dict[Sender, tuple[float, float]]:
+    """The same where ranks of data share the optimizer's state: gradients are scattered behind the stage's last
+    backward pass, updated parameters gathered behind the first forward pass."""
     scattering = gathering = 0.0
     found = groups(costs.interconnect, layout)
     held = held_parameters(costs, layout, first.content)
