@@ -32,6 +32,7 @@ from napkin.planning.step.memory_savings import MemoryOption, describe, memory_o
 from napkin.planning.step.plan_file import planned_failures
 from napkin.planning.step.run_plan import Plan
 from napkin.planning.step.site import memory_of
+from napkin.recipe.precision import NARROW
 from napkin.report.headline import reconcile_table
 from napkin.units import (
     format_bytes,
@@ -88,7 +89,8 @@ def print_search(found: SearchResult, chosen_batch: str | None) -> None:
 def print_layout_plan(plan: LayoutPlan) -> None:
     """Print bytes of each rank of the pipeline, and the seconds of a step by what they are for."""
     site = plan.site
-    say(f"plan for {site.name}: {layout_name(plan)}, {plan.micro_batches:,} micro-batches per step")
+    trained = "" if plan.stack == "napkin" else f" with {plan.stack}"
+    say(f"plan for {site.name}{trained}: {layout_name(plan)}, {plan.micro_batches:,} micro-batches per step")
     names, last = list(plan.ranks[0].by_use), len(plan.ranks) - 1
     blocks = _blocks_of_ranks(plan)
     # Of many ranks as many at equal distances, the first and the last among them.
@@ -104,13 +106,20 @@ def print_layout_plan(plan: LayoutPlan) -> None:
     _layout_output_print_seconds(plan)
     low, high = plan.interval
     say(
-        f"MFU {format_share(plan.mfu)}, {format_count(plan.tokens_per_second)} tokens per second; in nine cases of ten "
+        f"MFU {format_share(plan.mfu)}{_of_peak(plan)}, {format_count(plan.tokens_per_second)} tokens per second; in "
+        "nine cases of ten "
         f"{format_seconds(low)} to {format_seconds(high)} per step"
     )
     print_routing(plan.expert_seconds, plan.seconds)
     _print_counted(plan)
     if plan.fits:
         say(f"it fits, {format_bytes(plan.peak_bytes)} of {format_bytes(site.memory_bytes)}; {_in_all(plan)}")
+
+
+def _of_peak(plan: LayoutPlan) -> str:
+    """Name the peak that an MFU is of, where products are in another format."""
+    precision = plan.resolved.precision
+    return f" of the peak in {precision.products}" if precision.name in NARROW else ""
 
 
 def print_routing(expert_seconds: float, seconds: float) -> None:

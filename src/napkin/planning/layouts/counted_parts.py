@@ -262,7 +262,10 @@ def with_tensor(resolved: ResolvedRecipe, tensor: int) -> ResolvedRecipe:
 
 def _counts(resolved: ResolvedRecipe, tensor: int) -> bool:
     model = resolved.recipe.model
-    return not (model.n_heads % tensor or model.resolved_n_kv_heads % tensor or model.vocab_size < tensor)
+    # Where there are fewer heads of keys than ranks, some ranks have the same ones.
+    kv_heads = model.resolved_n_kv_heads
+    divides = kv_heads % tensor == 0 or tensor % kv_heads == 0
+    return divides and model.n_heads % tensor == 0 and model.vocab_size >= tensor
 
 
 def _count(

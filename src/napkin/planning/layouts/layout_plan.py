@@ -90,6 +90,8 @@ class LayoutPlan:
     others wait for it. 0 where ranks do not divide experts, or where experts have a capacity."""
     factor: float
     """The step is expected to take between seconds / factor and seconds · factor in nine cases of ten."""
+    stack: str = "napkin"
+    """The program that trains."""
     counted_bytes: int | None = None
     """The peak of the rank that needs most, its real step counted; None where it was not."""
 
@@ -147,7 +149,8 @@ class LayoutPlan:
         return {
             "device": self.site.device_name,
             "n_devices": self.site.n_devices,
-            "layout": {**layout.sizes, "expert": layout.expert},
+            "stack": self.stack,
+            "layout": {**layout.sizes, "expert": layout.expert, "whole_experts": layout.whole_experts},
             "schedule": layout.schedule if layout.pipeline > 1 else None,
             "stages_per_rank": layout.stages_per_rank,
             "shard_optimizer": layout.shard_optimizer,
@@ -170,6 +173,7 @@ class LayoutPlan:
             "seconds_hidden": self.hidden,
             "expert_seconds": self.expert_seconds,
             "mfu": self.mfu,
+            "mfu_format": self.resolved.precision.products,
             "tokens_per_second": self.tokens_per_second,
             "dollars": self.dollars,
         }
@@ -273,6 +277,7 @@ def plan_layout(
         update_seconds=update_seconds(costs, choice, contents),
         model_flops=costs.model_flops(costs.resolved.recipe.training.batch_size),
         expert_seconds=expert_seconds,
+        stack=costs.stack.name,
         factor=(costs.stack.factor or costs.machine.efficiency.factor) * (1 + launches),
     )
 

@@ -14,6 +14,7 @@ from napkin.model.config import adapted_matrices
 from napkin.planning.layouts.layout_plan import LayoutPlan, SumAndCount
 from napkin.planning.rules import parameters_by_rule, parameters_formula, step_flops_by_rule
 from napkin.planning.step.site import Site, fits
+from napkin.recipe.precision import NARROW
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.accounting_files import PlannedFile, PredictedLoss
@@ -270,7 +271,9 @@ class Plan:
         yield QuantityRow("seconds per step", "seconds", rule, self.seconds_per_step, note=note)
         peak = "measured on this machine" if site.measured else "of the datasheet, dense"
         peak += ", while it was busy" if site.disturbed else ""
-        note = f"of the matmul peak {peak}; full attention, no recomputation"
+        precision = self.resolved.precision
+        in_format = f" in {precision.products}" if precision.name in NARROW else ""
+        note = f"of the matmul peak{in_format} {peak}; full attention, no recomputation"
         yield QuantityRow("MFU", "share", RULE_MFU, self.mfu, note=note)
         tokens = format_count(self.steps * self.tokens_per_step)
         note = f"{self.steps:,} steps, {tokens} tokens; the meter includes evaluations and checkpoints"
