@@ -34,7 +34,7 @@ class RankBytes:
     gradients: float
     optimizer_state: float
     gathered: float
-    """Parameters and gradients of a layer that are whole while it computes."""
+    """Parameters and gradients of a layer that are whole while it computes, and copies of weights in fp8."""
     activations: float
     """Bytes that micro-batches in flight keep for their backward passes, copies of weights in a narrower format
     included."""
