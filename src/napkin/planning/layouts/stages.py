@@ -7,6 +7,7 @@ nothing hides it. A ring of context sends keys and values while it computes atte
 """
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -211,7 +212,7 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
             waiting = exchange.synchronising_seconds
             forward = times * (dispatch + combine + waiting)
             backward = times * (dispatch + combine + again + (waiting if again else 0.0))
-            _expert_sends(costs, sends, of_part, forward, backward)
+            compute += _expert_sends(costs, sends, of_part, forward, backward)
     if layout.context > 1:
         blocks = content.dense + content.blocks
         _ring_sends(costs, choice, sends, blocks, attention)
@@ -257,23 +258,27 @@ def _tensor_sends(
     sends.overlapped("tensor", True, (1 - first) * backward, compute.of("backward"), slowdown)
 
 
-def _expert_sends(costs: LayoutCosts, sends: Sends, compute: StageSeconds, forward: float, backward: float) -> None:
+def _expert_sends(
+    costs: LayoutCosts, sends: Sends, compute: StageSeconds, forward: float, backward: float
+) -> StageSeconds:
     """Wait for the exchanges of experts, or hide them behind the same blocks of another micro-batch, whose forward and
-    backward passes take turns with this one's.
+    backward passes take turns with this one's. Returns by how much computing is longer.
 
-    Multiprocessors that only send are missing from what computes meanwhile: from as many seconds as the exchange takes.
+    Multiprocessors that only send are missing from what computes, all the time. Where none are set aside, the exchange
+    lengthens what it hides behind as other collectives do.
     """
     exchange = costs.stack.exchange
     if not exchange.behind_other_micro_batch:
         sends.waited("expert", forward, backward)
-        return
-    both = compute.forward + compute.of("backward")
-    hidden = min(forward + backward, both)
-    share = hidden / (forward + backward) if forward + backward else 0.0
-    taken = exchange.multiprocessors / (costs.interconnect.multiprocessors or 132)
-    slowdown = taken / (1 - taken) if taken else costs.interconnect.slowdown
+        return StageSeconds()
+    taken = exchange.multiprocessors / (costs.interconnect.multiprocessors or math.inf)
+    longer = compute * (taken / (1 - taken))
+    both = compute.forward + compute.of("backward") + longer.forward + longer.of("backward")
+    share = min(1.0, both / (forward + backward)) if forward + backward else 0.0
+    slowdown = 0.0 if taken else costs.interconnect.slowdown
     sends.overlapped("expert", False, forward, share * forward, slowdown)
     sends.overlapped("expert", True, backward, share * backward, slowdown)
+    return longer
 
 
 def _ring_sends(costs: LayoutCosts, choice: Choice, sends: Sends, blocks: int, attention: Sequence[float]) -> None:
