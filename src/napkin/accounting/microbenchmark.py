@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from napkin.accounting.fake_results import KnownCall, call_on_fakes
 from napkin.accounting.ledger import Ledger, Row
 from napkin.hardware.competition import Sample, Sampler, agree
 
@@ -205,12 +206,15 @@ class FakeCalls:
         self.number_of = number_of
         self.routes = False
         """True once an even distribution was assumed."""
+        self.known: KnownCall | None = None
+        """What is known of the last call."""
         self._choices: dict[int | None, int] = {}  # storage of indices -> how many values they are chosen from
         self._density: dict[int | None, float] = {}  # storage of a mask -> fraction of it that is not zero
         self._counts: dict[int | None, Fraction] = {}  # storage of counts of tokens -> what each of them is
 
     def __call__(self, operator: Any, args: tuple, kwargs: dict) -> Any:
         """Call it. Raises what torch raises where nothing is known of the values."""
+        self.known = None
         if operator.overloadpacket is aten._grouped_mm and _is_fake_and_wide(args):
             return _grouped_mm(*args, **kwargs)
         if operator.overloadpacket is aten.mkldnn_rnn_layer and isinstance(args[0], FakeTensor):
@@ -221,7 +225,8 @@ class FakeCalls:
             # A rank waits for the tensor that it has; the operator's fake form makes another one.
             return args[0]
         try:
-            return operator(*args, **kwargs)
+            result, self.known = call_on_fakes(operator, args, kwargs)
+            return result
         except DataDependentOutputException:
             count = self._even_count(args[0])
             if count is not None:

@@ -28,6 +28,7 @@ from napkin.accounting.compiled.listening import Kernel, Origin, listening
 from napkin.accounting.contractions import BATCHED_PRODUCTS, FUSED_ATTENTION, MATRIX_PRODUCTS
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
 from napkin.accounting.custom_operators import OperatorWork, declared_work
+from napkin.accounting.fake_results import PLAIN_VALUES
 from napkin.accounting.ledger import Ledger, Phase, Row
 from napkin.accounting.memory import Memory, tensors_alive
 from napkin.accounting.microbenchmark import EVEN_ROUTING, FakeCalls, call_of, runs_in
@@ -77,6 +78,7 @@ def waits_unseen() -> Iterator[None]:
 
 aten = torch.ops.aten
 
+_DEVICE = torch.ops.prim.device.default
 CALLS_BETWEEN_PROGRESS = 500
 
 _GATHERING = "torch.distributed.fsdp._fully_shard._fsdp_state"
@@ -226,6 +228,9 @@ class Recorder(TorchDispatchMode):
         )
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if operator is _DEVICE and type(args[0]) is FakeTensor:
+            # Asked by C++ several times in each call.
+            return args[0].fake_device
         if self.paused or TracingContext.try_get() is not None:
             # What torch.compile traces does not run.
             return operator(*args, **(kwargs or {}))
@@ -493,6 +498,35 @@ class Recorder(TorchDispatchMode):
     def _describe(
         self, operator: Any, args: tuple, kwargs: dict, inputs: list, result: Any, outputs: list, phase: Phase
     ) -> dict[str, Any]:
+        known = self.call.known
+        if known is not None and known.facts is not None:
+            self.declared, facts = None, known.facts
+        else:
+            facts = self._facts(operator, args, kwargs, inputs, result, outputs)
+        contracts = facts["contraction"] is not None
+        # Each call of an unknown operator is named, and others may be declared anew.
+        if known is not None and operator.namespace == "aten" and (contracts or is_no_contraction(operator)):
+            known.facts = facts
+        path = self.attribution.module_path(phase, self.origin)
+        of_activations = contracts and self._multiplies_activations(operator, inputs, phase)
+        component = self.attribution.component(
+            path, phase, contraction=contracts, of_activations=of_activations, origin=self.origin
+        )
+        # What the forward pass computes of the backward pass is, all the same, no backward pass.
+        early = phase == "forward" and computes_early_gradient()
+        return {
+            "module": path,
+            "phase": "backward" if early else phase,
+            "early": early,
+            "component": component,
+            "of_activations": of_activations,
+            **facts,
+        }
+
+    def _facts(
+        self, operator: Any, args: tuple, kwargs: dict, inputs: list, result: Any, outputs: list
+    ) -> dict[str, Any]:
+        """The part of a row that follows from the operator and the layouts of its arguments."""
         self.declared = declared = declared_work(operator, args, kwargs, result)
         try:
             work = declared.work if declared else work_of(operator, args, kwargs, result)
@@ -502,13 +536,6 @@ class Recorder(TorchDispatchMode):
         moves = not _is_view_call(inputs, outputs)
         mutated = sum(tensor.nbytes for tensor in _mutated(operator, args, kwargs)) if not outputs else 0
         sample = (inputs if work else outputs or inputs)[:1]
-        path = self.attribution.module_path(phase, self.origin)
-        of_activations = work is not None and self._multiplies_activations(operator, inputs, phase)
-        component = self.attribution.component(
-            path, phase, contraction=work is not None, of_activations=of_activations, origin=self.origin
-        )
-        # What the forward pass computes of the backward pass is, all the same, no backward pass.
-        early = phase == "forward" and computes_early_gradient()
         read = sum(tensor.nbytes for tensor in inputs if tensor is not kwargs.get("out")) if moves else 0
         written = (sum(tensor.nbytes for tensor in outputs) if moves else 0) + mutated
         elementwise = elementwise_flops_of(operator, args, inputs + outputs)
@@ -517,11 +544,6 @@ class Recorder(TorchDispatchMode):
             written = written if declared.bytes_written is None else declared.bytes_written
             elementwise = declared.elementwise_flops
         return {
-            "module": path,
-            "phase": "backward" if early else phase,
-            "early": early,
-            "component": component,
-            "of_activations": of_activations,
             "operator": operator.overloadpacket.__name__,
             "format": FORMAT_OF.get(sample[0].dtype, str(sample[0].dtype).removeprefix("torch.")) if sample else "",
             "flops": work.flops if work else 0,
@@ -568,7 +590,12 @@ def _tensors(value: Any) -> list[Tensor]:
     pending = [value]
     while pending:
         item = pending.pop()
-        if isinstance(item, Tensor):
+        kind = type(item)
+        if kind is FakeTensor:
+            found.append(item)
+        elif kind in PLAIN_VALUES:
+            continue
+        elif isinstance(item, Tensor):
             found.append(item)
         elif isinstance(item, (tuple, list)):
             pending.extend(reversed(item))

@@ -1,0 +1,222 @@
+"""Results of operators on fake tensors, made again where an equal call has made them before.
+
+Shapes, strides and formats of the results follow from those of the arguments. torch's fake tensors keep what they found
+too, but look it up slowly: most of the time of a trace. Here the layout of the arguments is one tuple, and a result is
+an empty tensor of the layout that the first call returned, a view of the same argument, or that argument itself.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, no_type_check
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+aten = torch.ops.aten
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+PLAIN_VALUES = frozenset(
+    {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, complex}
+)
+"""Types of arguments that stand for themselves."""
+_MOST_CALLS = 2**17
+"""Calls that are kept; all are dropped where they would become more."""
+
+
+class _Again(NamedTuple):
+    """One result of a call: of a layout of its own, in the storage of an argument, or an argument."""
+
+    argument: int | None
+    """The number of the argument's tensor whose storage it is in; None for a new storage."""
+    shape: tuple[int, ...] | None
+    """None if it is the argument itself."""
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    dtype: torch.dtype | None = None
+    device: torch.device | None = None
+    attributes: dict[str, Any] | None = None
+    """All that Python keeps of a new fake tensor, but its mode."""
+
+
+@dataclass(slots=True)
+class KnownCall:
+    """A call on arguments of certain layouts, whose results can be made again."""
+
+    container: type | None
+    """The type of what it returned, if it is a list or a tuple of results."""
+    results: tuple[_Again | None, ...]
+    facts: Any = None
+    """What the caller notes of it, which follows from the layouts as well."""
+
+
+_NEW = object()
+_calls: dict[Hashable, KnownCall | None] = {}
+"""By operator and layout of the arguments; None for calls whose results cannot be made again."""
+
+
+# Runs for every operator of a step: the type checks that are on during tests would take half of their time.
+@no_type_check
+def call_on_fakes(operator: Any, args: tuple, kwargs: dict) -> tuple[Any, KnownCall | None]:
+    """Call an operator. What it returns and raises is what torch's fake tensors return and raise; beside it stands what
+    all such calls have in common, None where that is not known."""
+    mode = torch._C._get_dispatch_mode(_FAKE)
+    if (
+        mode is None
+        or type(mode) is not FakeTensorMode
+        or mode.shape_env is not None
+        or not mode.cache_enabled
+        or mode.propagate_real_tensors
+        or torch._C._len_torch_dispatch_stack() != 1
+        or not _depends_on_layouts(operator)
+    ):
+        return operator(*args, **kwargs), None
+    tensors: list[FakeTensor] = []
+    key = [operator, torch.get_default_dtype(), torch._C._get_default_device(), torch.is_inference_mode_enabled()]
+    if not _read(args, mode, tensors, key) or (kwargs and not _read_keywords(kwargs, mode, tensors, key)):
+        return operator(*args, **kwargs), None
+    key = tuple(key)
+    call = _calls.get(key, _NEW)
+    if call is None:
+        return operator(*args, **kwargs), None
+    if call is not _NEW:
+        if call.container is None:
+            return _make(call.results[0], mode, tensors), call
+        return call.container([_make(result, mode, tensors) for result in call.results]), call
+    result = operator(*args, **kwargs)
+    if len(_calls) >= _MOST_CALLS:
+        _calls.clear()
+    _calls[key] = call = _call_of(result, mode, tensors)
+    return result, call
+
+
+@no_type_check
+def _read(values: Any, mode: FakeTensorMode, tensors: list, key: list) -> bool:
+    """Add the layouts of tensors and all other values to `key`; False if there is something else among them."""
+    for value in values:
+        kind = type(value)
+        if kind is FakeTensor:
+            held = value.__dict__
+            if held["fake_mode"] is not mode or held["constant"] is not None or value.layout is not torch.strided:
+                return False
+            tensors.append(value)
+            key.append(
+                (
+                    value.dtype,
+                    value.shape,
+                    value.stride(),
+                    value.storage_offset(),
+                    value.untyped_storage().nbytes(),
+                    held["_fake_device"],
+                    value.requires_grad,
+                    value.is_conj(),
+                    value.is_neg(),
+                    value.is_inference(),
+                )
+            )
+        elif kind in PLAIN_VALUES:
+            # 1, 1.0 and True are equal.
+            key.append(kind)
+            key.append(value)
+        elif kind is list or kind is tuple:
+            key.append((kind, len(value)))
+            if not _read(value, mode, tensors, key):
+                return False
+        else:
+            return False
+    return True
+
+
+@no_type_check
+def _read_keywords(keywords: dict, mode: FakeTensorMode, tensors: list, key: list) -> bool:
+    key.append(tuple(keywords))
+    return _read(keywords.values(), mode, tensors, key)
+
+
+@no_type_check
+def _make(again: _Again | None, mode: FakeTensorMode, tensors: list) -> Tensor | None:
+    if again is None:
+        return None
+    argument, shape, strides, offset, dtype, device, attributes = again
+    if shape is None:
+        return tensors[argument]
+    with torch._C._DisableTorchDispatch():
+        empty = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        if argument is not None:
+            empty.set_(tensors[argument].untyped_storage(), offset, shape, strides)
+        made = Tensor._make_subclass(FakeTensor, empty, False, dispatch_device=True, device_for_backend_keys=device)
+    if mode._allow_unsafe_data_ptr_access:
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
+    else:
+        torch._C._set_throw_on_mutable_data_ptr(made)
+    made.__dict__.update(attributes)
+    made.__dict__["fake_mode"] = mode
+    return made
+
+
+@no_type_check
+def _call_of(result: Any, mode: FakeTensorMode, tensors: list) -> KnownCall | None:
+    """What makes the result again; None where nothing does."""
+    kind = type(result)
+    container = kind if kind in (list, tuple) else None
+    results = []
+    for each in result if container else (result,):
+        again = None
+        if each is not None:
+            again = _again(each, mode, tensors)
+            if again is None:
+                return None
+        results.append(again)
+    storages = [each.untyped_storage()._cdata for each in (result if container else (result,)) if each is not None]
+    new = [storage for storage, again in zip(storages, filter(None, results), strict=True) if again.argument is None]
+    # Two results in one new storage.
+    return None if len(set(new)) < len(new) else KnownCall(container, tuple(results))
+
+
+@no_type_check
+def _again(result: Any, mode: FakeTensorMode, tensors: list) -> _Again | None:
+    if type(result) is not FakeTensor or result.fake_mode is not mode or result.layout is not torch.strided:
+        return None
+    same = [number for number, tensor in enumerate(tensors) if tensor is result]
+    if same:
+        # Two arguments that are one tensor: another call may return either.
+        return _Again(same[0], None) if len(same) == 1 else None
+    storage = result.untyped_storage()
+    sharing = [number for number, tensor in enumerate(tensors) if tensor.untyped_storage()._cdata == storage._cdata]
+    if len(sharing) > 1 or result.constant is not None or result.requires_grad or result._is_view():
+        return None
+    attributes = {name: value for name, value in result.__dict__.items() if name != "fake_mode"}
+    again = _Again(
+        sharing[0] if sharing else None,
+        tuple(result.shape),
+        tuple(result.stride()),
+        result.storage_offset(),
+        result.dtype,
+        result.fake_device,
+        attributes,
+    )
+    return again if _are_alike(result, _make(again, mode, tensors)) else None
+
+
+def _are_alike(result: Tensor, again: Tensor) -> bool:
+    return all(ask(result) == ask(again) for ask in _QUESTIONS)
+
+
+_QUESTIONS: tuple[Callable[[Tensor], Any], ...] = (
+    lambda tensor: (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype),
+    lambda tensor: tensor.untyped_storage().nbytes(),
+    torch._C._dispatch_key_set,
+    lambda tensor: (tensor.is_conj(), tensor.is_neg(), tensor.is_inference()),
+    lambda tensor: (tensor.__dict__, type(tensor)),
+)
+
+
+@cache
+def _depends_on_layouts(operator: Any) -> bool:
+    """True if the results of an operator depend on nothing but the layouts of its arguments, values among them, and it
+    changes the layout of none."""
+    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace not in ("aten", "prims", "napkin"):
+        return False
+    tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
+    return not tags.intersection(operator.tags) and "lift" not in operator.name()
