@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from napkin.accounting.ledger import CollectiveCall
 
@@ -93,6 +93,22 @@ def _ranks_of(given: dict[str, Any]) -> tuple[int, ...]:
     else:
         group = given["group_name"]
     return tuple(dist.get_process_group_ranks(group))
+
+
+@contextmanager
+def waits_unseen() -> Iterator[None]:
+    """No dispatch mode sees what waiting for a collective computes: where gloo lacks one, it copies from another."""
+    if not torch.distributed.is_available():
+        yield
+        return
+    wait = torch.distributed.Work.wait
+
+    def wait_(work: Any, *arguments: Any, **keywords: Any) -> Any:
+        with _disable_current_modes():
+            return wait(work, *arguments, **keywords)
+
+    with patch.object(torch.distributed.Work, "wait", wait_):
+        yield
 
 
 # A rank waits in three ways: in the call itself, in `Work.wait` or `wait_tensor`, and, where C++ waits as DDP does at

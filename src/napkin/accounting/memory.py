@@ -11,10 +11,11 @@ import gc
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, no_type_check
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, UntypedStorage, nn
@@ -292,6 +293,19 @@ class Memory:
             if change == size and number in self.alive.values():
                 self.reusing.append((event, len(self.events)))
                 return
+
+
+@contextmanager
+def resizes_told(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Hand each storage to `tell` that is resized in the block: FSDP2 so frees parameters that tensors refer to."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> None:
+        resize(storage, size)
+        tell(storage)
+
+    with patch.object(torch.UntypedStorage, "resize_", resize_):
+        yield
 
 
 def tensors_alive(devices: set[torch.device]) -> Iterator[Tensor]:

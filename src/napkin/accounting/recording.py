@@ -20,17 +20,17 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from napkin.accounting.attribution import Attribution
-from napkin.accounting.collectives import collective_of, needs_other_ranks
+from napkin.accounting.collectives import collective_of, needs_other_ranks, waits_unseen
 from napkin.accounting.compiled.listening import Kernel, Origin, listening
 from napkin.accounting.contractions import BATCHED_PRODUCTS, FUSED_ATTENTION, MATRIX_PRODUCTS
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
 from napkin.accounting.custom_operators import OperatorWork, declared_work
 from napkin.accounting.fake_results import PLAIN_VALUES
 from napkin.accounting.ledger import Ledger, Phase, Row
-from napkin.accounting.memory import Memory, tensors_alive
+from napkin.accounting.memory import Memory, resizes_told, tensors_alive
 from napkin.accounting.microbenchmark import EVEN_ROUTING, FakeCalls, call_of, runs_in
 from napkin.accounting.operators import UnknownOperator, elementwise_flops_of, is_composite, is_no_contraction, work_of
 from napkin.accounting.scratch import (
@@ -45,36 +45,6 @@ from napkin.hardware.target import CudaTarget
 from napkin.kernels.operators import computes_early_gradient
 from napkin.optim.saved_state import local
 from napkin.tensors import FORMAT_OF
-
-
-@contextmanager
-def resizes_told(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """Hand each storage to `tell` that is resized in the block: FSDP2 so frees parameters that tensors refer to."""
-    resize = torch.UntypedStorage.resize_
-
-    def resize_(storage: torch.UntypedStorage, size: int) -> None:
-        resize(storage, size)
-        tell(storage)
-
-    with patch.object(torch.UntypedStorage, "resize_", resize_):
-        yield
-
-
-@contextmanager
-def waits_unseen() -> Iterator[None]:
-    """No dispatch mode sees what waiting for a collective computes: where gloo lacks one, it copies from another."""
-    if not torch.distributed.is_available():
-        yield
-        return
-    wait = torch.distributed.Work.wait
-
-    def wait_(work: Any, *arguments: Any, **keywords: Any) -> Any:
-        with _disable_current_modes():
-            return wait(work, *arguments, **keywords)
-
-    with patch.object(torch.distributed.Work, "wait", wait_):
-        yield
-
 
 aten = torch.ops.aten
 
