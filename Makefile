@@ -3,6 +3,7 @@
 # make test   set up .venv and run every check: lint, types, tests
 # make peers  set up .venv-peers (3 GB) and compare with transformers, TRL, lm-eval and other libraries; run the kernels
 #             for GPUs in Triton's interpreter, and a pipeline on two nodes of a Ray cluster on this machine
+# make gpu    the first hour on a machine with a GPU: tests by layer, speeds, one report
 # make docs   build the site into site/: the pages of docs/ and a reference from the docstrings
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -17,7 +18,7 @@ export NAPKIN_CACHE_DIR ?= $(CURDIR)/.cache
 # Each worker, and each process that a test starts, would compile the package anew: two thirds of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo align-demo test tests check lint types torture peers docs clean
+.PHONY: demo align-demo test tests check lint types torture peers gpu docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -40,13 +41,17 @@ types: $(READY)
 	$(VENV)/bin/basedpyright
 
 tests: $(READY)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not torture and not peers" -n logical --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not torture and not peers and not gpu" -n logical --maxprocesses 4 --dist worksteal
 
 torture: $(READY)
-	$(VENV)/bin/python -m pytest -m "torture and not peers"
+	$(VENV)/bin/python -m pytest -m "torture and not peers and not gpu"
 
 peers: $(PEERS)/.ready
 	NAPKIN_PEERS=1 TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PEERS)/bin/python -m pytest -m peers -n logical --maxprocesses 4 --dist worksteal
+
+gpu: $(READY)
+	$(VENV)/bin/python -c "import triton" 2>/dev/null || $(VENV)/bin/python -m pip install --quiet -e '.[triton]'
+	$(VENV)/bin/python benchmarks/gpu_first_hour.py
 
 # An environment of its own, so that `make test` proves what an installation without them can do. datatrove asks for an
 # older huggingface_hub than transformers, and uses neither in what is compared.

@@ -48,7 +48,7 @@ def attend(
         return mixed, logsumexp
     bounded = bounds is not None or window > 0 or softcap > 0
     tile = attention_tile("forward", query, bounded=bounded, is_causal=is_causal)
-    grid = (triton.cdiv(n_queries, tile.queries), batch * heads)
+    grid = (triton.cdiv(n_queries, tile.queries) * batch * heads,)
     attend_kernel[grid](
         query,
         key,
@@ -85,6 +85,17 @@ def attend(
 
 @triton.jit
 @no_type_check
+def block_and_head(n_rows, BLOCK: tl.constexpr):
+    """This program's block of rows, the number of blocks, and its row of [batch · heads], as int64.
+
+    The grid has one axis: a second one ends at 65,535, which batch · heads exceeds.
+    """
+    blocks = tl.cdiv(n_rows, BLOCK)
+    return tl.program_id(0) % blocks, blocks, tl.cast(tl.program_id(0) // blocks, tl.int64)
+
+
+@triton.jit
+@no_type_check
 def attend_kernel(
     query, key, value, mixed, logsumexp, starts,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head, o_row,
@@ -93,14 +104,15 @@ def attend_kernel(
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, PACKED: tl.constexpr, CAPPED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head: grid [blocks of queries, batch · heads]."""
+    """One block of queries of one head: grid [batch · heads · blocks of queries]."""
     # Late blocks see the most keys: they begin first, so that short ones fill the gaps at the end.
-    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
-    batch = tl.cast(tl.program_id(1) // n_heads, tl.int64)
-    head = tl.program_id(1) % n_heads
-    query += batch * q_batch + tl.cast(head, tl.int64) * q_head
-    key += batch * k_batch + tl.cast(head // group, tl.int64) * k_head
-    value += batch * v_batch + tl.cast(head // group, tl.int64) * v_head
+    block, blocks, row_of_heads = block_and_head(n_queries, BLOCK_M)
+    start = (blocks - 1 - block) * BLOCK_M
+    batch = row_of_heads // n_heads
+    head = row_of_heads % n_heads
+    query += batch * q_batch + head * q_head
+    key += batch * k_batch + (head // group) * k_head
+    value += batch * v_batch + (head // group) * v_head
     if PACKED:
         starts += batch * n_keys
 
@@ -140,10 +152,10 @@ def attend_kernel(
 
     # Rows beyond the last query may have seen nothing.
     total = tl.where(total == 0, 1.0, total)
-    mixed += batch * o_batch + tl.cast(head, tl.int64) * o_head
+    mixed += batch * o_batch + head * o_head
     store_rows(mixed, mixture / total[:, None], start, o_row, n_queries, HEAD, WIDTH, BLOCK_M)
     rows = start + tl.arange(0, BLOCK_M)
-    logsumexp += tl.cast(tl.program_id(1), tl.int64) * n_queries
+    logsumexp += row_of_heads * n_queries
     tl.store(logsumexp + rows, (largest + tl.log2(total)) / LOG2_E, mask=rows < n_queries)
 
 
@@ -202,7 +214,7 @@ def attend_backward(
         return grad_query, grad_key.zero_(), grad_value.zero_()
     products = torch.empty_like(logsumexp)
     shape = {"HEAD": head_dim, "WIDTH": max(16, triton.next_power_of_2(head_dim))}
-    product_kernel[(triton.cdiv(n_queries, _ROWS), batch * heads)](
+    product_kernel[(triton.cdiv(n_queries, _ROWS) * batch * heads,)](
         gradient, mixed, products, *gradient.stride()[:3], *mixed.stride()[:3], n_queries, heads, **shape, BLOCK=_ROWS
     )
     inputs = (query, key, value, gradient, logsumexp, products)
@@ -218,12 +230,12 @@ def attend_backward(
     }
     bounded = bounds is not None or window > 0 or softcap > 0
     tile = attention_tile("backward_keys", query, bounded=bounded, is_causal=is_causal)
-    key_gradient_kernel[(triton.cdiv(n_keys, tile.keys), batch * kv_heads)](
+    key_gradient_kernel[(triton.cdiv(n_keys, tile.keys) * batch * kv_heads,)](
         *inputs, grad_key, grad_value, starts, ends, *strides, *grad_key.stride()[:3], *grad_value.stride()[:3], *sizes,
         **shape, **switches, BLOCK_M=tile.queries, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     tile = attention_tile("backward_queries", query, bounded=bounded, is_causal=is_causal)
-    query_gradient_kernel[(triton.cdiv(n_queries, tile.queries), batch * heads)](
+    query_gradient_kernel[(triton.cdiv(n_queries, tile.queries) * batch * heads,)](
         *inputs, grad_query, starts, *strides, *grad_query.stride()[:3], *sizes,
         **shape, **switches, BLOCK_M=tile.queries, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -236,14 +248,15 @@ def product_kernel(
     gradient, mixed, products, g_batch, g_head, g_row, o_batch, o_head, o_row, n_queries, n_heads,
     HEAD: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """D = sum(dO · O) of one block of rows: grid [blocks of queries, batch · heads]."""
-    start = tl.program_id(0) * BLOCK
-    batch = tl.cast(tl.program_id(1) // n_heads, tl.int64)
-    head = tl.cast(tl.program_id(1) % n_heads, tl.int64)
+    """D = sum(dO · O) of one block of rows: grid [batch · heads · blocks of queries]."""
+    block, blocks, row_of_heads = block_and_head(n_queries, BLOCK)
+    start = block * BLOCK
+    batch = row_of_heads // n_heads
+    head = row_of_heads % n_heads
     upstream = load_rows(gradient + batch * g_batch + head * g_head, start, g_row, n_queries, HEAD, WIDTH, BLOCK)
     result = load_rows(mixed + batch * o_batch + head * o_head, start, o_row, n_queries, HEAD, WIDTH, BLOCK)
     rows = start + tl.arange(0, BLOCK)
-    products += tl.cast(tl.program_id(1), tl.int64) * n_queries
+    products += row_of_heads * n_queries
     tl.store(products + rows, tl.sum(upstream.to(tl.float32) * result.to(tl.float32), 1), mask=rows < n_queries)
 
 
@@ -258,10 +271,11 @@ def key_gradient_kernel(
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, PACKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one block of keys of one head: grid [blocks of keys, batch · kv_heads]."""
-    start = tl.program_id(0) * BLOCK_N
-    batch = tl.cast(tl.program_id(1) // n_kv_heads, tl.int64)
-    kv_head = tl.cast(tl.program_id(1) % n_kv_heads, tl.int64)
+    """dK and dV of one block of keys of one head: grid [batch · kv_heads · blocks of keys]."""
+    block, blocks, row_of_heads = block_and_head(n_keys, BLOCK_N)
+    start = block * BLOCK_N
+    batch = row_of_heads // n_kv_heads
+    kv_head = row_of_heads % n_kv_heads
     k = load_rows(key + batch * k_batch + kv_head * k_head, start, k_row, n_keys, HEAD, WIDTH, BLOCK_N)
     v = load_rows(value + batch * v_batch + kv_head * v_head, start, v_row, n_keys, HEAD, WIDTH, BLOCK_N)
     if PACKED:
@@ -335,10 +349,11 @@ def query_gradient_kernel(
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, PACKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dQ of one block of queries of one head: grid [blocks of queries, batch · heads]."""
-    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
-    batch = tl.cast(tl.program_id(1) // n_heads, tl.int64)
-    head = tl.cast(tl.program_id(1) % n_heads, tl.int64)
+    """dQ of one block of queries of one head: grid [batch · heads · blocks of queries]."""
+    block, blocks, row_of_heads = block_and_head(n_queries, BLOCK_M)
+    start = (blocks - 1 - block) * BLOCK_M
+    batch = row_of_heads // n_heads
+    head = row_of_heads % n_heads
     query += batch * q_batch + head * q_head
     key += batch * k_batch + (head // group) * k_head
     value += batch * v_batch + (head // group) * v_head
@@ -346,7 +361,7 @@ def query_gradient_kernel(
     if PACKED:
         starts += batch * n_keys
     rows = start + tl.arange(0, BLOCK_M)
-    row = tl.cast(tl.program_id(1), tl.int64) * n_queries
+    row = row_of_heads * n_queries
     q = load_rows(query, start, q_row, n_queries, HEAD, WIDTH, BLOCK_M)
     upstream = load_rows(gradient, start, g_row, n_queries, HEAD, WIDTH, BLOCK_M)
     lse = tl.load(logsumexp + row + rows, mask=rows < n_queries, other=float("inf"))

@@ -1,0 +1,58 @@
+"""Generation on a GPU, beside the plain model on the CPU."""
+
+import pytest
+import torch
+
+from napkin.inference.engine import Engine, Request
+from napkin.inference.generation import generate
+from napkin.inference.settings import Sampling
+from napkin.model.config import ModelConfig
+from napkin.model.transformer import Transformer
+
+pytestmark = pytest.mark.gpu
+CONFIG = ModelConfig(vocab_size=512, context_length=256, d_model=128, n_layers=2, n_heads=4, n_kv_heads=2)
+PROMPTS = [[7, 8, 9], list(range(40)), [5] * 100, [11]]
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(CONFIG).eval()
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Transformer) -> list[list[int]]:
+    """The most likely token after each of the plain model's forward passes over the whole text."""
+    continuations = []
+    with torch.no_grad():
+        for prompt in PROMPTS:
+            ids = list(prompt)
+            for _ in range(24):
+                ids.append(int(plain(torch.tensor([ids]))[0, -1].argmax()))
+            continuations.append(ids[len(prompt) :])
+    return continuations
+
+
+def on(device: str, plain: Transformer) -> Transformer:
+    model = Transformer(CONFIG).eval()
+    model.load_state_dict(plain.state_dict())
+    return model.to(device)
+
+
+def test_greedy_text_is_the_plain_models(device: str, plain: Transformer, expected: list[list[int]]) -> None:
+    model = on(device, plain)
+    for prompt, continuation in zip(PROMPTS, expected, strict=True):
+        assert list(generate(model, prompt, 24, GREEDY)) == continuation
+
+
+@pytest.mark.parametrize("kv", ["auto", "int8"])
+def test_an_engine_gives_each_request_the_plain_models_text(
+    device: str, plain: Transformer, expected: list[list[int]], kv: str
+) -> None:
+    engine = Engine(on(device, plain), max_running=4, kv=kv)  # pyright: ignore[reportArgumentType]
+    completions = [engine.submit(Request(prompt, 24, GREEDY)) for prompt in PROMPTS]
+    engine.run()
+    equal = sum(each.tokens == ids for each, ids in zip(completions, expected, strict=True))
+    # Rounded keys and values may turn a near tie.
+    assert equal == len(PROMPTS) if kv == "auto" else equal >= len(PROMPTS) - 1
