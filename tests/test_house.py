@@ -1,8 +1,8 @@
 """The house keeps its floors: imports run downwards, files stay readable, nothing reads a pickle."""
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,14 +49,17 @@ def module_of(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_modules(file: Path) -> Iterator[str]:
+@functools.cache
+def imported_modules(file: Path) -> frozenset[str]:
     """Modules of napkin that a file imports, wherever in it."""
+    imported: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("napkin."):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from [name if name in MODULES else node.module for name in names]
+            imported |= {name if name in MODULES else node.module for name in names}
         elif isinstance(node, ast.Import):
-            yield from [alias.name for alias in node.names if alias.name.startswith("napkin.")]
+            imported |= {alias.name for alias in node.names if alias.name.startswith("napkin.")}
+    return frozenset(imported)
 
 
 MODULES = {module_of(file): file for file in FILES}
@@ -72,7 +75,7 @@ def test_imports_run_downwards() -> None:
 
 
 def test_no_two_files_import_each_other_in_a_circle() -> None:
-    imports = {name: {each for each in imported_modules(file) if each in MODULES} for name, file in MODULES.items()}
+    imports = {name: imported_modules(file) & MODULES.keys() for name, file in MODULES.items()}
     finished: set[str] = set()
 
     def visit(module: str, path: tuple[str, ...]) -> None:
