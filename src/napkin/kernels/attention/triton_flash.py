@@ -249,7 +249,7 @@ def product_kernel(
     HEAD: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """D = sum(dO · O) of one block of rows: grid [batch · heads · blocks of queries]."""
-    block, blocks, row_of_heads = block_and_head(n_queries, BLOCK)
+    block, _, row_of_heads = block_and_head(n_queries, BLOCK)
     start = block * BLOCK
     batch = row_of_heads // n_heads
     head = row_of_heads % n_heads
@@ -272,7 +272,7 @@ def key_gradient_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one block of keys of one head: grid [batch · kv_heads · blocks of keys]."""
-    block, blocks, row_of_heads = block_and_head(n_keys, BLOCK_N)
+    block, _, row_of_heads = block_and_head(n_keys, BLOCK_N)
     start = block * BLOCK_N
     batch = row_of_heads // n_kv_heads
     kv_head = row_of_heads % n_kv_heads
