@@ -19,8 +19,10 @@ from napkin.hardware.target import CudaTarget
 from napkin.model.config import ModelConfig, preset, presets
 from napkin.planning.layouts.costs import LayoutCosts, choice_of
 from napkin.planning.layouts.layout_plan import LayoutPlan, plan_layout
+from napkin.planning.layouts.rank_bytes import ranks_bytes
 from napkin.planning.layouts.stack import Stack, find_stack
 from napkin.planning.layouts.stack_plan import resolve_for_stack
+from napkin.planning.layouts.stages import stage_contents
 from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -136,6 +138,15 @@ class PublishedRun:
         machine = self.machine(efficiency)
         costs = self.costs.priced_on(machine, self.program)
         return plan_layout(self.resolved, machine, self.choice, costs=costs)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Of the rank that needs most, of a stack that says what it keeps: nothing is counted."""
+        layout = self.choice.layout
+        contents = stage_contents(self.costs.model, layout)
+        rows = layout.batch_parts * self.choice.micro_batch_size
+        micro_batches = self.resolved.recipe.training.batch_size // rows
+        return max(rank.total for rank in ranks_bytes(self.costs, self.choice, contents, micro_batches))
 
     def _resolved(self, machine: CatalogueMachine) -> ResolvedRecipe:
         return resolve_for_stack(self._recipe(), machine)

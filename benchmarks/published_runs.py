@@ -7,8 +7,9 @@ published_runs.csv has runs of MPT models with FSDP (llm-foundry of Mosaic): lea
 GELU, tied embeddings, a vocabulary of 50,368. "gathers" is how often a step gathers a block's weights.
 published_layouts.csv has runs of other programs, with tensor, pipeline, context and expert ranks: see
 published_recipes.py. The coefficients of a generation are fitted to llm-foundry's runs and to the other programs' that
-`seen` and `EVERY` choose; those that they do not choose are the judgement. Fitting needs SciPy. Coefficients are drawn
-towards what is known beforehand: `PRIOR`.
+`seen` and `EVERY` choose; those that they do not choose are the judgement. published_stacks.csv has runs of stacks that
+nothing is fitted to (`HELD_BACK`), and further ones of Megatron-Bridge, which NeMo's rows are of too. Fitting needs
+SciPy. Coefficients are drawn towards what is known beforehand: `PRIOR`.
 """
 
 import argparse
@@ -49,6 +50,8 @@ KEPT = ("matmul_share", "matmul_width")
 """Of products in formats that no curve has: as they are in the table."""
 EVERY = {"ampere": 3, "hopper": 2}
 """Of llm-foundry's runs every second or third is fitted to; the others are the judgement."""
+HELD_BACK = ("Automodel", "fms-fsdp", "torchao")
+"""Stacks of which no run is fitted to, neither by `--fit` nor by a constant of a stack's file."""
 GENERATIONS = {"ampere": ((8, 0),), "hopper": ((9, 0),), "blackwell": ((10, 0), (10, 3))}
 
 
@@ -78,6 +81,8 @@ def seen(number: int, run: LayoutRun) -> bool:
     """Whether a run of another program is fitted to: of llama-3-405b on Blackwell none is, so that a larger model than
     any that was seen is judged; of mixtures of experts none; otherwise every other row of the table."""
     row = run.row
+    if run.stack in HELD_BACK or run.stack == "Megatron-Bridge":
+        return False
     if run.stack == "Megatron-LM" and row["device"].startswith("B200"):
         return row["model"] == "llama-3-70b"
     return number % 2 == 0
@@ -98,7 +103,7 @@ def generation_of(run: LayoutRun) -> str:
 def group_of(run: LayoutRun) -> str:
     """The line of the table that a run stands in."""
     generation = generation_of(run)
-    experts = ", experts" if run.row["model"].startswith("deepseek") else ""
+    experts = ", experts" if run.resolved.recipe.model.n_experts else ""
     fp8 = ", fp8" if run.stack == "llm-foundry" and run.row["precision"] == "fp8" else ""
     return f"{run.stack}, {generation}{experts}{fp8}"
 
@@ -190,10 +195,10 @@ def main() -> None:
     arguments = parser.parse_args()
     foundry = [LayoutRun(foundry_row(row)) for row in read_rows("published_runs.csv")]
     by_group: dict[str, list[LayoutRun]] = defaultdict(list)
-    for row in read_rows("published_layouts.csv"):
+    for row in (*read_rows("published_layouts.csv"), *read_rows("published_stacks.csv")):
         run = LayoutRun(row)
         by_group[group_of(run)].append(run)
-    experts = {name for name in by_group if name.endswith("experts")}
+    experts = {name for name in by_group if ", experts" in name}
     layouts = [
         (run, name not in experts and seen(number, run))
         for name, runs in by_group.items()
@@ -212,19 +217,26 @@ def main() -> None:
     judged: dict[str, list[float]] = defaultdict(list)
     factors: dict[str, float] = {}
     all_errors: list[tuple[float, str]] = []
+    memory: dict[str, list[float]] = defaultdict(list)
     for run, used in both:
+        if run.row.get("peak_gib") and run.program.memory is not None:
+            memory[run.stack].append(run.peak_bytes / 2**30 / float(run.row["peak_gib"]) - 1)
         error = run.planned_seconds() / run.seconds - 1
         name = group_of(run) + ("" if used else ": not fitted to")
         judged[name].append(error)
         factors[name] = efficiency_of(run.device).factor
         all_errors.append((error, _described_run(run)))
-        if not used and run.stack == "llm-foundry":
+        if run.stack in HELD_BACK:
+            judged["stacks held back, experts" if group_of(run) in experts else "stacks held back"].append(error)
+        elif not used and run.stack == "llm-foundry":
             judged["llm-foundry, not fitted to"].append(error)
         elif not used:
             judged["other programs, not fitted to, no experts" if group_of(run) not in experts else "experts"].append(
                 error
             )
     lines += [f"| {name} | {described(errors, factors.get(name))} |" for name, errors in sorted(judged.items())]
+    lines += ["", heads.replace("seconds per step", "peak bytes of a rank"), "|---|---|---|---|---|---|---|"]
+    lines += [f"| {stack} | {described(errors)} |" for stack, errors in sorted(memory.items())]
     lines += ["", "Furthest off:", ""]
     lines += [f"- {error:+.0%} {what}" for error, what in sorted(all_errors, key=lambda pair: -abs(pair[0]))[:16]]
     print("\n".join(lines))

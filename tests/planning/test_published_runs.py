@@ -66,6 +66,26 @@ def test_planned_seconds_are_those_of_a_published_run_within_the_stated_factor(p
     assert plan.factor < 1.3
 
 
+KEPT = {
+    # Program, model, device, ranks of tensor, pipeline, context and expert, tokens: the first row of these, in GiB.
+    "tensor ranks": ("Megatron-LM", "llama-3-70b", "B200-SXM-180GB", "2", "1", "1", "1", 4096),
+    "pipeline ranks": ("Megatron-LM", "llama-3-405b", "B200-SXM-180GB", "1", "2", "1", "1", 4096),
+    "context ranks": ("Megatron-LM", "llama-3-70b", "B200-SXM-180GB", "1", "1", "8", "1", 131072),
+    "experts": ("Megatron-LM", "deepseek-v3", "B200-SXM-180GB", "1", "2", "1", "4", 4096),
+    "FSDP": ("torchtitan", "llama-3-8b", "H100-SXM-96GB", "1", "1", "1", "1", 8192),
+    "weights sharded over context": ("torchtitan", "llama-3-8b", "H100-SXM-96GB", "1", "1", "8", "1", 262144),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_bytes_that_another_stack_keeps_are_those_that_were_published(published: Any, case: str) -> None:
+    names = ("stack", "model", "device", "tensor", "pipeline", "context", "expert")
+    wanted = {**dict(zip(names, KEPT[case], strict=False)), "context_length": str(KEPT[case][-1])}
+    row = next(row for row in _rows(published.read_rows, "published_layouts.csv") if wanted.items() <= row.items())
+    run = published.PublishedRun(row)
+    assert run.peak_bytes == pytest.approx(float(row["peak_gib"]) * 2**30, rel=0.08)
+
+
 def test_a_program_that_fuses_is_planned_faster_than_the_same_without(published: Any) -> None:
     rows = _rows(published.read_rows, "published_layouts.csv")
     row = next(row for row in rows if row["stack"] == "torchtitan" and row["precision"] == "bf16")
@@ -74,7 +94,7 @@ def test_a_program_that_fuses_is_planned_faster_than_the_same_without(published:
 
 
 def test_every_published_row_has_a_device_a_model_and_a_layout_of_its_devices(published: Any) -> None:
-    for name in ("published_layouts.csv", "published_gpu_hours.csv"):
+    for name in ("published_layouts.csv", "published_stacks.csv", "published_gpu_hours.csv"):
         for row in _rows(published.read_rows, name):
             device = find_device(row["device"])
             sizes = ("data", "shard", "tensor", "pipeline", "context")

@@ -208,9 +208,11 @@ def _stack_bytes(
 
 def _gathered_bytes(costs: LayoutCosts, layout: Layout, contents: Sequence[StageContent], outside: int) -> float:
     """Bytes of what is whole at a time: two blocks and the gradients of one, and what lies outside of blocks; in a
-    pipeline all that the rank's stages have, until the end of the step."""
+    pipeline all that the rank's stages have, with the gradients that micro-batches add up, until the end of the
+    step."""
     if layout.pipeline > 1:
-        return costs.gather_bytes * sum(sum(held_parameters(costs, layout, content)) for content in contents)
+        held = sum(sum(held_parameters(costs, layout, content)) for content in contents)
+        return (costs.gather_bytes + costs.reduce_bytes) * held
     each = padded_parameters(costs, layout)
     block = max(each.block + each.experts, each.dense)
     return (2 * costs.gather_bytes + costs.reduce_bytes) * block + costs.gather_bytes * outside

@@ -17,6 +17,7 @@ from napkin.accounting.pipeline_schedules import PipelineSchedule, pipeline_sche
 from napkin.accounting.pipeline_simulation import StageSeconds
 from napkin.distributed.ranks import experts_are_sharded
 from napkin.hardware.cluster import Group, Interconnect
+from napkin.model.config import ModelConfig
 from napkin.planning.layouts.costs import BUCKET_BYTES, OUTSIDE_BYTES, Choice, LayoutCosts, Parameters
 from napkin.planning.layouts.counted_parts import Part
 from napkin.planning.layouts.exchange import exchange_seconds
@@ -73,15 +74,20 @@ class StageTime:
 
 def stage_times(costs: LayoutCosts, choice: Choice, micro_batches: int) -> list[StageTime]:
     """The times of each stage, in the order of the forward pass. Raises NapkinError as `Layout.blocks_of_stages`."""
-    model = costs.model
+    contents = stage_contents(costs.model, choice.layout)
+    times = {content: _stage_time(costs, choice, content, micro_batches) for content in dict.fromkeys(contents)}
+    return [times[content] for content in contents]
+
+
+def stage_contents(model: ModelConfig, layout: Layout) -> list[StageContent]:
+    """The parts of a model in each stage, in the order of the forward pass."""
     n_dense = model.n_dense_layers if model.n_experts else 0
-    stages = choice.layout.blocks_of_stages(model.n_layers)
+    stages = layout.blocks_of_stages(model.n_layers)
     contents: list[StageContent] = []
     for number, blocks in enumerate(stages):
         dense = max(0, min(blocks.stop, n_dense) - blocks.start)
         contents.append(StageContent(dense, len(blocks) - dense, number == 0, number == len(stages) - 1))
-    times = {content: _stage_time(costs, choice, content, micro_batches) for content in dict.fromkeys(contents)}
-    return [times[content] for content in contents]
+    return contents
 
 
 def groups(interconnect: Interconnect, layout: Layout) -> dict[str, Group]:
