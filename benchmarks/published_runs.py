@@ -13,7 +13,6 @@ SciPy. Coefficients are drawn towards what is known beforehand: `PRIOR`.
 """
 
 import argparse
-import math
 import statistics
 import sys
 from collections import defaultdict
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from napkin.hardware.ceilings import Efficiency, efficiencies, efficiency_of
+from napkin.hardware.ceilings import Efficiency, efficiencies
 from published_recipes import PublishedRun, read_rows
 from result_files import write_result
 
@@ -108,6 +107,19 @@ def group_of(run: LayoutRun) -> str:
     return f"{run.stack}, {generation}{experts}{fp8}"
 
 
+def names_of(run: LayoutRun, used: bool) -> list[str]:
+    """The lines of the table that a run counts for."""
+    group, experts = group_of(run), ", experts" if run.resolved.recipe.model.n_experts else ""
+    if run.stack in HELD_BACK:
+        return [f"{run.stack}: held back{experts}", f"all stacks held back{experts}"]
+    if run.stack == "Megatron-Bridge":
+        return [f"{group}: constants of its stack"]
+    if used:
+        return [group]
+    of_all = "llm-foundry" if run.stack == "llm-foundry" else "Megatron-LM, NeMo, torchtitan"
+    return [f"{group}: not fitted to", f"{of_all}{experts}, not fitted to"]
+
+
 def fit(runs: Sequence[LayoutRun], known: Efficiency) -> Efficiency:
     """The coefficients of one generation; `KEPT` are those of `known`."""
     from scipy.optimize import least_squares  # pyright: ignore[reportMissingImports]
@@ -144,10 +156,10 @@ def constant_mfu(runs: Sequence[LayoutRun]) -> list[float]:
     return errors
 
 
-def described(errors: Sequence[float], factor: float | None = None) -> str:
-    """Median, nine in ten, worst and mean of relative errors, their number, and how many a factor holds."""
+def described(errors: Sequence[float], factors: Sequence[float] = ()) -> str:
+    """Median, nine in ten, worst and mean of relative errors, how many the factors of their plans hold, their number."""
     sizes = np.abs(errors)
-    held = "–" if factor is None else f"{np.mean(np.abs(np.log1p(errors)) <= math.log(factor)):.0%}"
+    held = f"{np.mean(np.abs(np.log1p(errors)) <= np.log(factors)):.0%}" if factors else "–"
     return (
         f"{np.median(sizes):.1%} | {np.quantile(sizes, 0.9):.1%} | {sizes.max():.0%} | "
         f"{statistics.mean(errors):+.1%} | {held} | {len(errors)}"
@@ -214,27 +226,20 @@ def main() -> None:
     lines.append(f"| one constant MFU per device, llm-foundry | {described(constant)} |")
     if arguments.fit:
         fit_all(both)
-    judged: dict[str, list[float]] = defaultdict(list)
-    factors: dict[str, float] = {}
-    all_errors: list[tuple[float, str]] = []
+    judged: dict[str, list[tuple[float, float]]] = defaultdict(list)
     memory: dict[str, list[float]] = defaultdict(list)
+    all_errors: list[tuple[float, str]] = []
     for run, used in both:
         if run.row.get("peak_gib") and run.program.memory is not None:
             memory[run.stack].append(run.peak_bytes / 2**30 / float(run.row["peak_gib"]) - 1)
-        error = run.planned_seconds() / run.seconds - 1
-        name = group_of(run) + ("" if used else ": not fitted to")
-        judged[name].append(error)
-        factors[name] = efficiency_of(run.device).factor
+        planned = run.plan()
+        error = planned.seconds / run.seconds - 1
+        for name in names_of(run, used):
+            judged[name].append((error, planned.factor))
         all_errors.append((error, _described_run(run)))
-        if run.stack in HELD_BACK:
-            judged["stacks held back, experts" if group_of(run) in experts else "stacks held back"].append(error)
-        elif not used and run.stack == "llm-foundry":
-            judged["llm-foundry, not fitted to"].append(error)
-        elif not used:
-            judged["other programs, not fitted to, no experts" if group_of(run) not in experts else "experts"].append(
-                error
-            )
-    lines += [f"| {name} | {described(errors, factors.get(name))} |" for name, errors in sorted(judged.items())]
+    for name, found in sorted(judged.items()):
+        errors, factors = zip(*found, strict=True)
+        lines.append(f"| {name} | {described(errors, factors)} |")
     lines += ["", heads.replace("seconds per step", "peak bytes of a rank"), "|---|---|---|---|---|---|---|"]
     lines += [f"| {stack} | {described(errors)} |" for stack, errors in sorted(memory.items())]
     lines += ["", "Furthest off:", ""]

@@ -278,7 +278,7 @@ def plan_layout(
         model_flops=costs.model_flops(costs.resolved.recipe.training.batch_size),
         expert_seconds=expert_seconds,
         stack=costs.stack.name,
-        factor=(costs.stack.factor or costs.machine.efficiency.factor) * (1 + launches),
+        factor=(costs.stack.factor_of(costs.model.n_experts > 0) or costs.machine.efficiency.factor) * (1 + launches),
     )
 
 

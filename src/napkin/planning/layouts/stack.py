@@ -140,7 +140,13 @@ class Stack:
     sending: _Factor = 1.0
     """Seconds of collectives over those of the plan, where they were calibrated."""
     factor: Annotated[float, msgspec.Meta(ge=1, lt=20)] | None = None
-    """Factor that nine in ten of its held-back runs are within; None is the one of the device's generation."""
+    """Factor that nine in ten of its runs are within; None is the one of the device's generation."""
+    experts_factor: Annotated[float, msgspec.Meta(ge=1, lt=20)] | None = None
+    """The same of runs of mixtures of experts; None is `factor`."""
+
+    def factor_of(self, experts: bool) -> float | None:
+        """The factor of a model with experts or without; None where the stack says nothing."""
+        return self.experts_factor or self.factor if experts else self.factor
 
 
 NAPKIN = Stack(name="napkin")

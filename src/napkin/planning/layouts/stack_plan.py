@@ -151,7 +151,8 @@ class StackCalibration:
     def changes(self, like: str) -> dict[str, Any]:
         """The stack as a file has it: the stack that it is like, and what differs."""
         stack = self.stack
-        figures = {"computing": stack.computing, "sending": stack.sending, "factor": stack.factor or 1.0}
+        factor = stack.factor or 1.0
+        figures = {"computing": stack.computing, "sending": stack.sending, "factor": factor, "experts_factor": factor}
         return {"like": like, **{name: float(f"{value:.4g}") for name, value in figures.items()}}
 
 
