@@ -157,7 +157,7 @@ def constant_mfu(runs: Sequence[LayoutRun]) -> list[float]:
 
 
 def described(errors: Sequence[float], factors: Sequence[float] = ()) -> str:
-    """Median, nine in ten, worst and mean of relative errors, how many the factors of their plans hold, their number."""
+    """Median, nine in ten, worst and mean of relative errors, how many their plans' factors hold, and their number."""
     sizes = np.abs(errors)
     held = f"{np.mean(np.abs(np.log1p(errors)) <= np.log(factors)):.0%}" if factors else "–"
     return (

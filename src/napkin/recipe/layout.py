@@ -265,7 +265,7 @@ def _problems_of_tensor(recipe: Recipe, layout: Layout) -> Iterator[str]:
             f"--model.vocab-size of {tensor * -(-model.vocab_size // tensor)}, --training.precision bf16, or "
             "--parallelism.tensor 1"
         )
-    if layout.expert > 1:
+    if layout.expert > 1 and not layout.whole_experts:
         yield (
             f"parallelism.tensor {tensor} and expert, with which it is not combined: use --parallelism.shard, or "
             "--parallelism.tensor 1"
