@@ -49,7 +49,7 @@ class StageSeconds:
             self.recompute + other.recompute,
         )
 
-    def __mul__(self, times: int) -> "StageSeconds":
+    def __mul__(self, times: float) -> "StageSeconds":
         return StageSeconds(
             self.forward * times, self.backward_input * times, self.backward_weight * times, self.recompute * times
         )

@@ -150,15 +150,15 @@ class Stack:
 
 
 NAPKIN = Stack(name="napkin")
-_FOLDER = "stacks"
+_PACKAGE, _FOLDER = "napkin.planning.layouts", "stacks"
 
 
 @functools.cache
 def stacks() -> dict[str, Stack]:
     """All stacks of the package, by name."""
-    folder = resources.files(__package__).joinpath(_FOLDER)
+    folder = resources.files(_PACKAGE).joinpath(_FOLDER)
     names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".toml"))
-    return {name.removesuffix(".toml"): packaged_toml(__package__, f"{_FOLDER}/{name}", Stack) for name in names}
+    return {name.removesuffix(".toml"): packaged_toml(_PACKAGE, f"{_FOLDER}/{name}", Stack) for name in names}
 
 
 def find_stack(name: str | Path) -> Stack:
