@@ -9,15 +9,18 @@ https://github.com/ai-dynamo/aiconfigurator (Apache-2.0), unchanged. How they we
 the 70B model have the shapes, concurrencies and ranks of InferenceMAX, whose scripts are public
 (https://github.com/SemiAnalysisAI/InferenceX, benchmarks/70b_*.sh), and are read as measured by them: 10 requests per
 client; lengths evenly between 0.8 and 1 of those stated; the cache in fp8; in vLLM at most 8192 tokens per step and 0.9
-of the memory, in TensorRT-LLM as many tokens per step as a sequence has, 0.9 of what the weights leave, no preemption;
-and there with 1024 + 1024 tokens and fewer than 8 ranks, prompts that wait for others up to 20 steps. Nothing is known
-of how SGLang was measured; its cache is taken to be in bf16.
+of the memory; in TensorRT-LLM as many tokens per step as a sequence has, 0.9 of what the weights leave, no preemption,
+and with 1024 + 1024 tokens and fewer than 8 ranks prompts that wait for others up to 20 steps, or until a step has 0.9
+of its tokens. How SGLang was measured is not known: its
+cache is taken to be in bf16, and its lengths between 0.95 and 1 of those stated, which its rows on 1 and 2 ranks say
+best (of equal lengths, requests would be in lockstep, and the first token twice as late as measured).
 
-"Found on one system": the constants of each server are fitted to its rows on that system alone, drawn towards what is
-known beforehand (`PRIOR`); intervals are those stated for a generation that was not measured. SGLang's rows are all of
-H200. Compared with: the roofline at the datasheet's peaks, and the constants of `PRIOR`, which no row was fitted to.
-The form of the model was chosen with all rows in sight: that all-reduces take the share of the link that training runs
-reach on each generation, and that memory and products do not, is such a choice.
+Rows are split by system and by server. "Found on one system": the constants of each server are fitted to its rows on
+that system alone, drawn towards what is known beforehand (`PRIOR`); intervals are those stated for a device that was
+not measured. "By constants of the others": the geometric means of those of the other servers, with this one's schedule.
+SGLang's rows are all of H200. Compared with: the roofline at the datasheet's peaks, and the constants of `PRIOR`, which
+no row was fitted to. The form of the model was chosen with all rows in sight: that all-reduces take the share of the
+link that training runs reach on each generation, and that memory and products do not, is such a choice.
 """
 
 import argparse
@@ -35,17 +38,16 @@ from numpy.typing import NDArray
 
 from napkin.hardware.device import Device
 from napkin.hardware.device_file import find_device
-from napkin.hardware.service_efficiency import FITTED, ServiceEfficiency, service_efficiencies
+from napkin.hardware.service_efficiency import FITTED, Schedule, ServiceEfficiency, service_efficiencies
 from napkin.model.config import preset
 from napkin.planning.services.replica import (
-    Load,
     Replica,
-    ServiceTimes,
     ServiceWork,
     WeightFormat,
     count_work,
-    service_times,
+    timeline_of,
 )
+from napkin.planning.services.server_schedule import Load, Timeline
 from napkin.planning.services.service_plan import interval_of
 from result_files import write_result
 
@@ -61,32 +63,31 @@ PRIOR = {
     "layer_seconds": (20e-6, 0.7),  # a captured graph launches a kernel in 1 to 2 microseconds; a layer has about ten
     "step_seconds": (1e-3, 1.0),
     "sequence_seconds": (10e-6, 1.5),
-    "request_seconds": (0.02, 1.0),
+    "request_seconds": (0.03, 0.5),  # tokenizing, HTTP and the client: some tens of milliseconds
     "collective_seconds": (8e-6, 0.7),  # NCCL starts in 8.4: napkin.hardware.cluster
-    "direct_share": (0.5, 0.7),
+    "direct_share": (0.7, 0.4),
     "ring_share": (1.0, 0.4),
-    "burst": (1.0, 0.5),
 }
 TPOT_NOISE, TTFT_NOISE = 0.05, 0.24
 """Relative errors from which an error counts less than by its square."""
-SCHEDULES: dict[str, dict[str, Any]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
+    # vLLM 0.11 on devices of more than 70 GiB: max_num_batched_tokens and max_num_seqs of its API server.
     "vllm": {
-        "max_batched_tokens": 8192,
+        "schedule": Schedule(False, True, 8192, 1024, 0.0),
         "memory_share": 0.9,
         "memory_share_is_of_rest": False,
-        "reserves_output": False,
     },
+    # TensorRT-LLM's defaults: no chunked context, max_num_tokens, max_batch_size, GUARANTEED_NO_EVICT.
     "trtllm": {
-        "max_batched_tokens": 8192,
+        "schedule": Schedule(False, False, 8192, 2048, 1.0),
         "memory_share": 0.9,
         "memory_share_is_of_rest": True,
-        "reserves_output": True,
     },
+    # SGLang: chunked_prefill_size on devices below 160 GB; its new_token_ratio falls from 0.7 to 0.098.
     "sglang": {
-        "max_batched_tokens": 8192,
+        "schedule": Schedule(True, True, 8192, 2048, 0.1),
         "memory_share": 0.85,
         "memory_share_is_of_rest": False,
-        "reserves_output": False,
     },
 }
 
@@ -112,17 +113,23 @@ class Measurement:
     @functools.cached_property
     def load(self) -> Load:
         inputs, outputs, tensor = (int(self[name]) for name in ("input_tokens", "output_tokens", "tensor_parallel"))
-        known = "70B" in self["model"]
-        trtllm = self["backend"] == "trtllm"
+        known, trtllm = "70B" in self["model"], self["backend"] == "trtllm"
         return Load(
             concurrency=int(self["concurrency"]),
-            input_tokens=(0.9 if known else 1.0) * inputs,
-            output_tokens=(0.9 if known else 1.0) * outputs,
+            input_tokens=inputs,
+            output_tokens=outputs,
             requests_per_client=10,
+            shortest=0.8 if known else 0.95,
             # The longest sequence, and a margin.
             max_batched_tokens=inputs + outputs + (20 if inputs == outputs else 200) if trtllm else None,
             batch_wait_steps=20 if trtllm and inputs == outputs and tensor < 8 else 0,
+            batch_wait_share=0.9,
         )
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """The steps of the server: of a closed load they do not depend on the constants that are fitted."""
+        return timeline_of(self.replica(expected(self["backend"])), self.load)
 
     def replica(self, server: ServiceEfficiency) -> Replica:
         return Replica(
@@ -134,8 +141,33 @@ class Measurement:
             "bf16" if self["backend"] == "sglang" else "fp8",
         )
 
-    def planned(self, server: ServiceEfficiency) -> ServiceTimes:
-        return service_times(self.replica(server), self.load)
+    @functools.cached_property
+    def steps(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The arguments of `Replica.step_seconds` [4, step], and what each step's seconds add to both means [2, step].
+
+        Steps with as many sequences and within 3% as many tokens of prompts are one: at a given number of tokens, the
+        seconds are linear in all else.
+        """
+        line = self.timeline
+        arguments = np.stack([line.sequences, line.context, line.prompt_tokens, line.pairs])
+        first, token = line.shares(self.load.weights(line.wave))
+        groups = np.stack([line.sequences, np.round(np.log1p(line.prompt_tokens) / 0.03)])
+        columns: list[NDArray[np.float64]] = []
+        shares: list[NDArray[np.float64]] = []
+        for at, share in enumerate((token, first)):
+            _, group = np.unique(groups[:, share > 0], axis=1, return_inverse=True)
+            total = np.bincount(group, share[share > 0])
+            columns.append(
+                np.stack([np.bincount(group, share[share > 0] * row[share > 0]) / total for row in arguments])
+            )
+            shares.append(np.stack([total * (at == 0), total * (at == 1)]))
+        return np.concatenate(columns, 1), np.concatenate(shares, 1)
+
+    def planned(self, server: ServiceEfficiency) -> NDArray[np.float64]:
+        """Mean time per output token and to first token, as `times_of` has them."""
+        server = server.on(self.device)
+        arguments, shares = self.steps
+        return shares @ self.replica(server).step_seconds(*arguments) + (0.0, server.request_seconds)
 
     @functools.cached_property
     def measured(self) -> NDArray[np.float64]:
@@ -152,23 +184,46 @@ def read_measurements() -> list[Measurement]:
 def expected(server: str) -> ServiceEfficiency:
     """The constants before anything was fitted."""
     values = {name: value for name, (value, _) in PRIOR.items()}
-    return ServiceEfficiency(**values, **SCHEDULES[server], tpot_factor=1.0, ttft_factor=1.0)
+    return ServiceEfficiency(**values, **SETTINGS[server], tpot_factor=1.0, ttft_factor=1.0)
 
 
 def log_errors(server: ServiceEfficiency, rows: Sequence[Measurement]) -> NDArray[np.float64]:
     """[row, 2]: logarithms of planned over measured, of the time per output token and to first token."""
-    planned = np.array(
-        [(times.time_per_output_token, times.time_to_first_token) for times in (row.planned(server) for row in rows)]
-    )
+    planned = np.array([row.planned(server) for row in rows])
     return np.log(planned / np.array([row.measured for row in rows]))
 
 
-def fit(server: str, rows: Sequence[Measurement], rounds: int = 25) -> ServiceEfficiency:
-    """The constants of a server from its rows: damped least squares (Marquardt 1963) on logarithms, in which large
-    errors count less than by their square, with the factors that hold nine in ten of those rows."""
-    start = expected(server)
-    centre = np.log([PRIOR[name][0] for name in FITTED])
-    width = np.array([PRIOR[name][1] for name in FITTED])
+BETWEEN_GENERATIONS = 0.5
+"""Width of the constants of a generation around those of all, as a share of that of `PRIOR`."""
+BACKLOG_CLIENTS = 448
+"""From so many clients on, SGLang's rows wait up to 8 s for their first token, the longer the more tokens an answer
+has: something that streams tokens is overrun, which the model does not have. No constant is fitted to those rows."""
+
+
+def fitted(server: str, rows: Sequence[Measurement]) -> ServiceEfficiency:
+    """The constants of a server for all devices and for those of each generation."""
+    used = [row for row in rows if server != "sglang" or int(row["concurrency"]) < BACKLOG_CLIENTS]
+    of_all = fit(used, expected(server), 1.0)
+    names = sorted({generation(row) for row in used})
+    found: dict[str, dict[str, float]] = {}
+    if len(names) > 1:
+        for name in names:
+            own = fit([row for row in used if generation(row) == name], of_all, BETWEEN_GENERATIONS)
+            found[name] = {constant: float(f"{getattr(own, constant):.4g}") for constant in FITTED}
+    return with_residuals(dataclasses.replace(of_all, generations=found), rows)
+
+
+def generation(row: Measurement) -> str:
+    return ".".join(map(str, cast(tuple[int, int], row.device.compute_capability)))
+
+
+def fit(
+    rows: Sequence[Measurement], start: ServiceEfficiency, width_share: float, rounds: int = 25
+) -> ServiceEfficiency:
+    """Constants near those at the start, from rows: damped least squares (Marquardt 1963) on logarithms, in which large
+    errors count less than by their square."""
+    centre = np.log([getattr(start, name) for name in FITTED])
+    width = width_share * np.array([PRIOR[name][1] for name in FITTED])
 
     def made(logs: NDArray[Any]) -> ServiceEfficiency:
         return dataclasses.replace(start, **dict(zip(FITTED, map(float, np.exp(logs)), strict=True)))
@@ -195,7 +250,7 @@ def fit(server: str, rows: Sequence[Measurement], rounds: int = 25) -> ServiceEf
         logs, now, damping = logs + step, then, damping / 4
         if gained < 1e-4 * (now @ now):
             break
-    return with_residuals(made(logs), rows)
+    return made(logs)
 
 
 def with_residuals(server: ServiceEfficiency, rows: Sequence[Measurement]) -> ServiceEfficiency:
@@ -210,7 +265,7 @@ def with_residuals(server: ServiceEfficiency, rows: Sequence[Measurement]) -> Se
         tpot_residual=float(medians[0]),
         ttft_residual=float(medians[1]),
         rows=len(rows),
-        compute_capabilities=tuple(sorted({cast(tuple[int, int], row.device.compute_capability) for row in rows})),
+        devices=tuple(sorted({row.device.name for row in rows})),
         formats=tuple(sorted({row["weights"] for row in rows})),
     )
 
@@ -238,13 +293,15 @@ def described(errors: NDArray[np.float64], covered: NDArray[np.bool_] | None = N
 
 
 def judged(rows: Sequence[Measurement], servers: dict[str, ServiceEfficiency]) -> list[tuple[Any, ...]]:
-    """Per row: the row, its log errors, and whether the stated intervals hold what was measured."""
+    """Per row: the row, its log errors, whether the stated intervals hold what was measured, and how much of them the
+    errors take."""
     found = []
     for row in rows:
         server = servers[row["backend"]]
         errors = log_errors(server, [row])[0]
-        factors = interval_of(row.replica(server), row.load)
-        found.append((row, errors, np.abs(errors) <= np.log([factors.tpot, factors.ttft])))
+        factors = interval_of(row.replica(server.on(row.device)), row.load, row.timeline)
+        used = np.abs(errors) / np.log([factors.tpot, factors.ttft])
+        found.append((row, errors, used <= 1, used))
     return found
 
 
@@ -253,25 +310,44 @@ def lines_of(name: str, found: Sequence[tuple[Any, ...]]) -> str:
     return f"| {name} | {described(errors, np.array([each[2] for each in found]))} |"
 
 
-def cross(rows: Sequence[Measurement], seen: str, unseen: str) -> list[str]:
-    """Lines of the rows of one system under constants from the other."""
+def cross(rows: Sequence[Measurement], seen: str, unseen: str, elsewhere: list[NDArray[np.float64]]) -> list[str]:
+    """Lines of the rows of one system under constants from the other; how much of the intervals is taken is added to
+    `elsewhere`."""
     servers = {
-        name: fit(name, own)
-        for name in SCHEDULES
+        name: fitted(name, own)
+        for name in SETTINGS
         if (own := [row for row in rows if row["backend"] == name and row["system"] == seen])
     }
     short = {"h200_sxm": "H200", "b200_sxm": "B200"}
     here, there = short[seen], short[unseen]
     # A server that was not measured on the one has no constants.
     found = judged([row for row in rows if row["system"] == unseen and row["backend"] in servers], servers)
-    fitted = judged([row for row in rows if row["system"] == seen], servers)
-    lines = [lines_of(f"{here}, fitted to", fitted), lines_of(f"**{there} by constants of {here}**", found)]
+    elsewhere.extend(each[3] for each in found)
+    own = judged([row for row in rows if row["system"] == seen], servers)
+    lines = [lines_of(f"{here}, fitted to", own), lines_of(f"**{there} by constants of {here}**", found)]
     for name in servers:
         for weights in dict.fromkeys(row["weights"] for row in rows):
             own = [each for each in found if (each[0]["backend"], each[0]["weights"]) == (name, weights)]
             if own:
                 lines.append(lines_of(f"{there} by constants of {here}: {name}, {weights}", own))
     return lines
+
+
+def of_others(server: str, known: dict[str, ServiceEfficiency]) -> ServiceEfficiency:
+    """The constants of the other servers, their geometric means, with the schedule of this one."""
+    others = [each for name, each in known.items() if name != server]
+    means = {name: math.exp(np.mean([math.log(getattr(each, name)) for each in others])) for name in FITTED}
+    factors = {name: max(getattr(each, name) for each in others) for name in ("tpot_factor", "ttft_factor")}
+    return dataclasses.replace(expected(server), **means, **factors)
+
+
+def written(value: Any) -> str:
+    """A value as TOML has it, with four digits."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(written, value))}]"
+    return f'"{value}"' if isinstance(value, str) else f"{float(f'{value:.4g}') if isinstance(value, float) else value}"
 
 
 def write_table(servers: dict[str, ServiceEfficiency]) -> None:
@@ -284,15 +360,12 @@ def write_table(servers: dict[str, ServiceEfficiency]) -> None:
     ]
     for name, server in servers.items():
         lines += ["", f"[{name}]"]
-        for each in dataclasses.fields(server):
-            value = getattr(server, each.name)
-            if isinstance(value, float):
-                value = float(f"{value:.4g}")
-            text = {True: "true", False: "false"}.get(value) if isinstance(value, bool) else None
-            if isinstance(value, tuple):
-                items = [str(list(item)) if isinstance(item, tuple) else f'"{item}"' for item in value]
-                text = f"[{', '.join(items)}]"
-            lines.append(f"{each.name} = {value if text is None else text}")
+        tables = {"schedule": dataclasses.asdict(server.schedule)}
+        tables |= {f'generations."{each}"': values for each, values in server.generations.items()}
+        single = [each.name for each in dataclasses.fields(server) if each.name not in ("schedule", "generations")]
+        lines += [f"{each} = {written(getattr(server, each))}" for each in single]
+        for table, values in tables.items():
+            lines += ["", f"[{name}.{table}]", *(f"{each} = {written(value)}" for each, value in values.items())]
     TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
     service_efficiencies.cache_clear()
     print(f"wrote {TABLE}")
@@ -308,23 +381,34 @@ def main() -> None:
     heads = "TPOT median | nine in ten | mean | in the interval | TTFT median | nine in ten | mean | in the interval"
     lines = [f"| relative errors | {heads} | rows |", "|" + "---|" * 10]
     if arguments.fit:
-        write_table({name: fit(name, [row for row in rows if row["backend"] == name]) for name in SCHEDULES})
+        write_table({name: fitted(name, [row for row in rows if row["backend"] == name]) for name in SETTINGS})
     peaks = np.array([roofline(row) for row in rows])
     slower = np.array([row.measured for row in rows]) / peaks
     lines.append(f"| roofline at the datasheet's peaks | {described(-np.log(slower))} |")
     prior = np.array([log_errors(expected(row["backend"]), [row])[0] for row in rows])
     lines.append(f"| expected values, nothing fitted | {described(prior)} |")
-    lines += cross(rows, "h200_sxm", "b200_sxm") + cross(rows, "b200_sxm", "h200_sxm")
-    found = judged(rows, service_efficiencies())
+    elsewhere: list[NDArray[np.float64]] = []
+    lines += cross(rows, "h200_sxm", "b200_sxm", elsewhere) + cross(rows, "b200_sxm", "h200_sxm", elsewhere)
+    known = service_efficiencies()
+    for name in SETTINGS:
+        own = judged([row for row in rows if row["backend"] == name], {name: of_others(name, known)})
+        lines.append(lines_of(f"**{name} by constants of the others**", own))
+    found = judged(rows, known)
     lines.append(lines_of("all, by hardware/service_efficiency.toml, fitted to them", found))
-    for name in SCHEDULES:
+    for name in SETTINGS:
         lines.append(lines_of(f"the same: {name}", [each for each in found if each[0]["backend"] == name]))
+    needed = np.quantile(elsewhere, 0.9, axis=0)
     median = math.exp(float(np.median(np.log(slower[:, 0]))))
+    lines += [
+        "",
+        "Of both intervals elsewhere, nine in ten rows take " + " and ".join(f"{each:.2f}" for each in needed) + ".",
+    ]
     lines += ["", f"Measured times per output token are {median:.1f} times those of the roofline, at the median."]
-    lines += ["", "Furthest off, time per output token:", ""]
-    for row, errors, _ in sorted(found, key=lambda each: -abs(each[1][0]))[:8]:
-        names = ("system", "backend", "weights", "input_tokens", "output_tokens", "concurrency", "tensor_parallel")
-        lines.append(f"- {math.expm1(errors[0]):+.0%} {' '.join(row[name] for name in names)}")
+    names = ("system", "backend", "weights", "input_tokens", "output_tokens", "concurrency", "tensor_parallel")
+    for at, figure in enumerate(("time per output token", "time to first token")):
+        lines += ["", f"Furthest off, {figure}, by the constants in use:", ""]
+        for row, errors, *_ in sorted(found, key=lambda each, at=at: -abs(each[1][at]))[:10]:
+            lines.append(f"- {math.expm1(errors[at]):+.0%} {' '.join(row[name] for name in names)}")
     print("\n".join(lines))
     write_result("published-serving", lines)
 

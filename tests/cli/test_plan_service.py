@@ -34,7 +34,7 @@ def test_a_service_is_planned_for_each_degree_that_divides_the_devices(capsys: p
 
 
 def test_the_plan_prints_rule_and_count_and_both_times_with_intervals(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SERVE, "--on", "2xH100", "--weights", "fp8", "--usd-per-hour", "2"]) == 0
+    assert main([*SERVE, "--on", "2xH200", "--weights", "fp8", "--usd-per-hour", "2"]) == 0
     printed = capsys.readouterr().out
     for text in ("rule", "count", "KV of a sequence", "TTFT", "TPOT", "nine in ten", "$/M tokens", "ridge", " to "):
         assert text in printed

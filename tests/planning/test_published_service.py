@@ -39,7 +39,7 @@ def test_the_constants_in_use_are_within_the_errors_that_they_state(published: A
 def test_constants_found_on_h200_predict_b200(published: Any) -> None:
     rows = published.read_measurements()
     servers = {
-        name: published.fit(name, [row for row in rows if (row["backend"], row["system"]) == (name, "h200_sxm")])
+        name: published.fitted(name, [row for row in rows if (row["backend"], row["system"]) == (name, "h200_sxm")])
         for name in ("vllm", "trtllm")
     }
     errors, held = sizes(published.judged([row for row in rows if row["system"] == "b200_sxm"], servers))

@@ -1,16 +1,25 @@
 import dataclasses
 import math
+import statistics
 
+import numpy as np
 import pytest
 
 from napkin.errors import NapkinError
 from napkin.hardware.cluster import LINK_HOP_SECONDS
 from napkin.hardware.device_file import find_device
-from napkin.hardware.service_efficiency import FITTED, ServiceEfficiency, generation_spread, service_efficiencies
+from napkin.hardware.service_efficiency import (
+    FITTED,
+    Schedule,
+    ServiceEfficiency,
+    generation_spread,
+    service_efficiencies,
+)
 from napkin.model.config import preset
-from napkin.planning.services.replica import Load, Replica, count_work, service_times
+from napkin.planning.services.replica import Replica, count_work, service_times, timeline_of
+from napkin.planning.services.server_schedule import Load
 from napkin.planning.services.service_plan import interval_of
-from oracles.serving_simulation import simulate
+from oracles.serving_simulation import Server, simulate
 
 H100 = find_device("H100")
 IDEAL = ServiceEfficiency(
@@ -26,11 +35,11 @@ IDEAL = ServiceEfficiency(
     collective_seconds=0.0,
     direct_share=1.0,
     ring_share=1.0,
-    burst=1.0,
-    max_batched_tokens=8192,
+    schedule=Schedule(
+        prompts_first=False, cuts_prompts=False, max_batched_tokens=8192, max_running=2048, reserved_output=1.0
+    ),
     memory_share=1.0,
     memory_share_is_of_rest=True,
-    reserves_output=True,
     tpot_factor=1.0,
     ttft_factor=1.0,
 )
@@ -77,65 +86,53 @@ def test_as_many_sequences_fit_as_their_keys_and_values_have_room_beside_the_wei
         service_times(large, Load(1, 10, 10))
 
 
-@pytest.mark.parametrize("server", ["vllm", "trtllm"])
-@pytest.mark.parametrize(("clients", "inputs", "outputs"), [(2, 1024, 128), (16, 1024, 128), (16, 4096, 256)])
-def test_times_in_closed_form_are_those_of_a_simulation_of_each_step(
-    server: str, clients: int, inputs: int, outputs: int
-) -> None:
-    replica = llama(dataclasses.replace(service_efficiencies()[server], burst=1.0))
-    rounds = 6
-    ttft, tpot = simulate(
-        replica.step_seconds,
-        clients=clients,
-        rounds=rounds,
-        inputs=(int(0.8 * inputs), inputs),
-        outputs=(int(0.8 * outputs), outputs),
-        max_batched_tokens=8192,
-    )
-    times = service_times(replica, Load(clients, 0.9 * inputs, 0.9 * outputs, rounds))
-    assert times.time_per_output_token == pytest.approx(tpot, rel=0.03)
-    # What is around a request is not simulated.
-    around = replica.server.request_seconds
-    assert times.time_to_first_token - around == pytest.approx(ttft, rel=0.25)
+@pytest.mark.parametrize("server", ["vllm", "trtllm", "sglang"])
+def test_a_service_has_the_mean_times_of_a_simulation_that_looks_at_every_step(server: str) -> None:
+    replica, load = llama(service_efficiencies()[server]), Load(7, 1024, 64, 4, shortest=0.8)
+    timeline = timeline_of(replica, load)
+    lengths = list(zip(timeline.inputs.tolist(), timeline.outputs.tolist(), strict=True))
+    requests = simulate(Server(replica.server.schedule, replica.step_seconds, 10**9), lengths, clients=7)
+    times = service_times(replica, load)
+    first = statistics.mean((each.first_token or 0.0) - each.sent for each in requests)
+    assert times.time_to_first_token - replica.server.request_seconds == pytest.approx(first)
+    token = statistics.mean((each.end - (each.first_token or 0.0)) / (each.outputs - 1) for each in requests)
+    assert times.time_per_output_token == pytest.approx(token)
 
 
-def test_where_the_cache_holds_fewer_than_are_in_flight_requests_wait_as_long_as_in_a_simulation() -> None:
+def test_one_request_at_a_time_takes_its_prompt_and_then_its_tokens() -> None:
+    replica = llama(dataclasses.replace(IDEAL, request_seconds=0.25))
+    times = service_times(replica, Load(1, 1000, 101))
+    assert times.time_to_first_token == pytest.approx(0.25 + replica.step_seconds(0, 0, 1000, 1000 * 1001 / 2))
+    # The cache has 1,001 to 1,100 tokens meanwhile.
+    assert times.time_per_output_token == pytest.approx(replica.step_seconds(1, 1050.5))
+    assert times.running == pytest.approx(1)
+
+
+def test_steps_are_priced_one_by_one_or_together() -> None:
+    for work in (count_work(preset("llama-3-8b")), count_work(preset("qwen3-30b-a3b"))):
+        replica = Replica(dataclasses.replace(work, window=512, windowed_share=0.5), H100, IDEAL, 2)
+        steps = np.array([[1, 100, 0, 0], [64, 2000, 0, 0], [0, 0, 512, 512 * 513 / 2], [9, 700, 30, 465]], float)
+        together = replica.step_seconds(*steps.T)
+        assert together == pytest.approx([replica.step_seconds(*step) for step in steps])
+
+
+def test_a_cache_for_half_of_the_clients_makes_the_others_wait() -> None:
     replica = dataclasses.replace(llama(service_efficiencies()["trtllm"]), kv="fp8")
-    tokens = (7000, 400)
-    slots = replica.sequences(sum(tokens))
-    clients = slots * 2
-    ttft, tpot = simulate(
-        replica.step_seconds,
-        clients=clients,
-        rounds=4,
-        inputs=(7000, 7000),
-        outputs=(400, 400),
-        max_batched_tokens=8192,
-        slots=slots,
-    )
-    times = service_times(replica, Load(clients, *tokens, 4))
-    assert times.running == slots
-    assert times.waiting > 0.8 * times.time_to_first_token
-    assert times.time_to_first_token == pytest.approx(ttft, rel=0.15)
-    assert times.time_per_output_token == pytest.approx(tpot, rel=0.1)
-
-
-def test_the_steady_state_is_the_limit_of_many_requests_per_client() -> None:
-    replica = llama(service_efficiencies()["vllm"])
-    steady, long = (service_times(replica, Load(64, 1024, 256, rounds)) for rounds in (math.inf, 1e6))
-    assert long.time_to_first_token == pytest.approx(steady.time_to_first_token, rel=1e-3)
-    assert long.time_per_output_token == pytest.approx(steady.time_per_output_token, rel=1e-3)
-    few = service_times(replica, Load(64, 1024, 256, 2))
-    assert few.time_to_first_token > steady.time_to_first_token
+    slots = replica.sequences(7400)
+    times = service_times(replica, Load(slots * 2, 7000, 400, 4))
+    assert times.running <= slots
+    assert times.waiting > 0.7 * times.time_to_first_token
 
 
 def test_intervals_are_wider_where_nothing_was_measured() -> None:
     vllm = service_efficiencies()["vllm"]
     load = Load(64, 1024, 256)
-    measured = interval_of(dataclasses.replace(llama(vllm), weights="fp8"), load)
+    known = dataclasses.replace(llama(vllm), weights="fp8", device=find_device("H200"))
+    measured = interval_of(known, load, timeline_of(known, load))
     assert (measured.tpot, measured.ttft, measured.measured) == (vllm.tpot_factor, vllm.ttft_factor, True)
-    for other in (llama(vllm), dataclasses.replace(llama(vllm), device=find_device("A100"))):
-        unknown = interval_of(other, load)
+    experts = dataclasses.replace(known, work=count_work(preset("qwen3-30b-a3b")))
+    for other in (llama(vllm), dataclasses.replace(known, device=find_device("H100")), experts):
+        unknown = interval_of(other, load, timeline_of(other, load))
         assert not unknown.measured
         assert unknown.tpot > measured.tpot
         assert unknown.ttft > measured.ttft
@@ -145,10 +142,20 @@ def test_an_interval_of_one_uncertain_constant_is_that_constants_own(monkeypatch
     # All seconds are in the weights' bytes: by as much as their bandwidth is off, the time is.
     spread = dict.fromkeys(FITTED, 0.0) | {"weight_share": 0.2}
     monkeypatch.setattr("napkin.planning.services.service_plan.generation_spread", lambda: spread)
-    found = interval_of(llama(), Load(1, 1, 1))
+    load = Load(1, 1, 1)
+    found = interval_of(llama(), load, timeline_of(llama(), load))
     assert found.tpot == pytest.approx(math.exp(1.645 * 0.2), rel=0.01)
 
 
 def test_every_constant_has_a_spread_between_generations() -> None:
     assert set(generation_spread()) == set(FITTED)
     assert all(0 <= spread < 1 for spread in generation_spread().values())
+
+
+def test_a_generation_that_was_measured_has_constants_of_its_own() -> None:
+    vllm = service_efficiencies()["vllm"]
+    hopper, blackwell, ampere = (vllm.on(find_device(name)) for name in ("H100", "GB200", "A100"))
+    assert set(vllm.generations) == {"9.0", "10.0"}
+    assert hopper.weight_share == vllm.generations["9.0"]["weight_share"] != blackwell.weight_share
+    assert ampere == vllm
+    assert all(set(values) == set(FITTED) for values in vllm.generations.values())

@@ -146,8 +146,10 @@ def test_times_of_a_plan_are_those_of_its_simulation() -> None:
         ({"tensor": 2}, "tensor is 2, which napkin's own engine does not have: use 1"),
         ({"input_tokens": 120}, r"120 \+ 9 tokens are more than the model's context of 128"),
         ({"rate": 1.0}, "give one of them"),
-        ({"concurrency": None, "on": "H100"}, "give concurrency"),
-        ({"rate": 2.0, "on": "H100"}, "rate is 2.0, which is planned on this machine alone"),
+        ({"concurrency": None, "on": "H100"}, "give one of them"),
+        ({"rate": 2.0, "on": "H100"}, "give one of them"),
+        ({"cache_bytes": 2, "on": "H100"}, "cache_bytes is 2, which is planned on this machine alone"),
+        ({"shortest": 0.5}, "shortest is 0.5, which napkin's own engine does not have"),
     ],
 )
 def test_what_this_machine_or_devices_cannot_be_planned_for_is_refused(changes: dict, says: str) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from napkin.errors import NapkinError, suggestion
 from napkin.hardware.ceilings import efficiencies
+from napkin.hardware.device import Device
 from napkin.toml_files import packaged_toml
 
 _Share = Annotated[float, msgspec.Meta(gt=0, le=2)]
@@ -25,6 +26,24 @@ HOST_SPREAD = 0.3
 """Standard deviation of the logarithm of what a server's own code takes on another host. Assumed."""
 REQUEST_SPREAD = 0.5
 """Standard deviation of the logarithm of what is around a request: HTTP, tokenizing, the client. Assumed."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a server composes its steps, by its default settings."""
+
+    prompts_first: bool
+    """True if prompts are computed in steps of their own, for which sequences that are generated wait; else a step
+    has both."""
+    cuts_prompts: bool
+    """True if a step computes a part of a prompt, where the whole does not fit."""
+    max_batched_tokens: Annotated[int, msgspec.Meta(gt=0)]
+    """Tokens that one step computes at most, if the server is not told otherwise."""
+    max_running: Annotated[int, msgspec.Meta(gt=0)]
+    """Sequences that are computed at a time."""
+    reserved_output: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    """Share of the tokens to be generated that must have room in the cache where a request is admitted. Below 1, one
+    that came late gives its place back when the cache is full, and is computed again."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +71,16 @@ class ServiceEfficiency:
     """Seconds of a request until its first token arrives, apart from the steps that it waits for: HTTP, tokenizing."""
     collective_seconds: _NotNegative
     """Seconds of an all-reduce of few bytes."""
-    direct_share: _Share
+    direct_share: Annotated[float, msgspec.Meta(gt=0, le=4)]
     """Fraction of what collectives reach in training (`Efficiency.link_share`) that an all-reduce reaches in which
-    each rank sends all its bytes to each other rank."""
+    each rank sends all its bytes to each other rank; above 1 where they are sent once, and summed in the switch."""
     ring_share: _Share
     """The same fraction of an all-reduce of many bytes, in two parts: reduce-scatter and all-gather."""
-    burst: _NotNegative
-    """Factor of the wait for the prompts of requests that come at the same time."""
-    max_batched_tokens: Annotated[int, msgspec.Meta(gt=0)]
-    """Tokens that one step computes at most, if the server is not told otherwise."""
+    schedule: Schedule
     memory_share: _Share
     """Fraction of the memory that is used."""
     memory_share_is_of_rest: bool
     """True if that is a fraction of what the weights leave, not of all memory."""
-    reserves_output: bool
-    """True if a request is admitted only when all its output tokens have room, so that none is preempted."""
     tpot_factor: _Factor
     """Nine in ten published times per output token are within this factor."""
     ttft_factor: _Factor
@@ -77,10 +91,19 @@ class ServiceEfficiency:
     """Median relative error of the time per output token."""
     ttft_residual: float | None = None
     """Median relative error of the time to first token."""
-    compute_capabilities: tuple[tuple[int, int], ...] = field(default=())
-    """NVIDIA's numbers of the generations that were measured."""
+    devices: tuple[str, ...] = field(default=())
+    """Names of the devices that were measured."""
     formats: tuple[str, ...] = field(default=())
     """Formats of weights that were measured."""
+    generations: dict[str, dict[str, float]] = field(default_factory=dict, hash=False)
+    """Constants that were fitted to the devices of one generation alone, by NVIDIA's number of the generation: those of
+    all devices stand above."""
+
+    def on(self, device: Device) -> "ServiceEfficiency":
+        """The constants of a device's generation; those of all where it was not measured."""
+        capability = device.compute_capability
+        name = "" if capability is None else ".".join(map(str, capability))
+        return dataclasses.replace(self, **self.generations.get(name, {}))
 
 
 @functools.cache
@@ -89,18 +112,18 @@ def service_efficiencies() -> dict[str, ServiceEfficiency]:
     return packaged_toml("napkin.hardware", "service_efficiency.toml", dict[str, ServiceEfficiency])
 
 
-def efficiency_of_server(server: str) -> ServiceEfficiency:
-    """The constants of a server by its name.
+def efficiency_of_server(server: str, device: Device) -> ServiceEfficiency:
+    """The constants of a server by its name, on a device.
 
     Raises NapkinError for a server without constants.
     """
     known = service_efficiencies()
     if server not in known:
         raise NapkinError(f"{server!r} is not a server with measurements: {suggestion(server, known)}")
-    return known[server]
+    return known[server].on(device)
 
 
-FITTED = tuple(each.name for each in dataclasses.fields(ServiceEfficiency))[:13]
+FITTED = tuple(each.name for each in dataclasses.fields(ServiceEfficiency))[:12]
 """Names of the constants that are fitted."""
 
 
@@ -129,5 +152,4 @@ def generation_spread() -> dict[str, float]:
         "collective_seconds": between("hop_factor"),
         "direct_share": link,
         "ring_share": link,
-        "burst": 0.0,
     }

@@ -28,10 +28,15 @@ class ServiceOptions(RecipeOptions, JsonOption):
     machine, whose steps are timed."""
     concurrency: int = 64
     """Requests in flight: as one ends, the next comes."""
+    rate: float | None = None
+    """Requests per second at random moments, in place of a constant number in flight."""
     input_tokens: int = 1024
     """Tokens of each prompt."""
     output_tokens: int = 256
     """Tokens that each request generates."""
+    shortest: float = 1.0
+    """On devices, lengths are drawn evenly between this share of those stated and those stated. Requests of one length
+    whose first come together stay together, and wait for each other's prompts."""
     server: Literal["auto", "vllm", "trtllm", "sglang"] = "auto"
     """The server whose measured constants are taken; auto is vllm on devices, napkin's own engine on this machine."""
     weights: Literal["bf16", "fp8", "fp8_block", "nvfp4"] = "bf16"
@@ -43,7 +48,7 @@ class ServiceOptions(RecipeOptions, JsonOption):
     """Devices that divide the matrices of a replica; None compares all degrees."""
     requests_per_client: int | None = None
     """How many requests each client sends, in a measurement that the plan is compared with: the first of all come at
-    the same time. None is the steady state; on this machine 4 are simulated."""
+    the same time. None is the state after the first; on this machine 4 are simulated."""
     usd_per_hour: float | None = None
     """Price of one device; None is the catalogue's, if it has one."""
 
@@ -56,7 +61,9 @@ def main(options: ServiceOptions, _: RecipeSource) -> None:
         plan = plan_service(
             options.recipe.model,
             options.on,
-            concurrency=options.concurrency,
+            concurrency=options.concurrency if options.rate is None else None,
+            rate=options.rate,
+            shortest=options.shortest,
             input_tokens=options.input_tokens,
             output_tokens=options.output_tokens,
             server=None if options.server == "auto" else options.server,
@@ -95,17 +102,17 @@ def print_service(plan: "ServicePlan") -> None:
         "bytes are of one device, sequences of one replica, tokens (those generated) and dollars of all devices",
         style="dim",
     )
-    for degree in plan.degrees:
-        if (simulation := degree.simulation) is not None:
-            say()
-            rows = [
-                (name, *(format_seconds(of(percent)) for percent in (50, 90, 99)))
-                for name, of in (
-                    ("time to first token", simulation.first_token),
-                    ("time per output token", simulation.per_token),
-                )
-            ]
-            print_table(("", "median", "90%", "99%"), rows, align="lrrr")
+    if plan.best is not None and (simulation := plan.best.simulation) is not None:
+        say()
+        rows = [
+            (name, *(format_seconds(of(percent)) for percent in (50, 90, 99)))
+            for name, of in (
+                ("time to first token", simulation.first_token),
+                ("time per output token", simulation.per_token),
+            )
+        ]
+        print_table((f"tensor {plan.best.tensor}", "median", "90%", "99%"), rows, align="lrrr")
+        if cluster is None:
             say("steps were timed, their schedule simulated", style="dim")
     if plan.best is not None:
         for line in _remarks(plan, plan.best):
@@ -176,11 +183,13 @@ def _remarks(plan: "ServicePlan", best: "ServiceDegree") -> Iterator[str]:
         if degree.reason is not None:
             yield f"tensor {degree.tensor}: {degree.reason}"
     for degree in plan.fitting:
-        if degree.times is not None and degree.times.waiting and plan.load.concurrency is not None:
-            running, held = degree.times.running, plan.load.concurrency / degree.replicas
-            room = "have room in the cache" if plan.cluster else "are computed at a time"
+        held = (plan.load.concurrency or 0) / degree.replicas
+        if degree.times is None:
+            continue
+        if held > (degree.sequences if plan.cluster else degree.times.running):
+            running = format_three_digits(degree.times.running)
             yield (
-                f"tensor {degree.tensor}: {running:g} of {held:g} requests per replica {room}; the "
+                f"tensor {degree.tensor}: {running} of {held:g} requests per replica are computed at a time; the "
                 f"others wait, {format_seconds(degree.times.waiting)} on the average"
             )
     if best.interval is not None and not best.interval.measured:

@@ -15,8 +15,9 @@ import functools
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -31,6 +32,7 @@ from napkin.hardware.target import CudaTarget
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import ContiguousCache
 from napkin.model.transformer import Transformer
+from napkin.planning.services.server_schedule import Load, Timeline, simulate_schedule
 
 TRACED_TOKENS = 512
 """Tokens of the traced prompt, and in the cache of the longer of two decode steps: FLOPs of products grow with the
@@ -81,11 +83,11 @@ class ServiceWork:
         seen = self.window * (self.window + 1) / 2 + (tokens - self.window) * self.window
         return self.windowed_share * seen + (1 - self.windowed_share) * everything
 
-    def kept(self, context: float) -> float:
+    def kept(self, context: Any) -> Any:
         """Tokens in the cache of a sequence of so many tokens; the mean of blocks with and without the window."""
         if self.window is None:
             return context
-        return self.windowed_share * min(context, self.window) + (1 - self.windowed_share) * context
+        return self.windowed_share * np.minimum(context, self.window) + (1 - self.windowed_share) * context
 
     def prefill_flops(self, tokens: float) -> float:
         """FLOPs of a prompt: all positions through the blocks, the last through the head."""
@@ -96,13 +98,13 @@ class ServiceWork:
         per_token = 2 * (self.block_weights + self.head_weights) + self.pair_flops * self.kept(context)
         return sequences * per_token
 
-    def weights_read(self, tokens: float) -> float:
+    def weights_read(self, tokens: Any) -> Any:
         """Numbers of the blocks' matrices that a step of so many tokens reads: of experts, those that any token chose,
         if each is as likely as another."""
         if not self.n_experts:
             return float(self.block_weights)
         all_experts = self.expert_weights * self.n_experts / self.experts_per_token
-        chosen = 1 - (1 - self.experts_per_token / self.n_experts) ** max(1.0, tokens)
+        chosen = 1 - (1 - self.experts_per_token / self.n_experts) ** np.maximum(1.0, tokens)
         return self.block_weights - self.expert_weights + all_experts * chosen
 
 
@@ -208,10 +210,6 @@ PRODUCT_FORMATS: dict[WeightFormat, str] = {"bf16": "bf16", "fp8": "fp8", "fp8_b
 OTHER_BYTES = {"rest": 2_000_000_000, "all": 5_000_000_000}
 """Bytes of a device beside weights and cache: activations, graphs, collectives' buffers. Where a server uses a share
 of all memory, as vLLM, they and the CUDA context are a part of that. Approximate."""
-CORNER = 3
-"""Exponent of the mean of a product's two bounds: near the ridge it takes a quarter longer than either."""
-MOST_BUSY = 0.9
-"""Up to which share of steps with prompts the wait for them is that of an open queue."""
 
 
 @dataclass(frozen=True)
@@ -268,15 +266,16 @@ class Replica:
         head = 2.0 * self.work.head_weights
         return (read + head) / self.tensor + sequences * self.work.kept(context) * self.kv_token_bytes
 
-    def step_seconds(self, sequences: float, context: float, prompt_tokens: float = 0.0, pairs: float = 0.0) -> float:
+    def step_seconds(self, sequences: Any, context: Any, prompt_tokens: Any = 0.0, pairs: Any = 0.0) -> Any:
         """Seconds of a step of one token for each of `sequences`, each with `context` tokens in the cache, and of
-        prompts of `prompt_tokens` in all, whose queries and keys make `pairs`."""
+        prompts of `prompt_tokens` in all, whose queries and keys make `pairs`: of numbers, or arrays of steps."""
         work, server, tensor = self.work, self.server, self.tensor
         tokens = sequences + prompt_tokens
         bandwidth = self.device.memory_bandwidth
         weights = work.weights_read(tokens) * WEIGHT_BYTES[self.weights] / tensor / (bandwidth * server.weight_share)
+        # The cubic mean of both bounds: near the ridge a product takes a quarter longer than either.
         flops = 2 * work.block_weights * tokens / tensor / (self.product_peak * server.product_share)
-        products = (weights**CORNER + flops**CORNER) ** (1 / CORNER)
+        products = np.cbrt(weights * weights * weights + flops * flops * flops)
         head = 2 * work.head_weights / tensor / (bandwidth * server.weight_share)
         cache = sequences * work.kept(context) * self.kv_token_bytes / (bandwidth * server.kv_share)
         attention = work.pair_flops * pairs / tensor / (self._attention_peak * server.attention_share)
@@ -302,7 +301,7 @@ class Replica:
             raise NapkinError(f"{device.name}: its link's bandwidth is not known, so that --tensor can only be 1")
         return efficiency_of(device).link_share * link
 
-    def _collectives_seconds(self, tokens: float) -> float:
+    def _collectives_seconds(self, tokens: Any) -> Any:
         """Two all-reduces per layer of the residual stream of all tokens, in bf16: of few bytes each rank sends to each
         other at once, of many in a ring of two rounds."""
         if self.tensor == 1:
@@ -311,7 +310,11 @@ class Replica:
         message = 2 * self.work.d_model * tokens
         direct = (ranks - 1) * message / (self._link_bandwidth * server.direct_share)
         ring = 2 * (ranks - 1) / ranks * message / (self._link_bandwidth * server.ring_share)
-        return 2 * self.work.n_layers * (server.collective_seconds + min(direct, 3 * server.collective_seconds + ring))
+        return (
+            2
+            * self.work.n_layers
+            * (server.collective_seconds + np.minimum(direct, 3 * server.collective_seconds + ring))
+        )
 
 
 def sixteen_bits(device: Device) -> str:
@@ -320,85 +323,56 @@ def sixteen_bits(device: Device) -> str:
 
 
 @dataclass(frozen=True)
-class Load:
-    """Requests of one size, of which a constant number is in flight: as one ends, the next comes."""
-
-    concurrency: float
-    input_tokens: float
-    output_tokens: float
-    requests_per_client: float = math.inf
-    """Number of requests that each client sends, one after another; the first of all clients come at the same time,
-    and the fewer there are, the more of all requests are those. Infinity is the steady state."""
-    max_batched_tokens: int | None = None
-    """Tokens that one step computes at most; None is the server's."""
-    batch_wait_steps: int = 0
-    """Steps that a request waits for others to be prefilled with (TensorRT-LLM's batch_wait_timeout_iters)."""
-
-
-@dataclass(frozen=True)
 class ServiceTimes:
-    """The latencies of requests of a steady load, in seconds, and their parts."""
+    """Mean latencies of the requests of a load, in seconds, and their parts."""
 
     time_to_first_token: float
     time_per_output_token: float
     running: float
-    """Sequences that are generated at a time: fewer than are in flight where the cache holds no more."""
+    """Mean number of sequences that are generated at a time."""
     decode_step: float
     """Seconds of a step without a prompt."""
-    prefill: float
-    """Seconds that one prompt adds."""
     waiting: float
-    """Seconds of the time to first token that pass until there is room in the cache."""
+    """Mean seconds until a request is among those that are computed."""
     busy: float
     """Fraction of the time in which prompts are computed."""
 
 
 def service_times(replica: Replica, load: Load) -> ServiceTimes:
-    """Mean times of requests under a load, in closed form.
-
-    Each of the other requests in flight is prefilled once while one is generated, and its prompt delays one step:
-    TPOT = decode step + (running - 1) · prefill / (output tokens - 1). TTFT = the rest of the step that is running +
-    one's own prefill + those that came just before (a queue with constant service, Pollaczek & Khinchine) + the wait
-    for the cache, where it holds fewer sequences than are in flight.
+    """Times of the requests of a load, by simulation of the server's schedule.
 
     Raises NapkinError where not one sequence fits.
     """
-    server, inputs, outputs = replica.server, load.input_tokens, load.output_tokens
-    held = inputs + (outputs if server.reserves_output else outputs / 2)
-    # Fewer fit at their longest than on the average: the server then evicts one now and then.
-    slots = replica.sequences(held)
-    if replica.sequences(inputs + outputs) < 1:
+    return times_of(replica, load, timeline_of(replica, load))
+
+
+def timeline_of(replica: Replica, load: Load) -> Timeline:
+    """The steps of a replica under a load.
+
+    Raises NapkinError where not one sequence fits.
+    """
+    tokens = load.input_tokens + load.output_tokens
+    if replica.sequences(tokens) < 1:
         raise NapkinError(
-            f"{replica.device.name}: a sequence of {inputs + outputs:,.0f} tokens does not fit beside the weights: use "
-            "more ranks of tensor or narrower weights"
+            f"{replica.device.name}: a sequence of {tokens:,.0f} tokens does not fit beside the weights: use more "
+            "ranks of tensor or narrower weights"
         )
-    running = min(load.concurrency, float(slots))
-    context = inputs + outputs / 2
-    decode = replica.step_seconds(running, context)
-    budget = load.max_batched_tokens or server.max_batched_tokens
-    # Sequences take part in each step with one token of it.
-    at_once, steps = min(inputs, budget), max(1.0, inputs / budget)
+    # With a window, a sequence keeps fewer tokens than it has.
+    per_token = replica.kv_token_bytes * replica.work.kept(tokens) / tokens
+    cache_tokens = max(tokens, replica.kv_pool_bytes / per_token)
+    return simulate_schedule(load, replica.server.schedule, cache_tokens, replica.work.pairs, replica.step_seconds)
 
-    def added(prompts: float) -> float:
-        """Seconds that so many prompts together add to the steps that compute them, per prompt."""
-        pairs = prompts * replica.work.pairs(inputs) / steps
-        return (replica.step_seconds(running, context, prompts * at_once, pairs) - decode) * steps / prompts
 
-    prefill = added(1)
-    rounds = load.requests_per_client
-    per_token = decode + (running - 1) * prefill * (1 - 0.5 / rounds) / max(1.0, outputs - 1)
-    generation = per_token * outputs
-    busy = running * prefill / (generation + prefill)
-    crowd = min(MOST_BUSY, busy)
-    queue = crowd * prefill / (2 * (1 - crowd))
-    rest = (crowd * prefill + (1 - crowd) * decode) / 2
-    together = max(1.0, min(float(budget // inputs), running))
-    burst = server.burst * added(together) * (running - 1) / 2 / rounds
-    # The wait for the cache, in times of a generation: as many wait as have no room, until the last requests have come;
-    # then the queue empties evenly.
-    steady = max(0.0, load.concurrency / running - 1)
-    if not math.isinf(rounds):
-        steady *= ((rounds - 1) + (1 - running / load.concurrency) / 2) / rounds
-    waiting = steady * generation
-    first = server.request_seconds + rest + queue + prefill + decode + burst + load.batch_wait_steps * decode
-    return ServiceTimes(first + waiting, per_token, running, decode, prefill, waiting, busy)
+def times_of(replica: Replica, load: Load, timeline: Timeline) -> ServiceTimes:
+    """Price the steps of a load, and take the means over its requests."""
+    served = timeline.priced(replica.step_seconds)
+    weights = load.weights(timeline.wave)
+    around = replica.server.request_seconds
+    return ServiceTimes(
+        float(np.average(served.first_token, weights=weights)) + around,
+        float(np.average(served.per_token, weights=weights)),
+        running=served.running,
+        decode_step=float(replica.step_seconds(served.running, load.input_tokens + load.output_tokens / 2)),
+        waiting=float(np.average(served.waiting, weights=weights)),
+        busy=served.in_prompts / served.seconds,
+    )

@@ -1,8 +1,8 @@
 """Plan a service: what it takes to serve a model under a load, on a catalogue's devices or on this machine.
 
-On devices there is a degree for each number of tensor ranks, whose times are mean values in closed form; how far off
-they may be, in nine cases of ten, is `interval_of`'s. On this machine there is one: steps of napkin's own engine are
-timed and its schedule is simulated, which gives percentiles, too.
+On devices there is a degree for each number of tensor ranks: the schedule of a server is simulated with the seconds of
+its steps. How far off the mean times may be, in nine cases of ten, is `interval_of`'s. On this machine there is one
+degree: steps of napkin's own engine are timed and its schedule is simulated.
 """
 
 import dataclasses
@@ -20,31 +20,36 @@ from napkin.errors import NapkinError
 from napkin.hardware.cluster import Cluster, find_cluster
 from napkin.hardware.service_efficiency import FITTED, efficiency_of_server, generation_spread
 from napkin.inference.paged_cache import bytes_per_token
-from napkin.inference.service_load import ServiceLoad
+from napkin.inference.service_load import Served, ServiceLoad
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.planning.services.replica import (
     KV_BYTES,
     WEIGHT_BYTES,
     KVFormat,
-    Load,
     Replica,
     ServiceTimes,
     ServiceWork,
     WeightFormat,
     count_work,
-    service_times,
     sixteen_bits,
+    timeline_of,
+    times_of,
 )
+from napkin.planning.services.server_schedule import Load, Timeline
 from napkin.planning.services.this_machine import Simulation, probe_steps, simulate_engine
 from napkin.units import format_bytes, format_seconds
 
-# On the generations and with the formats that a server's constants were fitted to: what held nine in ten of those
+# On the devices and with the formats that a server's constants were fitted to: what held nine in ten of those
 # measurements. Elsewhere each constant may differ as generations do: the time moves by its sensitivity to each, times
 # their spread, all independent (propagation of uncertainty, first order).
 
 NINE_IN_TEN = 1.645
 """Standard deviations on either side that hold nine in ten of a normal distribution."""
+FIRST_TOKEN_SPREAD = 1.28
+"""Factor with which the intervals of the time to first token hold nine in ten rows of a system whose rows no constant
+was fitted to; those of the time per output token hold as many as they are (0.95). `benchmarks/published_serving.py`
+prints both."""
 _STEP = 0.01
 
 
@@ -55,27 +60,27 @@ class ServiceInterval:
     tpot: float
     ttft: float
     measured: bool
-    """True if such a device generation and number format was measured."""
+    """True if such a device was measured with weights in this format, and without experts."""
 
 
-def interval_of(replica: Replica, load: Load) -> ServiceInterval:
-    """The factors of one replica under a load."""
+def interval_of(replica: Replica, load: Load, timeline: Timeline) -> ServiceInterval:
+    """The factors of one replica under a load, whose steps are `timeline`."""
     server = replica.server
-    known = replica.weights in server.formats
-    if known and replica.device.compute_capability in server.compute_capabilities:
+    known = replica.weights in server.formats and not replica.work.n_experts
+    if known and replica.device.name in server.devices:
         return ServiceInterval(server.tpot_factor, server.ttft_factor, measured=True)
     tpot, ttft = 0.0, 0.0
-    at = service_times(replica, load)
+    at = times_of(replica, load, timeline)
     for name in FITTED:
         spread = generation_spread()[name]
         if spread:
             moved = dataclasses.replace(server, **{name: getattr(server, name) * math.exp(_STEP)})
-            there = service_times(dataclasses.replace(replica, server=moved), load)
+            there = times_of(dataclasses.replace(replica, server=moved), load, timeline)
             tpot += (math.log(there.time_per_output_token / at.time_per_output_token) / _STEP * spread) ** 2
             ttft += (math.log(there.time_to_first_token / at.time_to_first_token) / _STEP * spread) ** 2
     return ServiceInterval(
         math.exp(math.hypot(math.log(server.tpot_factor), NINE_IN_TEN * math.sqrt(tpot))),
-        math.exp(math.hypot(math.log(server.ttft_factor), NINE_IN_TEN * math.sqrt(ttft))),
+        math.exp(FIRST_TOKEN_SPREAD * math.hypot(math.log(server.ttft_factor), NINE_IN_TEN * math.sqrt(ttft))),
         measured=False,
     )
 
@@ -84,6 +89,8 @@ SERVER = "vllm"
 """Whose constants are taken if no server is named: that of most measurements across formats, after TensorRT-LLM."""
 REQUESTS_PER_CLIENT = 4
 """Requests that are simulated for each client, if nobody says how many."""
+REQUESTS_OF_RATE = 1000
+"""Requests that come by a rate, if nobody says how many."""
 PREFILL_CHUNK = 512
 _BLOCK = 16
 """Tokens per block of the engine, as it is served."""
@@ -119,7 +126,7 @@ class ServiceDegree:
     """If both times are as long, or as short, as their intervals say."""
     reason: str | None = None
     simulation: Simulation | None = None
-    """The times of each request, on this machine."""
+    """The times of each simulated request."""
 
     @property
     def decode_intensity(self) -> float:
@@ -206,13 +213,13 @@ class ServicePlan(Summary):
         load = self.load
         if isinstance(load, ServiceLoad):
             return None if load.concurrency is None else load.requests / load.concurrency
-        return None if math.isinf(load.requests_per_client) else load.requests_per_client
+        return None if load.concurrency is None or math.isinf(load.requests_per_client) else load.requests_per_client
 
     @property
     def requests(self) -> str:
         load = self.load
         sizes = f"requests of {load.input_tokens:g} + {load.output_tokens:g} tokens"
-        if isinstance(load, ServiceLoad) and load.rate is not None:
+        if load.rate is not None:
             return f"{load.rate:g} {sizes} per second"
         return f"{load.concurrency:g} concurrent {sizes}"
 
@@ -249,6 +256,7 @@ def plan_service(
     requests_per_client: int | None = None,
     requests: int | None = None,
     rate: float | None = None,
+    shortest: float = 1.0,
     seed: int = 0,
     cache_bytes: int | None = None,
     max_running: int = 16,
@@ -258,16 +266,17 @@ def plan_service(
 
     `on` names accelerators, such as "8xH100"; None is napkin's own engine on this machine, where a model itself is
     timed, and of a config one with random weights in bf16. `concurrency` requests are in flight: as one ends, the next
-    comes. Each client sends `requests_per_client`, by default so many that the state is steady.
+    comes. Each client sends `requests_per_client`, by default so many that the state is steady. Without `concurrency`
+    requests come at random moments, `rate` per second, drawn with `seed`, `requests` in all.
 
     On accelerators, `server` is whose constants are taken, "vllm" by default, "trtllm" or "sglang". `weights` is the
     format of the blocks' matrices; embedding and head are in bf16. `kv` is that of the cache, by default fp8 for
     narrower weights. `tensor` are the ranks of a replica; None compares all that divide the devices and the heads.
-    `usd_per_hour` is of one device, by default the catalogue's.
+    `usd_per_hour` is of one device, by default the catalogue's. Lengths of requests are drawn evenly between `shortest`
+    times those stated and those stated: requests of one length, whose first come together, stay together.
 
-    On this machine `kv` may be "int8", clients send 4 requests by default, or `requests` are sent in all, and without
-    `concurrency` they come at random moments, `rate` per second, drawn with `seed`. `cache_bytes` are the memory of the
-    cache, by default for what is running at its longest, of at most `max_running` sequences.
+    On this machine `kv` may be "int8", clients send 4 requests by default, or `requests` are sent in all. `cache_bytes`
+    are the memory of the cache, by default for what is running at its longest, of at most `max_running` sequences.
 
     Raises NapkinError for sizes below 1, unknown devices, formats or servers, a format that the devices lack, and what
     this machine has no memory for.
@@ -277,6 +286,7 @@ def plan_service(
         ("input_tokens", input_tokens),
         ("output_tokens", output_tokens),
         ("requests_per_client", requests_per_client),
+        ("requests", requests),
     ):
         if value is not None and not 1 <= value <= _MOST:
             raise NapkinError(f"{name} is {value:,}: use a number from 1 to {_MOST:,}")
@@ -288,6 +298,7 @@ def plan_service(
             ("weights", weights, ("bf16",)),
             ("kv", kv, ("bf16", "int8")),
             ("tensor", tensor, (1,)),
+            ("shortest", shortest, (1.0,)),
         ):
             if value is not None and value not in possible:
                 known = " or ".join(map(str, possible))
@@ -305,12 +316,18 @@ def plan_service(
             seed=seed,
         )
         return _plan_here(model, load, kv == "int8", cache_bytes, max_running, usd_per_hour, progress)
-    for name, value in (("rate", rate), ("requests", requests), ("cache_bytes", cache_bytes)):
-        if value is not None:
-            raise NapkinError(f"{name} is {value}, which is planned on this machine alone: leave out {name}, or on")
-    if concurrency is None:
-        raise NapkinError("a service on devices is planned for a constant number of requests: give concurrency")
-    load = Load(concurrency, input_tokens, output_tokens, requests_per_client or math.inf)
+    if cache_bytes is not None:
+        raise NapkinError(f"cache_bytes is {cache_bytes}, which is planned on this machine alone: leave it out, or on")
+    load = Load(
+        concurrency,
+        input_tokens,
+        output_tokens,
+        requests_per_client or math.inf,
+        shortest=shortest,
+        rate=rate,
+        requests=requests or REQUESTS_OF_RATE,
+        seed=seed,
+    )
     config = model.config if isinstance(model, Transformer) else model
     return _plan_on_devices(config, find_cluster(on), load, server or SERVER, weights, kv, tensor, usd_per_hour)
 
@@ -367,7 +384,6 @@ def _plan_here(
         statistics.mean(each.time_per_output_token for each in found.served),
         running=running,
         decode_step=steps.decode_seconds(running, context),
-        prefill=found.busy * found.seconds / load.requests,
         waiting=found.waiting,
         busy=found.busy,
     )
@@ -420,7 +436,7 @@ def _plan_on_devices(
     kv = kv or ("bf16" if weights == "bf16" else "fp8")
     if kv not in KV_BYTES:
         raise NapkinError(f"kv is {kv}, with which {server} was not measured: use {' or '.join(KV_BYTES)}")
-    constants, price = efficiency_of_server(server), cluster.device.price
+    constants, price = efficiency_of_server(server, cluster.device), cluster.device.price
     usd_per_hour = usd_per_hour if usd_per_hour is not None else price.usd_per_hour if price else None
     work = count_work(model)
     one = Replica(work, cluster.device, constants, 1, weights, kv)
@@ -465,18 +481,27 @@ def _plan_on_devices(
 def _degree(replica: Replica, load: Load, cluster: Cluster, usd_per_hour: float | None) -> ServiceDegree:
     replicas = cluster.n_devices // replica.tensor
     # Where there are fewer requests than replicas, the others are idle.
-    own = dataclasses.replace(load, concurrency=max(1.0, load.concurrency / replicas))
+    own = load
+    if load.rate is not None:
+        own = dataclasses.replace(load, rate=load.rate / replicas, requests=-(-load.requests // replicas))
+    elif load.concurrency is not None:
+        own = dataclasses.replace(load, concurrency=max(1.0, load.concurrency / replicas))
     longest, context = load.input_tokens + load.output_tokens, load.input_tokens + load.output_tokens / 2
-    times = interval = rate = rates = reason = None
+    times = interval = rate = rates = reason = simulation = None
     try:
-        times = service_times(replica, own)
-        interval = interval_of(replica, own)
-        rate = _tokens_per_second(load, times)
-        slow, fast = (interval.ttft, interval.tpot), (1 / interval.ttft, 1 / interval.tpot)
-        rates = (_tokens_per_second(load, times, *slow), _tokens_per_second(load, times, *fast))
+        timeline = timeline_of(replica, own)
+        times = times_of(replica, own, timeline)
+        simulation = _simulation_of(replica, own, timeline)
+        interval = interval_of(replica, own, timeline)
+        if load.concurrency is None:
+            rate = replicas * simulation.tokens_per_second
+        else:
+            rate = _tokens_per_second(load, times)
+            slow, fast = (interval.ttft, interval.tpot), (1 / interval.ttft, 1 / interval.tpot)
+            rates = (_tokens_per_second(load, times, *slow), _tokens_per_second(load, times, *fast))
     except NapkinError as error:
         reason = str(error)
-    running = times.running if times else own.concurrency
+    running = times.running if times else own.concurrency or 1.0
     usd = 1e6 * cluster.n_devices * usd_per_hour / 3600 / rate if rate and usd_per_hour else None
     return ServiceDegree(
         tensor=replica.tensor,
@@ -493,11 +518,22 @@ def _degree(replica: Replica, load: Load, cluster: Cluster, usd_per_hour: float 
         usd_per_million_tokens=usd,
         tokens_per_second_interval=rates,
         reason=reason,
+        simulation=simulation,
     )
+
+
+def _simulation_of(replica: Replica, load: Load, timeline: Timeline) -> Simulation:
+    """The latencies of each request, those of the start and the end left out where the state is steady."""
+    found, counts = timeline.priced(replica.step_seconds), load.weights(timeline.wave) > 0
+    around = replica.server.request_seconds
+    lines = zip(found.first_token[counts] + around, found.per_token[counts], timeline.outputs[counts], strict=True)
+    served = tuple(Served(float(first), float(token), int(outputs)) for first, token, outputs in lines)
+    return Simulation(served, found.seconds, float(found.waiting[counts].mean()), found.in_prompts / found.seconds)
 
 
 def _tokens_per_second(load: Load, times: ServiceTimes, ttft: float = 1.0, tpot: float = 1.0) -> float:
     """Output tokens of all clients, each of which has one request in flight (Little's law); with factors of both
     times."""
+    assert load.concurrency is not None
     request = ttft * times.time_to_first_token + (load.output_tokens - 1) * tpot * times.time_per_output_token
     return load.concurrency * load.output_tokens / request
