@@ -96,9 +96,9 @@ def test_this_machine_serves_a_small_model_with_the_engine(capsys: pytest.Captur
     assert here["kv_bytes_per_sequence"] == 2 * 32 * 2 * 20
     assert here["time_per_output_token"]["50"] > 0
     on_devices = figures(capsys, "--on", "H100")
-    # One form: what a simulation has more are percentiles.
+    # One form.
     assert told.keys() == on_devices.keys()
-    assert here.keys() - on_devices["degrees"][0].keys() == {"time_to_first_token", "time_per_output_token"}
+    assert here.keys() == on_devices["degrees"][0].keys()
     assert here["times"].keys() == on_devices["degrees"][0]["times"].keys()
 
 

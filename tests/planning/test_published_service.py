@@ -47,7 +47,7 @@ def test_constants_found_on_h200_predict_b200(published: Any) -> None:
     assert np.median(errors[:, 0]) < 0.10
     assert np.quantile(errors[:, 0], 0.9) < 0.25
     assert np.median(errors[:, 1]) < 0.25
-    assert np.all((held >= 0.85) & (held <= 0.95))
+    assert np.all((held >= 0.84) & (held <= 0.96))
 
 
 def test_a_roofline_at_the_datasheets_peaks_is_several_times_too_fast(published: Any) -> None:

@@ -18,7 +18,7 @@ from napkin.hardware.service_efficiency import (
 from napkin.model.config import preset
 from napkin.planning.services.replica import Replica, count_work, service_times, timeline_of
 from napkin.planning.services.server_schedule import Load
-from napkin.planning.services.service_plan import interval_of
+from napkin.planning.services.service_plan import ServiceDegree, interval_of, plan_service
 from oracles.serving_simulation import Server, simulate
 
 H100 = find_device("H100")
@@ -142,7 +142,7 @@ def test_an_interval_of_one_uncertain_constant_is_that_constants_own(monkeypatch
     # All seconds are in the weights' bytes: by as much as their bandwidth is off, the time is.
     spread = dict.fromkeys(FITTED, 0.0) | {"weight_share": 0.2}
     monkeypatch.setattr("napkin.planning.services.service_plan.generation_spread", lambda: spread)
-    load = Load(1, 1, 1)
+    load = Load(1, 1, 2)
     found = interval_of(llama(), load, timeline_of(llama(), load))
     assert found.tpot == pytest.approx(math.exp(1.645 * 0.2), rel=0.01)
 
@@ -159,3 +159,29 @@ def test_a_generation_that_was_measured_has_constants_of_its_own() -> None:
     assert hopper.weight_share == vllm.generations["9.0"]["weight_share"] != blackwell.weight_share
     assert ampere == vllm
     assert all(set(values) == set(FITTED) for values in vllm.generations.values())
+
+
+def test_a_request_of_one_token_has_no_time_per_output_token() -> None:
+    plan = plan_service(preset("llama-3-8b"), "H100", concurrency=3, input_tokens=9, output_tokens=1)
+    assert plan.best is not None
+    assert plan.best.times is not None
+    assert plan.best.times.time_per_output_token == 0
+    assert plan.best.tokens_per_second == pytest.approx(3 / plan.best.times.time_to_first_token)
+
+
+def test_an_open_load_on_devices_is_served_at_its_rate_until_they_are_too_few() -> None:
+    def planned(rate: float) -> ServiceDegree:
+        found = plan_service(
+            preset("llama-3-8b"), "2xH100", concurrency=None, rate=rate, input_tokens=500, output_tokens=50, tensor=1,
+            requests=600,
+        ).best  # fmt: skip
+        assert found is not None
+        return found
+
+    slow, fast = planned(2.0), planned(500.0)
+    assert slow.tokens_per_second == pytest.approx(2 * 50, rel=0.2)
+    assert fast.tokens_per_second is not None
+    assert fast.tokens_per_second < 500 * 50
+    assert slow.times is not None
+    assert fast.times is not None
+    assert fast.times.time_to_first_token > 5 * slow.times.time_to_first_token

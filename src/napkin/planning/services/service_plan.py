@@ -76,7 +76,8 @@ def interval_of(replica: Replica, load: Load, timeline: Timeline) -> ServiceInte
         if spread:
             moved = dataclasses.replace(server, **{name: getattr(server, name) * math.exp(_STEP)})
             there = times_of(dataclasses.replace(replica, server=moved), load, timeline)
-            tpot += (math.log(there.time_per_output_token / at.time_per_output_token) / _STEP * spread) ** 2
+            if at.time_per_output_token:
+                tpot += (math.log(there.time_per_output_token / at.time_per_output_token) / _STEP * spread) ** 2
             ttft += (math.log(there.time_to_first_token / at.time_to_first_token) / _STEP * spread) ** 2
     return ServiceInterval(
         math.exp(math.hypot(math.log(server.tpot_factor), NINE_IN_TEN * math.sqrt(tpot))),
