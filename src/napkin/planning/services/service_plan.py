@@ -493,10 +493,11 @@ def _degree(replica: Replica, load: Load, cluster: Cluster, usd_per_hour: float 
         timeline = timeline_of(replica, own)
         times = times_of(replica, own, timeline)
         simulation = _simulation_of(replica, own, timeline)
-        interval = interval_of(replica, own, timeline)
         if load.concurrency is None:
+            # Near its limit an open load has a queue of any length: no interval of its times was ever calibrated.
             rate = replicas * simulation.tokens_per_second
         else:
+            interval = interval_of(replica, own, timeline)
             rate = _tokens_per_second(load, times)
             slow, fast = (interval.ttft, interval.tpot), (1 / interval.ttft, 1 / interval.tpot)
             rates = (_tokens_per_second(load, times, *slow), _tokens_per_second(load, times, *fast))
