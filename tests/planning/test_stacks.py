@@ -5,9 +5,11 @@ import itertools
 import math
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from napkin.accounting.pipeline_simulation import StageSeconds
 from napkin.errors import NapkinError
 from napkin.hardware.ceilings import efficiency_of
 from napkin.hardware.cluster import LINE_SHARE, Group, Interconnect, interconnect_of, node_of
@@ -15,6 +17,7 @@ from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
 from napkin.planning.layouts.exchange import destinations, exchange_seconds
 from napkin.planning.layouts.stack import NAPKIN, Exchange, find_stack, read_stack, stacks
+from napkin.planning.layouts.stages import Sends, expert_sends, replicas_of_experts, shards_of, tensor_sends
 from napkin.recipe.layout import Layout, layout_of
 from napkin.recipe.training_config import ParallelismConfig
 
@@ -125,8 +128,6 @@ def test_a_wrong_file_is_refused_in_a_line_that_names_the_field(tmp_path: Path, 
 
 
 def test_layouts_of_sharded_contexts_and_of_replicated_experts_hold_each_parameter_once() -> None:
-    from napkin.planning.layouts.stages import replicas_of_experts, shards_of
-
     assert shards_of(Layout(context=8)) == (1, 1)
     assert shards_of(Layout(context=8), over_context=True) == (8, 8)
     random.seed(0)
@@ -135,3 +136,24 @@ def test_layouts_of_sharded_contexts_and_of_replicated_experts_hold_each_paramet
         expert = 2 ** random.randrange(int(math.log2(tensor * context * data)) + 1)
         layout = Layout(tensor=tensor, context=context, data=data, expert=expert, whole_experts=True)
         assert expert * replicas_of_experts(layout) == layout.world_size
+
+
+def test_what_hides_behind_products_is_all_but_the_first_piece_and_behind_another_micro_batch_all_that_fits() -> None:
+    compute = StageSeconds(forward=4.0, backward_input=4.0, backward_weight=4.0)
+    links = dataclasses.replace(LINKS, slowdown=0.25, multiprocessors=132)
+
+    def costs(**changes: object) -> SimpleNamespace:
+        return SimpleNamespace(stack=dataclasses.replace(NAPKIN, **changes), interconnect=links)  # pyright: ignore[reportArgumentType]
+
+    whole, pieces = Sends(), Sends()
+    tensor_sends(costs(), 4, whole, compute, 1.0, 2.0)
+    tensor_sends(costs(overlaps_tensor=True), 4, pieces, compute, 1.0, 2.0)
+    assert whole.exposed["tensor"] == [1.0, 2.0]
+    assert pieces.exposed["tensor"] == pytest.approx([0.25 + 0.25 * 0.75, 0.5 + 0.25 * 1.5])
+    # 22 of 132 multiprocessors send: computing takes 132 / 110 as long, and hides 14.4 s of what is sent.
+    exchange = Exchange(behind_other_micro_batch=True, multiprocessors=22)
+    for sent in (2.0, 10.0):
+        sends = Sends()
+        longer = expert_sends(costs(exchange=exchange), sends, compute, sent, sent)
+        assert longer.forward + longer.of("backward") == pytest.approx(12 * 0.2)
+        assert sum(sends.exposed["expert"]) == pytest.approx(max(0.0, 2 * sent - 14.4))

@@ -118,6 +118,9 @@ class Stack:
     overlaps_tensor: bool = False
     """True if the collectives of tensor ranks are cut into as many pieces as there are ranks, sent while the products
     beside them compute the pieces before."""
+    gathers_again: bool = True
+    """True if ranks of tensor wait for the inputs of products that selective recomputation gathers again; False if that
+    hides behind gradients (Korthikanti et al. 2022, section 4.2.2)."""
     shards_over_context: bool = False
     """True if weights are sharded over ranks of context too where shard is 1."""
     reduces_in_fp32: bool | None = None
