@@ -195,6 +195,13 @@ _SENT = frozenset({"all_to_all_single", "wait_tensor"})
 """Operators of torch.distributed whose result has the numbers of other ranks, which route alike."""
 _ABOVE = frozenset({aten.gt, aten.ne, aten.ge})
 _WITH_MASKS = frozenset({aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._unsafe_index_put})
+_PRODUCTS_INTO = frozenset({aten.mm.out, aten.bmm.out, aten.addmm.out, aten.baddbmm.out})
+
+
+def _is_written(args: tuple, kwargs: dict) -> bool:
+    """True if a product's result is a fake tensor of the right shape already."""
+    one, other, out = args[-2], args[-1], kwargs.get("out")
+    return isinstance(out, FakeTensor) and out.shape == (*one.shape[:-1], other.shape[-1])
 
 
 # Runs for every operator of a step: the type checks that are on during tests would take half of their time.
@@ -224,6 +231,9 @@ class FakeCalls:
         if operator.overloadpacket.__name__ == "wait_tensor" and isinstance(args[0], FakeTensor):
             # A rank waits for the tensor that it has; the operator's fake form makes another one.
             return args[0]
+        if operator in _PRODUCTS_INTO and _is_written(args, kwargs):
+            # Programs of torch.compile call these; their fake form takes a dozen other operators.
+            return kwargs["out"]
         try:
             result, self.known = call_on_fakes(operator, args, kwargs)
             return result

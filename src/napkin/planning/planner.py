@@ -187,18 +187,24 @@ def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progr
         planned = planned_ranks(resolved, ledgers, price, site)
     else:
         planned = Plan(resolved, ledgers[0], price([ledgers[0]])[0], site)
-    return _with_compile(planned, machine)
+    return _with_compile(planned, machine, progress)
 
 
-def _with_compile(planned: Plan, machine: Machine) -> Plan:
-    """The plan with what compilation costs and saves; on this machine, with the choice written out, so that a resumed
-    run computes the same."""
+def _with_compile(planned: Plan, machine: Machine, progress: Progress) -> Plan:
+    """The plan with what compilation costs and saves, and with the bytes of a compiled step where blocks are compiled;
+    on this machine, with the choice written out, so that a resumed run computes the same."""
     resolved = planned.resolved
     ceilings = machine.ceilings(resolved.precision)
     estimate = choose_compile(resolved, planned.ledger, ceilings, here=machine.measured)
     if machine.measured:
         resolved = resolved.with_training(compile="on" if estimate.chosen else "off")
-    return dataclasses.replace(planned, resolved=resolved, compile_estimate=estimate)
+    compiled = planned.compiled if estimate.chosen else None
+    if estimate.chosen and compiled is None:
+        progress("counting the compiled step")
+        # Where torch.compile cannot trace a block here, the uncompiled step's bytes stand, and the plan says so.
+        with contextlib.suppress(NapkinError):
+            compiled = count_step(resolved, compiled=True)
+    return dataclasses.replace(planned, resolved=resolved, compile_estimate=estimate, compiled=compiled)
 
 
 def _planned_layout(
@@ -357,10 +363,15 @@ class SharedPlans:
     def __call__(self, resolved: ResolvedRecipe, machine: Machine, *, progress: Progress = lambda doing: None) -> Plan:
         """The plan of a run on that machine: `plan_resolved`, or an earlier plan of the same step."""
         key = (machine.device_name, machine.n_devices, step_key(resolved.recipe))
-        if key in self._plans:
-            return _with_compile(dataclasses.replace(self._plans[key], resolved=resolved), machine)
-        self._plans[key] = plan_resolved(resolved, machine, progress=progress)
-        return self._plans[key]
+        known = self._plans.get(key)
+        if known is None:
+            found = plan_resolved(resolved, machine, progress=progress)
+        else:
+            found = _with_compile(dataclasses.replace(known, resolved=resolved), machine, progress)
+        if known is None or known.compiled is None:
+            # One that has counted the compiled step too serves compiled and uncompiled runs.
+            self._plans[key] = found
+        return found
 
 
 def step_key(recipe: Recipe) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """torch.compile for blocks: one block, compiled once, serves all layers (regional compilation).
 
 Compiling the whole model is not faster and takes longer to compile. Head, loss and update are not compiled, nor are
-passes without gradients: evaluations are few, with batches of another size. The ledger is of the uncompiled step.
+passes without gradients: evaluations are few, with batches of another size.
 
 Activation checkpointing: activations are dropped after the forward pass and computed again in the backward pass.
 

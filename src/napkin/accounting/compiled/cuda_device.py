@@ -1,5 +1,6 @@
 """A CUDA device for Inductor to lower graphs for, on a machine that may have none, or another."""
 
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -93,6 +94,24 @@ def fake_cuda_device(target: CudaTarget) -> Iterator[None]:
             yield
         finally:
             _active.pop()
+
+
+@contextmanager
+def triton_target(target: CudaTarget) -> Iterator[None]:
+    """Let Triton, if it is installed, translate kernels for `target` in this context, without a driver.
+
+    torch reads in a kernel's own code which of its arguments it writes; where that fails, all count as written, and
+    are copied.
+    """
+    if not _triton.has_triton_package():
+        yield
+        return
+    runtime: Any = importlib.import_module("triton.runtime")
+    compiler: Any = importlib.import_module("triton.backends.compiler")
+    major, minor = target.capability
+    made_for = compiler.GPUTarget("cuda", major * 10 + minor, 32)
+    with patch.object(runtime.driver, "_active", SimpleNamespace(get_current_target=lambda: made_for)):
+        yield
 
 
 _active: list[CudaTarget] = []

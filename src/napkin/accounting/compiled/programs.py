@@ -15,7 +15,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -24,7 +24,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from napkin.accounting.compiled.cuda_device import fake_cuda_device, moved_to_cuda, put_on_cpu
+from napkin.accounting.compiled.cuda_device import fake_cuda_device, moved_to_cuda, put_on_cpu, triton_target
 from napkin.hardware.target import CudaTarget
 
 
@@ -68,6 +68,7 @@ def compiling_without_kernels(
         patch.object(FakeTensorMode, "from_tensor", from_tensor),
         _own_compiled_code(),
         _flex_attention_trains(cuda),
+        triton_target(cuda) if cuda is not None else nullcontext(),
     ):
         # The recorder's own hooks are global, and know modules that torch.compile has wrapped.
         warnings.filterwarnings("ignore", message="Using `torch.compile")

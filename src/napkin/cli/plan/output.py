@@ -226,7 +226,7 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
         say("the table is per device")
     print_table((), [(usage.what, usage.format) for usage in precision.usage()], style="dim")
     print_rich(reconcile_table(plan.table()))
-    by_category = sorted(plan.ledger.peak_by_category.items(), key=lambda item: -item[1])
+    by_category = sorted(plan.memory.peak_by_category.items(), key=lambda item: -item[1])
     say("memory at the peak: " + ", ".join(f"{category} {format_bytes(size)}" for category, size in by_category))
     say(describe_compile(plan))
     if by:

@@ -36,6 +36,9 @@ WARM_UP_STEPS = 2
 and its memory is steady after that."""
 MOST_UPDATES = 32
 """Updates after which nothing more is looked at, if the script has not evaluated by then."""
+SECONDS_AFTER, SHARE_AFTER = 10.0, 0.25
+"""How long a script goes on after the counted step, so that it may evaluate: so many seconds, or that share of those
+that it took until then."""
 REAL_BYTES = {True: 256 * 2**20, False: 2**20}
 """The largest tensors of a script on the host that are real: of whole numbers, and of others."""
 
@@ -117,13 +120,13 @@ class ScriptRecorder(Recorder):
         self._pass(f"in step {self.steps + 1}")
 
     def _count(self) -> None:
-        """The step has been recorded. The script goes on for as long again, or until it has evaluated."""
+        """The step has been recorded. The script goes on for a while, or until it has evaluated."""
         self.counted = self.ledger()
         self.recording = False
         self.memory.end()
         self.tell()
-        now = time.monotonic()
-        self.end_at = now + min(now - self.begun, self.seconds - (now - self.begun))
+        taken = time.monotonic() - self.begun
+        self.end_at = time.monotonic() + min(max(SECONDS_AFTER, SHARE_AFTER * taken), self.seconds - taken)
 
     def _pass(self, what: str) -> None:
         if self.passes[-1][1] != what:

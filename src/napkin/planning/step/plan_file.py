@@ -65,7 +65,7 @@ def plan_file_of(plan: Plan) -> PlanFile:
         fits=plan.fits,
         seconds=plan.seconds,
         checkpoint_bytes=checkpoint_bytes(plan.ledger),
-        peak_by_category={str(category): size for category, size in plan.ledger.peak_by_category.items()},
+        peak_by_category={str(category): size for category, size in plan.memory.peak_by_category.items()},
         flops_by_phase=dict(plan.flops_by_phase),
         dollars=plan.dollars,
         kilowatt_hours=plan.kilowatt_hours,
@@ -124,7 +124,7 @@ def writes_in_background(plan: Plan) -> bool:
         return False
     copy_bytes = checkpoint_bytes(plan.ledger)
     if plan.resolved.precision.device_type == "cpu":
-        free = plan.site.memory_bytes - plan.ledger.peak_bytes
+        free = plan.site.memory_bytes - plan.memory.peak_bytes
     else:
         free = psutil.virtual_memory().available // 2
         if plan.resolved.layout.divides_state:

@@ -55,6 +55,8 @@ class Plan:
     """Seconds per step that are not overlapped with computation."""
     compile_estimate: CompileEstimate = NOT_COMPILED
     """The costs and savings of compilation. The ledger is of the uncompiled step; the seconds include compilation."""
+    compiled: Ledger | None = None
+    """The ledger of the step with compiled blocks, where the run compiles them; the plan's bytes are its."""
     epochs: float | None = None
     """The number of times that all steps read the training files; None where there are none yet."""
     mixture: tuple[PlannedFile, ...] = ()
@@ -67,6 +69,11 @@ class Plan:
     @property
     def recipe(self) -> Recipe:
         return self.resolved.recipe
+
+    @property
+    def memory(self) -> Ledger:
+        """The ledger that has the bytes of rank 0's step: the compiled step's where blocks are compiled."""
+        return self.ledger if self.compiled is None else self.compiled
 
     @property
     def steps(self) -> int:
@@ -94,14 +101,14 @@ class Plan:
     @property
     def peak_bytes(self) -> int:
         """Peak bytes of the rank that needs most."""
-        return max(ledger.peak_bytes for ledger in (self.ledger, *self.ranks.values()))
+        return max(ledger.peak_bytes for ledger in (self.memory, *self.ranks.values()))
 
     @property
     def pipeline_peak_bytes(self) -> tuple[int, ...]:
         """Peak bytes of each rank of a pipeline, if all were counted; otherwise of rank 0, for all ranks."""
         if len(self.ranks) == self.resolved.layout.pipeline:
             return tuple(self.ranks[rank].peak_bytes for rank in sorted(self.ranks))
-        return (self.ledger.peak_bytes,)
+        return (self.memory.peak_bytes,)
 
     @property
     def fits(self) -> bool:
@@ -229,10 +236,10 @@ class Plan:
         among = f", divided among {parts} devices" if parts > 1 else ""
         note = f"rule {per_parameter} bytes per parameter{among}: no activations, no logits, no batch"
         rule = int(adamw_bytes_rule(self.rule_parameters, bytes_per_parameter=per_parameter)) // parts
-        yield QuantityRow("peak bytes", "bytes", rule, ledger.peak_bytes, note=note)
-        if ledger.reserved_bytes is not None:
+        yield QuantityRow("peak bytes", "bytes", rule, self.memory.peak_bytes, note=note)
+        if (reserved := self.memory.reserved_bytes) is not None:
             note = "what the caching allocator takes in segments, gaps included; it gives back what is free before it "
-            yield QuantityRow("reserved bytes", "bytes", None, ledger.reserved_bytes, note=f"{note}fails")
+            yield QuantityRow("reserved bytes", "bytes", None, reserved, note=f"{note}fails")
 
     def _stored_rows(self) -> Iterator[QuantityRow]:
         """The bytes that a run of adapters writes to the disk: frozen weights once, and checkpoints of what is
@@ -258,7 +265,8 @@ class Plan:
         """Seconds, what they cost, and the loss that they lead to."""
         site, price = self.site, self.price
         if self.compile_estimate.chosen:
-            note = "once per run, not in its steps; the peak is that of the uncompiled step"
+            peak = "; the peak is that of the uncompiled step" if self.compiled is None else ""
+            note = f"once per run, not in its steps{peak}"
             yield QuantityRow("seconds to compile", "seconds", None, self.compile_estimate.seconds, note=note)
         how = "each operator alone, on this machine" if site.measured else "each operator's roofline"
         if price.disturbed:
