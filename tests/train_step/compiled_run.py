@@ -28,6 +28,7 @@ from napkin.runs.run_folder import RunFolder
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step
 from napkin.training.run import create_run, open_run, train_run
+from oracles.allocator import growth_at_peak, storage_bytes
 from oracles.tiny_run import tiny_recipe
 
 STEPS, STOPPED_AT, N_STEPS_ALONE = 12, 5, 6
@@ -62,7 +63,7 @@ def main(folder: Path) -> dict[str, Any]:
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, n_layers=3))
     recipe_of_learners = choose_kernels(with_vocabulary(recipe), precision)
     # As before a run: einops keeps a table of the types of tensors, and a new one would have all compiled again.
-    counted = count_step(ResolvedRecipe(recipe_of_learners, precision))
+    counted = count_step(ResolvedRecipe(recipe_of_learners, precision), compiled=True)
     train_states = [
         build_train_state(ResolvedRecipe(recipe_of_learners, precision), compiled=compiled)
         for compiled in (False, True)
@@ -111,12 +112,27 @@ def case(name: str) -> dict[str, Any]:
     recipe = with_vocabulary(dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, n_layers=3, **model)))
     recipe = choose_kernels(recipe, precision)
     apart = name == "documents"
-    eager, compiled = (
-        steps(build_train_state(ResolvedRecipe(recipe, precision), compiled=flag), apart=apart)
-        for flag in (False, True)
-    )
-    again = steps(build_train_state(ResolvedRecipe(recipe, precision), compiled=True), apart=apart)
-    return {"eager": eager, "compiled": compiled, "again": again, "graphs": graphs()}
+    resolved = ResolvedRecipe(recipe, precision)
+    counted = count_step(resolved, compiled=True).peak_bytes
+    eager, compiled = (steps(build_train_state(resolved, compiled=flag), apart=apart) for flag in (False, True))
+    train_state = build_train_state(resolved, compiled=True)
+    again, taken = steps(train_state, apart=apart), allocated(train_state)
+    return {
+        "eager": eager,
+        "compiled": compiled,
+        "again": again,
+        "graphs": graphs(),
+        "peak_bytes": [taken, counted],
+    }
+
+
+def allocated(train_state: TrainState) -> int:
+    """The most bytes of a step, by the allocator's own events."""
+    tokens = torch.zeros(4, train_state.recipe.model.context_length, dtype=torch.int64)
+    targets, resident = tokens.clone(), train_state.resident()
+    assert resident is not None
+    held = storage_bytes([*resident, tokens, targets])
+    return held + growth_at_peak(lambda: train_state.step(N_STEPS_ALONE, tokens, targets))[1]
 
 
 def steps(train_state: TrainState, *, apart: bool = False) -> list[tuple[float, float]]:

@@ -78,7 +78,7 @@ def test_a_watched_compiled_step_has_the_products_that_were_counted(found: dict[
     metered, counted = found["flops"]
     assert metered == counted
     metered, counted = found["peak_bytes"]
-    assert metered == pytest.approx(counted, rel=0.05)
+    assert metered == pytest.approx(counted, rel=0.01)
 
 
 @pytest.mark.torture

@@ -125,15 +125,18 @@ def _own_compiled_code() -> Iterator[None]:
     from torch._dynamo.convert_frame import input_codes
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list
     from torch._dynamo.guards import DeletedGuardManagerWrapper
+    from torch._dynamo.utils import counters
 
     def entries() -> dict[int, Any]:
         codes = [code for reference in input_codes.seen if (code := reference()) is not None]
         return {id(entry): entry for code in codes for entry in _debug_get_cache_entry_list(code)}
 
-    before = set(entries())
+    before, counted = set(entries()), copy.deepcopy(counters)
     try:
         yield
     finally:
+        counters.clear()
+        counters.update(counted)
         for number, entry in entries().items():
             guards = entry.guard_manager
             if number not in before and guards.extra_state is not None:
