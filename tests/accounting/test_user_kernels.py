@@ -58,18 +58,19 @@ def test_a_triton_kernel_is_named_and_takes_the_bytes_of_the_operator_that_compu
     monkeypatch.syspath_prepend(tmp_path)
     kernel = importlib.import_module("napkin_test_kernel").add_kernel
 
-    @torch.library.triton_op("napkin_tests::triton_sum", mutates_args={})
-    def triton_sum(x: Tensor, y: Tensor) -> Tensor:
+    def launch(x: Tensor, y: Tensor) -> Tensor:
         out, n = torch.empty_like(x), x.numel()
         torch.library.wrap_triton(kernel)[((n + 1023) // 1024,)](x, y, out, n, BLOCK=1024)
         return out
 
+    triton_sum: Any = torch.library.triton_op("napkin_tests::triton_sum", launch, mutates_args={})
     triton_sum.register_autograd(lambda _, gradient: (gradient, gradient))
     batch = (torch.zeros(256, 64),)
-    ours, plain = (
-        napkin.count(torch.compile(type(name, (Adds,), {"added": staticmethod(added)})()), batch, target="cuda")
-        for name, added in (("Ours", triton_sum), ("Plain", opaque_sum))
-    )
+    ledgers = []
+    for name, added in (("Ours", triton_sum), ("Plain", opaque_sum)):
+        module: Any = torch.compile(type(name, (Adds,), {"added": staticmethod(added)})())
+        ledgers.append(napkin.count(module, batch, target="cuda"))
+    ours, plain = ledgers
     assert ours.unknown_operators == {"add_kernel": 1}
     (row,) = [row for row in ours.rows if row.operator == "add_kernel"]
     assert (row.flops, row.bytes_written, row.phase) == (0, batch[0].nbytes, "forward")
