@@ -2,21 +2,15 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from napkin.accounting.ledger import Ledger
 from napkin.errors import NapkinError
 from napkin.hardware.device_file import find_device
-from napkin.planning import fit, planner
 from napkin.planning.fit import Family, largest_model
-from napkin.planning.layouts import counted_parts, search
 from napkin.planning.layouts.layout_plan import plan_layout
 from napkin.planning.layouts.search import SearchResult, with_best_counted, with_counted_bytes
 from napkin.planning.planner import plan
-from napkin.planning.step import memory_savings
 from napkin.planning.step.machine import CatalogueMachine
 from napkin.planning.step.memory_savings import largest_micro_batch, refuse_what_does_not_fit
 from napkin.train_step.step_ledger import count_step
@@ -28,23 +22,6 @@ N_DEVICES, WIDTH, N_LAYERS = 2, 128, 2
 def machine_of(usable_bytes: int) -> CatalogueMachine:
     device = dataclasses.replace(find_device("H100"), name="small", memory_bytes=600_000_000 + usable_bytes)
     return CatalogueMachine(device, N_DEVICES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def counted_once() -> Iterator[None]:
-    """What a step takes does not depend on the memory there is: all that plan one share its count."""
-    ledgers: dict[str, Ledger] = {}
-
-    def count(*arguments: Any, **settings: Any) -> Ledger:
-        step = repr((arguments, settings))
-        if step not in ledgers:
-            ledgers[step] = count_step(*arguments, **settings)
-        return ledgers[step]
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (fit, planner, memory_savings, search, counted_parts):
-            patch.setattr(module, "count_step", count)
-        yield
 
 
 @pytest.mark.parametrize("room", [-1, 1], ids=["a byte less", "a byte more"])

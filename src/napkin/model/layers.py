@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
 from napkin.kernels.products.linear import linear
 
@@ -39,10 +40,9 @@ def truncated_normal(
     the device. On the meta device and under FakeTensorMode nothing is drawn.
     """
     parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-    if parameter.is_meta:
+    if parameter.is_meta or is_fake(parameter):
         return parameter
-    # By the inverse of the distribution function: rejection sampling would take a number of draws that depends on the
-    # data, which fake tensors do not have.
+    # By the inverse of the distribution function: the number of draws does not depend on what is drawn.
     limit = math.erf(_CUT / math.sqrt(2))
     draws = torch.empty(shape, dtype=torch.float32, device="cpu")
     draws.uniform_(-limit, limit, generator=generator).erfinv_().mul_(std * math.sqrt(2))

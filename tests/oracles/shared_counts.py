@@ -1,0 +1,33 @@
+"""Counts of steps that several tests share: a step's ledger follows from its recipe, and tests plan the same few."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from napkin.accounting.ledger import Ledger
+from napkin.train_step import step_ledger
+
+_ledgers: dict[str, Ledger] = {}
+
+
+@contextmanager
+def shared_counts() -> Iterator[None]:
+    """In the block each step is counted once per process, whichever module of napkin or of the tests asks."""
+    count_step = step_ledger.count_step
+
+    def count(*arguments: Any, progress: Any = None, **settings: Any) -> Ledger:
+        # Attention's scratch grows with the threads.
+        step = repr((arguments, sorted(settings.items()), torch.get_num_threads()))
+        if step not in _ledgers:
+            _ledgers[step] = count_step(*arguments, progress=progress, **settings)
+        return _ledgers[step]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get("count_step") is count_step:
+                patch.setattr(module, "count_step", count)
+        yield
