@@ -1,4 +1,4 @@
-"""Twelve models and steps under torch.compile, small enough to be compiled for real on a CPU within a test."""
+"""Thirteen models and steps under torch.compile, small enough to be compiled for real on a CPU within a test."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -76,6 +76,17 @@ class Layers(nn.Module):
         return self.narrow(self.norm(self.activation(self.widen(x)))).square().mean()
 
 
+class OneLayer(nn.Module):
+    """A linear layer and an activation: one kernel in each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widen = nn.Linear(64, 512)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.widen(x)).sum()
+
+
 class Broken(Layers):
     """A graph break in the middle."""
 
@@ -151,6 +162,7 @@ def _by_blocks() -> nn.Module:
 
 
 CASES: dict[str, Case] = {
+    "one layer": Case(lambda: torch.compile(OneLayer()), vectors),  # pyright: ignore[reportArgumentType]
     "layers": Case(lambda: torch.compile(Layers()), vectors),  # pyright: ignore[reportArgumentType]
     "GPT-2": Case(lambda: torch.compile(_gpt2()), tokens),  # pyright: ignore[reportArgumentType]
     "graph break": Case(lambda: torch.compile(Broken()), vectors),  # pyright: ignore[reportArgumentType]

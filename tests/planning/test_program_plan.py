@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,38 +23,46 @@ from napkin.accounting.ledger import CollectiveCall
 from napkin.errors import NapkinError
 from napkin.planning.programs.agreement import require_agreement
 from peers import peer
+from reliability.harness import Napkin
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "rank_programs.py"
 ROWS, WIDTH, INNER = 8, 32, 64
 
 
-def metered(*names: str, ranks: str = "2") -> float:
+Metered = Callable[..., float]
+
+
+@pytest.fixture
+def metered(tmp_path: Path, server: subprocess.Popen[str]) -> Metered:
     """The largest error of the planned bytes of any rank, in percent."""
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *names, "--ranks", ranks],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == len(names) * len(ranks.split(",")) + 1, done.stdout
-    return float(done.stdout.rpartition(" ")[2].strip().removesuffix("%"))
+
+    def run(*names: str, ranks: str = "2") -> float:
+        argv = [str(SCRIPT), *names, "--ranks", ranks]
+        folder = str(SCRIPT.parent)
+        program = f"import runpy, sys; sys.argv = {argv!r}; sys.path.insert(0, {folder!r}); "
+        done = Napkin(tmp_path, server).run(program=program + "runpy.run_path(sys.argv[0], run_name='__main__')")
+        assert done.status == 0, done.errors
+        printed = done.out.read_text()
+        assert len(printed.splitlines()) == len(names) * len(ranks.split(",")) + 1, printed
+        return float(printed.rpartition(" ")[2].strip().removesuffix("%"))
+
+    return run
 
 
-def test_planned_bytes_are_those_of_real_ranks() -> None:
+def test_planned_bytes_are_those_of_real_ranks(metered: Metered) -> None:
     assert metered("plain_fsdp_uneven") <= 0.1
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("ranks", ["2", "4"])
-def test_planned_bytes_of_plain_programs_are_those_of_real_ranks(ranks: str) -> None:
+def test_planned_bytes_of_plain_programs_are_those_of_real_ranks(metered: Metered, ranks: str) -> None:
     names = ["plain_fsdp_uneven", "plain_fsdp_bf16_accumulated", "plain_tensor", "plain_ddp", "plain_experts"]
     assert metered(*names, "plain_pipeline", ranks=ranks) <= 0.1
 
 
 @pytest.mark.peers
 @pytest.mark.parametrize("ranks", ["2", "4"])
-def test_planned_bytes_of_foreign_models_are_those_of_real_ranks(ranks: str) -> None:
+def test_planned_bytes_of_foreign_models_are_those_of_real_ranks(metered: Metered, ranks: str) -> None:
     peer("transformers")
     names = ["llama_fsdp", "llama_fsdp_bf16", "llama_tensor", "llama_fsdp_tensor", "mixtral_fsdp", "qwen_moe_fsdp"]
     names += ["gpt2_fsdp_accumulated", "gpt2_ddp", "t5_fsdp", "vit_fsdp_uneven"]
