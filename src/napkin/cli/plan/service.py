@@ -194,8 +194,8 @@ def _remarks(plan: "ServicePlan", best: "ServiceDegree") -> Iterator[str]:
             )
     if best.interval is not None and not best.interval.measured:
         yield (
-            f"{plan.server} was not measured on such a device with {plan.weights} weights: the intervals are what "
-            "generations of devices differ by"
+            f"{plan.server} was not measured on such a device with {plan.weights} weights"
+            f"{' and experts' if plan.work.n_experts else ''}: the intervals are what generations of devices differ by"
         )
     if plan.cluster is None:
         return
