@@ -197,12 +197,13 @@ BETWEEN_GENERATIONS = 0.5
 """Width of the constants of a generation around those of all, as a share of that of `PRIOR`."""
 BACKLOG_CLIENTS = 448
 """From so many clients on, SGLang's rows wait up to 8 s for their first token, the longer the more tokens an answer
-has: something that streams tokens is overrun, which the model does not have. No constant is fitted to those rows."""
+has: something that streams tokens is overrun, which the model does not have. No constant is fitted to those rows, and
+intervals are not made to hold them."""
 
 
 def fitted(server: str, rows: Sequence[Measurement]) -> ServiceEfficiency:
     """The constants of a server for all devices and for those of each generation."""
-    used = [row for row in rows if server != "sglang" or int(row["concurrency"]) < BACKLOG_CLIENTS]
+    used = [row for row in rows if is_fitted_to(row)]
     of_all = fit(used, expected(server), 1.0)
     names = sorted({generation(row) for row in used})
     found: dict[str, dict[str, float]] = {}
@@ -210,7 +211,11 @@ def fitted(server: str, rows: Sequence[Measurement]) -> ServiceEfficiency:
         for name in names:
             own = fit([row for row in used if generation(row) == name], of_all, BETWEEN_GENERATIONS)
             found[name] = {constant: float(f"{getattr(own, constant):.4g}") for constant in FITTED}
-    return with_residuals(dataclasses.replace(of_all, generations=found), rows)
+    return with_residuals(dataclasses.replace(of_all, generations=found), used)
+
+
+def is_fitted_to(row: Measurement) -> bool:
+    return row["backend"] != "sglang" or int(row["concurrency"]) < BACKLOG_CLIENTS
 
 
 def generation(row: Measurement) -> str:
@@ -397,6 +402,8 @@ def main() -> None:
     lines.append(lines_of("all, by hardware/service_efficiency.toml, fitted to them", found))
     for name in SETTINGS:
         lines.append(lines_of(f"the same: {name}", [each for each in found if each[0]["backend"] == name]))
+    fewer = [each for each in found if each[0]["backend"] == "sglang" and is_fitted_to(each[0])]
+    lines.append(lines_of(f"the same: sglang, fewer than {BACKLOG_CLIENTS} clients", fewer))
     needed = np.quantile(elsewhere, 0.9, axis=0)
     median = math.exp(float(np.median(np.log(slower[:, 0]))))
     lines += [
