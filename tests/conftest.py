@@ -30,6 +30,21 @@ TRAINING_ROOMS = {
 """Rooms whose tests train tiny models."""
 
 
+PLANNING_ROOMS = {
+    "checkpoint",
+    "cli",
+    "distributed",
+    "environments",
+    "evaluation",
+    "report",
+    "runs",
+    "scaling",
+    "training",
+    "tuning",
+}
+"""Rooms whose tests plan a step on the way to something else."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave most of the parameters of a sampled test to `make torture`."""
@@ -79,3 +94,15 @@ def one_thread(request: pytest.FixtureRequest) -> None:
         import torch
 
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planned_on_the_way(request: pytest.FixtureRequest, calibration_cache: None) -> Iterator[None]:
+    """Most of a tiny run's time is its plan: rooms that have another subject plan equal steps once."""
+    if PLANNING_ROOMS.isdisjoint(Path(request.node.path).parts):
+        yield
+        return
+    from oracles.shared_counts import shared_plans
+
+    with shared_plans():
+        yield

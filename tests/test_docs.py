@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from napkin.accounting.counting import count
+from napkin.cli.completion import words_of_commands
 from napkin.model.transformer import Transformer
 from napkin.optim import OPTIMIZERS, AdamW
 from napkin.units import format_bytes, format_count, format_flops
@@ -26,8 +27,11 @@ ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-PLAIN = re.compile(r"napkin (?P<words>[^|&;$*`<>]+)(> (?P<file>[\w./-]+))?")
-"""A command that needs no shell."""
+PLAIN = re.compile(
+    r"(echo '(?P<said>[^']*)' \| )?napkin (?P<words>([^|&;$*`<>']|'[^']*')+)(> (?P<file>[\w./-]+))?"
+    r"(; test \$\? = (?P<status>\d))?"
+)
+"""A command that needs no shell: with a line to read, a file for its output and another exit status than 0, or not."""
 
 
 def commands_of(page: Path) -> list[tuple[list[str], list[str]]]:
@@ -50,7 +54,10 @@ def is_same_everywhere(command: str) -> bool:
     return command.startswith(("napkin plan", "napkin fit", "napkin count", "napkin formats", "napkin hardware"))
 
 
-LONG = set("benchmarking books evaluation extraction first-run install layouts profiling scaling tokenizers".split())
+LONG = set(
+    "adapters benchmarking books compiling evaluation extraction first-run index install layouts memory preferences "
+    "profiling scaling tokenizers watching".split()
+)
 """Pages whose commands train, measure or install for long."""
 
 
@@ -69,11 +76,7 @@ def test_every_command_of_the_page_works_and_prints_what_the_page_shows(
     folder.mkdir()
     streams.mkdir()
     napkin = Napkin(folder, server, streams)
-    commands = commands_of(page)
-    if page.stem == "README":
-        # The first program of ours that a person has is run more than once.
-        commands += [(command, shown) for command, shown in commands if command[0] == sys.executable]
-    for command, shown in commands:
+    for command, shown in commands_of(page):
         status, out, err = run(command, napkin, forks=page.stem != "install")
         assert status == 0, f"{command[-1]}\n{out}\n{err}"
         printed = [line.split() for line in (out + err).splitlines()]
@@ -82,17 +85,44 @@ def test_every_command_of_the_page_works_and_prints_what_the_page_shows(
                 assert line.split() in printed, f"{command[-1]}\n{out}\n{err}"
 
 
+@pytest.mark.torture
+def test_the_programs_of_the_readme_can_be_run_again(tmp_path: Path, server: subprocess.Popen[str]) -> None:
+    (tmp_path / "streams").mkdir()
+    napkin = Napkin(tmp_path, server, tmp_path / "streams")
+    programs = [command for command, _ in commands_of(ROOT / "README.md") if command[0] == sys.executable]
+    for command in 2 * programs:
+        status, out, err = run(command, napkin, forks=True)
+        assert status == 0, f"{command[-1]}\n{out}\n{err}"
+
+
+def test_every_option_that_a_page_shows_is_one_of_its_command() -> None:
+    words = words_of_commands()
+    for command in (command[-1] for page in ALL_PAGES for command, _ in commands_of(page)):
+        plain = PLAIN.fullmatch(command)
+        if plain is None:
+            continue
+        typed = list(itertools.takewhile(lambda word: word != "--", shlex.split(plain["words"])))
+        name = next(name for name in (" ".join(typed[:2]), typed[0]) if name in words)
+        # `--serve` chooses another command behind the same name.
+        options = {word.partition("=")[0] for word in typed if word.startswith("--")} - {"--serve"}
+        assert options <= words[name].keys(), command
+
+
 def run(command: list[str], napkin: Napkin, *, forks: bool) -> tuple[int, str, str]:
     """Exit status and output of a command; with `forks` Python and `napkin` need not start anew for each."""
     plain = PLAIN.fullmatch(command[-1])
     if forks and (plain or command[0] == sys.executable):
         words, program = (shlex.split(plain["words"]), None) if plain else ([], command[-1])
+        if plain and plain["said"]:
+            said = f"import io, sys; sys.stdin = io.StringIO({plain['said']!r} + chr(10)); "
+            words, program = [], f"{said}from napkin.cli import main; sys.exit(main({words}))"
         done = napkin.run(*words, program=program, environment={"COLUMNS": "200"})
         out, err = done.out.read_text(), done.err.read_text()
         if plain and plain["file"]:
             (napkin.folder / plain["file"]).write_text(out)
             out = ""
-        return done.wait(), out, err
+        expected = int(plain["status"] or 0) if plain else 0
+        return int(done.wait() != expected), out, err
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "COLUMNS": "200"}
     in_shell = subprocess.run(command, cwd=napkin.folder, env=environment, capture_output=True, text=True, timeout=300)
@@ -115,7 +145,7 @@ def test_the_table_of_optimizers_states_their_options() -> None:
     assert stated == {name: (each["learning_rate"], each.get("weight_decay", 0)) for name, each in options.items()}
 
 
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.torture)])
 def test_the_table_of_switches_states_what_a_count_finds(every: int) -> None:
     benchmark = runpy.run_path(str(ROOT / "benchmarks" / "model_switches.py"))
     rows = rows_of("models.md", "| switch | parameters | FLOPs per step | peak bytes | seconds | × |")

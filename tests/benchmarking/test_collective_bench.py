@@ -1,10 +1,7 @@
 """Collectives by size and ranks: bandwidths as NCCL's own tests define them, α and β found again, real processes."""
 
 import json
-import os
-import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +19,8 @@ from napkin.benchmarking.collective_bench import (
 from napkin.errors import NapkinError
 from napkin.hardware.cluster import Group, Interconnect, Operation
 from napkin.hardware.rank_calibration import SIZES
+from reliability.harness import Napkin
+from reliability.ranks import run_ranks
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
@@ -90,30 +89,11 @@ def test_two_processes_measure_what_fits_and_the_rest_is_named() -> None:
     assert fits.keys() == {2}
 
 
-def test_under_torchrun_all_ranks_measure_and_rank_zero_prints(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "napkin", "bench", "all-reduce", "--shapes", "bytes=4KiB", "bytes=64KiB"]
-    ranks = [
-        subprocess.Popen(
-            [*command, "--seconds", "0.01", "--json"],
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    told = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], told
-    assert told[1][0] == ""
-    printed = json.loads(told[0][0])
+def test_under_torchrun_all_ranks_measure_and_rank_zero_prints(tmp_path: Path, server: subprocess.Popen[str]) -> None:
+    command = "bench all-reduce --shapes bytes=4KiB bytes=64KiB --seconds 0.01 --json".split()
+    ranks = run_ranks(Napkin(tmp_path, server), 2, *command)
+    assert ranks[1].out.read_text() == ""
+    printed = json.loads(ranks[0].out.read_text())
     assert [(row["bytes"], row["ranks"]) for row in printed["rows"]] == [(4096, 2), (65536, 2)]
     assert printed["name"] in COLLECTIVES
     assert printed["fits"].keys() == {"2"}

@@ -3,8 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -17,6 +15,8 @@ from napkin.benchmarking.operators import OPERATORS, OperatorTarget
 from napkin.cli import BENCH
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
+from reliability.harness import Napkin as Commands
+from reliability.harness import wait_until
 
 SWIGLU = ("bench", "swiglu", "--form", "kernel", "reference", "--shapes", "tokens=8,d_ff=8", "--seconds", "0.001")
 
@@ -122,16 +122,16 @@ def test_ctrl_c_prints_the_rows_that_are_done(napkin, monkeypatch: pytest.Monkey
     assert done.err == "bench: interrupted after 1 of 2 rows\n"
 
 
-def test_ctrl_c_leaves_none_of_the_processes_of_a_collective(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "napkin", "bench", "all-reduce", "--seconds", "60"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        parent, children = psutil.Process(process.pid), list[psutil.Process]()
-        while len(children) < 2:
-            assert process.poll() is None
-            time.sleep(0.05)
-            children = parent.children()
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
-    assert err.endswith("bench: interrupted\n")
+def test_ctrl_c_leaves_none_of_the_processes_of_a_collective(tmp_path: Path, server: subprocess.Popen[str]) -> None:
+    command = Commands(tmp_path, server).start("bench", "all-reduce", "--seconds", "60")
+    parent, children = psutil.Process(command.pid), list[psutil.Process]()
+
+    def has_children() -> bool:
+        children[:] = parent.children()
+        return len(children) == 2
+
+    wait_until(has_children, command)
+    command.send(signal.SIGINT)
+    assert (command.wait(), command.out.read_text()) == (130, "")
+    assert command.err.read_text().endswith("bench: interrupted\n")
     assert not any(each.is_running() for each in children)

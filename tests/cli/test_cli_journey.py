@@ -136,7 +136,8 @@ def test_figures_taken_on_a_busy_machine_say_so(
 def test_a_plan_needs_no_text(napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    done = napkin("plan", "--model.vocab-size", "300", "--model.n-layers", "1", "--training.threads", "1", "--json")
+    tiny = "--model.vocab-size 300 --model.d-model 16 --model.n-layers 1 --model.n-heads 2 --training.threads 1"
+    done = napkin("plan", *tiny.split(), "--json")
     assert done.status == 0
     assert json.loads(done.out)["tokens_per_step"] == 16 * 256
     assert not list(Path().iterdir())

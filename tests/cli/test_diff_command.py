@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,23 +89,43 @@ def test_what_cannot_be_compared_is_refused(
     assert says in refusal("diff", *arguments)
 
 
-def test_the_action_and_the_hook_compare_a_pull_request(recipes: Path) -> None:
+STAND_IN = """#!/bin/sh
+printf '%s\\n' "$@" > arguments.txt
+cat printed.txt
+exit "$(cat status.txt)"
+"""
+
+
+def test_the_action_and_the_hook_compare_a_pull_request(napkin, recipes: Path) -> None:
+    """The action's script runs twice: the arguments that it gives to the command become the output that it gets."""
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     script = next(step for step in action["runs"]["steps"] if step["name"] == "compare")
-    (recipes / "summary.md").touch()
+    programs = recipes / "programs"
+    programs.mkdir()
+    (programs / "napkin").write_text(STAND_IN)
+    (programs / "napkin").chmod(0o755)
     given = {"RECIPES": "*.toml", "SINCE": "HEAD", "DEVICES": "H100", "LIMITS": "parameters=0 flops=900%"}
     assert given.keys() == script["env"].keys()
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join([str(programs), os.environ["PATH"]])
     environment = {**os.environ, **given, "PATH": path, "GITHUB_STEP_SUMMARY": "summary.md"}
-    # GitHub's own options of `shell: bash`.
-    shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script["run"]]
-    done = subprocess.run(shell, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done
+
+    def run_action(printed: str, status: int) -> int:
+        Path("summary.md").write_text("")
+        Path("printed.txt").write_text(printed)
+        Path("status.txt").write_text(str(status))
+        # GitHub's own options of `shell: bash`.
+        shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script["run"]]
+        return subprocess.run(shell, env=environment, capture_output=True, check=False).returncode
+
+    assert run_action("", 0) == 0
+    done = napkin(*Path("arguments.txt").read_text().splitlines())
+    assert run_action(done.out + done.err, done.status) == done.status == 1
     summary = (recipes / "summary.md").read_text()
     assert "small.toml exceeds the limit parameters=0" in summary
     assert "before.toml is new since HEAD" in summary
     assert summary.count("```") == 2
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
-    done = subprocess.run([*hook["entry"].split(), "small.toml"], env=environment, capture_output=True, check=False)
-    assert done.returncode == 0, done
-    assert b"+4,128" in done.stdout
+    command, *arguments = hook["entry"].split()
+    assert command == "napkin"
+    done = napkin(*arguments, "small.toml")
+    assert (done.status, "+4,128" in done.out) == (0, True)

@@ -101,7 +101,7 @@ def test_the_batch_that_is_chosen_divides_among_the_devices_or_is_divided_by_the
 
 def test_a_plan_of_one_layout_prints_the_bytes_of_each_rank_by_use(napkin: Napkin) -> None:
     layers = TINY.replace("--model.n-layers 1", "--model.n-layers 2")
-    batch = "--training.batch-size 8 --training.micro-batch-size 1"
+    batch = "--training.batch-size 4 --training.micro-batch-size 1"
     typed = f"plan {layers} {batch} --parallelism.pipeline 2 --on 4xH100".split()
     done = napkin(*typed)
     assert done.status == 0, done.err

@@ -14,7 +14,7 @@ LAUNCHER = "distributed_type: FSDP\nnum_processes: 4\nfsdp_config: {fsdp_version
 MODEL = (
     "--model.vocab-size=256",
     "--model.d-model=32",
-    "--model.n-layers=2",
+    "--model.n-layers=1",
     "--model.n-heads=2",
     "--model.context-length=32",
 )

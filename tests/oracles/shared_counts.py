@@ -9,16 +9,20 @@ import pytest
 import torch
 
 from napkin.accounting.ledger import Ledger
+from napkin.accounting.pricing import Price
 from napkin.planning.planner import step_key
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step import step_ledger
 
 _ledgers: dict[str, Ledger] = {}
+_prices: dict[Any, list[Price]] = {}
 
 
 @contextmanager
-def shared_counts() -> Iterator[None]:
-    """In the block each step is counted once per process, whichever module of napkin or of the tests asks."""
+def shared_counts(modules: str = "") -> Iterator[None]:
+    """In the block each step is counted once per process, whichever module of napkin or of the tests asks; or those
+    alone whose names begin with `modules`."""
     count_step = step_ledger.count_step
 
     def count(resolved: ResolvedRecipe, rank: int = 0, *, progress: Any = None, **settings: Any) -> Ledger:
@@ -30,7 +34,25 @@ def shared_counts() -> Iterator[None]:
         return _ledgers[step]
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in list(sys.modules.values()):
-            if getattr(module, "__dict__", {}).get("count_step") is count_step:
+        for name, module in list(sys.modules.items()):
+            if name.startswith(modules) and getattr(module, "__dict__", {}).get("count_step") is count_step:
                 patch.setattr(module, "count_step", count)
+        yield
+
+
+@contextmanager
+def shared_plans() -> Iterator[None]:
+    """In the block napkin itself counts each step, and times it on this machine, once per process; what a test counts
+    is counted."""
+    time = ThisMachine.price
+
+    def price(machine: ThisMachine, resolved: ResolvedRecipe, ledgers: Any, *others: Any) -> list[Price]:
+        devices = machine.device_type, resolved.precision, resolved.world_size
+        key = repr((step_key(resolved.recipe), devices)), *(ledger.rows for ledger in ledgers)
+        if key not in _prices:
+            _prices[key] = time(machine, resolved, ledgers, *others)
+        return _prices[key]
+
+    with shared_counts("napkin."), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ThisMachine, "price", price)
         yield

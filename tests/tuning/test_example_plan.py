@@ -51,7 +51,7 @@ def test_the_count_of_a_step_is_its_meter(packing: Packing, recompute: str) -> N
 
 
 def test_more_tokens_take_more() -> None:
-    model = ModelConfig(vocab_size=512, context_length=128, d_model=64, n_layers=2, n_heads=4)
+    model = ModelConfig(vocab_size=512, context_length=128, d_model=64, n_layers=1, n_heads=4)
     resolved = ResolvedRecipe(TuningRecipe(model=model), Precision("fp32", "cpu"))
     flops = []
     for n in (4, 8):

@@ -40,21 +40,23 @@ def weights(run: Path, step: int) -> bytes:
 
 
 def test_a_resumed_run_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    recipe = rl_recipe(folder, {"updates_per_rollout": 2, "epochs": 2, "algorithm": "dr-grpo", "kl_weight": 0.01})
+    # The last checkpoint before the end is in the middle of a rollout's updates.
+    rl = {"updates_per_rollout": 2, "epochs": 2, "algorithm": "dr-grpo", "kl_weight": 0.01}
+    recipe = rl_recipe(folder, rl, steps=4)
     messages: list[str] = []
     tune(recipe, tmp_path / "whole", on_message=messages.append)
     assert any(message.startswith("before the first step: held-out reward 0.") for message in messages)
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
-    shutil.rmtree(tmp_path / "resumed" / "checkpoints" / "step-00000006")
+    shutil.rmtree(tmp_path / "resumed" / "checkpoints" / "step-00000004")
     outcome = train_run(*open_run(tmp_path / "resumed"))
     assert outcome.first_step == 3
-    assert weights(tmp_path / "resumed", 6) == weights(tmp_path / "whole", 6)
+    assert weights(tmp_path / "resumed", 4) == weights(tmp_path / "whole", 4)
     whole, resumed = (list(read_metrics(tmp_path / name / "metrics.jsonl")) for name in ("whole", "resumed"))
     assert [line.figures for line in whole] == [line.figures for line in resumed]
     assert {"reward", "entropy", "kl", "clip_share", "sampler_gap", "cut_share"} <= set(whole[0].figures or {})
     held_out = [line.step for line in whole if "held-out correct" in (line.figures or {})]
-    assert held_out == [1, 3, 6]
-    lines = (tmp_path / "whole" / "answers" / "step-00000006.jsonl").read_text().splitlines()
+    assert held_out == [1, 3, 4]
+    lines = (tmp_path / "whole" / "answers" / "step-00000004.jsonl").read_text().splitlines()
     assert len(lines) == 5
     answer = json.loads(lines[0])
     assert [message["role"] for message in answer["messages"]] == ["user", "assistant"]
@@ -75,8 +77,8 @@ def test_what_cannot_be_learned_is_refused_in_one_line(folder: Path, tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.sampled(every=2)
-@pytest.mark.parametrize(("kl_weight", "adapter"), [(0.0, "none"), (0.1, "none"), (0.1, "lora")])
+@pytest.mark.sampled(every=3)
+@pytest.mark.parametrize(("kl_weight", "adapter"), [(0.1, "lora"), (0.0, "none"), (0.1, "none")])
 def test_the_books_of_each_phase_are_closed(folder: Path, tmp_path: Path, kl_weight: float, adapter: Any) -> None:
     """At a rate so small that all steps answer as the trial did, count and meter are of the same tokens; a reference is
     a second model, or the model itself without adapters."""
