@@ -24,16 +24,16 @@ from oracles.tiny_models import (
     products,
 )
 
-# Random configurations a family: 218 in all.
+# Random configurations a family: 109 in all.
 CONFIGURATIONS = {
-    linear_stack: 40,
-    deep_linear: 40,
-    products: 50,
-    convolutions: 40,
-    attention: 24,
-    encoder: 8,
-    language_model: 8,
-    napkin_transformer: 8,
+    linear_stack: 20,
+    deep_linear: 20,
+    products: 25,
+    convolutions: 20,
+    attention: 12,
+    encoder: 4,
+    language_model: 4,
+    napkin_transformer: 4,
 }
 
 

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from napkin.accounting.counting import count
+from napkin.cli import main
 from napkin.errors import NapkinError
 from napkin.hardware.target import CudaTarget
 from napkin.planning.rehearsal import rehearsal
@@ -314,15 +314,10 @@ for step in range(int(sys.argv[1])):
 """
 
 
-def test_the_command_prints_a_compiled_step_as_json(plain_script) -> None:
+def test_the_command_prints_a_compiled_step_as_json(plain_script, capsys: pytest.CaptureFixture[str]) -> None:
     path = plain_script(COMPILED)
-    told = subprocess.run(
-        [sys.executable, "-m", "napkin", "rehearse", str(path), "9", "--on", "H100", "--torch", "2.8", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    values = json.loads(told.stdout)
+    assert main(["rehearse", str(path), "9", "--on", "H100", "--torch", "2.8", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
     assert values["parameters"] == PARAMETERS
     assert not any("eagerly" in note for note in values["notes"])
     assert values["peak_bytes"] == sum(values["peak_by_category"].values())
