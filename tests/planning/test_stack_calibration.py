@@ -65,8 +65,8 @@ def test_factors_of_a_cluster_are_found_in_three_runs_and_a_left_out_run_is_plan
     found = calibrate_stack(runs, stack)
     assert found.stack.computing == pytest.approx(1.25, rel=0.05)
     # What hides behind computation says little, and the factor is drawn towards 1.
-    assert 1.15 < found.stack.sending < 1.7
-    assert found.median_left_out < 0.3 * found.median_before
+    assert 1.0 < found.stack.sending < 1.7
+    assert found.median_left_out < 0.4 * found.median_before
     again = plan_stack(_recipe(LAYOUTS[1]), "16xH100", found.stack)
     assert again.seconds == pytest.approx(runs[1].seconds, rel=0.02)
     assert again.interval[0] < runs[1].seconds < again.interval[1]

@@ -12,6 +12,11 @@ from .layouts.costs import LayoutCosts as LayoutCosts
 from .layouts.layout_plan import LayoutPlan as LayoutPlan
 from .layouts.layout_plan import plan_layout as plan_layout
 from .layouts.search import search_layouts as search_layouts
+from .layouts.stack import Stack as Stack
+from .layouts.stack import find_stack as find_stack
+from .layouts.stack_plan import MeasuredRun as MeasuredRun
+from .layouts.stack_plan import calibrate_stack as calibrate_stack
+from .layouts.stack_plan import plan_stack as plan_stack
 from .planner import plan as plan
 from .programs.program_plan import ProgramPlan as ProgramPlan
 from .programs.program_plan import RankPlan as RankPlan

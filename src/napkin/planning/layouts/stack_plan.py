@@ -3,7 +3,7 @@
 Three runs of one's own say how much slower one's cluster computes and sends than the plan has it. Two factors are
 found, of computing c and of sending s, that make
 
-    sum over runs of (log planned(c, s) / measured)² / 0.03² + log(c)² / 0.15² + log(s)² / 0.4²
+    sum over runs of (log planned(c, s) / measured)² / 0.06² + log(c)² / 0.15² + log(s)² / 0.25²
 
 least: runs that hardly send leave s where it was. How far off the next run may be is judged by leaving out each run in
 turn.
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from napkin.recipe.recipe import Recipe
     from napkin.recipe.resolved import ResolvedRecipe
 
-RUN_NOISE = 0.03
-"""Relative error of a measured run."""
+RUN_NOISE = 0.06
+"""Relative error of a plan whose two factors are right: the median of published runs is about that."""
 COMPUTING_NOISE = 0.15
-SENDING_NOISE = 0.4
+SENDING_NOISE = 0.25
 """How far the two factors are expected to be from 1: the spread of published runs of other stacks."""
 _NINE_IN_TEN = 1.645
 _PRIOR_RUNS = 2
