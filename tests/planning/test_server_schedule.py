@@ -165,3 +165,13 @@ def test_a_request_that_no_cache_holds_and_a_rate_without_seconds_are_refused() 
         simulate_schedule(Load(1, 100, 10), MIXED, 50, pairs)
     with pytest.raises(NapkinError, match="give seconds"):
         simulate_schedule(Load(None, 10, 10, rate=1.0), MIXED, 50, pairs)
+
+
+def test_loads_that_would_take_minutes_are_refused() -> None:
+    for load in (Load(10**9, 10, 10), Load(None, 10, 10, rate=1.0, requests=10**9)):
+        with pytest.raises(NapkinError, match="requests are to be simulated, at most 50,000"):
+            simulate_schedule(load, MIXED, 10**12, pairs, seconds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("napkin.planning.services.server_schedule.MOST_ROWS", 1000)
+        with pytest.raises(NapkinError, match="more than 1,000 different steps"):
+            simulate_schedule(Load(1, 10**6, 10), MIXED, 10**12, pairs)

@@ -16,6 +16,7 @@ step takes: the rows are found first and priced together.
 """
 
 import heapq
+import itertools
 import math
 import random
 from collections import deque
@@ -37,6 +38,9 @@ a key in those; of numbers or of arrays."""
 MOST_SIMULATED = 1500
 """Requests of a closed load that are simulated, or four of each client if those are more."""
 FEWEST_ROUNDS = 4
+MOST_REQUESTS = 50_000
+"""More are refused: they would take more than some seconds."""
+MOST_ROWS = 500_000
 
 
 @dataclass(frozen=True)
@@ -227,12 +231,15 @@ class _Simulation:
             if seconds is None:
                 raise NapkinError("which requests have come by rate depends on what steps take: give seconds")
             self.clients = self.total = load.requests
-            for _ in range(self.total):
-                self.arrivals.append((self.arrivals[-1] if self.arrivals else 0.0) + self.draw.expovariate(load.rate))
         else:
             assert load.concurrency is not None
             self.clients = max(1, round(load.concurrency))
             self.total = self.clients * load.simulated_rounds
+        if self.total > MOST_REQUESTS:
+            raise NapkinError(
+                f"{self.total:,} requests are to be simulated, at most {MOST_REQUESTS:,} can be: use a smaller "
+                "concurrency, fewer requests, or more devices"
+            )
         self.waiting: deque[_Request] = deque()
         self.coming: list[_Request] = []
         """Requests that are sent while the next step is computed, and seen after it."""
@@ -257,6 +264,9 @@ class _Simulation:
 
     def run(self) -> None:
         closed = self.load.rate is None
+        if self.load.rate is not None:
+            gaps = (self.draw.expovariate(self.load.rate) for _ in range(self.total))
+            self.arrivals = list(itertools.accumulate(gaps))
         if closed:
             self.waiting.extend(self._new() for _ in range(min(self.clients, self.total)))
         while self.n_ended < self.total:
@@ -342,6 +352,10 @@ class _Simulation:
         return False
 
     def _row(self, decoded: int, prompt_tokens: int, pairs: float, count: int) -> None:
+        if len(self.rows) >= MOST_ROWS:
+            raise NapkinError(
+                f"the load takes more than {MOST_ROWS:,} different steps: use fewer requests or shorter prompts"
+            )
         context = self.context / decoded + (count - 1) / 2 if decoded else 0.0
         row = (decoded, context, prompt_tokens, pairs, count)
         self.rows.append(row)
