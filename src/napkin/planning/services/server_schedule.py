@@ -403,7 +403,7 @@ class _Simulation:
         """Steps without a prompt, until something happens."""
         self._make_room()
         decoded = len(self.decoding)
-        while (version := self.ends[0])[2] != self.requests[version[1]].version:
+        while self.requests[self.ends[0][1]].version != self.ends[0][2]:
             heapq.heappop(self.ends)
         count = self.ends[0][0] - self.n_decoded
         if self.coming or self.computing or (self.waiting and self.load.batch_wait_steps):
