@@ -156,7 +156,7 @@ class Measurement:
         shares: list[NDArray[np.float64]] = []
         for at, share in enumerate((token, first)):
             _, group = np.unique(groups[:, share > 0], axis=1, return_inverse=True)
-            total = np.bincount(group, share[share > 0])
+            total = np.bincount(group, share[share > 0]).astype(np.float64)
             columns.append(
                 np.stack([np.bincount(group, share[share > 0] * row[share > 0]) / total for row in arguments])
             )
@@ -278,6 +278,7 @@ def with_residuals(server: ServiceEfficiency, rows: Sequence[Measurement]) -> Se
 def roofline(row: Measurement) -> NDArray[np.float64]:
     """Both times at the datasheet's peaks: bytes over the bandwidth, FLOPs over the peak, nothing else."""
     replica, load = row.replica(expected(row["backend"])), row.load
+    assert load.concurrency is not None
     bandwidth = row.device.memory_bandwidth
     context = load.input_tokens + load.output_tokens / 2
     flops = replica.work.decode_flops(load.concurrency, context) / replica.tensor / replica.product_peak

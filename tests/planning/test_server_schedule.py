@@ -121,7 +121,8 @@ def test_where_few_rounds_are_simulated_the_mean_is_that_of_all() -> None:
     def means(load: Load) -> tuple[float, float]:
         timeline = simulate_schedule(load, MIXED, 10**6, pairs)
         served, weights = timeline.priced(seconds), load.weights(timeline.wave)
-        return tuple(float(np.average(each, weights=weights)) for each in (served.first_token, served.per_token))
+        first, each = (float(np.average(each, weights=weights)) for each in (served.first_token, served.per_token))
+        return first, each
 
     few = means(load)
     with pytest.MonkeyPatch.context() as patch:

@@ -5,7 +5,7 @@ import itertools
 import math
 import random
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from napkin.hardware.cluster import LINE_SHARE, Group, Interconnect, interconnec
 from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
 from napkin.planning.layouts.exchange import destinations, exchange_seconds
-from napkin.planning.layouts.stack import NAPKIN, Exchange, find_stack, read_stack, stacks
+from napkin.planning.layouts.stack import NAPKIN, Exchange, Stack, find_stack, read_stack, stacks
 from napkin.planning.layouts.stages import Sends, expert_sends, replicas_of_experts, shards_of, tensor_sends
 from napkin.recipe.layout import Layout, layout_of
 from napkin.recipe.training_config import ParallelismConfig
@@ -25,6 +25,12 @@ MODEL = ModelConfig(
     vocab_size=256, d_model=64, n_heads=4, n_layers=2, context_length=64, n_experts=8, experts_per_token=2, d_expert=32
 )
 LINKS = Interconnect(100e9, 10e9, 2, 0.0, 0.0, 0.0)
+
+
+@dataclasses.dataclass
+class Costs:
+    stack: Stack
+    interconnect: Interconnect
 
 
 def _drawn(group: Group, k: int, n_experts: int, limit: int | None) -> tuple[float, float]:
@@ -142,8 +148,8 @@ def test_what_hides_behind_products_is_all_but_the_first_piece_and_behind_anothe
     compute = StageSeconds(forward=4.0, backward_input=4.0, backward_weight=4.0)
     links = dataclasses.replace(LINKS, slowdown=0.25, multiprocessors=132)
 
-    def costs(**changes: object) -> SimpleNamespace:
-        return SimpleNamespace(stack=dataclasses.replace(NAPKIN, **changes), interconnect=links)  # pyright: ignore[reportArgumentType]
+    def costs(**changes: Any) -> Costs:
+        return Costs(dataclasses.replace(NAPKIN, **changes), links)
 
     whole, pieces = Sends(), Sends()
     tensor_sends(costs(), 4, whole, compute, 1.0, 2.0)

@@ -39,8 +39,9 @@ def truncated_normal(
     drawn on the CPU in fp32 with `generator` (a CPU generator; None is torch's global one), so they do not depend on
     the device. On the meta device and under FakeTensorMode nothing is drawn.
     """
-    parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-    if parameter.is_meta or is_fake(parameter):
+    empty = torch.empty(shape, device=device, dtype=dtype)
+    parameter = nn.Parameter(empty)
+    if empty.is_meta or is_fake(empty):
         return parameter
     # By the inverse of the distribution function: the number of draws does not depend on what is drawn.
     limit = math.erf(_CUT / math.sqrt(2))
