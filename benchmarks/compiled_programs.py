@@ -61,7 +61,7 @@ def answer_of(script: Path, row: dict[str, str], answers: Path) -> dict[str, Any
         return json.loads(kept.read_text())
     command = [sys.executable, "-W", "ignore", "-m", "napkin", "rehearse", str(script), "--on", "8xH100"]
     command += ["--torch", row["torch"], "--seconds", str(SECONDS), "--json"]
-    variables = dict(each.split("=") for each in row["environment"].split())
+    variables = variables_of(row)
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         ran = subprocess.run(
@@ -73,6 +73,11 @@ def answer_of(script: Path, row: dict[str, str], answers: Path) -> dict[str, Any
     answer |= {"processor_seconds": spent, "wall_seconds": time.monotonic() - begin}
     kept.write_text(json.dumps(answer))
     return answer
+
+
+def variables_of(row: dict[str, str]) -> dict[str, str]:
+    """Return the environment variables that a log's script was started with."""
+    return dict(each.split("=") for each in row["environment"].split())
 
 
 def table(rows: dict[str, tuple[list[dict[str, str]], dict[str, Any]]]) -> list[str]:

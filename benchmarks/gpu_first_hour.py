@@ -72,7 +72,7 @@ class Found(msgspec.Struct, frozen=True):
 
     outcome: Outcome
     seconds: float
-    end_of_output: list[str]
+    output: list[str]
 
 
 def run(step: Step, device: str, seconds: float) -> Found:
@@ -90,14 +90,13 @@ def run(step: Step, device: str, seconds: float) -> Found:
             timeout=seconds,
         )
     except subprocess.TimeoutExpired as error:
-        return Found("too long", time.perf_counter() - begin, _last_lines(error.output or b""))
+        return Found("too long", time.perf_counter() - begin, _lines(error.output or b""))
     outcome: Outcome = "passed" if done.returncode == 0 else "failed"
-    return Found(outcome, time.perf_counter() - begin, _last_lines(done.stdout, all_lines=step.layer == "speed"))
+    return Found(outcome, time.perf_counter() - begin, _lines(done.stdout))
 
 
-def _last_lines(output: bytes, *, all_lines: bool = False) -> list[str]:
-    lines = output.decode(errors="replace").splitlines()
-    return lines if all_lines else lines[-LINES_OF_A_FAILURE:]
+def _lines(output: bytes) -> list[str]:
+    return output.decode(errors="replace").splitlines()
 
 
 def command(step: Step, device: str) -> list[str]:
@@ -117,10 +116,10 @@ def report(found: dict[str, Found], device: str, heading: list[str]) -> list[str
         if each.outcome in ("failed", "too long"):
             again = " ".join(["python", *command(step, device)])
             lines += ["", f"## {step.name}: {each.outcome}", "", f"    {prefix}{again}", "", "```"]
-            lines += [*each.end_of_output[-LINES_OF_A_FAILURE:], "```"]
+            lines += [*each.output[-LINES_OF_A_FAILURE:], "```"]
     for step in STEPS:
         if step.layer == "speed" and found[step.name].outcome == "passed":
-            lines += ["", f"## {step.name}", "", *found[step.name].end_of_output]
+            lines += ["", f"## {step.name}", "", *found[step.name].output]
     return lines
 
 
@@ -148,7 +147,7 @@ def main() -> int:
             print(f"{step.layer}: {step.name} …", flush=True)
             found[step.name] = run(step, options.device, left)
             print(f"    {found[step.name].outcome} after {found[step.name].seconds:.0f} s", flush=True)
-        _keep(kept, heading, found)
+        _keep(kept, heading, passed | found)
     lines = report(found, options.device, heading)
     print("\n".join(lines))
     write_result(f"gpu-first-hour-{options.device}", lines)

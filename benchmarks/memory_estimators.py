@@ -36,7 +36,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from compiled_programs import PUBLISHED
+from compiled_programs import PUBLISHED, variables_of
 from result_files import write_result
 
 SECONDS, RANKS = 60, 8
@@ -250,8 +250,7 @@ def main() -> None:
         for name, rows in scripts.items():
             os.environ.clear()
             os.environ.update(kept)
-            variables = dict(each.split("=") for each in rows[0]["environment"].split())
-            found = estimate_here(given.estimate, given.programs / name, variables)
+            found = estimate_here(given.estimate, given.programs / name, variables_of(rows[0]))
             print(json.dumps([name, found]), flush=True)
         return
     table: dict[str, dict[str, Any]] = {"napkin": {name: napkin_answer(given.answers, name) for name in scripts}}

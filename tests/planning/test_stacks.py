@@ -5,7 +5,6 @@ import itertools
 import math
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from napkin.hardware.cluster import LINE_SHARE, Group, Interconnect, interconnec
 from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
 from napkin.planning.layouts.exchange import destinations, exchange_seconds
-from napkin.planning.layouts.stack import NAPKIN, Exchange, Stack, find_stack, read_stack, stacks
+from napkin.planning.layouts.stack import NAPKIN, Exchange, find_stack, read_stack, stacks
 from napkin.planning.layouts.stages import Sends, expert_sends, replicas_of_experts, shards_of, tensor_sends
 from napkin.recipe.layout import Layout, layout_of
 from napkin.recipe.training_config import ParallelismConfig
@@ -25,12 +24,6 @@ MODEL = ModelConfig(
     vocab_size=256, d_model=64, n_heads=4, n_layers=2, context_length=64, n_experts=8, experts_per_token=2, d_expert=32
 )
 LINKS = Interconnect(100e9, 10e9, 2, 0.0, 0.0, 0.0)
-
-
-@dataclasses.dataclass
-class Costs:
-    stack: Stack
-    interconnect: Interconnect
 
 
 def _drawn(group: Group, k: int, n_experts: int, limit: int | None) -> tuple[float, float]:
@@ -148,18 +141,16 @@ def test_what_hides_behind_products_is_all_but_the_first_piece_and_behind_anothe
     compute = StageSeconds(forward=4.0, backward_input=4.0, backward_weight=4.0)
     links = dataclasses.replace(LINKS, slowdown=0.25, multiprocessors=132)
 
-    def costs(**changes: Any) -> Costs:
-        return Costs(dataclasses.replace(NAPKIN, **changes), links)
-
     whole, pieces = Sends(), Sends()
-    tensor_sends(costs(), 4, whole, compute, 1.0, 2.0)
-    tensor_sends(costs(overlaps_tensor=True), 4, pieces, compute, 1.0, 2.0)
+    tensor_sends(NAPKIN, links, 4, whole, compute, 1.0, 2.0)
+    overlapping = dataclasses.replace(NAPKIN, overlaps_tensor=True)
+    tensor_sends(overlapping, links, 4, pieces, compute, 1.0, 2.0)
     assert whole.exposed["tensor"] == [1.0, 2.0]
     assert pieces.exposed["tensor"] == pytest.approx([0.25 + 0.25 * 0.75, 0.5 + 0.25 * 1.5])
     # 22 of 132 multiprocessors send: computing takes 132 / 110 as long, and hides 14.4 s of what is sent.
     exchange = Exchange(behind_other_micro_batch=True, multiprocessors=22)
     for sent in (2.0, 10.0):
         sends = Sends()
-        longer = expert_sends(costs(exchange=exchange), sends, compute, sent, sent)
+        longer = expert_sends(exchange, links, sends, compute, sent, sent)
         assert longer.forward + longer.of("backward") == pytest.approx(12 * 0.2)
         assert sum(sends.exposed["expert"]) == pytest.approx(max(0.0, 2 * sent - 14.4))

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-aten = torch.ops.aten
-
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 PLAIN_VALUES = frozenset(
     {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, complex}
@@ -31,7 +29,7 @@ class _Again(NamedTuple):
     argument: int | None
     """The number of the argument's tensor whose storage it is in; None for a new storage."""
     shape: tuple[int, ...] | None
-    """None if it is the argument itself."""
+    """Shape of the result; None if the result is the argument itself."""
     strides: tuple[int, ...] = ()
     offset: int = 0
     dtype: torch.dtype | None = None
@@ -53,7 +51,7 @@ class KnownCall:
 
 _NEW = object()
 _calls: dict[Hashable, KnownCall | None] = {}
-"""By operator and layout of the arguments; None for calls whose results cannot be made again."""
+"""Known calls by operator and layouts of the arguments; None for calls whose results cannot be made again."""
 
 
 # Runs for every operator of a step: the type checks that are on during tests would take half of their time.
@@ -158,20 +156,17 @@ def _make(again: _Again | None, mode: FakeTensorMode, tensors: list) -> Tensor |
 @no_type_check
 def _call_of(result: Any, mode: FakeTensorMode, tensors: list) -> KnownCall | None:
     """What makes the result again; None where nothing does."""
-    kind = type(result)
-    container = kind if kind in (list, tuple) else None
-    results = []
+    container = type(result) if type(result) in (list, tuple) else None
+    results, new_storages = [], []
     for each in result if container else (result,):
-        again = None
-        if each is not None:
-            again = _again(each, mode, tensors)
-            if again is None:
-                return None
+        again = None if each is None else _again(each, mode, tensors)
+        if again is None and each is not None:
+            return None
+        if again is not None and again.argument is None:
+            new_storages.append(each.untyped_storage()._cdata)
         results.append(again)
-    storages = [each.untyped_storage()._cdata for each in (result if container else (result,)) if each is not None]
-    new = [storage for storage, again in zip(storages, filter(None, results), strict=True) if again.argument is None]
     # Two results in one new storage.
-    return None if len(set(new)) < len(new) else KnownCall(container, tuple(results))
+    return None if len(set(new_storages)) < len(new_storages) else KnownCall(container, tuple(results))
 
 
 @no_type_check

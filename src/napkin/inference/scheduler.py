@@ -13,6 +13,9 @@ schedule with a model and a plan simulates it with seconds (`napkin.planning.ser
 """
 
 import hashlib
+import itertools
+import math
+import random
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -21,9 +24,24 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from napkin.errors import NapkinError
+
 Digest = bytes
 FIRST: Digest = b""
 """What comes before the first block."""
+
+
+def refuse_unclear_load(concurrency: float | None, rate: float | None) -> None:
+    """Raise NapkinError unless a load has either requests in flight or a finite rate of requests per second."""
+    if (concurrency is None) == (rate is None):
+        raise NapkinError("a load has a concurrency or a rate: give one of them")
+    if rate is not None and not 0 < rate < math.inf:
+        raise NapkinError(f"rate is {rate}: use a finite number of requests per second above 0")
+
+
+def random_arrivals(draw: random.Random, rate: float, requests: int) -> list[float]:
+    """Return the seconds at which requests come at random moments, `rate` per second (a Poisson process)."""
+    return list(itertools.accumulate(draw.expovariate(rate) for _ in range(requests)))
 
 
 @dataclass(eq=False)

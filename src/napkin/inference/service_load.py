@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from napkin.errors import NapkinError
 from napkin.inference.engine import Completion, Engine, Request
+from napkin.inference.scheduler import random_arrivals, refuse_unclear_load
 from napkin.inference.settings import Sampling
 
 
@@ -28,22 +29,14 @@ class ServiceLoad:
         for name in ("requests", "input_tokens", "output_tokens"):
             if getattr(self, name) < 1:
                 raise NapkinError(f"{name} is {getattr(self, name)}: use 1 or more")
-        if (self.concurrency is None) == (self.rate is None):
-            raise NapkinError("a load has a concurrency or a rate: give one of them")
+        refuse_unclear_load(self.concurrency, self.rate)
         if self.concurrency is not None and self.concurrency < 1:
             raise NapkinError(f"concurrency is {self.concurrency}: use 1 or more")
-        if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise NapkinError(f"rate is {self.rate}: use a finite number of requests per second above 0")
 
     def arrivals(self) -> list[float]:
         """Seconds after the start at which requests of an open load come."""
         assert self.rate is not None
-        draw, now = random.Random(self.seed), 0.0
-        found: list[float] = []
-        for _ in range(self.requests):
-            now += draw.expovariate(self.rate)
-            found.append(now)
-        return found
+        return random_arrivals(random.Random(self.seed), self.rate, self.requests)
 
 
 @dataclass(frozen=True)

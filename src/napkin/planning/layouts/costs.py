@@ -138,6 +138,7 @@ class LayoutCosts:
         self.interconnect: Interconnect = self.site.interconnect.slower(stack.sending)
         self.progress = progress
         self.model = resolved.recipe.model
+        self.in_fp8 = resolved.precision.name == "fp8"
         self.activation_bytes = PRODUCTS_BYTES[resolved.precision.products]
         """Bytes of a number that ranks of tensor or context send each other."""
         self.gather_bytes = PRODUCTS_BYTES[resolved.gather_format]
@@ -229,7 +230,7 @@ class LayoutCosts:
         more = (self.stack.exchange.padded_rows - 1) / 2
         # Tokens are the rows of a product; of a gradient of weights, what it sums over.
         m, k = (m, k / experts + more) if row.operator.endswith("outer") else (m / experts + more, k)
-        narrow = self.stack.fp8_experts and self.resolved.precision.name == "fp8"
+        narrow = self.stack.fp8_experts and self.in_fp8
         contraction = (experts, max(1, round(m)), n, max(1, round(k)))
         return dataclasses.replace(row, contraction=contraction, format="fp8-e4m3" if narrow else row.format)
 

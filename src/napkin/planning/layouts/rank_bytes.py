@@ -133,7 +133,6 @@ def _rank_bytes(
         if content.first and micro_batches > 1:
             moments.append((whole, workspaces + 4 * costs.parameters(layout.tensor).embedding - freed))
     whole, working = max(moments, key=sum)
-    stream = costs.tokens(size) * costs.model.d_model * costs.weight_bytes / layout.tensor
     return RankBytes(
         parameters=own * costs.weight_bytes,
         gradients=gradients,
@@ -141,8 +140,15 @@ def _rank_bytes(
         gathered=whole,
         activations=activations,
         working=working,
-        buffers=(4 * stream if layout.pipeline > 1 else 0.0) + _TOKEN_BYTES * micro_batches * costs.tokens(size),
+        buffers=_buffer_bytes(costs, choice, micro_batches, costs.weight_bytes),
     )
+
+
+def _buffer_bytes(costs: LayoutCosts, choice: Choice, micro_batches: int, number_bytes: float) -> float:
+    """Bytes of a pipeline's messages to and from both neighbours, and of the tokens of a step."""
+    tokens, layout = costs.tokens(choice.size), choice.layout
+    stream = tokens * costs.model.d_model * number_bytes / layout.tensor
+    return (4 * stream if layout.pipeline > 1 else 0.0) + _TOKEN_BYTES * micro_batches * tokens
 
 
 def _kept_bytes(costs: LayoutCosts, choice: Choice, content: StageContent, gathered: bool) -> float:
@@ -188,13 +194,12 @@ def _stack_bytes(
     if layout.shard_optimizer and not sharded:
         state = dense / (layout.data * layout.context) + experts / max(1, replicas_of_experts(layout))
     outside = sum(outside_parameters(costs, layout, content) for content in contents)
-    fp8 = memory.fp8_copy_bytes if costs.resolved.precision.name == "fp8" else 0.0
+    fp8 = memory.fp8_copy_bytes if costs.in_fp8 else 0.0
     whole = _gathered_bytes(costs, layout, contents, outside) if sharded else fp8 * (dense + experts - outside)
     activations = working = 0.0
     for number, content in zip(flight, contents, strict=True):
         activations += number * _kept_by_stack(costs, choice, content, memory)
         working = max(working, _working_of_stack(costs, choice, content, memory))
-    stream = costs.tokens(choice.size) * costs.model.d_model * costs.activation_bytes / layout.tensor
     return RankBytes(
         parameters=memory.weight_bytes * own,
         gradients=memory.gradient_bytes * own,
@@ -202,7 +207,7 @@ def _stack_bytes(
         gathered=whole,
         activations=activations,
         working=working,
-        buffers=(4 * stream if layout.pipeline > 1 else 0.0) + _TOKEN_BYTES * micro_batches * costs.tokens(choice.size),
+        buffers=_buffer_bytes(costs, choice, micro_batches, costs.activation_bytes),
     )
 
 
@@ -239,18 +244,18 @@ def _token_bytes(costs: LayoutCosts, choice: Choice, kept: Kept, memory: Memory,
 def _kept_by_stack(costs: LayoutCosts, choice: Choice, content: StageContent, memory: Memory) -> float:
     tokens, bytes_kept = costs.tokens(choice.size), 0.0
     for part, recompute, times in blocks_by_recompute(costs, choice, content):
-        kept = memory.kept_of(recompute, fp8=costs.resolved.precision.name == "fp8")
+        kept = memory.kept_of(recompute, fp8=costs.in_fp8)
         bytes_kept += times * tokens * _token_bytes(costs, choice, kept, memory, dense=part == "dense")
     return bytes_kept
 
 
 def _working_of_stack(costs: LayoutCosts, choice: Choice, content: StageContent, memory: Memory) -> float:
     """Bytes that come and go: what a block computes again and the gradients of its widest part, or the logits."""
-    tokens, model, fp8 = costs.tokens(choice.size), costs.model, costs.resolved.precision.name == "fp8"
+    tokens, model = costs.tokens(choice.size), costs.model
     in_block = 0.0
     for part, recompute, _ in blocks_by_recompute(costs, choice, content):
         dense = part == "dense"
-        every, kept = (memory.kept_of(each, fp8=fp8) for each in ("none", recompute))
+        every, kept = (memory.kept_of(each, fp8=costs.in_fp8) for each in ("none", recompute))
         whole = _token_bytes(costs, choice, every, memory, dense=dense)
         again = whole - _token_bytes(costs, choice, kept, memory, dense=dense)
         widest = Kept(d_model=4, up=2, activated=2, dispatched=2)

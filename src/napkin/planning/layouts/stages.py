@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 from napkin.accounting.pipeline_schedules import PipelineSchedule, pipeline_schedule
 from napkin.accounting.pipeline_simulation import StageSeconds
@@ -21,7 +21,7 @@ from napkin.model.config import ModelConfig
 from napkin.planning.layouts.costs import BUCKET_BYTES, OUTSIDE_BYTES, Choice, LayoutCosts, Parameters
 from napkin.planning.layouts.counted_parts import Part
 from napkin.planning.layouts.exchange import exchange_seconds
-from napkin.planning.layouts.stack import Stack
+from napkin.planning.layouts.stack import Exchange, Stack
 from napkin.recipe.layout import Layout
 from napkin.train_step.compile import Recompute
 
@@ -212,7 +212,8 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
             both = pairs * gather + pairs * scatter
             selective = pairs * gather if costs.stack.gathers_again else 0.0
             again = {"none": 0.0, "selective": selective, "full": both}[recompute]
-            tensor_sends(costs, layout.tensor, sends, of_part, times * both, times * (both + again))
+            backward = times * (both + again)
+            tensor_sends(costs.stack, interconnect, layout.tensor, sends, of_part, times * both, backward)
         if part == "block" and layout.expert > 1:
             # Gradients of a token's results go the way of the token, those of the token the way of its results.
             sent_again = recompute == "full" or (recompute == "selective" and exchange.sent_again)
@@ -220,7 +221,7 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
             waiting = exchange.synchronising_seconds
             forward = times * (dispatch + combine + waiting)
             backward = times * (dispatch + combine + again + (waiting if again else 0.0))
-            compute += expert_sends(costs, sends, of_part, forward, backward)
+            compute += expert_sends(exchange, interconnect, sends, of_part, forward, backward)
     if layout.context > 1:
         blocks = content.dense + content.blocks
         _ring_sends(costs, choice, sends, blocks, attention)
@@ -252,30 +253,28 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
     return StageTime(content, compute, sends)
 
 
-@runtime_checkable
-class StackLinks(Protocol):
-    """A stack and the links that it sends on, as `LayoutCosts` has them."""
-
-    stack: Stack
-    interconnect: Interconnect
-
-
 def tensor_sends(
-    costs: StackLinks, tensor: int, sends: Sends, compute: StageSeconds, forward: float, backward: float
+    stack: Stack,
+    links: Interconnect,
+    tensor: int,
+    sends: Sends,
+    compute: StageSeconds,
+    forward: float,
+    backward: float,
 ) -> None:
     """Wait for collectives of ranks of tensor; cut into as many pieces as there are ranks, all but the first one hide
     behind the products of the piece before."""
-    if not costs.stack.overlaps_tensor:
+    if not stack.overlaps_tensor:
         sends.waited("tensor", forward, backward)
         return
-    first, slowdown = 1 / tensor, costs.interconnect.slowdown
+    first, slowdown = 1 / tensor, links.slowdown
     sends.waited("tensor", first * forward, first * backward)
     sends.overlapped("tensor", False, (1 - first) * forward, compute.forward, slowdown)
     sends.overlapped("tensor", True, (1 - first) * backward, compute.of("backward"), slowdown)
 
 
 def expert_sends(
-    costs: StackLinks, sends: Sends, compute: StageSeconds, forward: float, backward: float
+    exchange: Exchange, links: Interconnect, sends: Sends, compute: StageSeconds, forward: float, backward: float
 ) -> StageSeconds:
     """Wait for the exchanges of experts, or hide them behind the same blocks of another micro-batch, whose forward and
     backward passes take turns with this one's. Returns by how much computing is longer.
@@ -283,15 +282,14 @@ def expert_sends(
     Multiprocessors that only send are missing from what computes, all the time. Where none are set aside, the exchange
     lengthens what it hides behind as other collectives do.
     """
-    exchange = costs.stack.exchange
     if not exchange.behind_other_micro_batch:
         sends.waited("expert", forward, backward)
         return StageSeconds()
-    taken = exchange.multiprocessors / (costs.interconnect.multiprocessors or math.inf)
+    taken = exchange.multiprocessors / (links.multiprocessors or math.inf)
     longer = compute * (taken / (1 - taken))
     both = compute.forward + compute.of("backward") + longer.forward + longer.of("backward")
     share = min(1.0, both / (forward + backward)) if forward + backward else 0.0
-    slowdown = 0.0 if taken else costs.interconnect.slowdown
+    slowdown = 0.0 if taken else links.slowdown
     sends.overlapped("expert", False, forward, share * forward, slowdown)
     sends.overlapped("expert", True, backward, share * backward, slowdown)
     return longer

@@ -310,11 +310,8 @@ class Replica:
         message = 2 * self.work.d_model * tokens
         direct = (ranks - 1) * message / (self._link_bandwidth * server.direct_share)
         ring = 2 * (ranks - 1) / ranks * message / (self._link_bandwidth * server.ring_share)
-        return (
-            2
-            * self.work.n_layers
-            * (server.collective_seconds + np.minimum(direct, 3 * server.collective_seconds + ring))
-        )
+        sending = np.minimum(direct, 3 * server.collective_seconds + ring)
+        return 2 * self.work.n_layers * (server.collective_seconds + sending)
 
 
 def sixteen_bits(device: Device) -> str:

@@ -16,7 +16,6 @@ step takes: the rows are found first and priced together.
 """
 
 import heapq
-import itertools
 import math
 import random
 from collections import deque
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 
 from napkin.errors import NapkinError
 from napkin.hardware.service_efficiency import Schedule
+from napkin.inference.scheduler import random_arrivals, refuse_unclear_load
 
 Array = NDArray[np.float64]
 StepSeconds = Callable[[Any, Any, Any, Any], Any]
@@ -71,10 +71,7 @@ class Load:
     """They do not wait where the step's tokens reach this share of its most (batch_wait_max_tokens_ratio)."""
 
     def __post_init__(self) -> None:
-        if (self.concurrency is None) == (self.rate is None):
-            raise NapkinError("a load has a concurrency or a rate: give one of them")
-        if self.rate is not None and not 0 < self.rate < math.inf:
-            raise NapkinError(f"rate is {self.rate}: use a finite number of requests per second above 0")
+        refuse_unclear_load(self.concurrency, self.rate)
         if not 0 <= self.shortest <= 1:
             raise NapkinError(f"shortest is {self.shortest}: use a share of the stated lengths, from 0 to 1")
 
@@ -140,14 +137,14 @@ class Timeline:
         per_token = weights / np.maximum(1, self.outputs - 1)
         return added(weights, self.arrival, self.first), added(per_token, self.first, self.end)
 
-    def priced(self, seconds: StepSeconds) -> "Served":
+    def priced(self, seconds: StepSeconds) -> "Latencies":
         """The latencies of all requests, if steps take such seconds."""
         each = seconds(self.sequences, self.context, self.prompt_tokens, self.pairs)
         taken = each * self.count
         ends = np.concatenate([[0.0], np.cumsum(taken if self.idle is None else taken + self.idle)])
         sent = ends[self.arrival] if self.arrival_seconds is None else self.arrival_seconds
         first, end = ends[self.first], ends[self.end]
-        return Served(
+        return Latencies(
             first_token=first - sent,
             per_token=(end - first) / np.maximum(1, self.outputs - 1),
             waiting=ends[self.admission] - sent,
@@ -158,7 +155,7 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class Served:
+class Latencies:
     """The seconds of requests: arrays in order of arrival."""
 
     first_token: Array
@@ -265,8 +262,7 @@ class _Simulation:
     def run(self) -> None:
         closed = self.load.rate is None
         if self.load.rate is not None:
-            gaps = (self.draw.expovariate(self.load.rate) for _ in range(self.total))
-            self.arrivals = list(itertools.accumulate(gaps))
+            self.arrivals = random_arrivals(self.draw, self.load.rate, self.total)
         if closed:
             self.waiting.extend(self._new() for _ in range(min(self.clients, self.total)))
         while self.n_ended < self.total:

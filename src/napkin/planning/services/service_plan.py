@@ -91,7 +91,7 @@ SERVER = "vllm"
 REQUESTS_PER_CLIENT = 4
 """Requests that are simulated for each client, if nobody says how many."""
 REQUESTS_OF_RATE = 1000
-"""Requests that come by a rate, if nobody says how many."""
+"""Requests of a load that comes by `rate`, unless `requests` are given."""
 PREFILL_CHUNK = 512
 _BLOCK = 16
 """Tokens per block of the engine, as it is served."""
