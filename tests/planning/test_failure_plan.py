@@ -120,8 +120,9 @@ def test_a_run_that_would_not_end_has_no_time_and_no_dollars(tmp_path: Path) -> 
     plan = planned(8).at(mtbf_hours=1e-6, usd_per_hour=1.0)
     found = planned_failures(plan)
     assert (found.seconds, found.interruptions, found.dollars, found.goodput) == (None, None, None, 0)
-    write_json(tmp_path / "plan.json", plan_file_of(plan))
-    assert read_json(tmp_path / "plan.json", PlanFile) == plan_file_of(plan)
+    written = plan_file_of(plan)
+    write_json(tmp_path / "plan.json", written)
+    assert read_json(tmp_path / "plan.json", PlanFile) == written
 
 
 def test_plan_json_has_the_failures_and_may_be_without(tmp_path: Path) -> None:
