@@ -33,7 +33,7 @@ from napkin.accounting.recording import record
 from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.model.huggingface.convert import load_huggingface_into, read_huggingface_config, save_huggingface
+from napkin.model.huggingface.convert import load_huggingface_parts, read_huggingface_config, save_huggingface
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision
 from napkin.recipe.resolved import ResolvedRecipe
@@ -130,7 +130,7 @@ def napkin_step(kind: Any, precision: Any, folder: Path) -> tuple[torch.nn.Modul
     settings: dict[str, Any] = {"max_tokens": N_SEQUENCES * LENGTH, "packing": "padded"}
     parts = micro_batches_of(examples, row_length=MODEL.context_length, **settings)
     counted = count_examples(resolved, parts, totals_of(parts), SupervisedObjective()).peak_bytes
-    state = build_train_state(resolved, initialize=lambda model: load_huggingface_into(model, folder))
+    state = build_train_state(resolved, initialize=lambda config, parts: load_huggingface_parts(config, parts, folder))
     numbers = iter(range(1000))
 
     def step() -> float:

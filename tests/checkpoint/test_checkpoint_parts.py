@@ -19,18 +19,11 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from napkin.checkpoint.shard_files import (
-    Box,
-    Parts,
-    copy_files_into,
-    first_fault,
-    parts_of,
-    tensor_files,
-    write_tensors,
-)
+from napkin.checkpoint.shard_files import copy_files_into, first_fault, tensor_files, write_tensors
 from napkin.checkpoint.sharded_writer import assign_shards, assigned_parts
 from napkin.distributed.ranks import RankInfo, Ranks
 from napkin.optim.saved_state import local, part_like
+from napkin.optim.tensor_parts import Box, Parts, parts_of
 
 HEIGHTS = {"stacked": (8, 4, 4), "stacked.bias": (8, 4, 4), "stack of stacked": (4, 4)}
 """Divisible among the tensor ranks of all layouts."""

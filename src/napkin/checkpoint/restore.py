@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint, set_aside
-from napkin.checkpoint.shard_files import Parts, copy_files_into, formats_of, frozen_path, read_sums, tensor_files
-from napkin.checkpoint.state import Checkpoint, frozen_tensors, in_parts, model_tensors, optimizer_tensors, whole
+from napkin.checkpoint.shard_files import copy_files_into, formats_of, frozen_path, read_sums, tensor_files
+from napkin.checkpoint.state import Checkpoint, frozen_tensors, model_tensors, optimizer_tensors, whole
 from napkin.errors import CorruptFile, NapkinError
 from napkin.model.transformer import Transformer
 from napkin.optim.clipping import LossScale
+from napkin.optim.tensor_parts import Parts
 from napkin.recipe.recipe import Recipe
-from napkin.train_step.step import TrainState, add_tuned_parts, remove_tuned_parts
+from napkin.train_step.step import TrainState, add_tuned_parts, has_tuned_parts, remove_tuned_parts
 
 
 def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
@@ -56,7 +57,7 @@ def load_train_state(checkpoint: Checkpoint, train_state: TrainState) -> None:
     """
     model = train_state.parallel_model
     _refuse_other_model(checkpoint, train_state.model)
-    targets = in_parts(model_tensors(train_state.model), model)
+    targets = model.parts(model_tensors(train_state.model))
     _copy_weights(checkpoint, targets, train_state.model, among_others=model.layout.pipeline > 1)
     state = checkpoint.state
     updates = state.step - state.history.skipped if state.history.updates is None else state.history.updates
@@ -66,7 +67,7 @@ def load_train_state(checkpoint: Checkpoint, train_state: TrainState) -> None:
     extra = {"loss_scale": LossScale().to_tensor()} if _precision_of(checkpoint) == "fp16" else {}
     has_average = keeps_average(checkpoint)
     copy_files_into(
-        in_parts(optimizer_tensors(train_state, average=has_average) | extra, model),
+        model.parts(optimizer_tensors(train_state, average=has_average) | extra),
         _files(checkpoint, "optimizer"),
         # Other ranks may have the state of other parameters.
         among_others=(has_average and not train_state.average) or model.layout.divides_names,
@@ -110,7 +111,7 @@ def _refuse_other_model(checkpoint: Checkpoint, model: Transformer) -> None:
 def _copy_weights(checkpoint: Checkpoint, targets: Parts, model: Transformer, *, among_others: bool = False) -> None:
     """Trained weights are stored in the format that the checkpoint's precision has, not in that of the targets; frozen
     weights in those that they were written in, once."""
-    stored_as = dict.fromkeys(targets, torch.bfloat16 if _precision_of(checkpoint) == "bf16-pure" else torch.float32)
+    stored_as = dict.fromkeys(targets, _stored_format(checkpoint))
     files, frozen = _files(checkpoint, "model"), frozen_tensors(model)
     if frozen and checkpoint.frozen is None:
         raise NapkinError(
@@ -126,6 +127,11 @@ def _copy_weights(checkpoint: Checkpoint, targets: Parts, model: Transformer, *,
 
 def _files(checkpoint: Checkpoint, stem: str) -> list[Path]:
     return [checkpoint.path / name for name in tensor_files(stem, read_sums(checkpoint.path))]
+
+
+def _stored_format(checkpoint: Checkpoint) -> torch.dtype:
+    """The format of a checkpoint's trained weights."""
+    return torch.bfloat16 if _precision_of(checkpoint) == "bf16-pure" else torch.float32
 
 
 def _precision_of(checkpoint: Checkpoint) -> str:
@@ -237,6 +243,25 @@ def load_plain_model(checkpoint: Checkpoint, recipe: Recipe) -> Transformer:
     model = load_tuned_model(checkpoint, recipe)
     remove_tuned_parts(model)
     return model
+
+
+def load_plain_parts(checkpoint: Checkpoint, recipe: Recipe, parts: Parts) -> None:
+    """Copy what `load_plain_model` gives into some parts of it; the whole is only made where adapters are merged.
+
+    Raises CorruptFile where the checkpoint does not fit the recipe.
+    """
+    if has_tuned_parts(recipe):
+        made = model_tensors(load_plain_model(checkpoint, recipe))
+        for name, own in parts.items():
+            for part in own:
+                part.tensor.copy_(made[name][part.place])
+    elif keeps_average(checkpoint):
+        targets = {f"average.{name}": own for name, own in parts.items()}
+        files = _files(checkpoint, "optimizer")
+        copy_files_into(targets, files, stored_as=dict.fromkeys(targets, torch.float32), among_others=True)
+    else:
+        stored_as = dict.fromkeys(parts, _stored_format(checkpoint))
+        copy_files_into(parts, _files(checkpoint, "model"), stored_as=stored_as, among_others=True)
 
 
 def load_tuned_model(checkpoint: Checkpoint, recipe: Recipe) -> Transformer:

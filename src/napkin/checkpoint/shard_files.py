@@ -5,19 +5,13 @@ A part is a box of the whole tensor. Its offsets are in the file's header, in th
 torch.distributed.checkpoint's safetensors storage, so that its HuggingFaceStorageReader reads these files too. That
 format has one box per tensor and file: a rank that has several of a tensor writes several files. Any number of ranks
 can read any boxes.
-
-A box is an offset and a length in every dimension. A rank of FSDP2 has one box of each tensor, some of its rows.
-Matrices that are stacked in one parameter are divided matrix by matrix among tensor-parallel ranks, which then have a
-box of each.
 """
 
 import contextlib
-import itertools
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,86 +23,7 @@ from torch import Tensor
 
 from napkin.errors import CorruptFile
 from napkin.files import atomic_write_bytes, atomic_write_text, read_bytes, refuse_irregular, regular, sync_file
-from napkin.optim.saved_state import indices_of, joined, local
-
-
-@dataclass(frozen=True)
-class Box:
-    """A part of a tensor that is contiguous in every dimension."""
-
-    offsets: tuple[int, ...]
-    """The index of the first element in the whole tensor."""
-    sizes: tuple[int, ...]
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """The index after the last element, by dimension."""
-        return tuple(offset + size for offset, size in zip(self.offsets, self.sizes, strict=True))
-
-    def within(self, other: "Box") -> tuple[slice, ...] | None:
-        """The range within this box of what the two have in common; None where that is nothing."""
-        firsts = tuple(map(max, self.offsets, other.offsets))
-        lasts = tuple(map(min, self.ends, other.ends))
-        if any(first >= last for first, last in zip(firsts, lasts, strict=True)):
-            return None
-        return tuple(slice(a - own, b - own) for a, b, own in zip(firsts, lasts, self.offsets, strict=True))
-
-
-@dataclass(frozen=True)
-class Part:
-    """A box of a tensor that this rank has."""
-
-    tensor: Tensor
-    """The elements of the box, a view of the rank's tensor."""
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
-    """Shape of the unsharded tensor."""
-
-    @property
-    def box(self) -> Box:
-        return Box(self.offsets, tuple(self.tensor.shape))
-
-
-Parts = dict[str, list[Part]]
-"""The parts of tensors that a rank has, by name."""
-
-
-def parts_of(tensor: Tensor, *, heights: Sequence[int] = (), ranks: int = 1) -> list[Part]:
-    """The parts of a tensor that this rank has; none if it has no element of it.
-
-    `heights` are those of matrices stacked in it, in its last dimension but one, which `ranks` have divided one by one:
-    its rows are then those that the first rank has of each matrix, followed by those of the second rank. A tensor with
-    another number of rows, such as means over them, is not stacked.
-    """
-    indices = list(indices_of(tensor))
-    stacked = max(0, tensor.ndim - 2)
-    if ranks > 1 and heights and tensor.shape[stacked] == sum(heights):
-        # The rows of stacked matrices in the order in which ranks have them.
-        order = [
-            range(start + rank * (height // ranks), start + (rank + 1) * (height // ranks))
-            for rank in range(ranks)
-            for start, height in zip([0, *itertools.accumulate(heights)], heights, strict=False)
-        ]
-        indices[stacked] = joined(each for own in indices[stacked] for each in _select(order, own))
-    here = local(tensor)
-    # Each range with its beginning in the rank's own tensor.
-    places = [zip(itertools.accumulate(map(len, ranges), initial=0), ranges, strict=False) for ranges in indices]
-    return [
-        Part(
-            here[tuple(slice(start, start + len(each)) for start, each in box)],
-            tuple(each.start for _, each in box),
-            tuple(tensor.shape),
-        )
-        for box in itertools.product(*places)
-    ]
-
-
-def _select(order: Iterable[range], own: range) -> Iterable[range]:
-    """The elements of `order` at the places `own`."""
-    first, last = own.start, own.stop
-    for each in order:
-        yield each[max(0, first) : max(0, last)]
-        first, last = first - len(each), last - len(each)
+from napkin.optim.tensor_parts import Box, Parts
 
 
 def first_fault(boxes: Sequence[Box], shape: Sequence[int]) -> tuple[int, ...] | None:

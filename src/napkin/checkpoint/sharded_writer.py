@@ -17,11 +17,12 @@ import msgspec
 
 from napkin.checkpoint.folder import checkpoint_path, read_checkpoint, refuse_full_disk
 from napkin.checkpoint.restore import load_train_state, restore_newest
-from napkin.checkpoint.shard_files import Part, Parts, shard_name
+from napkin.checkpoint.shard_files import shard_name
 from napkin.checkpoint.state import Checkpoint, Snapshot, State
 from napkin.checkpoint.writer import CheckpointWriter, write_checkpoint
 from napkin.distributed.ranks import Ranks
 from napkin.errors import CorruptFile, NapkinError
+from napkin.optim.tensor_parts import Part, Parts
 from napkin.recipe.layout import Layout
 from napkin.train_step.step import TrainState
 

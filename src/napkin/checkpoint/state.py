@@ -22,24 +22,21 @@ from torch import Tensor
 import napkin
 from napkin.checkpoint.shard_files import (
     SUMS,
-    Part,
-    Parts,
     copy_files_into,
     damaged,
     formats_of,
     frozen_path,
     is_finite,
     parse_sums,
-    parts_of,
     readable_checksum,
     write_sums,
     write_tensors,
 )
-from napkin.distributed.parallel_model import ParallelModel
 from napkin.errors import NapkinError
 from napkin.files import draft_folder, sync_folder
 from napkin.json_files import LARGEST
 from napkin.model.transformer import Transformer
+from napkin.optim.tensor_parts import Part, Parts, parts_of
 from napkin.runs.metrics import History
 from napkin.train_step.step import TrainState
 
@@ -118,7 +115,7 @@ def snapshot(
         history=history or History(),
     )
     model = train_state.parallel_model
-    files = {f"{stem}.safetensors": in_parts(named, model) for stem, named in tensors_of(train_state).items()}
+    files = {f"{stem}.safetensors": model.parts(named) for stem, named in tensors_of(train_state).items()}
     return Snapshot(step, files, msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n", frozen)
 
 
@@ -127,17 +124,6 @@ def tensors_of(train_state: TrainState) -> dict[str, dict[str, Tensor]]:
     which they are stored."""
     rest = optimizer_tensors(train_state) | train_state.extra_state()
     return {"model": trained_tensors(train_state.model), "optimizer": rest}
-
-
-def in_parts(named: dict[str, Tensor], model: ParallelModel) -> Parts:
-    """The parts that this rank has of parameters, or of an optimizer's state of them."""
-
-    def heights(name: str) -> tuple[int, ...]:
-        # State is named KEY.PARAMETER.
-        return model.stacked.get(name) or model.stacked.get(name.partition(".")[2], ())
-
-    ranks = model.layout.tensor
-    return {name: parts_of(tensor, heights=heights(name), ranks=ranks) for name, tensor in named.items()}
 
 
 def whole(named: dict[str, Tensor]) -> Parts:
@@ -199,12 +185,13 @@ def write_frozen(checkpoints: Path, model: Transformer) -> str:
     return checksum
 
 
-def load_frozen(checkpoints: Path, model: Transformer) -> None:
-    """Copy frozen weights, verified by their checksum, into a model that has nothing else. Raises CorruptFile."""
+def load_frozen(checkpoints: Path, parts: Parts) -> None:
+    """Copy frozen weights, verified by their checksum, into the parts of a model that has nothing else. Raises
+    CorruptFile."""
     path, expected = frozen_path(checkpoints), frozen_checksum(checkpoints)
     if readable_checksum(path) != expected:
         raise damaged(path, f"was truncated or changed, its SHA-256 is not the one in {SUMS}")
-    copy_files_into(whole(model_tensors(model)), [path], stored_as=formats_of(path))
+    copy_files_into(parts, [path], stored_as=formats_of(path))
 
 
 def frozen_checksum(checkpoints: Path) -> str:

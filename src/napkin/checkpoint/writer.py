@@ -28,11 +28,12 @@ from napkin.checkpoint.folder import (
     refuse_full_disk,
     set_aside,
 )
-from napkin.checkpoint.shard_files import Part, is_finite, write_state, write_tensors
+from napkin.checkpoint.shard_files import is_finite, write_state, write_tensors
 from napkin.checkpoint.state import Checkpoint, Snapshot, State, keep_frozen, snapshot
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import read_bytes, sync_folder
+from napkin.optim.tensor_parts import Part
 from napkin.runs.metrics import History, best_step
 from napkin.runs.run_folder import lower_learning_rate
 from napkin.train_step.step import TrainState

@@ -20,6 +20,7 @@ from napkin.distributed.ranks import Ranks
 from napkin.model.transformer import TokenScores, Transformer
 from napkin.optim.base import Optimizer
 from napkin.optim.saved_state import is_divided, local, shards_of
+from napkin.optim.tensor_parts import Parts, parts_of
 from napkin.recipe.layout import Layout
 from napkin.recipe.resolved import ResolvedRecipe
 
@@ -43,6 +44,8 @@ class ParallelModel:
         self.layout = layout
         self.stacked: Mapping[str, tuple[int, ...]] = {}
         """Heights of parameters that are stacked matrices, each divided by itself, by name."""
+        self.stages: Sequence[nn.Module] = ()
+        """This rank's stages of a pipeline, which FSDP2 divides in place of the model."""
         self.experts: DividedExperts | None = None
         """The experts that ranks have in parts."""
         self.same_parameters: ProcessGroup | None = None
@@ -115,6 +118,16 @@ class ParallelModel:
         inputs, targets, documents = self.own_columns(inputs, targets, documents)
         n_targets = int((targets != IGNORE_INDEX).sum())
         return float(self.model.loss(inputs, targets, documents)) * n_targets / self.layout.tensor
+
+    def parts(self, named: Mapping[str, Tensor]) -> Parts:
+        """The parts that this rank has of parameters, or of an optimizer's state of them, which is named
+        KEY.PARAMETER."""
+
+        def heights(name: str) -> tuple[int, ...]:
+            return self.stacked.get(name) or self.stacked.get(name.partition(".")[2], ())
+
+        ranks = self.layout.tensor
+        return {name: parts_of(tensor, heights=heights(name), ranks=ranks) for name, tensor in named.items()}
 
     def begin_micro_batch(self, *, last: bool) -> None:
         """Called before each micro-batch; `last` is whether it is the last of its step."""

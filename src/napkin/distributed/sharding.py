@@ -57,7 +57,7 @@ def parallelize(model: Transformer, resolved: ResolvedRecipe, ranks: Ranks) -> P
     if device_type != "cpu" and layout.strategy != "fsdp":
         model = model.to(device_type)
     made = _averaging(model, stages, resolved, ranks, mesh, experts)
-    made.stacked, made.experts = stacked, experts
+    made.stacked, made.experts, made.stages = stacked, experts, stages
     return made
 
 

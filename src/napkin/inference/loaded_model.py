@@ -24,7 +24,13 @@ import torch
 from napkin.chats.chat_format import ChatFormat, Message, TemplateChat, chat_format
 from napkin.chats.chat_template import ChatTemplate, read_chat_template, read_first_ids
 from napkin.checkpoint.folder import checkpoint_paths
-from napkin.checkpoint.restore import keeps_average, load_newest, load_plain_model, load_tuned_model
+from napkin.checkpoint.restore import (
+    keeps_average,
+    load_newest,
+    load_plain_model,
+    load_plain_parts,
+    load_tuned_model,
+)
 from napkin.checkpoint.shard_files import FROZEN, checksum_of, read_sums
 from napkin.checkpoint.state import Checkpoint
 from napkin.data.token_file import SEPARATOR, TokenFile
@@ -44,13 +50,14 @@ from napkin.model.config import ModelConfig
 from napkin.model.huggingface import save_adapters, save_huggingface
 from napkin.model.huggingface.convert import (
     load_huggingface,
-    load_huggingface_into,
+    load_huggingface_parts,
     read_huggingface_config,
     refuse_other_function,
     weight_files,
 )
 from napkin.model.huggingface.folder_files import TextForm
 from napkin.model.transformer import Transformer
+from napkin.optim.tensor_parts import Parts, whole_parts
 from napkin.recipe.precision import Precision, choose_device, choose_precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.tuning_recipe import TuningRecipe
@@ -504,15 +511,15 @@ class LoadedModel:
         Raises NapkinError where the config differs in what it computes, CorruptFile where the weights are damaged; the
         model is unchanged then.
         """
-        refuse_other_function(model.config, self.config, str(self.folder))
+        self.load_parts(model.config, whole_parts(model))
+
+    def load_parts(self, config: ModelConfig, parts: Parts) -> None:
+        """`load_into` for some parts of a model of that config: a rank reads its own."""
+        refuse_other_function(config, self.config, str(self.folder))
         if self.checkpoint is None:
-            load_huggingface_into(model, self.folder)
-            return
-        loaded = load_plain_model(self.checkpoint, self.recipe)
-        targets = dict(model.named_parameters())
-        with torch.no_grad():
-            for name, parameter in loaded.named_parameters():
-                targets[name].copy_(parameter)
+            load_huggingface_parts(config, parts, self.folder)
+        else:
+            load_plain_parts(self.checkpoint, self.recipe, parts)
 
     def conversation_file(self, chat_template: ChatTemplate | None = None) -> ConversationFile:
         """The conversation.json that a run which starts from it writes; None is its own template, if it has one."""

@@ -8,7 +8,8 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -37,19 +38,57 @@ def truncated_normal(
 
     Without `device` and `dtype` it is on the current default device and in the current default dtype. The numbers are
     drawn on the CPU in fp32 with `generator` (a CPU generator; None is torch's global one), so they do not depend on
-    the device. On the meta device and under FakeTensorMode nothing is drawn.
+    the device. On the meta device and under FakeTensorMode nothing is drawn; inside of `deferred_draws` it is later.
     """
+    deferred = _deferred.get()
+    if deferred is not None and not is_fake(torch.empty((), device=device)):
+        parameter = nn.Parameter(torch.empty(shape, device="meta", dtype=dtype))
+        deferred.append(Draw(parameter, std, generator))
+        return parameter
     empty = torch.empty(shape, device=device, dtype=dtype)
     parameter = nn.Parameter(empty)
     if empty.is_meta or is_fake(empty):
         return parameter
-    # By the inverse of the distribution function: the number of draws does not depend on what is drawn.
-    limit = math.erf(_CUT / math.sqrt(2))
     draws = torch.empty(shape, dtype=torch.float32, device="cpu")
-    draws.uniform_(-limit, limit, generator=generator).erfinv_().mul_(std * math.sqrt(2))
     with torch.no_grad():
-        parameter.copy_(draws)
+        parameter.copy_(cut_off_normal_(uniform_(draws, generator), std))
     return parameter
+
+
+def uniform_(draws: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Fill a tensor with the next uniform numbers, each of which becomes one normal number.
+
+    The number of draws does not depend on what is drawn, so that a part of a parameter can be drawn alone.
+    """
+    limit = math.erf(_CUT / math.sqrt(2))
+    return draws.uniform_(-limit, limit, generator=generator)
+
+
+def cut_off_normal_(draws: Tensor, std: float) -> Tensor:
+    """Turn uniform numbers into normal ones, by the inverse of their distribution function."""
+    return draws.erfinv_().mul_(std * math.sqrt(2))
+
+
+class Draw(NamedTuple):
+    """A parameter on the meta device whose numbers are still to be drawn."""
+
+    parameter: nn.Parameter
+    std: float
+    generator: torch.Generator | None
+
+
+_deferred: ContextVar[list[Draw] | None] = ContextVar("deferred", default=None)
+
+
+@contextmanager
+def deferred_draws() -> Iterator[list[Draw]]:
+    """Parameters with random numbers that are made inside are on the meta device; the list has them, in the order in
+    which they have to be drawn. Under FakeTensorMode nothing changes, and the list stays empty."""
+    token = _deferred.set([])
+    try:
+        yield cast(list[Draw], _deferred.get())
+    finally:
+        _deferred.reset(token)
 
 
 @contextmanager

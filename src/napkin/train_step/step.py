@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from napkin.distributed.parallel_model import ParallelModel, all_resident
 from napkin.distributed.pipeline_stages import MicroBatch, PackedRows, Passes
 from napkin.distributed.ranks import ALONE, Ranks
+from napkin.distributed.sharded_start import allocate, draw_parts, zero_parts
 from napkin.distributed.sharding import parallelize
 from napkin.kernels.products.linear import narrow_linear
 from napkin.model.adapters import add_adapters, merge_adapters
+from napkin.model.config import ModelConfig
 from napkin.model.feed_forward import Routing
 from napkin.model.kernel_forms import (
     hold_frozen_narrow,
@@ -26,12 +28,14 @@ from napkin.model.kernel_forms import (
     use_compiled_kernels,
     use_triton_kernels,
 )
+from napkin.model.layers import Draw, deferred_draws
 from napkin.model.transformer import TokenScores, Transformer, add_scalar_head, mixtures
 from napkin.optim.averaging import WeightAverage
 from napkin.optim.base import Optimizer
 from napkin.optim.clipping import LossScale, clip_gradients
 from napkin.optim.narrow_copies import NarrowCopies, StochasticRounding
 from napkin.optim.registry import build_optimizer
+from napkin.optim.tensor_parts import Parts, whole_parts
 from napkin.recipe.precision import NARROW, Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -275,22 +279,31 @@ class TrainState:
         return self.recipe.schedule(number, self.recipe.optimizer.options["learning_rate"])
 
 
+Initialize = Callable[[ModelConfig, Parts], None]
+"""Sets the initial weights of a model of that config, or of those parts of it that a rank has."""
+
+
 def build_train_state(
     resolved: ResolvedRecipe,
     ranks: Ranks = ALONE,
     *,
     compiled: bool = False,
-    initialize: Callable[[Transformer], None] | None = None,
+    initialize: Initialize | None = None,
+    drawn: bool = True,
 ) -> TrainState:
     """Build a model, with weights drawn from `training.init_seed`, and its optimizer; with fsdp, this rank's shard of
     them.
 
     `compiled` is whether the blocks are compiled, at their first step. `initialize` sets other weights than those drawn
-    from the seed.
+    from the seed. Without `drawn` the weights may be any numbers, because a checkpoint is loaded into them.
     """
     resolved = replace(resolved, world_size=ranks.world_size)
     recipe, precision = resolved.recipe, resolved.precision
-    model = build_model(resolved, initialize)
+    draws: dict[str, Draw] = {}
+    if starts_in_shards(resolved):
+        model, draws = undrawn_model(resolved)
+    else:
+        model = build_model(resolved, initialize)
     if precision.name in NARROW:
         multiply_narrow(model.blocks, narrow_linear(precision.name, precision.narrow_form))
     if recipe.training.kernels == "compiled":
@@ -303,6 +316,8 @@ def build_train_state(
     recompute_blocks(model, recipe.training.recompute, every=recipe.training.recompute_every)
     expert_counts = ExpertCounts(len(mixtures(model)), recipe.model.n_experts)
     parallel_model = parallelize(model, resolved, ranks)
+    if draws:
+        _fill_shards(parallel_model, precision.device_type, draws, initialize, drawn=drawn)
     chosen = recipe.optimizer
     # The range of fp16 is too small for sums of squares.
     products = torch.float32 if precision.products == "fp16" else precision.products_dtype
@@ -337,14 +352,54 @@ def build_train_state(
     )
 
 
-def build_model(resolved: ResolvedRecipe, initialize: Callable[[Transformer], None] | None = None) -> Transformer:
+def build_model(resolved: ResolvedRecipe, initialize: Initialize | None = None) -> Transformer:
     """The model of a recipe with what it trains besides, on the CPU, its parameters in the formats that they are held
     in; `initialize` sets other weights than those drawn from `training.init_seed`."""
-    recipe, precision = resolved.recipe, resolved.precision
     # Drawn on the CPU, so that a seed gives the same weights on every device.
-    model = Transformer(recipe.model, seed=recipe.training.init_seed)
+    model = Transformer(resolved.recipe.model, seed=resolved.recipe.training.init_seed)
     if initialize is not None:
-        initialize(model)
+        initialize(model.config, whole_parts(model))
+    return _with_tuned_parts(model, resolved)
+
+
+def starts_in_shards(resolved: ResolvedRecipe) -> bool:
+    """True if no rank holds the whole model at any time. Adapters are made of whole matrices."""
+    return resolved.strategy == "fsdp" and adapter_of(resolved.recipe) is None
+
+
+def undrawn_model(resolved: ResolvedRecipe) -> tuple[Transformer, dict[str, Draw]]:
+    """The model of `build_model` whose matrices are on the meta device, and the draws that fill them, by name; under
+    FakeTensorMode `build_model`'s, and nothing."""
+    with deferred_draws() as draws:
+        model = Transformer(resolved.recipe.model, seed=resolved.recipe.training.init_seed)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return _with_tuned_parts(model, resolved), {names[draw.parameter]: draw for draw in draws}
+
+
+def _fill_shards(
+    parallel_model: ParallelModel,
+    device_type: str,
+    draws: dict[str, Draw],
+    initialize: Initialize | None,
+    *,
+    drawn: bool,
+) -> None:
+    """Allocate what this rank has of the matrices of `undrawn_model`, and draw or load their numbers."""
+    model = parallel_model.model
+    undrawn = {name for name, parameter in model.named_parameters() if parameter.is_meta} - draws.keys()
+    allocate((*parallel_model.stages, model), device_type)
+    parts = parallel_model.parts({name: parameter.detach() for name, parameter in model.named_parameters()})
+    for name in undrawn:
+        # What tuning adds is 0 at first.
+        zero_parts(parts[name])
+    if initialize is not None:
+        initialize(model.config, {name: own for name, own in parts.items() if not name.startswith("scalar_head")})
+    elif drawn:
+        draw_parts(draws, parts)
+
+
+def _with_tuned_parts(model: Transformer, resolved: ResolvedRecipe) -> Transformer:
+    recipe, precision = resolved.recipe, resolved.precision
     add_tuned_parts(model, recipe)
     if precision.weights_dtype != torch.float32:
         _cast(model, precision.weights_dtype)
@@ -392,10 +447,19 @@ def add_tuned_parts(model: Transformer, recipe: Recipe) -> None:
             modules=adapter.modules,
             seed=adapter.seed,
         )
-    # A reward model's head of one number, or ppo's of values.
-    is_ppo = isinstance(recipe, ReinforcementRecipe) and recipe.rl.algorithm == "ppo"
-    if isinstance(recipe, RewardModelRecipe) or is_ppo:
+    if _has_scalar_head(recipe):
         add_scalar_head(model)
+
+
+def has_tuned_parts(recipe: Recipe) -> bool:
+    """True if `add_tuned_parts` adds something."""
+    return adapter_of(recipe) is not None or _has_scalar_head(recipe)
+
+
+def _has_scalar_head(recipe: Recipe) -> bool:
+    """A reward model's head of one number, or ppo's of values."""
+    is_ppo = isinstance(recipe, ReinforcementRecipe) and recipe.rl.algorithm == "ppo"
+    return isinstance(recipe, RewardModelRecipe) or is_ppo
 
 
 def remove_tuned_parts(model: Transformer) -> None:

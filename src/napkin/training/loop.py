@@ -27,7 +27,6 @@ from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import CorruptFile, NapkinError, first_line
 from napkin.hardware.host import keep_freed_memory
-from napkin.model.transformer import Transformer
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
@@ -36,7 +35,7 @@ from napkin.runs.metrics import History, StepMetrics, format_metrics, parse_metr
 from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.base import Tokenizer
 from napkin.torch_compile import compiled_folder, stoppable_compiler
-from napkin.train_step.step import TrainState, build_train_state
+from napkin.train_step.step import Initialize, TrainState, build_train_state
 from napkin.training.signals import Interrupted, Interruption, agree_on_signal
 from napkin.units import format_seconds
 
@@ -70,8 +69,10 @@ class Preparation(ABC):
         """The files that are mapped while the run trains."""
         return []
 
-    def initialize(self, model: Transformer) -> None:  # noqa: B027
-        """Set the weights of a new run, where they are not drawn from training.init_seed."""
+    @property
+    def initialize(self) -> Initialize | None:
+        """Sets the weights of a new run, where they are not drawn from training.init_seed."""
+        return None
 
 
 SILENT_SECONDS = 2.0
@@ -126,7 +127,9 @@ class TrainingLoop:
         compiled = self.recipe.training.compile == "on"
         begins = not checkpoint_paths(run.checkpoints)
         initialize = preparation.initialize if begins else None
-        self.train_state = build_train_state(preparation.resolved, self.ranks, compiled=compiled, initialize=initialize)
+        self.train_state = build_train_state(
+            preparation.resolved, self.ranks, compiled=compiled, initialize=initialize, drawn=begins
+        )
         self.watch = Stopwatch(self.device_type)
         self.history = History()
         self.callbacks: Sequence[Callback] = ()

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,7 +25,7 @@ from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import RunFolder, conversation_files, is_quantized, is_run
 from napkin.tokenizer.base import Tokenizer
-from napkin.train_step.step import adapter_of, build_model
+from napkin.train_step.step import Initialize, adapter_of, build_model
 from napkin.training.method import Method, Setting
 from napkin.training.run import Outcome, train
 from napkin.tuning.packing import Packing, resolved_packing
@@ -117,13 +116,13 @@ class TuningMethod(Method):
         encoder = encoder_of_run(run.path, run.tokenizer, recipe.tuning.learned)
         return cls.open(TuningContext(resolved, run.tokenizer, encoder, run.path, setting))
 
-    def initialize(self, model: Transformer) -> None:
-        """Copy the initial weights into the model: frozen ones that the run keeps, or the base model's."""
+    @property
+    def initialize(self) -> Initialize:
+        """Copies the initial weights into the model: frozen ones that the run keeps, or the base model's."""
         context = self.context
         if context.base is not None and adapter_of(context.recipe) is None:
-            context.base.load_into(model)
-        else:
-            initial_weights(context.folder, context.recipe)(model)
+            return context.base.load_parts
+        return initial_weights(context.folder, context.recipe)
 
     def run_files(self) -> dict[str, bytes]:
         assert self.context.base is not None
@@ -134,7 +133,7 @@ class TuningMethod(Method):
         if adapter_of(self.context.recipe) is not None:
             assert self.context.base is not None
             self.context.setting.progress("keeping the frozen weights")
-            write_frozen(checkpoints, build_model(self.resolved, self.context.base.load_into))
+            write_frozen(checkpoints, build_model(self.resolved, self.context.base.load_parts))
 
 
 def open_base(folder: StrPath) -> LoadedModel:
@@ -157,12 +156,12 @@ def reference_model(base: LoadedModel, precision: Precision) -> Transformer:
     return model.to(precision.device_type)
 
 
-def initial_weights(run: Path, recipe: TuningRecipe) -> Callable[[Transformer], None]:
+def initial_weights(run: Path, recipe: TuningRecipe) -> Initialize:
     """Return a function that copies a run's initial weights into a model: frozen ones from the run's folder, once that
     exists, others from the base model. Raises NapkinError where there is none."""
     if adapter_of(recipe) is not None and is_run(run):
-        return partial(load_frozen, RunFolder(run).checkpoints)
-    return open_base(recipe.tuning.start).load_into
+        return lambda config, parts: load_frozen(RunFolder(run).checkpoints, parts)
+    return open_base(recipe.tuning.start).load_parts
 
 
 def encoder_of_base(base: LoadedModel, chat_template: StrPath = "", train_on: TrainOn = "assistant") -> ChatEncoder:

@@ -24,12 +24,11 @@ from napkin.accounting.pricing import Price, dollars
 from napkin.accounting.quantities import QuantityRow, QuantityTable, Unit
 from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.model.adapters import adapters_off
-from napkin.model.transformer import Transformer
 from napkin.planning.rules import multiplying_parameters_by_rule
 from napkin.planning.step.machine import Machine, Progress
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.train_step.step import TrainState, Watch, build_train_state
+from napkin.train_step.step import Initialize, TrainState, Watch, build_train_state
 from napkin.tuning.example_plan import count_parts
 from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
 from napkin.tuning.policy_gradient import OLD, OLD_VALUES, FreshObjective, policy_objective
@@ -135,7 +134,7 @@ def plan_reinforcement(
     resolved: ResolvedRecipe,
     settings: ReinforcementSettings,
     prompts: Sequence[int],
-    load: Callable[[Transformer], None],
+    load: Initialize,
     machine: Machine,
     progress: Progress,
     *,
@@ -179,7 +178,7 @@ def _trial(
     resolved: ResolvedRecipe,
     settings: ReinforcementSettings,
     prompts: Sequence[int],
-    load: Callable[[Transformer], None],
+    load: Initialize,
 ) -> tuple[Rollout, PhaseMetrics, PhaseMetrics, Ledger, int, int]:
     """A rollout before the run: it, what it and its rewards cost, its ledger, the bytes and the number of weights."""
     device = resolved.precision.device_type

@@ -26,6 +26,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.huggingface.families import FAMILIES, Family
 from napkin.model.huggingface.folder_files import SEPARATOR, TextForm, path_inside, read_json, write_tokenizer
 from napkin.model.transformer import Transformer
+from napkin.optim.tensor_parts import Parts, matrix_parts, whole_parts
 from napkin.tokenizer.base import Tokenizer
 
 # The longest known is 10 million; tables of positions are as long as the context.
@@ -49,7 +50,7 @@ def load_huggingface(folder: StrPath, *, dtype: torch.dtype = torch.float32) -> 
     with _Weights(folder, family) as weights:
         _check_shapes(config, weights)
         model = Transformer(config, dtype=dtype)
-        _fill(model, config, weights, factors)
+        _fill(whole_parts(model), config, weights, factors)
     return model.eval()
 
 
@@ -70,12 +71,17 @@ def load_huggingface_into(model: Transformer, folder: StrPath) -> None:
     Parameters of the model that are not the config's, such as adapters, stay as they are. Raises as `load_huggingface`,
     and NapkinError for a model of another config; the model is unchanged then.
     """
+    load_huggingface_parts(model.config, whole_parts(model), folder)
+
+
+def load_huggingface_parts(of: ModelConfig, parts: Parts, folder: StrPath) -> None:
+    """`load_huggingface_into` for some parts of a model of the config `of`: nothing else of the files is read."""
     folder = Path(folder)
     config, family, factors = _read_config(folder)
-    refuse_other_function(model.config, config, str(folder))
+    refuse_other_function(of, config, str(folder))
     with _Weights(folder, family) as weights:
         _check_shapes(config, weights)
-        _fill(model, config, weights, factors)
+        _fill(parts, config, weights, factors)
 
 
 def refuse_other_function(config: ModelConfig, start: ModelConfig, where: str) -> None:
@@ -86,14 +92,20 @@ def refuse_other_function(config: ModelConfig, start: ModelConfig, where: str) -
 
 
 @torch.no_grad()
-def _fill(model: Transformer, config: ModelConfig, weights: "_Weights", factors: dict[str, float]) -> None:
-    parameters = dict(model.named_parameters())
+def _fill(parts: Parts, config: ModelConfig, weights: "_Weights", factors: dict[str, float]) -> None:
     for mapping in weights.family.mappings(config):
-        whole = _as_matrix(parameters[mapping.ours])
         factor = math.prod(each for name, each in factors.items() if re.fullmatch(name, mapping.ours))
-        for part, name in zip(whole.split(mapping.rows or len(whole)), mapping.theirs, strict=True):
-            read = weights.read(name)
-            part.copy_(((read.T if mapping.transposed else read) + mapping.less) * factor)
+        for part in matrix_parts(parts.get(mapping.ours, ())):
+            first, last = part.first_row, part.first_row + len(part.values)
+            columns = slice(part.first_column, part.first_column + part.values.shape[1])
+            start = 0
+            for name, height in zip(mapping.theirs, mapping.rows or (last,), strict=True):
+                rows = slice(max(first - start, 0), min(last - start, height))
+                if rows.start < rows.stop:
+                    read = weights.read(name, rows, columns, transposed=mapping.transposed)
+                    here = part.values[start + rows.start - first : start + rows.stop - first]
+                    here.copy_((read + mapping.less) * factor)
+                start += height
 
 
 def save_huggingface(
@@ -275,10 +287,14 @@ class _Weights:
         known = self._known(name)
         return tuple(self.file_of[known].get_slice(known).get_shape())
 
-    def read(self, name: str) -> Tensor:
-        """Read a tensor, and widen it to fp32."""
+    def read(self, name: str, rows: slice, columns: slice, *, transposed: bool) -> Tensor:
+        """Read some rows and columns of a matrix, which may be stored transposed, widened to fp32; a vector is a
+        column."""
         known = self._known(name)
-        return self.file_of[known].get_tensor(known).float()
+        stored = self.file_of[known].get_slice(known)
+        if len(stored.get_shape()) == 1:
+            return stored[rows].float()[:, None]
+        return stored[columns, rows].float().T if transposed else stored[rows, columns].float()
 
     def _known(self, name: str) -> str:
         # Folders saved from a model without its head lack the prefix.
