@@ -60,6 +60,14 @@ def _shapes() -> dict[str, dict[str, str]]:
     return {row["name"]: row for row in read_rows("published_shapes.csv")}
 
 
+def foundry_row(row: dict[str, str]) -> dict[str, str]:
+    """A row of published_runs.csv with the columns of published_layouts.csv."""
+    one = dict.fromkeys(("data", "tensor", "pipeline", "stages_per_rank", "context", "expert"), "1")
+    more = {"stack": "llm-foundry", "shard": row["devices"], "attention": "auto", "fused": "no", "overlap": "no"}
+    rate = {"unit": "tok/s/device", "value": row["tokens_per_second_per_device"]}
+    return {**row, **one, **more, **rate}
+
+
 FOUNDRY_VOCAB_SIZE = 50368
 
 
@@ -109,8 +117,12 @@ class PublishedRun:
             sends=row.get("exchange") or stack.exchange.sends,  # pyright: ignore[reportArgumentType]
             behind_other_micro_batch=row.get("exchange_hidden") == "yes" or stack.exchange.behind_other_micro_batch,
         )
-        overlaps = row.get("overlap") == "yes"
-        return dataclasses.replace(stack, fuses=row["fused"] == "yes", overlaps_tensor=overlaps, exchange=exchange)
+        overlaps, memory = row.get("overlap") == "yes", stack.memory
+        if memory is not None and row.get("offloaded"):
+            memory = dataclasses.replace(memory, offloaded_blocks=self._number("offloaded"))
+        return dataclasses.replace(
+            stack, fuses=row["fused"] == "yes", overlaps_tensor=overlaps, exchange=exchange, memory=memory
+        )
 
     def _number(self, name: str) -> int:
         return int(self.row[name] or 0)
@@ -170,6 +182,7 @@ class PublishedRun:
                 micro_batch_size=size,
                 precision=row["precision"],  # pyright: ignore[reportArgumentType]
                 recompute=row["recompute"],  # pyright: ignore[reportArgumentType]
+                recompute_every=int(row.get("recompute_every") or 1),
                 parallelism="fsdp" if shard > 1 else "ddp",
                 loss_chunk_size=min(size * context_length // number("context"), LARGEST_CHUNK),
                 reduce_format="bf16",

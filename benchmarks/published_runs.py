@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from napkin.hardware.ceilings import Efficiency, efficiencies
-from published_recipes import PublishedRun, read_rows
+from published_recipes import PublishedRun, foundry_row, read_rows
 from result_files import write_result
 
 TABLE = Path(__file__).parents[1] / "src" / "napkin" / "hardware" / "efficiency.toml"
@@ -66,14 +66,6 @@ class LayoutRun(PublishedRun):
         """Of a step at the peak of the datasheet."""
         flops = self.costs.model_flops(self.resolved.recipe.training.batch_size)
         return flops / self.n_devices / self.device.peak("bf16")
-
-
-def foundry_row(row: dict[str, str]) -> dict[str, str]:
-    """A row of published_runs.csv with the columns of published_layouts.csv."""
-    one = dict.fromkeys(("data", "tensor", "pipeline", "stages_per_rank", "context", "expert"), "1")
-    more = {"stack": "llm-foundry", "shard": row["devices"], "attention": "auto", "fused": "no", "overlap": "no"}
-    rate = {"unit": "tok/s/device", "value": row["tokens_per_second_per_device"]}
-    return {**row, **one, **more, **rate}
 
 
 def seen(number: int, run: LayoutRun) -> bool:
@@ -227,11 +219,8 @@ def main() -> None:
     if arguments.fit:
         fit_all(both)
     judged: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    memory: dict[str, list[float]] = defaultdict(list)
     all_errors: list[tuple[float, str]] = []
     for run, used in both:
-        if run.row.get("peak_gib") and run.program.memory is not None:
-            memory[run.stack].append(run.peak_bytes / 2**30 / float(run.row["peak_gib"]) - 1)
         planned = run.plan()
         error = planned.seconds / run.seconds - 1
         for name in names_of(run, used):
@@ -240,8 +229,6 @@ def main() -> None:
     for name, found in sorted(judged.items()):
         errors, factors = zip(*found, strict=True)
         lines.append(f"| {name} | {described(errors, factors)} |")
-    lines += ["", heads.replace("seconds per step", "peak bytes of a rank"), "|---|---|---|---|---|---|---|"]
-    lines += [f"| {stack} | {described(errors)} |" for stack, errors in sorted(memory.items())]
     lines += ["", "Furthest off:", ""]
     lines += [f"- {error:+.0%} {what}" for error, what in sorted(all_errors, key=lambda pair: -abs(pair[0]))[:16]]
     print("\n".join(lines))

@@ -11,6 +11,7 @@ import pytest
 
 from napkin.hardware.ceilings import CatalogueCeilings, efficiency_of
 from napkin.hardware.device_file import find_device
+from napkin.planning.step.site import fits
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 B200 = find_device("B200")
@@ -86,6 +87,14 @@ def test_bytes_that_another_stack_keeps_are_those_that_were_published(published:
     assert run.peak_bytes == pytest.approx(float(row["peak_gib"]) * 2**30, rel=0.08)
 
 
+def test_published_runs_fit_by_their_plans_and_those_that_ran_out_of_memory_do_not(published: Any) -> None:
+    for row in _rows(published.read_rows, "published_memory.csv"):
+        run = published.PublishedRun(row)
+        assert fits(run.peak_bytes, run.device.usable_bytes) == (row["ran"] == "yes"), row
+        if row["peak_gib"]:
+            assert run.peak_bytes == pytest.approx(float(row["peak_gib"]) * 2**30, rel=0.14)
+
+
 def test_a_program_that_fuses_is_planned_faster_than_the_same_without(published: Any) -> None:
     rows = _rows(published.read_rows, "published_layouts.csv")
     row = next(row for row in rows if row["stack"] == "torchtitan" and row["precision"] == "bf16")
@@ -94,7 +103,8 @@ def test_a_program_that_fuses_is_planned_faster_than_the_same_without(published:
 
 
 def test_every_published_row_has_a_device_a_model_and_a_layout_of_its_devices(published: Any) -> None:
-    for name in ("published_layouts.csv", "published_stacks.csv", "published_gpu_hours.csv"):
+    tables = ("published_layouts.csv", "published_stacks.csv", "published_memory.csv", "published_gpu_hours.csv")
+    for name in tables:
         for row in _rows(published.read_rows, name):
             device = find_device(row["device"])
             sizes = ("data", "shard", "tensor", "pipeline", "context")

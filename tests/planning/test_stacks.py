@@ -5,8 +5,12 @@ import itertools
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from napkin.accounting.pipeline_simulation import StageSeconds
 from napkin.errors import NapkinError
@@ -14,11 +18,15 @@ from napkin.hardware.ceilings import efficiency_of
 from napkin.hardware.cluster import LINE_SHARE, Group, Interconnect, interconnect_of, node_of
 from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
+from napkin.planning.layouts.costs import choice_of
 from napkin.planning.layouts.exchange import destinations, exchange_seconds
-from napkin.planning.layouts.stack import NAPKIN, Exchange, find_stack, read_stack, stacks
+from napkin.planning.layouts.rank_bytes import RankBytes
+from napkin.planning.layouts.stack import NAPKIN, Exchange, Stack, find_stack, read_stack, stacks
+from napkin.planning.layouts.stack_plan import plan_stack, stack_costs
 from napkin.planning.layouts.stages import Sends, expert_sends, replicas_of_experts, shards_of, tensor_sends
 from napkin.recipe.layout import Layout, layout_of
-from napkin.recipe.training_config import ParallelismConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import ParallelismConfig, TrainingConfig
 
 MODEL = ModelConfig(
     vocab_size=256, d_model=64, n_heads=4, n_layers=2, context_length=64, n_experts=8, experts_per_token=2, d_expert=32
@@ -154,3 +162,88 @@ def test_what_hides_behind_products_is_all_but_the_first_piece_and_behind_anothe
         longer = expert_sends(exchange, links, sends, compute, sent, sent)
         assert longer.forward + longer.of("backward") == pytest.approx(12 * 0.2)
         assert sum(sends.exposed["expert"]) == pytest.approx(max(0.0, 2 * sent - 14.4))
+
+
+SMALL = ModelConfig(
+    vocab_size=512, d_model=128, n_heads=4, n_layers=4, context_length=128, tie_embeddings=False, d_ff=384
+)
+
+
+def _planned_bytes(stack: Stack, **training: Any) -> RankBytes:
+    recipe = Recipe(
+        model=SMALL,
+        training=TrainingConfig(batch_size=8, micro_batch_size=1, parallelism="ddp", **training),
+        parallelism=ParallelismConfig(data=8, shard_optimizer=True),
+    )
+    return plan_stack(recipe, "8xH100", stack).ranks[0]
+
+
+def test_weights_that_are_fp8_alone_take_the_bytes_of_their_copies_and_nothing_more() -> None:
+    nemo = find_stack("nemo")
+    in_blocks = 4 * (4 * 128 * 128 + 3 * 128 * 384 + 2 * 128)
+    outside = 2 * 512 * 128 + 128
+    planned = _planned_bytes(nemo, precision="fp8")
+    assert planned.parameters == 2 * outside
+    assert planned.gathered == 2 * in_blocks
+    assert nemo.memory is not None
+    memory = dataclasses.replace(nemo.memory, fp8_copies_only=False)
+    both = _planned_bytes(dataclasses.replace(nemo, memory=memory), precision="fp8")
+    assert both.total - planned.total == 2 * in_blocks
+
+
+def test_blocks_whose_activations_wait_in_the_host_keep_none_on_the_device() -> None:
+    megatron = find_stack("megatron")
+    assert megatron.memory is not None
+    memory = dataclasses.replace(megatron.memory, offloaded_blocks=3)
+    kept = [
+        _planned_bytes(dataclasses.replace(megatron, memory=each)).activations for each in (megatron.memory, memory)
+    ]
+    assert kept[1] == pytest.approx(kept[0] / 4)
+
+
+@pytest.mark.parametrize("weights_first", [True, False])
+def test_a_checkpoint_of_torch_stops_before_the_last_product_where_weights_multiply_what_it_reads(
+    weights_first: bool,
+) -> None:
+    class Products(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.number += func is torch.ops.aten.mm.default
+            return func(*args, **kwargs or {})
+
+    up, down = (torch.randn(shape, requires_grad=True) for shape in ((8, 16), (16, 8)))
+
+    def expert(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        inner = torch.nn.functional.silu(x @ up)
+        return x + ((inner * weight) @ down if weights_first else (inner @ down) * weight)
+
+    numbers = []
+    for checkpointed in (False, True):
+        x, weight = torch.randn(4, 8, requires_grad=True), torch.rand(4, 1, requires_grad=True)
+        with Products() as products:
+            y = checkpoint(expert, x, weight, use_reentrant=False) if checkpointed else expert(x, weight)
+            y.sum().backward()
+        numbers.append(products.number)
+    assert numbers[1] - numbers[0] == (1 if weights_first else 2)
+
+
+def test_recomputation_that_stops_leaves_out_the_last_products_of_experts_and_the_way_back_of_tokens() -> None:
+    recipe = Recipe(
+        model=dataclasses.replace(MODEL, d_model=256, d_expert=512, context_length=256),
+        training=TrainingConfig(batch_size=8, micro_batch_size=1, parallelism="ddp", recompute="full"),
+        parallelism=ParallelismConfig(data=8, expert=4, whole_experts=True),
+    )
+    stops = find_stack("automodel")
+    goes_on = dataclasses.replace(stops, stops_recomputation=False)
+    costs = [stack_costs(recipe, "8xH100", stack) for stack in (stops, goes_on)]
+    size = choice_of(costs[0].resolved).size
+    again = [each.seconds("block", size, "full", False).recompute for each in costs]
+    rows = [row for row, _, _ in costs[0].rows("block", size, "full") if row.phase == "recompute"]
+    last = [row for row in rows if row.contraction and "grouped" in row.operator and row.contraction[2] == 256]
+    assert len(last) == 1
+    assert again[1] - again[0] == pytest.approx(costs[0]._row_seconds(last[0]))
+    sent = [plan_stack(recipe, "8xH100", stack).stages[0].sends.exposed["expert"] for stack in (stops, goes_on)]
+    _, back = exchange_seconds(costs[0].interconnect, Group(4, 1), costs[0].model, 256, stops.exchange, 2)
+    assert sent[0][0] == sent[1][0]
+    assert sent[1][1] - sent[0][1] == pytest.approx(costs[0].model.n_layers * back)

@@ -251,7 +251,7 @@ class LayoutCosts:
         for row, copies_weights, of_weights, grows, times in self.calls(part, size, recompute):
             if gathered and copies_weights and row.phase in ("forward", "recompute"):
                 continue
-            if self._is_made_once(row, grows):
+            if self._is_made_once(row, grows) or (recompute == "full" and self._is_past_stop(row)):
                 continue
             phase = "forward" if row.in_forward_pass else row.phase
             if phase == "backward":
@@ -267,6 +267,12 @@ class LayoutCosts:
 
     def _is_made_once(self, row: Row, grows: bool) -> bool:
         return self.stack.casts_once and row.contraction is None and not grows
+
+    def _is_past_stop(self, row: Row) -> bool:
+        """True for the experts' last products where recomputation stops before them."""
+        if not self.stack.stops_recomputation or row.phase != "recompute" or row.contraction is None:
+            return False
+        return self.model.n_experts > 0 and "grouped" in row.operator and row.contraction[2] == self.model.d_model
 
     def _row_seconds(self, row: Row) -> float:
         experts = row.contraction[0] if row.contraction and "grouped" in row.operator else 1

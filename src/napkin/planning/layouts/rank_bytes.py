@@ -195,13 +195,17 @@ def _stack_bytes(
         state = dense / (layout.data * layout.context) + experts / max(1, replicas_of_experts(layout))
     outside = sum(outside_parameters(costs, layout, content) for content in contents)
     fp8 = memory.fp8_copy_bytes if costs.in_fp8 else 0.0
-    whole = _gathered_bytes(costs, layout, contents, outside) if sharded else fp8 * (dense + experts - outside)
+    in_blocks = dense + experts - outside
+    whole = _gathered_bytes(costs, layout, contents, outside) if sharded else fp8 * in_blocks
+    weights = own
+    if costs.in_fp8 and memory.fp8_copies_only and not sharded:
+        weights = own - in_blocks
     activations = working = 0.0
     for number, content in zip(flight, contents, strict=True):
         activations += number * _kept_by_stack(costs, choice, content, memory)
         working = max(working, _working_of_stack(costs, choice, content, memory))
     return RankBytes(
-        parameters=memory.weight_bytes * own,
+        parameters=memory.weight_bytes * weights,
         gradients=memory.gradient_bytes * own,
         optimizer_state=memory.state_bytes * state,
         gathered=whole,
@@ -246,7 +250,7 @@ def _kept_by_stack(costs: LayoutCosts, choice: Choice, content: StageContent, me
     for part, recompute, times in blocks_by_recompute(costs, choice, content):
         kept = memory.kept_of(recompute, fp8=costs.in_fp8)
         bytes_kept += times * tokens * _token_bytes(costs, choice, kept, memory, dense=part == "dense")
-    return bytes_kept
+    return bytes_kept * max(0.0, 1 - memory.offloaded_blocks / costs.model.n_layers)
 
 
 def _working_of_stack(costs: LayoutCosts, choice: Choice, content: StageContent, memory: Memory) -> float:

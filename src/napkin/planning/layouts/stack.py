@@ -56,6 +56,12 @@ class Memory:
     """Bytes per parameter of the optimizer's state, and of master weights beside `weight_bytes`."""
     fp8_copy_bytes: _NotNegative = 0.0
     """Further bytes per parameter of a block where products are fp8: copies of weights, transposed too."""
+    fp8_copies_only: bool = False
+    """True if those copies are all that a block has of its weights there, beside the master weights of the optimizer's
+    state: `weight_bytes` are then of what lies outside of blocks."""
+    offloaded_blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Blocks whose activations wait in the host's memory for their backward pass; the seconds of the copies are taken
+    to hide behind computation."""
     splits_sequence: bool = True
     """True if ranks of tensor split what is `d_model` wide, outside of matrices (Korthikanti et al. 2022)."""
     logits_bytes: _NotNegative = 6.0
@@ -129,6 +135,10 @@ class Stack:
     """True if experts' products are fp8 where other products are."""
     experts_one_by_one: bool = False
     """True if each expert's products are kernels of their own, one after another, and not one kernel."""
+    stops_recomputation: bool = False
+    """True if full recomputation stops before the experts' last products and the way back of their tokens, whose
+    results no gradient reads: torch's checkpoints do so where the router's weights multiply what these products
+    read."""
     host_seconds: _NotNegative = 0.0
     """Seconds that the host takes for each operator call of a block of a mixture of experts: a block is not faster than
     its host. 0 where nothing is known, and where kernels are launched by graphs."""

@@ -218,6 +218,8 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
             # Gradients of a token's results go the way of the token, those of the token the way of its results.
             sent_again = recompute == "full" or (recompute == "selective" and exchange.sent_again)
             again = dispatch + combine if sent_again else 0.0
+            if recompute == "full" and costs.stack.stops_recomputation:
+                again = dispatch
             waiting = exchange.synchronising_seconds
             forward = times * (dispatch + combine + waiting)
             backward = times * (dispatch + combine + again + (waiting if again else 0.0))
