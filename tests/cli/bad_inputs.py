@@ -123,7 +123,8 @@ class Try(NamedTuple):
 def bad_inputs(command: str, n: int = TRIES, seed: int = 0) -> list[Try]:
     """`n` wrong command lines, the same for the same seed: positional arguments first, then options in turn."""
     words, base = command.split(), BASES[command].split()
-    options = [name for name in _words()[command] if name not in ("--help", "--json") and "no-" not in name]
+    named = [name for name in _words()[command] if name.startswith("--")]
+    options = [name for name in named if name not in ("--help", "--json") and "no-" not in name]
     random.Random(seed).shuffle(options)
     found = {
         str(tried.arguments): tried

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from napkin.cli import COMMANDS, TOKENIZER
+from napkin.cli.completion import words_of_commands
+from napkin.model.config import presets
+from napkin.planning.layouts.stack import stacks
 
 BASH = shutil.which("bash")
 
@@ -42,6 +45,10 @@ def test_the_script_is_accepted_by_its_shell(scripts: Path, shell: str) -> None:
         ("napkin train --optimizer.learn", "napkin train --optimizer.learning-rate"),
         ("napkin resume --data.tr", "napkin resume --data.train"),
         ("napkin plan --tokens-p", "napkin plan --tokens-per-second"),
+        ("napkin plan --serv", "napkin plan --serve"),
+        ("napkin plan serv", "napkin plan service"),
+        ("napkin plan --preset qwen3-cod", "napkin plan --preset qwen3-coder-480b-a35b"),
+        ("napkin plan --stack torchti", "napkin plan --stack torchtitan"),
         ("napkin evaluate a-run-w", "napkin evaluate a-run-with-a-name"),
     ],
 )
@@ -65,6 +72,13 @@ def test_a_tab_in_a_real_bash_completes(scripts: Path, typed: str, completed: st
     os.waitpid(pid, 0)
     results = [line.strip() for line in written.decode(errors="replace").splitlines() if line.startswith("result:")]
     assert results == [f"result: {completed}"]
+
+
+def test_names_that_are_completed_are_those_of_the_package() -> None:
+    plan = words_of_commands()["plan"]
+    assert plan["--preset"] == tuple(presets())
+    assert set(plan["--stack"]) == set(stacks())
+    assert {"rule", "layouts", "service", "program", "--serve", "--program"} <= plan.keys()
 
 
 def test_every_command_and_option_is_in_the_scripts(scripts: Path) -> None:

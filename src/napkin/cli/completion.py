@@ -6,14 +6,16 @@ the script: no Python starts at a keystroke.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import resources
 from typing import Annotated, Literal
 
 import tyro
 
-from napkin.cli.commands import Group, options_of
+from napkin.cli.commands import Forms, Group, options_of
 from napkin.cli.common.options import command, option_choices
 from napkin.cli.common.recipe_options import RecipeOptions
 from napkin.cli.common.terminal import print_verbatim
+from napkin.model.config import presets
 
 TAKES_AXES = ("sweep",)
 """Commands whose options are also the fields of a recipe, each with several values."""
@@ -50,13 +52,36 @@ def _of_group(group: Group) -> Iterator[tuple[str, dict[str, tuple[str, ...]]]]:
             yield from _of_group(main)
             continue
         words: dict[str, tuple[str, ...]] = {"--help": ()}
+        if isinstance(main, Forms):
+            words |= dict.fromkeys(_form_words(main), ())
         if name in TAKES_AXES:
             # Values with commas between have no choices to complete, and no option a --no- form.
             fields = (option for option in option_choices(RecipeOptions) if "." in option and ".no-" not in option)
             words |= {f"--{field}": () for field in fields}
         for options in options_of(main):
-            words |= {f"--{option}": choices for option, choices in option_choices(options).items()}
+            words |= {
+                f"--{option}": choices or _names_of(option) for option, choices in option_choices(options).items()
+            }
         yield f"{prefix} {name}".strip(), words
+
+
+def _form_words(forms: Forms) -> Iterator[str]:
+    """Yield the names of a command's forms, and the options that stand for a name."""
+    for name, form in forms.others.items():
+        yield name
+        if form.is_name:
+            yield from (choice for choice in form.chosen_by if choice.startswith("--") and "=" not in choice)
+
+
+def _names_of(option: str) -> tuple[str, ...]:
+    """Names that the package has for an option that takes files or other names too."""
+    if option == "preset":
+        return tuple(presets())
+    if option == "stack":
+        # Their files alone: what reads them imports torch.
+        folder = resources.files("napkin.planning.layouts") / "stacks"
+        return tuple(sorted(file.name.removesuffix(".toml") for file in folder.iterdir()))
+    return ()
 
 
 def _bash(words: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:

@@ -26,6 +26,16 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import OptimizerConfig, ParallelismConfig, TrainingConfig
 from napkin.toml_files import MOST_BYTES, parse_toml
 
+PROGRAMS = {
+    "torchtitan": "torchtitan",
+    "Megatron-LM": "megatron",
+    "DeepSpeed": "deepspeed",
+    "transformers": "transformers",
+    "axolotl": "transformers",
+    "verl": "transformers",
+}
+"""The program that trains, as `napkin plan --stack` names it, of each kind of files; axolotl and verl train models of
+transformers."""
 MOST_SETTINGS = 10_000
 MOST_DEPTH = 20
 
@@ -45,6 +55,8 @@ class ForeignRun:
     """Settings that a plan does not have: those of data, logging, or a technique that is not planned here."""
     notes: tuple[str, ...]
     """Settings that are planned otherwise than the files say, and why."""
+    program: str = "napkin"
+    """The program that trains, as `napkin plan --stack` names it."""
 
 
 def read_foreign(paths: Sequence[StrPath], base: Recipe | None = None, *, ranks: int | None = None) -> ForeignRun:
@@ -75,7 +87,17 @@ def read_foreign(paths: Sequence[StrPath], base: Recipe | None = None, *, ranks:
         raise NapkinError(f"{named}: {error}") from None
     given = frozenset(name for name in read.fields if "." in name) | {"training.batch_size", "training.parallelism"}
     ignored = tuple(name for name in settings if name not in read.used)
-    return ForeignRun(stack, recipe, ranks, tuple(read.understood), given, ignored, tuple(read.notes))
+    by_deepspeed = bool(STACKS["DeepSpeed"][1] & settings.keys()) or bool(settings.get("deepspeed"))
+    return ForeignRun(
+        stack,
+        recipe,
+        ranks,
+        tuple(read.understood),
+        given,
+        ignored,
+        tuple(read.notes),
+        "deepspeed" if by_deepspeed else PROGRAMS[stack],
+    )
 
 
 def _recipe(read: Reading, base: Recipe, asked: int | None) -> tuple[Recipe, int | None]:

@@ -17,6 +17,7 @@ from napkin.cli.common.terminal import notify, print_json, print_table, print_ve
 from napkin.cli.plan import layouts
 from napkin.cli.plan.rule import FailureOptions
 from napkin.errors import NapkinError
+from napkin.recipe.foreign import ForeignRun
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
 from napkin.units import format_bytes, format_flops, format_share
@@ -56,6 +57,9 @@ def plan_command(options: PlanOptions, source: RecipeSource) -> None:
     if options.law is not None and (layouts.chosen(options) or options.timeline is not None):
         raise NapkinError("--law predicts the loss of a plan of one layout: leave --layout and --timeline out")
     given = source.given()
+    further = options.law is not None or options.rules or options.memory_options
+    if source.foreign is not None and not layouts.chosen(options):
+        options = _as_its_program_trains(options, source.foreign, further=further)
     if layouts.chosen(options):
         layouts.search(options.recipe, options, given)
         return
@@ -68,7 +72,6 @@ def plan_command(options: PlanOptions, source: RecipeSource) -> None:
     ):
         layouts.print_one(options.recipe, options)
         return
-    further = options.law is not None or options.rules or options.memory_options
     is_open = not further and layouts.leaves_layout_open(options.on, given)
     if is_open and (why := layouts.obstacle(options.recipe, options.on or "", given)):
         layouts.search(options.recipe, options, given, why=why)
@@ -107,6 +110,24 @@ def plan_command(options: PlanOptions, source: RecipeSource) -> None:
     refuse_what_does_not_fit(plan)
     for warning in plan.warnings:
         notify(warning)
+
+
+def _as_its_program_trains(options: PlanOptions, run: ForeignRun, *, further: bool) -> PlanOptions:
+    """The options with the stack that the files belong to, where it can be planned; says which step is planned."""
+    if options.stack is not None:
+        return replace(options, stack=None) if options.stack == "napkin" else options
+    obstacle = None
+    if options.on is None:
+        obstacle = "--on names no devices of the catalogue"
+    elif options.recipe.training.micro_batch_size == "auto":
+        obstacle = "the files give no micro-batch"
+    elif further:
+        obstacle = "--law, --rules and --memory-options are of that step"
+    if obstacle is not None:
+        notify(f"planned is napkin's own step, not that of {run.program}: {obstacle}")
+        return options
+    notify(f"planned as {run.program} trains: --stack napkin plans napkin's own step of the same recipe")
+    return replace(options, stack=run.program)
 
 
 MOST_ROWS = 40
