@@ -1,6 +1,7 @@
 # make demo   set up .venv and train a language model on Python's own library, books kept
 # make align-demo   train an arithmetic model from scratch, then teach it by rewards, in five minutes
-# make test   set up .venv and run every check: lint, types, tests
+# make test   set up .venv and check: lint, types, and the tests that find most in eight minutes on two cores
+# make thorough  the other tests: more cases of the same, and the long ones; the CI runs both
 # make peers  set up .venv-peers (3 GB) and compare with transformers, TRL, lm-eval and other libraries; run the kernels
 #             for GPUs in Triton's interpreter, and a pipeline on two nodes of a Ray cluster on this machine
 # make gpu    the first hour on a machine with a GPU: tests by layer, speeds, one report
@@ -11,6 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 PEERS := .venv-peers
 READY := $(VENV)/.ready
+WORKERS := -n logical --maxprocesses 4 --dist worksteal
 # The demo and the tests leave nothing outside the clone: the calibration of this machine is kept inside too.
 # Workers side by side: threads that spin while they wait would take each other's core.
 export GOMP_SPINCOUNT ?= 5000
@@ -18,7 +20,7 @@ export NAPKIN_CACHE_DIR ?= $(CURDIR)/.cache
 # Each worker, and each process that a test starts, would compile the package anew: two thirds of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo align-demo test tests check lint types torture peers gpu docs clean
+.PHONY: demo align-demo test tests thorough check lint types torture peers gpu docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -41,13 +43,16 @@ types: $(READY)
 	$(VENV)/bin/basedpyright
 
 tests: $(READY)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not torture and not peers and not gpu" -n logical --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not thorough and not torture and not peers and not gpu" $(WORKERS)
+
+thorough: $(READY)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "thorough and not torture and not peers and not gpu" $(WORKERS)
 
 torture: $(READY)
 	$(VENV)/bin/python -m pytest -m "torture and not peers and not gpu"
 
 peers: $(PEERS)/.ready
-	NAPKIN_PEERS=1 TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PEERS)/bin/python -m pytest -m peers -n logical --maxprocesses 4 --dist worksteal
+	NAPKIN_PEERS=1 TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PEERS)/bin/python -m pytest -m peers $(WORKERS)
 
 gpu: $(READY)
 	$(VENV)/bin/python -c "import triton" 2>/dev/null || $(VENV)/bin/python -m pip install --quiet -e '.[triton]'

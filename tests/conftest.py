@@ -47,7 +47,7 @@ PLANNING_ROOMS = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave most of the parameters of a sampled test to `make torture`."""
+    """Leave most of the parameters of a sampled test to `make thorough`."""
     seen: Counter[str] = Counter()
     for item in items:
         sampled = item.get_closest_marker("sampled")
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         function = item.nodeid.partition("[")[0]
         if seen[function] % sampled.kwargs["every"]:
-            item.add_marker(pytest.mark.torture)
+            item.add_marker(pytest.mark.thorough)
         seen[function] += 1
 
 

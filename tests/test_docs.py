@@ -61,6 +61,7 @@ LONG = set(
 """Pages whose commands train, measure or install for long."""
 
 
+@pytest.mark.sampled(every=27)
 @pytest.mark.parametrize(
     "page",
     [
@@ -145,6 +146,7 @@ def test_the_table_of_optimizers_states_their_options() -> None:
     assert stated == {name: (each["learning_rate"], each.get("weight_decay", 0)) for name, each in options.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.torture)])
 def test_the_table_of_switches_states_what_a_count_finds(every: int) -> None:
     benchmark = runpy.run_path(str(ROOT / "benchmarks" / "model_switches.py"))

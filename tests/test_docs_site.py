@@ -99,6 +99,7 @@ def test_a_doctest_becomes_a_block_of_code() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_no_docstring_has_brackets_that_a_page_would_take_for_a_reference() -> None:
     """`x[i][j]` outside of code is a link to j, which leads nowhere."""
     found = []

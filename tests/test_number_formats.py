@@ -59,6 +59,7 @@ def hard_values(number_format: NumberFormat) -> list[float]:
     return [signed for value in exact for signed in (value, -value)]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", CAST_BY_TORCH)
 def test_rounding_gives_the_bits_of_torchs_cast(name: str):
     number_format = FORMATS[name]

@@ -34,6 +34,7 @@ def test_no_public_name_is_also_the_name_of_a_submodule(stub: Path) -> None:
     assert {name for name, module in names.items() if module is None} <= submodules
 
 
+@pytest.mark.thorough
 def test_public_names_stay_what_they_are_whatever_was_imported_before() -> None:
     lines = [f"import {package_of(stub)}.{name}" for stub in STUBS for name in sorted(submodules_of(stub))]
     lines.append("import types")

@@ -34,6 +34,7 @@ def forget_compiled() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.torture) for name in CASES]
 )
@@ -88,6 +89,7 @@ def test_a_step_that_is_compiled_as_a_whole_is_counted_graph_by_graph() -> None:
     assert fused == {"forward", "backward", "optimizer"}
 
 
+@pytest.mark.thorough
 def test_a_step_for_a_gpu_is_lowered_for_a_gpu() -> None:
     class Attends(nn.Module):
         def __init__(self) -> None:
@@ -171,6 +173,7 @@ def test_a_module_of_two_fake_modes_is_refused() -> None:
         count(nn.Sequential(*layers), torch.zeros(2, 4))
 
 
+@pytest.mark.thorough
 def test_flex_attention_is_one_kernel_forward_and_keeps_no_scores() -> None:
     class Attends(nn.Module):
         def __init__(self) -> None:
@@ -234,6 +237,7 @@ class Doubles(nn.Module):
         return F.gelu(doubled(self.second(x))).sum()
 
 
+@pytest.mark.thorough
 def test_a_custom_operator_in_a_graph_has_the_work_that_was_declared() -> None:
     before = counted(Doubles(breaks=False), vectors())
     assert sum(before.unknown_operators.values()) == 1
@@ -244,6 +248,7 @@ def test_a_custom_operator_in_a_graph_has_the_work_that_was_declared() -> None:
     assert declared.flops == before.flops + 5
 
 
+@pytest.mark.thorough
 def test_a_graph_break_is_counted_as_two_graphs() -> None:
     whole, broken = (counted(Doubles(breaks), vectors()) for breaks in (False, True))
     assert broken.flops == whole.flops

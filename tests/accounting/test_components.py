@@ -31,6 +31,7 @@ def transformer(**fields: object) -> Transformer:
     return Transformer(config)
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("attention", ["plain", "sdpa", "flex", "flash", "compiled"])
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_attention_is_found_however_the_model_computes_it(attention: str, kv_heads: int):
@@ -38,6 +39,7 @@ def test_attention_is_found_however_the_model_computes_it(attention: str, kv_hea
     assert ledger.attention_flops == ledger.flops_by("component")["attention scores"] == ATTENTION
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("precision", ["bf16", "fp8", "int8"])
 def test_weights_that_are_cast_or_quantised_are_still_parameters(precision: str):
     recipe = Recipe(
@@ -50,6 +52,7 @@ def test_weights_that_are_cast_or_quantised_are_still_parameters(precision: str)
     assert f"attention over all pairs, {share} of count" in planned.table()[1].note
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("build", [GPT2, Llama])
 def test_attention_of_other_peoples_models_is_found(build: Callable[..., nn.Module], checkpointing: bool):

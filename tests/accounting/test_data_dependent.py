@@ -35,6 +35,7 @@ def contractions(ledger: Ledger) -> list[tuple[Any, ...]]:
     return [(row.operator, row.phase, row.module, row.flops, row.contraction) for row in ledger.rows if row.contraction]
 
 
+@pytest.mark.sampled(every=10)
 @pytest.mark.parametrize("step", [None, in_autocast], ids=["fp32", "autocast"])
 @pytest.mark.parametrize("experts", ROUTERS)
 def test_routed_tokens_are_counted_as_if_they_were_distributed_evenly(
@@ -71,6 +72,7 @@ class NeedsData(nn.Module):
         return self.layer(x)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "act",
     [lambda x: x.sum().item(), lambda x: x[x > 0].sum(), lambda x: x.nonzero(), lambda x: 1 / (x.sum() > 0).long()],
@@ -128,6 +130,7 @@ def test_a_run_leaves_module_batch_and_random_state_untouched() -> None:
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by", ["tracing", "running"])
 def test_compiled_modules_have_the_products_of_their_originals(by: Any) -> None:
     def build() -> nn.Sequential:

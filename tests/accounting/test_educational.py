@@ -21,6 +21,7 @@ def test_its_examples_are_true():
     assert (tried.failed, tried.attempted > 8) == (0, True)
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 40), marks=pytest.mark.torture)], ids=str)
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 def test_flops_and_peak_bytes_are_the_engines_on_random_models(make, seeds: range, monkeypatch: pytest.MonkeyPatch):

@@ -47,7 +47,7 @@ def _exact_numbers() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize(
     ("family", "seeds"),
     [(family, range(size)) for family, size in CONFIGURATIONS.items()]
@@ -85,6 +85,7 @@ def _compare_flops_with_those_done_one_by_one(family: Callable[[Random], Case], 
     assert ledger.forward_flops + early == forward.flops, seed
 
 
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("family", [*CONFIGURATIONS, own_function])
 @pytest.mark.parametrize("seed", range(100, 103))
 def test_flops_of_matrix_products_equal_torchs_own_count(family: Callable[[Random], Case], seed: int):

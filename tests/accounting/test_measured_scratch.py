@@ -61,6 +61,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(every=9)
 @pytest.mark.parametrize("case", CASES)
 def test_the_peak_of_layers_with_hidden_scratch_is_that_of_a_run(case: str) -> None:
     layer, shape = CASES[case]

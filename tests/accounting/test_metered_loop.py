@@ -112,6 +112,7 @@ def _plain_loop(model: nn.Module, update: Callable[[], Any]) -> MeteredLoop:
     return measured
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("clear_first", [True, False])
 def test_the_peak_is_the_allocators_wherever_gradients_are_cleared(clear_first: bool) -> None:
     torch.manual_seed(0)
@@ -271,6 +272,7 @@ def test_a_plan_is_reconciled_with_a_loop_too() -> None:
     assert rows["seconds in all"].meter is None
 
 
+@pytest.mark.thorough
 def test_metering_writes_nothing_to_the_terminal() -> None:
     # Gradients from before the profile are freed in it, of which torch's allocator would warn.
     program = """

@@ -56,6 +56,7 @@ def test_a_metered_step_has_the_counts_flops_and_the_allocators_peak():
     assert counted.peak_bytes == pytest.approx(peak, rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_what_was_garbage_before_a_step_is_no_part_of_it_though_it_is_freed_within():
     gc.disable()
     run, other = _Run(), _Run()

@@ -150,7 +150,7 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.sampled(every=6)
+@pytest.mark.sampled(every=36)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_traced_peak_is_the_allocators_or_the_ledger_names_what_is_missing(case: str, dtype: torch.dtype) -> None:

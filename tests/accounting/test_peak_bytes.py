@@ -117,7 +117,7 @@ class Training:
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=28)
 @pytest.mark.parametrize("seed", [*QUICK, *(pytest.param(seed, marks=pytest.mark.torture) for seed in LONG)])
 def test_peak_and_resident_bytes_are_the_allocators(seed: int):
     configuration = Configuration.drawn(seed)

@@ -24,6 +24,7 @@ def rows_of(schedule: PipelineSchedule) -> list[list[tuple[int, str, int]]]:
     return [list(actions) for actions in schedule.actions]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", SINGLE)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_order_is_what_torch_runs_with_one_stage_per_rank(name: str, ranks: int) -> None:
@@ -54,7 +55,7 @@ def test_the_order_is_the_table_of_torch_with_one_stage_per_rank(name: str, rank
         assert rows == table
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=18)
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", MULTI)
 def test_the_order_is_the_table_of_torch_action_by_action(name: str, ranks: int) -> None:

@@ -91,7 +91,7 @@ LENGTHS = (1, 20, 63, 64, 65, 96, 191, 192, 300, 511, 513, 600, 767, 768, 900, 1
 HEAD_DIMS = (16, 17, 32, 33, 64, 80, 127, 128)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_scratch_of_attention_is_what_the_allocator_gives_and_takes_back(
@@ -117,6 +117,7 @@ def test_scratch_of_attention_is_what_the_allocator_gives_and_takes_back(
     assert set(packed) == ({True, False} if has_tiles else {False})
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_scratch_of_attention_backwards_is_what_the_allocator_gives_and_takes_back(dtype: torch.dtype):
     for queries, keys in product((20, 96, 300, 900), (24, 600)):

@@ -74,6 +74,7 @@ def test_modules_that_are_in_one_alone_are_named_with_their_figures() -> None:
     assert gone.share == -1
 
 
+@pytest.mark.thorough
 def test_collectives_are_compared_by_operation_and_ranks() -> None:
     sharded = replace(RECIPE, parallelism=replace(RECIPE.parallelism, shard=2))
     two = [step_figures(plan(recipe, "2xH100").ledger) for recipe in (RECIPE, sharded)]

@@ -37,7 +37,7 @@ def loss_and_gradients(module: nn.Module, batch: tuple[Tensor, ...]) -> list[Ten
     return [loss.detach(), *(parameter.grad for parameter in parameters)]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=28)
 @pytest.mark.parametrize("switch", SPELLED_OUT)
 @pytest.mark.usefixtures("_float64")
 def test_flops_equal_the_multiplications_and_additions_done_one_by_one(switch: str) -> None:
@@ -54,7 +54,7 @@ def test_flops_equal_the_multiplications_and_additions_done_one_by_one(switch: s
     assert ledger.flops == oracle.flops
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=30)
 @EVERY_SWITCH
 def test_peak_bytes_are_the_allocators(switch: str) -> None:
     n_threads = torch.get_num_threads()

@@ -76,6 +76,7 @@ def test_shapes_name_sizes_and_ranks_and_torchrun_decides_on_ranks() -> None:
         collective_shapes([{"ranks": 1}])
 
 
+@pytest.mark.thorough
 def test_two_processes_measure_what_fits_and_the_rest_is_named() -> None:
     sizes = {2: [1000, 10**12]}
     ran, refused = time_in_processes("reduce_scatter", sizes, threads=1, seconds=1e-3, free_bytes=2e9)
@@ -89,6 +90,7 @@ def test_two_processes_measure_what_fits_and_the_rest_is_named() -> None:
     assert fits.keys() == {2}
 
 
+@pytest.mark.thorough
 def test_under_torchrun_all_ranks_measure_and_rank_zero_prints(tmp_path: Path, server: subprocess.Popen[str]) -> None:
     command = "bench all-reduce --shapes bytes=4KiB bytes=64KiB --seconds 0.01 --json".split()
     ranks = run_ranks(Napkin(tmp_path, server), 2, *command)

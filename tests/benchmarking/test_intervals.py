@@ -7,6 +7,7 @@ from napkin.benchmarking.sampling import interval_rank, median_interval, ratio_i
 from napkin.errors import NapkinError
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("samples", [2, 5, 6, 9, 10, 25, 100, 301])
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99])
 def test_the_rank_is_the_quantile_of_a_binomial_distribution(samples: int, confidence: float) -> None:

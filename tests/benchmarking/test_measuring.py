@@ -67,6 +67,7 @@ def measuring(target: Target, limits: Limits = ROOMY) -> Measuring:
     return Measuring(target, "cpu", CEILINGS, limits, seconds=1e-6)
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_form_of_every_operator_runs_and_its_flops_are_those_of_the_formula(name: str) -> None:
     target = OperatorTarget(name, "cpu")
@@ -118,6 +119,7 @@ def test_the_forms_of_an_operator_compute_the_same_from_the_same_inputs(name: st
         assert error < (0.1 if name.endswith("8_linear") else 1e-5), form
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_runs_in_every_pass_and_its_flops_are_those_of_the_formula(name: str) -> None:
     target = ModuleTarget(name, Recipe(), "cpu")
@@ -156,6 +158,7 @@ def test_the_roof_is_the_longer_of_flops_at_their_peak_and_bytes_at_their_bandwi
         assert work.planned_seconds > work.roof_seconds
 
 
+@pytest.mark.thorough
 def test_a_case_that_memory_or_time_do_not_suffice_for_by_plan_is_named_and_the_next_one_runs() -> None:
     target = ModuleTarget("transformer", Recipe(), "cpu")
     huge = Case(target.whole({"d_model": 8192, "d_ff": 32768, "n_layers": 3}), "plain", FP32, "step")

@@ -99,6 +99,7 @@ def learned_texts(encoder: ChatEncoder, messages: list[Message]) -> list[str]:
     return [encoder.tokenizer.decode(each) for each in stretches]
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("template", [CHATML, HEADERS, NO_SYSTEM, MARKED, NO_HEADER])
 def test_what_is_learned_is_what_the_assistant_says_and_the_token_that_ends_it(template: str) -> None:
     end = ENDS[template]
@@ -200,6 +201,7 @@ def test_what_follows_the_last_answer_is_left_out() -> None:
     assert BYTES.decode(shorter.tokens).endswith("black.<|im_end|>")
 
 
+@pytest.mark.thorough
 def test_a_tuned_run_has_the_tokens_that_it_was_trained_with(tmp_path: Path) -> None:
     own = ChatTemplate(HEADERS, VARIABLES)
     template = tmp_path / "other.jinja"

@@ -69,6 +69,7 @@ def learned(template: str, messages: list[Message], answers: Answers = "all") ->
     return [THINKING.decode(encoded.ids[begin:end]) for begin, end in encoded.answers]
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("template", "expected"),
     [

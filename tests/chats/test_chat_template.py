@@ -79,6 +79,7 @@ CHAT = [
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "größe": [1, 2.5, None]}}}
 
 
+@pytest.mark.thorough
 def test_templates_in_the_style_of_known_models_give_the_text_that_they_spell_out() -> None:
     def rendered(template: str, messages: list[dict[str, Any]] = CHAT, **more: Any) -> str:
         return ChatTemplate(template, TOKENS).render(messages, **more)
@@ -129,7 +130,7 @@ def refused(template: str, message: str, **settings: Any) -> None:
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=10)
 @pytest.mark.parametrize(
     ("template", "message"),
     [
@@ -161,6 +162,7 @@ def test_a_template_that_fails_looks_around_or_grows_is_refused_in_one_line(temp
     refused(template, message, most_seconds=5.0)
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     "template",
     [

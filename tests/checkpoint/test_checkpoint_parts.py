@@ -172,6 +172,7 @@ def test_a_layout_writes_every_number_once_and_in_the_files_that_the_first_one_a
     assert stored == sum(tensor.numel() for tensor in tensors().values())
 
 
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_reads_of_any_other_what_torch_gives_its_ranks(written: Path, name: str) -> None:
     layout = LAYOUTS[name]

@@ -32,6 +32,11 @@ class Done(NamedTuple):
     out: str
     err: str
 
+    @property
+    def messages(self) -> list[str]:
+        """Lines of standard error without those on progress, which a slow machine prints."""
+        return [line for line in self.err.splitlines() if not line.startswith("training ")]
+
 
 Napkin = Callable[..., Done]
 

@@ -21,10 +21,12 @@ def lengthen(run: str, steps: int) -> None:
     file.write_text(re.sub(r"(?m)^steps = \d+$", f"steps = {steps}", file.read_text()))
 
 
+@pytest.mark.thorough
 def test_the_examples_in_the_docstrings_are_true() -> None:
     assert doctest.testmod(errors).failed == 0
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_finds_its_text_where_it_is_told_and_remembers_it(napkin, refusal) -> None:
     lengthen("runs/tiny", 8)
     Path("data").rename("moved")
@@ -46,6 +48,7 @@ def test_another_text_under_the_same_option_is_refused(refusal) -> None:
     assert "there is no token file 'none'" in refusal("resume", "runs/tiny", "--data.validation", "none")
 
 
+@pytest.mark.thorough
 def test_a_run_without_its_validation_text_can_do_without(napkin, refusal) -> None:
     lengthen("runs/tiny", 8)
     Path("data/validation.tokens").unlink()
@@ -84,6 +87,7 @@ def test_a_finished_run_is_said_to_be_finished_without_a_plan(napkin) -> None:
     }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("path", "way_out"),
     [
@@ -98,6 +102,7 @@ def test_a_taken_name_for_a_run_says_what_is_there(refusal, path: str, way_out: 
     assert line == f"train: '{path}' exists and is not overwritten: {way_out}"
 
 
+@pytest.mark.thorough
 def test_the_name_that_is_advised_for_a_run_is_free(napkin, refusal) -> None:
     for _ in range(2):
         name = refusal("train", "tiny.toml", "--run", "runs").rpartition(" ")[2]

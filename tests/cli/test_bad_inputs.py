@@ -110,6 +110,7 @@ def campaign(napkin: Napkin, place: Path) -> Callable[[str, int], dict[str, str]
     return run
 
 
+@pytest.mark.sampled(every=12)
 @pytest.mark.parametrize("command", QUICK)
 def test_some_bad_inputs_are_answered_with_one_line(campaign, command: str) -> None:
     assert campaign(command, QUICK[command]) == {}

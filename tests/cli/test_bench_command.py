@@ -29,6 +29,7 @@ def test_without_a_name_everything_that_can_be_timed_is_listed(napkin) -> None:
     assert [form.chosen_by for form in BENCH.others.values()] == [tuple(MODULES), tuple(COLLECTIVES)]
 
 
+@pytest.mark.thorough
 def test_programs_get_every_sample_and_what_else_was_so(napkin) -> None:
     done = napkin(*SWIGLU, "--pass", "both", "--cache", "both", "--against", "reference", "--json")
     found = json.loads(done.out)
@@ -63,6 +64,7 @@ def test_a_recipe_gives_the_sizes_of_a_part_and_shapes_change_them(napkin, tmp_p
     assert row["flops"] == 2 * 16 * 3 * 32 * Recipe().model.__class__(d_model=32).resolved_d_ff
 
 
+@pytest.mark.thorough
 def test_a_sweep_names_the_rows_that_do_not_fit_and_ends_well(napkin) -> None:
     shapes = ("size=small,context_length=8,batch_size=1", "size=2.7B,context_length=1024,batch_size=4096")
     done = napkin("bench", "mlp", "--sweep", "--shapes", *shapes, "--compiled", "off", "--precision", "fp32", "--json")
@@ -77,6 +79,7 @@ def test_a_sweep_names_the_rows_that_do_not_fit_and_ends_well(napkin) -> None:
     assert all(row["refused"].startswith("out of memory by plan") for row in rows[2:])
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

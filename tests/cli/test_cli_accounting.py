@@ -134,6 +134,7 @@ def test_devices_and_prices_that_cannot_be_are_refused_on_one_line(
     assert complaint.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_a_plan_for_other_devices_says_what_it_costs_and_where_its_time_goes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -55,6 +55,7 @@ def test_transformers_continues_a_text_as_napkin_does(place: Path, napkin: Napki
     assert [continued(prompt, return_full_text=False)[0]["generated_text"] for prompt in prompts] == completions
 
 
+@pytest.mark.thorough
 def test_a_tokenizer_that_transformers_has_no_file_for_can_be_left_out(place: Path, napkin: Napkin) -> None:
     for command in (
         "tokenizer train docs --kind characters --out c/tokenizer.json",
@@ -100,6 +101,7 @@ def test_a_model_of_another_architecture_is_refused_and_leaves_no_folder(place: 
     assert not Path("out").exists()
 
 
+@pytest.mark.thorough
 def test_a_tuned_run_leaves_merged_or_as_the_adapters_that_it_trained(place: Path, napkin: Napkin) -> None:
     chat = {"messages": [{"role": "user", "content": "fox"}, {"role": "assistant", "content": "dog"}]}
     Path("chats.jsonl").write_text(f"{json.dumps(chat)}\n" * 4)

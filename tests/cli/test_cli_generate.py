@@ -2,6 +2,8 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from cli.conftest import Napkin
 from napkin.inference.engine import Engine, Request
 from napkin.inference.loaded_model import load
@@ -14,6 +16,7 @@ def completion(napkin: Napkin, *options: str) -> dict:
     return json.loads(done.out)[0]
 
 
+@pytest.mark.thorough
 def test_a_completion_ends_before_a_stop_text_and_shows_the_same_as_json(napkin: Napkin, place: Path) -> None:
     whole = completion(napkin)["completion"]
     stop = whole[8:10]
@@ -29,6 +32,7 @@ def test_pieces_of_a_stream_are_the_generated_text(place: Path) -> None:
     assert "".join(pieces) == trained.generate("the", max_new_tokens=20, seed=3)
 
 
+@pytest.mark.thorough
 def test_log_probabilities_are_told_in_json(napkin: Napkin, place: Path) -> None:
     assert "tokens" not in completion(napkin)
     drawn = completion(napkin, "--logprobs", "3")["tokens"]
@@ -51,6 +55,7 @@ def test_biased_tokens_alone_are_drawn(napkin: Napkin, place: Path) -> None:
         assert len(done.err.splitlines()) == 1
 
 
+@pytest.mark.thorough
 def test_proposed_tokens_change_no_greedy_text_and_their_gain_is_told(napkin: Napkin, place: Path) -> None:
     greedy = ("--prompts", "the", "then", "--temperature", "0", "--tokens", "30")
     plain = napkin("generate", "runs/tiny", *greedy)

@@ -125,6 +125,7 @@ def another(name: str, value: Any) -> Any:
     return f"other/{value}" if isinstance(value, str) else value * 2 if isinstance(value, int) else value / 2
 
 
+@pytest.mark.sampled(every=11)
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_field_of_a_recipe_can_be_set_printed_and_read_back(napkin, tmp_path: Path, name: str) -> None:
     wanted = another(name, value_of(Recipe(), name))
@@ -194,6 +195,7 @@ def test_help_shows_every_field_with_type_default_and_meaning(napkin) -> None:
     assert "NapkinError" not in done.out
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("command", ["plan", "train", "count", "ladder", "tune sft", "tune rl", "plan --serve"])
 def test_help_shows_a_dozen_options_and_names_the_sections_of_the_others(napkin, command: str) -> None:
     short, everything = (napkin(*command.split(), "--help", *which) for which in ((), ("all",)))
@@ -230,6 +232,7 @@ def test_every_command_stands_in_a_group_and_its_line_fits_a_terminal(napkin) ->
     assert len(re.findall(r"^\S.*:$", listed, re.MULTILINE)) == len(GROUPS)
 
 
+@pytest.mark.thorough
 def test_the_help_of_all_commands_imports_neither_torch_nor_numpy() -> None:
     program = f"""
 import sys

@@ -45,6 +45,7 @@ def test_a_wrong_command_line_is_refused_with_the_nearest_right_one(refusal: Ref
     assert re.search(line, refusal(*command.split()))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("option", "value"),
     [
@@ -105,6 +106,7 @@ def test_a_wrong_recipe_is_refused_with_its_field(refusal: Refusal, toml: str | 
     assert re.search(line, refusal("train", "bad.toml", "--run", "new"))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("command", "line"),
     [
@@ -232,11 +234,13 @@ def test_a_file_nested_without_end_is_refused(refusal: Refusal) -> None:
     refusal("report", "runs/tiny")
 
 
+@pytest.mark.thorough
 def test_a_batch_that_cannot_fit_is_refused_with_one_that_does(refusal: Refusal) -> None:
     line = refusal(*"plan --model.vocab-size 4096 --model.n-layers 1 --training.batch-size 1000000".split())
     assert re.search(r"a step needs [\d.]+ TB, .* for a step .*: with --training.micro-batch-size \d+ it needs ", line)
 
 
+@pytest.mark.thorough
 def test_a_model_that_cannot_fit_is_refused_without_a_micro_batch(refusal: Refusal) -> None:
     sizes = ("--model.d-model", "131072", "--model.n-layers", "2", "--model.n-heads", "1024")
     line = refusal("plan", "--model.vocab-size", "1000000", *sizes, printed=True)

@@ -85,6 +85,7 @@ def test_output_that_is_no_terminal_has_no_colour(place: Path) -> None:
     assert b"\x1b" not in done.stdout + done.stderr
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("arguments", ["recipe", "train --help", "--help", "hardware"])
 def test_a_reader_that_leaves_early_is_no_error_to_tell(arguments: str) -> None:
     process = subprocess.Popen(

@@ -53,6 +53,7 @@ def test_what_unknown_words_cost_is_told_and_right(napkin) -> None:
     assert figures["lost_bytes"] == pytest.approx(14 / 73)
 
 
+@pytest.mark.thorough
 def test_a_run_on_words_is_trained_and_generates_but_has_no_bits_a_byte(napkin, refusal) -> None:
     assert napkin(*"tokenizer train docs --kind words --vocab-size 30 --out new/tokenizer.json".split()).status == 0
     assert napkin(*"tokenizer encode docs --tokenizer new/tokenizer.json --out new".split()).status == 0
@@ -65,6 +66,7 @@ def test_a_run_on_words_is_trained_and_generates_but_has_no_bits_a_byte(napkin, 
     assert re.search(r"\d+ of the \d+ tokens of 'new/validation.tokens' are words that .* bits per byte", line)
 
 
+@pytest.mark.thorough
 def test_words_that_are_all_known_have_bits_a_byte(napkin) -> None:
     assert napkin(*"tokenizer train one.txt --kind words --out new/tokenizer.json".split()).status == 0
     assert napkin(*"tokenizer encode one.txt --tokenizer new/tokenizer.json --out new".split()).status == 0
@@ -123,6 +125,7 @@ def test_every_token_is_shown_in_characters_that_print() -> None:
         assert printable(token), token
 
 
+@pytest.mark.thorough
 def test_on_a_terminal_tokens_are_coloured_and_no_character_is_dropped() -> None:
     command = [sys.executable, "-m", "napkin", "tokenizer", "compare", "one.txt", "--show", "300"]
     environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "60"}

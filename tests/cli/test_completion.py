@@ -34,6 +34,7 @@ def test_the_script_is_accepted_by_its_shell(scripts: Path, shell: str) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.skipif(BASH is None, reason="bash is not installed")
 @pytest.mark.parametrize(
     ("typed", "completed"),

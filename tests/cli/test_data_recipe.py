@@ -65,6 +65,7 @@ def test_the_page_shows_what_the_command_prints() -> None:
     assert f"```toml\n{commented_pipeline()}```" in PAGE.read_text()
 
 
+@pytest.mark.thorough
 def test_a_printed_pipeline_runs(napkin: Napkin, tmp_path: Path) -> None:
     done = napkin("data", "recipe", "length", "duplicate-lines")
     assert done.status == 0

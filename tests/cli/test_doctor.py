@@ -24,6 +24,7 @@ def only(found: Iterable[doctor.Finding]) -> dict[str, doctor.Finding]:
     return {each.what: each for each in found}
 
 
+@pytest.mark.thorough
 def test_a_healthy_machine_is_described_with_the_versions_that_are_imported(napkin) -> None:
     import numba
     import numpy
@@ -64,6 +65,7 @@ def test_a_compiler_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypa
     assert (found.state, "took more than 0.2 s" in found.found) == ("lacking", True)
 
 
+@pytest.mark.thorough
 def test_a_library_that_cannot_be_imported_is_broken_and_a_missing_calibration_lacking(
     napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

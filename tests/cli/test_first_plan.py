@@ -15,6 +15,7 @@ from napkin.recipe.toml_file import read_recipe
 TINY = "--model.vocab-size 300 --model.d-model 16 --model.n-layers 1 --model.n-heads 2 --model.context-length 1024"
 
 
+@pytest.mark.thorough
 def test_a_plan_and_a_run_are_as_long_as_their_tokens(place: Path, napkin: Napkin) -> None:
     # 4 sequences of 16 tokens per step: 10 steps are 640 tokens, and 641 take another.
     for tokens, steps in (("640", 10), ("641", 11)):
@@ -54,6 +55,7 @@ def test_fewer_steps_than_the_warm_up_of_a_file_shorten_it(place: Path, napkin: 
     assert refused.status == 2
 
 
+@pytest.mark.thorough
 def test_a_batch_that_does_not_divide_is_chosen_and_the_best_layout_is_planned(napkin: Napkin) -> None:
     done = napkin("plan", *TINY.split(), "--on", "3xT4", "--tokens", "1B", "--json")
     assert done.status == 0, done.err
@@ -99,6 +101,7 @@ def test_the_batch_that_is_chosen_divides_among_the_devices_or_is_divided_by_the
     assert f"{batch:,}" in told
 
 
+@pytest.mark.thorough
 def test_a_plan_of_one_layout_prints_the_bytes_of_each_rank_by_use(napkin: Napkin) -> None:
     layers = TINY.replace("--model.n-layers 1", "--model.n-layers 2")
     batch = "--training.batch-size 4 --training.micro-batch-size 1"

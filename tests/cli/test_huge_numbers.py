@@ -48,6 +48,7 @@ def test_the_way_out_of_too_large_a_micro_batch_is_taken(napkin, refusal, monkey
     assert napkin(*command, chunk[1], chunk[2]).status == 0
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     "options",
     [

@@ -67,6 +67,7 @@ def irregular(place: Path, kind: str) -> Iterator[str]:
         yield kind
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_file_is_refused_at_once(refusal: Refusal, irregular: str, command: str) -> None:

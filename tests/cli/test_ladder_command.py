@@ -16,6 +16,7 @@ from napkin.scaling.ladder import Design, Ladder, ladder_file_of, predict, write
 FEW_TOKENS = ("--training.evaluation-tokens", "64")
 
 
+@pytest.mark.thorough
 def test_a_ladder_for_elsewhere_is_written_as_recipes(place: Path, napkin: Napkin) -> None:
     done = napkin(*"ladder tiny.toml --on T4 --seconds 30 --levels 2 --sizes 1 --out new".split(), *FEW_TOKENS)
     assert done.status == 0, done
@@ -50,6 +51,7 @@ def test_a_ladder_that_runs_here_predicts_a_larger_run(place: Path, napkin: Napk
     assert json.loads(planned.out)["predicted_loss"]["loss"] == pytest.approx(predicted.loss.estimate)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

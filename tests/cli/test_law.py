@@ -16,6 +16,7 @@ def runs_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "runs.csv"
 
 
+@pytest.mark.thorough
 def test_a_law_is_fitted_written_and_predicts(napkin, runs_csv: str) -> None:
     done = napkin("law", "fit", runs_csv, "--out", "law.json", "--page", "law.html", "--json")
     assert (done.status, done.err) == (0, "")
@@ -37,6 +38,7 @@ def test_a_law_is_fitted_written_and_predicts(napkin, runs_csv: str) -> None:
     assert 6 * best["parameters"]["estimate"] * best["tokens"]["estimate"] == pytest.approx(1e22)
 
 
+@pytest.mark.thorough
 def test_what_is_printed_says_what_the_json_says(napkin) -> None:
     shown = napkin("law", "fit", "example", "--drop-highest", "5").out
     for text in ("0.36717", "2143.4", "0.45305", "5 runs were left out (loss 5.01, 4.67", "240 runs scatter about it"):
@@ -103,6 +105,7 @@ def test_wrong_arguments_are_refused_in_a_line(runs_csv: str, refusal, arguments
     assert complaint in refusal("law", *arguments.split())
 
 
+@pytest.mark.thorough
 def test_the_worth_of_repeated_tokens_is_printed(napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lines = ["parameters,tokens,unique_tokens,loss"]

@@ -30,6 +30,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["--from", "arguments.yaml", "--from", "accelerate.yaml", *MODEL]
 
 
+@pytest.mark.thorough
 def test_a_plan_of_another_stacks_files_is_that_of_the_recipe_they_are_read_as(napkin, files: list[str]) -> None:
     done = napkin("plan", *files, "--on", "H100", "--stack", "napkin", "--json")
     assert done.status == 0, done

@@ -45,6 +45,7 @@ def test_the_plan_prints_rule_and_count_and_both_times_with_intervals(capsys: py
     assert "the model's context of 8,192" in told.err
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

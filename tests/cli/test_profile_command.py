@@ -12,6 +12,7 @@ from napkin.recipe.toml_file import read_recipe
 from napkin.train_step.step_ledger import count_step
 
 
+@pytest.mark.thorough
 def test_a_recipe_is_profiled_beside_its_plan(place: Path, napkin: Napkin) -> None:
     done = napkin("profile", "tiny.toml", "--steps", "2", "--json", "--page", "out/page.html", "--trace", "out/t.json")
     assert done.status == 0, done
@@ -31,6 +32,7 @@ def test_a_recipe_is_profiled_beside_its_plan(place: Path, napkin: Napkin) -> No
     assert json.loads(Path("out/t.json").read_text())["traceEvents"]
 
 
+@pytest.mark.thorough
 def test_a_run_is_profiled_by_its_recipe(place: Path, napkin: Napkin) -> None:
     before = sorted(path for path in Path("runs/tiny").rglob("*"))
     done = napkin("profile", "runs/tiny", "--steps", "1", "--by", "module")

@@ -15,6 +15,7 @@ from napkin.train_step.step_ledger import count_step
 RATES = ("--optimizer.learning-rate", "1e-3,1e-2", "--training.steps=3", "--at-once", "1")
 
 
+@pytest.mark.thorough
 def test_a_sweep_is_planned_trained_and_continued(place: Path, napkin: Napkin) -> None:
     planned = napkin("sweep", "tiny.toml", *RATES, "--plan", "--json")
     assert planned.status == 0, planned

@@ -49,7 +49,7 @@ def test_the_examples_in_the_docstrings_are_true() -> None:
     assert doctest.testmod(terminal).failed == 0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=14)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_a_command_prints_fits(napkin, place: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     if "runs runs" in command:

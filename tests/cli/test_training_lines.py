@@ -63,6 +63,7 @@ def test_a_run_without_validation_says_nothing_of_it(tmp_path: Path) -> None:
     assert lines.as_json(3) == {"epochs": pytest.approx(0.15), "validation_loss": None, "lowest_validation_loss": None}
 
 
+@pytest.mark.thorough
 def test_training_ends_with_validation_loss_and_epochs(napkin, place: Path) -> None:
     shutil.rmtree("runs/tiny")
     done = napkin("train", "tiny.toml", "--run", "runs/tiny")

@@ -29,6 +29,7 @@ def chats(place: Path) -> Path:
     return place
 
 
+@pytest.mark.thorough
 def test_a_tuned_run_is_asked_as_it_was_trained_wherever_it_goes(napkin, refusal, chats: Path) -> None:
     Path("own.jinja").write_text(TEMPLATE)
     assert napkin("train", *BASE.split(), *SIZES.split(), "--run", "runs/base").status == 0
@@ -60,6 +61,7 @@ def test_a_tuned_run_is_asked_as_it_was_trained_wherever_it_goes(napkin, refusal
     assert "has no validation tokens" in refusal("evaluate", "runs/tuned")
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -57,6 +57,7 @@ def pipeline_of(folder: Path, stages: tuple[str, ...] = STAGES) -> Pipeline:
     return Pipeline(InputOptions((str(folder),)), made)
 
 
+@pytest.mark.thorough
 def test_true_figures_are_in_nine_of_ten_intervals(tmp_path: Path) -> None:
     inside: list[bool] = []
     for seed in range(8):
@@ -73,6 +74,7 @@ def test_true_figures_are_in_nine_of_ten_intervals(tmp_path: Path) -> None:
     assert sum(inside) >= 27
 
 
+@pytest.mark.thorough
 def test_a_sample_of_everything_is_what_the_pipeline_makes(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path / "in", 3)
     pipeline = pipeline_of(folder)
@@ -204,6 +206,7 @@ def test_the_price_of_a_stage_is_without_what_is_compiled_at_first_use(
     assert plan.stages[0].seconds == pytest.approx(sum(map(len, texts)))
 
 
+@pytest.mark.thorough
 def test_a_plan_neither_makes_an_index_nor_adds_to_one(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path / "in", 2)
     index = tmp_path / "index"

@@ -50,6 +50,7 @@ def run_in(commands: Napkin, *options: str, **limits: Any) -> Command:
     return commands.run(program=f"{PROGRAM} import os; sys.stdout.flush(); os._exit(main({words!r}))", **limits)
 
 
+@pytest.mark.thorough
 def test_every_document_is_in_the_corpus_or_dropped_or_set_aside_and_counted(undisturbed: Path) -> None:
     corpus = undisturbed / "corpus"
     manifest = read_manifest(corpus)
@@ -114,11 +115,13 @@ def test_samples_are_the_documents_whose_identities_hash_lowest(undisturbed: Pat
     assert found.keys() == expected.keys()
 
 
+@pytest.mark.thorough
 def test_the_bytes_do_not_depend_on_the_number_of_workers(place: Path, undisturbed: Path) -> None:
     curate(read_pipeline("pipeline.toml"), Path("corpus"), workers=3)
     assert contents(place / "corpus") == contents(undisturbed / "corpus")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(MANY_KILLS, marks=pytest.mark.torture)])
 def test_a_killed_command_goes_on_to_the_same_bytes(
     place: Path, commands: Napkin, undisturbed: Path, kills: list[int] | range
@@ -144,6 +147,7 @@ def test_killed_at_any_instant_and_begun_anew_the_bytes_are_the_same(
         assert contents(place / "corpus") == expected, at
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "moments",
     [
@@ -168,6 +172,7 @@ def test_a_worker_that_is_killed_costs_a_line(
         subprocess.run(["rm", "-r", "corpus"], check=True)
 
 
+@pytest.mark.thorough
 def test_a_document_that_ends_every_worker_is_set_aside(place: Path) -> None:
     (place / "raw" / "zz.txt").write_text("before\n<|endoftext|>\nabort, please\n<|endoftext|>\nand one behind it\n")
     told: list[str] = []
@@ -189,6 +194,7 @@ def test_content_of_which_no_stage_made_text_is_set_aside(place: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("most", [1200, pytest.param(300, marks=TORTURE), pytest.param(4000, marks=TORTURE)])
 def test_a_full_disk_is_a_line_and_the_corpus_can_be_finished(
     place: Path, commands: Napkin, undisturbed: Path, most: int

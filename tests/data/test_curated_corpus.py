@@ -28,6 +28,7 @@ def make(output_format: str, name: str = "corpus") -> Path:
     return Path(name)
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("output_format", ["jsonl.zst", "jsonl.gz", "jsonl", "parquet", "text"])
 def test_the_documents_are_those_that_were_written(place: Path, output_format: str) -> None:
     corpus = make(output_format)

@@ -90,6 +90,7 @@ def test_neighbouring_keys_give_unlike_permutations() -> None:
             assert abs(np.corrcoef(one, other)[0, 1]) < 0.2
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("n", [8, 10, 17, 40])
 def test_over_all_keys_each_index_goes_everywhere_equally_often(n: int) -> None:
     n_keys = 2000

@@ -181,6 +181,7 @@ def written_apart(folder: Path, documents: list[Document] = DOCUMENTS) -> list[b
     return [(folder / "apart" / name).read_bytes() for name in ("a", "b", "a.json", "b.json")]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("stops", [[], [0], [1], [57], [199], [30, 31, 150]])
 def test_files_written_in_one_pass_are_those_written_one_by_one_whatever_stops(tmp_path: Path, stops: list[int]):
     seen: list[int] = []

@@ -167,6 +167,7 @@ def test_a_restarted_job_knows_its_run_by_its_recipe(tmp_path: Path) -> None:
         assert recipe_differences(other, run)
 
 
+@pytest.mark.thorough
 def test_a_process_alone_loads_nothing_of_the_machinery() -> None:
     loaded = """
 import sys

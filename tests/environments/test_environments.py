@@ -21,6 +21,7 @@ def test_a_task_is_a_pure_function_of_its_seed(name: str) -> None:
     assert len({task.messages for task in first}) > 40
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_training_task_is_held_out(name: str) -> None:
     for level in ("", ":1", ":3"):

@@ -50,6 +50,7 @@ def loss_token_by_token(model: Transformer, ids: list[int], stride: int) -> list
     return losses
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("stride", [1, 7, 8, 16])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_the_loss_is_that_of_every_token_predicted_by_itself(tokens: TokenFile, stride: int, batch_size: int) -> None:
@@ -59,6 +60,7 @@ def test_the_loss_is_that_of_every_token_predicted_by_itself(tokens: TokenFile, 
     assert found == pytest.approx(sum(expected) / len(expected), rel=1e-5)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("max_tokens", [1, 16, 50, 51, 10_000])
 def test_a_sample_is_the_first_tokens_and_no_others(tokens: TokenFile, max_tokens: int) -> None:
     model = make_model()

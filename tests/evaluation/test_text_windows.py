@@ -53,6 +53,7 @@ def bits_token_by_token(text: str, context_length: int, stride: int) -> float:
     return bits
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(("context_length", "stride"), [(16, 1), (16, 8), (16, 16), (200, 100)])
 def test_all_windows_are_every_token_predicted_by_itself(context_length: int, stride: int) -> None:
     documents = documents_of_texts(TEXTS, TOKENIZER)
@@ -186,6 +187,7 @@ class Unigram(torch.nn.Module):
         return self._logits.expand(len(hidden), -1)
 
 
+@pytest.mark.thorough
 def test_the_sample_grows_until_the_error_is_what_was_asked_and_covers_the_whole() -> None:
     draw = random.Random(1)
     # Documents of different languages, so that windows differ.
@@ -208,6 +210,7 @@ def test_the_sample_grows_until_the_error_is_what_was_asked_and_covers_the_whole
     assert few.standard_error > 0.08
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("taken", [pytest.param(0.25, marks=pytest.mark.torture), 0.75])
 def test_the_error_is_the_spread_of_samples_without_replacement(taken: float) -> None:
     """As far as 50 samples tell it: without the factor for a finite text it would be twice as much."""

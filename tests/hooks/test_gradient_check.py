@@ -46,6 +46,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_mistake_is_found_where_it_shows_and_named(mistake: str) -> None:
     differing, said = MISTAKES[mistake]
@@ -74,6 +75,7 @@ def test_random_states_are_left_as_they_were() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.thorough
 def test_ranks_that_average_by_themselves_are_named() -> None:
     found = napkin.check(checked_programs.PerRank, arrangements=["ranks"])
     assert [result.differs for result in found.results] == [True, True]

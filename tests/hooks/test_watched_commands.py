@@ -17,6 +17,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "mine"
 
 
+@pytest.mark.thorough
 def test_commands_read_the_run_or_name_it(run: Path, server: subprocess.Popen[str]) -> None:
     shutil.copytree(run, run.with_name("other"))
     napkin = Napkin(run.parent.parent, server)

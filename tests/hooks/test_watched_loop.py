@@ -106,6 +106,7 @@ def test_random_states_are_kept_where_a_step_draws() -> None:
     assert (random.random(), np.random.rand(), torch.rand(1).item()) == drawn
 
 
+@pytest.mark.thorough
 def test_the_plan_is_the_step_that_runs_masks_and_clipping_included() -> None:
     watched, _ = watched_run()
     assert watched.plan is not None
@@ -121,6 +122,7 @@ def test_the_plan_is_the_step_that_runs_masks_and_clipping_included() -> None:
     assert any(row.bytes_written == rows * 64 * 4 for row in head)
 
 
+@pytest.mark.thorough
 def test_steps_of_sizes_that_nobody_counted_are_in_no_mfu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("napkin.hooks.watched_loop.RECORDING_SHARE", 0.0)
     watched, _ = watched_run(12, lengths=(9, 17))
@@ -133,6 +135,7 @@ def test_steps_of_sizes_that_nobody_counted_are_in_no_mfu(monkeypatch: pytest.Mo
     assert watched.mfu == pytest.approx(counted / seconds / watched.plan.matmul_peak)
 
 
+@pytest.mark.thorough
 def test_each_size_is_recorded_while_that_takes_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("napkin.hooks.watched_loop.RECORDING_SHARE", 1.0)
     watched, _ = watched_run(12, lengths=(9, 17, 33))
@@ -142,6 +145,7 @@ def test_each_size_is_recorded_while_that_takes_little_time(monkeypatch: pytest.
     assert flops == sorted(flops)
 
 
+@pytest.mark.thorough
 def test_its_run_is_listed_beside_others_and_has_a_report(tmp_path: Path) -> None:
     watched, losses = watched_run(run=tmp_path / "runs" / "mine", steps=6, on="H100", settings={"width": 32})
     run = read_run(tmp_path / "runs" / "mine", training=False)
@@ -162,6 +166,7 @@ def test_its_run_is_listed_beside_others_and_has_a_report(tmp_path: Path) -> Non
         pass
 
 
+@pytest.mark.thorough
 def test_seconds_of_the_parts_add_up_to_those_of_the_loop() -> None:
     model, optimizer = parts()
     with watch(model, optimizer) as watched:
@@ -176,6 +181,7 @@ def test_seconds_of_the_parts_add_up_to_those_of_the_loop() -> None:
     assert spent.other["evaluation"] > 0
 
 
+@pytest.mark.thorough
 def test_waiting_is_said_with_its_share_and_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     watched, _ = watched_run(8)
     watched.n_workers = 0
@@ -185,6 +191,7 @@ def test_waiting_is_said_with_its_share_and_a_way_out(monkeypatch: pytest.Monkey
     assert "num_workers" in said
 
 
+@pytest.mark.thorough
 def test_a_step_that_raises_is_not_counted_and_leaves_no_recorder() -> None:
     model, optimizer = parts()
     with watch(model, optimizer) as watched:
@@ -206,6 +213,7 @@ def test_a_step_that_raises_is_not_counted_and_leaves_no_recorder() -> None:
     assert {"forward", "backward", "optimizer"} <= set(watched.measurement.ledger.flops_by("phase"))
 
 
+@pytest.mark.thorough
 def test_a_loop_that_is_left_within_its_recorded_step_leaves_no_recorder() -> None:
     model, optimizer = parts()
     with watch(model, optimizer) as watched:
@@ -230,6 +238,7 @@ def test_where_recording_fails_the_loop_goes_on_and_says_so(monkeypatch: pytest.
     assert "no profiler here" in watched.obstacle
 
 
+@pytest.mark.thorough
 def test_a_step_that_cannot_be_traced_is_metered_and_the_reason_is_said() -> None:
     model, optimizer = parts()
 

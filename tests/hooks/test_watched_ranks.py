@@ -24,6 +24,7 @@ def told(job: Path, case: str) -> list[dict[str, Any]]:
     return [json.loads((job / f"{case}-{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("case", ["ddp", "fsdp"])
 def test_the_step_of_rank_0_is_planned_and_every_rank_is_metered(job: Path, case: str) -> None:
     zero, one = told(job, case)

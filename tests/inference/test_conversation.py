@@ -68,6 +68,7 @@ def test_a_stopped_answer_keeps_what_was_said() -> None:
     assert "".join(conversation.answer("More", GREEDY, max_new_tokens=9)) == opened.tokenizer.decode(list(expected))
 
 
+@pytest.mark.thorough
 def test_an_interrupt_ends_the_answer_and_not_the_program() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],

@@ -57,7 +57,7 @@ def finished(engine: Engine, asked: list[Request]) -> list[Completion]:
     return completions
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "changes", [{}, {"attention_window": 7}, {"positions": "learned"}, {"positions": "alibi"}], ids=str
 )
@@ -70,6 +70,7 @@ def test_each_of_many_requests_gets_the_ids_that_it_gets_alone(changes: dict[str
         assert completion.finish == ("length" if len(expected) == completion.request.max_new_tokens else "stop")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [30, pytest.param(1000, marks=pytest.mark.torture)])
 def test_a_pool_far_too_small_loses_no_request_and_no_block(number: int) -> None:
     model, asked = model_of(), requests(number, seed=1)
@@ -198,6 +199,7 @@ def test_an_answer_that_another_prompt_contains_is_still_computed_token_by_token
     assert second.draws == expected.draws
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("block_size", [4, 8])
 def test_what_others_find_is_exactly_the_full_blocks_of_prompt_and_answer(block_size: int) -> None:
     """A block that was begun by a prompt and filled by its answer is found, too; the last token is computed."""
@@ -224,6 +226,7 @@ def with_poison() -> Transformer:
     return model
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", [{}, {"prompts_together": True}, {"batch_invariant": True}], ids=str)
 def test_a_sequence_that_cannot_be_computed_fails_alone(settings: dict[str, Any]) -> None:
     """It leaves nothing in blocks that others use after it, and no block is lost."""

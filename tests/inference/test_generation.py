@@ -43,7 +43,7 @@ def recomputed(model: Transformer, prompt: list[int], n_tokens: int) -> list[int
     return tokens[len(prompt) :]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("chunk_size", [512, 4])
 def test_ids_equal_those_of_the_recomputed_sequence(model: Transformer, chunk_size: int) -> None:
     prompt = random_tokens(model.config, 1, 11)[0].tolist()
@@ -51,6 +51,7 @@ def test_ids_equal_those_of_the_recomputed_sequence(model: Transformer, chunk_si
     assert ids == recomputed(model, prompt, 25)
 
 
+@pytest.mark.sampled(every=4)
 def test_a_batch_of_prompts_of_unequal_lengths_gives_the_ids_of_each_alone(model: Transformer) -> None:
     rows = random_tokens(model.config, 3, 14).tolist()
     prompts = [rows[0], rows[1][:3], rows[2][:8]]

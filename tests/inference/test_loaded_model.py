@@ -41,6 +41,7 @@ def opened(folder: Path) -> LoadedModel:
     return found
 
 
+@pytest.mark.thorough
 def test_a_folder_generates_what_its_model_and_tokenizer_do(saved: tuple[Path, Transformer, Tokenizer]) -> None:
     folder, model, tokenizer = saved
     end = tokenizer.special_tokens["<|endoftext|>"]

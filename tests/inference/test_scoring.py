@@ -30,7 +30,7 @@ def alone(model: Transformer, context: list[int], continuation: list[int]) -> tu
     return logprobs.tolist(), torch.equal(logits.argmax(dim=-1), targets)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=6)
 @torch.no_grad()
 @pytest.mark.parametrize("branch_tokens", [1024, 6, 1])
 @pytest.mark.parametrize("switch", ["default", "window", "positions_alibi", "positions_learned", "experts_shared"])

@@ -61,7 +61,7 @@ def ids(draws: list[Draw]) -> list[int]:
     return [drawn.token for drawn in draws]
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=12)
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_greedy_ids_are_those_of_plain_decoding(switch: str) -> None:
     model = model_of(switch)
@@ -106,6 +106,7 @@ def test_looking_up_the_prompt_leaves_each_sampled_text_as_it_is(sampling: Sampl
         assert other.logprob is None or one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_text_does_not_depend_on_how_many_tokens_are_proposed() -> None:
     model = model_of("grouped")
     draft, prompt = near(model), prompt_of(model)
@@ -127,6 +128,7 @@ def chi_square_excess(counts: Counter, expected: dict) -> float:
     return (statistic - len(likely) + 1) / math.sqrt(2 * max(len(likely) - 1, 1))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -151,6 +153,7 @@ def test_tokens_of_a_draft_are_distributed_as_the_targets(sampling: Sampling) ->
     assert abs(n_accepted / n - overlap) < 4 * math.sqrt(overlap * (1 - overlap) / n)
 
 
+@pytest.mark.thorough
 def test_what_replaces_a_proposal_depends_on_it_only_as_the_closed_form_says() -> None:
     """The joint distribution of the proposal and the token: of x proposed, x with min(1, p(x) / q(x)), else y with
     max(0, p(y) - q(y)) over its sum. So all uniform numbers of tokens are unrelated."""
@@ -185,6 +188,7 @@ def test_what_replaces_a_proposal_depends_on_it_only_as_the_closed_form_says() -
     assert chi_square_excess(pairs, {(x, y): float(targets[0][x] * targets[1][y]) for x in ids for y in ids}) < 4
 
 
+@pytest.mark.thorough
 def test_a_text_with_a_draft_is_distributed_as_the_model_says() -> None:
     model = model_of("default", vocab_size=6, n_layers=1, context_length=250)
     sampling, prompt, n_tokens = Sampling(1.2, top_k=4, top_p=1.0, repetition_penalty=1.1, seed=3), [1, 2], 240

@@ -68,6 +68,7 @@ def by_hand(inputs: list[Tensor], scale: float, softcap: float | None, first_key
     return scores.masked_fill(~seen, -torch.inf).softmax(dim=-1) @ value
 
 
+@pytest.mark.sampled(every=2)
 @EVERY_CASE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_and_its_gradients_equal_those_of_all_pairs_in_float64(
@@ -116,6 +117,7 @@ def test_formats_without_a_compiled_loop_take_plain_attention() -> None:
         )
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("case", ["one block", "grouped", "window, documents and cap", "later queries"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_its_scratch_is_what_the_allocator_gives_and_takes_back(case: str, dtype: torch.dtype) -> None:

@@ -31,6 +31,7 @@ def test_blocks_give_result_and_gradients_of_attention_spelled_out(case: dict[st
         assert (mine.double() - theirs).abs().max() <= bound * theirs.abs().max()
 
 
+@pytest.mark.thorough
 def test_gradcheck_in_fp64() -> None:
     inputs, _, settings = problem(head_dim=5, n_queries=9, n_keys=11, window=4, softcap=1.5, documents=True)
     assert torch.autograd.gradcheck(lambda *inputs: flash_attention(*inputs, **settings), inputs, atol=1e-6)

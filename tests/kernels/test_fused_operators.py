@@ -35,6 +35,7 @@ class Everything(nn.Module):
         return fused_linear_cross_entropy(hidden, self.head, targets.flatten())
 
 
+@pytest.mark.thorough
 def test_fused_operators_are_counted_by_their_fake_forms() -> None:
     batch = torch.randn(4, 128, 64), torch.zeros(4, 128, dtype=torch.int64)
     ledgers = [count(Everything(), batch, by="tracing"), count(Everything(), batch, by="running")]

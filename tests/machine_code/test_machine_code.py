@@ -60,6 +60,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "made"
 
 
+@pytest.mark.thorough
 def test_functions_are_compiled_with_their_own_options_and_built_once(
     package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +90,7 @@ def test_functions_are_compiled_with_their_own_options_and_built_once(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.thorough
 def test_processes_that_start_together_compile_a_module_once(package: str, tmp_path: Path) -> None:
     # To be compiled it is imported.
     with open(tmp_path / package / "sums.py", "a") as source:

@@ -89,6 +89,7 @@ def numpy_merged(model: Transformer, modules: tuple[str, ...]) -> dict[str, torc
     return {name: torch.from_numpy(array) for name, array in merged.items()}
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("with_magnitude", [False, True])
 @pytest.mark.parametrize("modules", MODULES)

@@ -90,6 +90,7 @@ def unfused() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled(every=4)
 @CASES
 @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
 def test_all_implementations_give_the_same_numbers(

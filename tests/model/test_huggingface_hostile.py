@@ -96,6 +96,7 @@ def refused(folder: Path) -> None:
     assert not loads_or_is_refused(folder)
 
 
+@pytest.mark.sampled(every=4)
 def test_settings_of_any_type_and_size_are_refused_or_ignored(folder: Path) -> None:
     settings = json.loads((folder / "config.json").read_text())
     # Those that others share with Llama are read by the same code.
@@ -132,6 +133,7 @@ def test_sizes_that_no_memory_holds_are_refused_before_anything_is_allocated(fol
             refused(folder)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:12]))
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
 def test_files_that_are_not_what_they_should_be_are_refused(folder: Path, name: str, text: bytes) -> None:
@@ -145,6 +147,7 @@ def test_an_index_of_another_form_is_refused(folder: Path, index: Any) -> None:
     refused(folder)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.skipif(os.name == "nt", reason="links and fifos are not those of Windows")
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name[:30]))
 def test_a_file_outside_the_folder_is_not_opened(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +196,7 @@ DAMAGES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
 }
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_weights_of_other_shapes_are_refused(folder: Path, damage: str) -> None:
     tensors = load_file(folder / "model.safetensors")
@@ -205,6 +209,7 @@ def test_weights_of_other_shapes_are_refused(folder: Path, damage: str) -> None:
         refused(folder)
 
 
+@pytest.mark.sampled(every=2)
 def test_bytes_changed_anywhere_are_refused_or_read(folder: Path) -> None:
     choose = random.Random(0)
     for name in ("config.json", "model.safetensors"):

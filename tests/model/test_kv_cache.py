@@ -37,6 +37,7 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
     )
 
 
+@pytest.mark.sampled(every=6)
 @torch.no_grad()
 @pytest.mark.parametrize("sizes", [[1] * 14, [5, 1, 1, 4, 3]])
 def test_passes_of_any_size_equal_one_pass_over_all(model: Transformer, sizes: list[int]) -> None:
@@ -44,6 +45,7 @@ def test_passes_of_any_size_equal_one_pass_over_all(model: Transformer, sizes: l
     assert_same(in_passes(model, tokens, sizes), model.hidden(tokens))
 
 
+@pytest.mark.sampled(every=5)
 @torch.no_grad()
 @pytest.mark.parametrize("sizes", [[1] * 14, [5, 1, 1, 4, 3]])
 def test_packed_sequences_equal_one_pass_over_all(model: Transformer, sizes: list[int]) -> None:

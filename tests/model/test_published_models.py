@@ -7,6 +7,7 @@ from napkin.model.config import preset, presets
 from napkin.model.transformer import Transformer
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", presets())
 def test_a_preset_has_the_published_number_of_parameters_to_the_unit(name: str) -> None:
     with torch.device("meta"):
@@ -31,6 +32,7 @@ def test_a_preset_can_be_changed() -> None:
     assert (small.n_layers, small.context_length, small.rope_theta) == (2, 128, 500000.0)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", ["deepseek-moe-16b", "olmo-2-7b", "qwen3-8b", "gpt2-xl"])
 def test_a_preset_trains_on_fake_tensors(name: str) -> None:
     with FakeTensorMode():

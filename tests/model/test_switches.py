@@ -26,6 +26,7 @@ def doubles(model: Transformer) -> dict[str, oracle.Array]:
     return {name: parameter.detach().double().numpy() for name, parameter in model.named_parameters()}
 
 
+@pytest.mark.sampled(every=3)
 @EVERY_SWITCH
 def test_logits_equal_those_of_float64_numpy(switch: str) -> None:
     config = config_of(switch)
@@ -34,6 +35,7 @@ def test_logits_equal_those_of_float64_numpy(switch: str) -> None:
     np.testing.assert_allclose(model(tokens).detach().numpy(), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.sampled(every=6)
 @EVERY_SWITCH
 def test_gradients_equal_finite_differences_of_the_float64_numpy_loss(switch: str) -> None:
     config = config_of(switch, dropout=0.0, n_layers=1, n_dense_layers=0)
@@ -60,6 +62,7 @@ def test_gradients_equal_finite_differences_of_the_float64_numpy_loss(switch: st
         assert actual == pytest.approx(expected, abs=1e-4 * scale + 1e-6)
 
 
+@pytest.mark.sampled(every=3)
 @EVERY_SWITCH
 def test_bf16_autocast_stays_within_its_resolution_of_fp32(switch: str) -> None:
     config = config_of(switch, dropout=0.0)
@@ -77,6 +80,7 @@ def test_bf16_autocast_stays_within_its_resolution_of_fp32(switch: str) -> None:
         assert (actual - expected).norm() <= tolerance * expected.norm()
 
 
+@pytest.mark.sampled(every=3)
 @EVERY_SWITCH
 def test_the_first_loss_is_within_2_percent_of_guessing(switch: str) -> None:
     # As wide as a model is; at 24 numbers chance alone is 2%.
@@ -92,6 +96,7 @@ def test_the_first_loss_is_within_2_percent_of_guessing(switch: str) -> None:
 IN_EVERY_RUN = ("block_post", "positions_alibi", "experts_capacity", "feed_forward_relu_squared", "dropout", "mup")
 
 
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize(
     "switch", [pytest.param(name, marks=[] if name in IN_EVERY_RUN else pytest.mark.torture) for name in SWITCHES]
 )
@@ -124,6 +129,7 @@ def reached(model: Transformer, tokens: Tensor, documents: Tensor | None = None)
     return [[row[sequence] for row in rows] for sequence in range(len(tokens))]
 
 
+@pytest.mark.sampled(every=2)
 @EVERY_SWITCH
 def test_no_output_depends_on_a_later_token(switch: str) -> None:
     config = config_of(switch, expert_capacity=None)
@@ -145,6 +151,7 @@ def test_one_layer_sees_its_window_and_no_further() -> None:
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [7, 8, 8, 8, 8, 8, 5, 5, 5]])
 
 
+@pytest.mark.sampled(every=3)
 @EVERY_SWITCH
 def test_packed_documents_do_not_see_each_other(switch: str) -> None:
     config = config_of(switch, expert_capacity=None, attention_window=None, full_attention_every=None)
@@ -153,6 +160,7 @@ def test_packed_documents_do_not_see_each_other(switch: str) -> None:
         assert sight == [[s <= t and documents[s] == documents[t] for s in range(9)] for t in range(9)]
 
 
+@pytest.mark.sampled(every=5)
 @EVERY_SWITCH
 def test_a_packed_document_gives_the_logits_that_it_gives_alone(switch: str) -> None:
     config = config_of(switch, expert_capacity=None)
@@ -166,6 +174,7 @@ def test_a_packed_document_gives_the_logits_that_it_gives_alone(switch: str) -> 
                 torch.testing.assert_close(packed[row, own], alone, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(every=2)
 @EVERY_SWITCH
 def test_parameters_are_a_pure_function_of_the_seed(switch: str) -> None:
     torch.manual_seed(123)

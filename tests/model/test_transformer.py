@@ -83,6 +83,7 @@ def test_no_output_depends_on_a_later_token(config: ModelConfig) -> None:
         assert (reached[position + 1 :] == 0).all()
 
 
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 @pytest.mark.parametrize(
     ("vocab_size", "d_model", "n_layers"), [(64, 64, 2), (4096, 256, 4), (512, 128, 8), (50000, 768, 2)]
@@ -153,6 +154,7 @@ def train_step(model: Transformer, config: ModelConfig) -> Tensor:
     return loss
 
 
+@pytest.mark.sampled(every=3)
 @CONFIGS
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_training_step_traces_on_fake_tensors(config: ModelConfig, autocast: bool) -> None:

@@ -31,6 +31,7 @@ def train(parameters: list[Tensor], optimizer: torch.optim.Optimizer, steps: Ite
         optimizer.step()
 
 
+@pytest.mark.thorough
 @IMPLEMENTATIONS
 def test_a_thousand_steps_equal_torch(foreach: bool) -> None:
     ours, theirs = fresh_parameters(), fresh_parameters()

@@ -66,6 +66,7 @@ EVERY_IMPLEMENTATION = pytest.mark.parametrize(("name", "build"), BUILDS)
 EVERY_ONE = pytest.mark.parametrize("build", OURS.values(), ids=OURS.keys())
 
 
+@pytest.mark.sampled(every=20)
 @pytest.mark.parametrize(("name", "build"), [case for case in BUILDS if case.values[0] in TORCHS])
 def test_a_thousand_steps_equal_torch(name: str, build: Build) -> None:
     ours = fresh_parameters()
@@ -80,6 +81,7 @@ def torchs_thousand_steps(name: str) -> list[Tensor]:
     return parameters
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(("name", "build"), [case for case in BUILDS if case.values[0] in NUMPYS])
 def test_a_thousand_steps_equal_float64(name: str, build: Build) -> None:
     ours = fresh_parameters()
@@ -193,6 +195,7 @@ def test_a_gradient_of_zeros_leaves_finite_weights(name: str, build: Build) -> N
     assert all(parameter.isfinite().all() for parameter in parameters)
 
 
+@pytest.mark.sampled(every=2)
 @EVERY_IMPLEMENTATION
 def test_a_step_traces_on_fake_tensors(name: str, build: Build) -> None:
     with FakeTensorMode():

@@ -52,6 +52,7 @@ def learn(train_state: TrainState, first: int, last: int, *, one_batch: bool = F
     return losses
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [name if name in SHORT else pytest.param(name, marks=pytest.mark.torture) for name in OPTIMIZERS],
@@ -60,6 +61,7 @@ def test_it_drives_the_loss_on_one_batch_below_a_twentieth(name: str) -> None:
     assert learn(make_learner(name), 0, 500, one_batch=True)[-1] < 0.05
 
 
+@pytest.mark.sampled(every=2)
 @EVERY_NAME
 def test_a_run_that_was_saved_and_loaded_goes_on_to_the_bit(name: str, tmp_path: Path) -> None:
     through = make_learner(name)
@@ -87,6 +89,7 @@ def state_bytes_by_hand(name: str, model: nn.Module) -> int:
     return total
 
 
+@pytest.mark.sampled(every=4)
 @EVERY_NAME
 def test_the_bytes_of_state_that_its_docstring_states_are_those_that_are_counted_and_held(name: str) -> None:
     module, _, class_name = OPTIMIZERS[name].path.partition(".")
@@ -128,6 +131,7 @@ class Updating:
         self.optimizer.zero_grad(set_to_none=True)
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(
     ("name", "fused"),

@@ -18,7 +18,7 @@ from napkin.train_step.step import build_train_state
 MODEL = ModelConfig(vocab_size=61, context_length=16, d_model=24, n_layers=2, n_heads=4)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("parallelism", "optimizer", "precision"),
     [

@@ -47,6 +47,7 @@ SIZES = [(1, 1), (1, 4), (2, 2), (3, 1), (3, 4)]
 ALL_SIZES = [(sequences, tensor) for sequences in (1, 2, 3) for tensor in (1, 2, 4)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changes", "sizes"),
     [

@@ -28,6 +28,7 @@ def planned(n_devices: int, **training: Any) -> Plan:
     return make_plan(recipe, CatalogueMachine(A100, n_devices))
 
 
+@pytest.mark.thorough
 def test_replicas_write_one_checkpoint_and_shards_write_their_own() -> None:
     assert A100.host_bandwidth
     ddp, fsdp = planned(16), planned(16, parallelism="fsdp")

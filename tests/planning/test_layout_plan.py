@@ -51,7 +51,7 @@ def planned(n_devices: int, *, loss_chunk_size: int = 1024, **sizes: Any) -> Lay
     return plan_layout(costs.resolved, costs.machine, choice, costs=costs)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "size", "chunk", "recompute", "tolerance"),
     [
@@ -163,6 +163,7 @@ def parameters_of(model: ModelConfig) -> tuple[int, int]:
 SMALL = ModelConfig(vocab_size=256, context_length=64, d_model=64, n_layers=2, n_heads=4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changes", "sizes"),
     [
@@ -226,6 +227,7 @@ def test_ranks_of_tensor_gather_a_blocks_input_and_its_gradient() -> None:
     assert costs.working_bytes(size, "none") == costs.parts("none").working_bytes(size) + 2 * whole
 
 
+@pytest.mark.thorough
 def test_stages_hold_what_a_count_of_their_rank_finds_also_without_blocks() -> None:
     model = ModelConfig(4096, 256, d_model=256, n_layers=2, n_heads=4, tie_embeddings=False)
     resolved, machine = resolved_on(3, model, batch_size=4, loss_chunk_size=256)

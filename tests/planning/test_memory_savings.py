@@ -52,6 +52,7 @@ def test_a_resolved_recipe_says_what_auto_came_to() -> None:
     assert resolve(recipe, ThisMachine()).recipe.training.micro_batch_size == 12
 
 
+@pytest.mark.thorough
 def test_each_memory_option_is_the_count_of_the_recipe_with_it() -> None:
     device = find_device("H100-SXM-80GB")
     plan = make_plan(recipe_of(batch_size=4), CatalogueMachine(device))

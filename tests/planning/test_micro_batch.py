@@ -30,6 +30,7 @@ def recipe(batch_size: int, micro_batch_size: int | None = None, context_length:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "large",
     [recipe(12), recipe(2, context_length=3072), recipe(24, 12)],
@@ -46,6 +47,7 @@ def test_small_batches_are_left_to_the_count() -> None:
     refuse_far_too_much(ResolvedRecipe(recipe(8), PRECISION), "a device", 1)
 
 
+@pytest.mark.thorough
 def test_the_micro_batch_that_is_advised_fits_and_the_next_one_does_not() -> None:
     batch_size = 12
     memory = count_step(ResolvedRecipe(recipe(batch_size, 6), PRECISION)).peak_bytes

@@ -24,6 +24,7 @@ def machine_of(usable_bytes: int) -> CatalogueMachine:
     return CatalogueMachine(device, N_DEVICES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("room", [-1, 1], ids=["a byte less", "a byte more"])
 def test_one_step_fits_by_every_command_or_by_none(room: int) -> None:
     resolved = FAMILY.resolved(machine_of(10**9), WIDTH, N_LAYERS)

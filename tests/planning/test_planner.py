@@ -86,6 +86,7 @@ def without_latency(device: Device, n_devices: int) -> CatalogueMachine:
     return CatalogueMachine(device, n_devices, efficiency=ideal)
 
 
+@pytest.mark.thorough
 def test_gradients_cost_time_where_the_backward_pass_does_not_hide_them() -> None:
     # One token a device, so that there is nothing to compute beside the exchange of 4 bytes per parameter.
     planned = make_plan(recipe(8, context_length=1), on=without_latency(SLOW_LINK, 8))
@@ -112,6 +113,7 @@ def test_a_device_without_bf16_trains_in_fp32_and_says_so_where_bf16_is_wanted()
         plan_on(dataclasses.replace(recipe(), training=TrainingConfig(precision="bf16")), v100, 1)
 
 
+@pytest.mark.thorough
 def test_what_does_not_fit_is_told_its_ways_out() -> None:
     small = dataclasses.replace(A100, name="small", memory_bytes=600_000_000 + 30_000_000)
     plan = plan_on(recipe(64, context_length=256), small, 4)
@@ -125,6 +127,7 @@ def test_what_does_not_fit_is_told_its_ways_out() -> None:
     assert "\n" not in line
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(("name", "n_devices"), [("H100", 1), ("H100", 8), ("A100", 1), ("MI300X", 8), ("L4", 4)])
 def test_a_device_that_is_advised_holds_the_step_and_could_replace_the_planned_ones(
     name: str, n_devices: int, monkeypatch: pytest.MonkeyPatch
@@ -199,6 +202,7 @@ def test_this_machine_and_the_same_machine_described_as_a_device_are_planned_wit
             assert ours.flops == theirs.flops, training
 
 
+@pytest.mark.thorough
 def test_a_plan_that_does_not_fit_whole_fits_sharded_where_the_recipe_says_fsdp() -> None:
     small = dataclasses.replace(A100, memory_bytes=600_000_000 + 45_000_000)
     large = recipe(8, d_model=256, n_layers=3, vocab_size=1000)
@@ -220,6 +224,7 @@ def test_fsdp_on_a_slow_link_exposes_what_it_sends() -> None:
     assert planned.seconds_per_step == pytest.approx(planned.price.seconds + planned.exposed_seconds)
 
 
+@pytest.mark.thorough
 def test_beyond_a_node_the_network_bounds_what_devices_send() -> None:
     def communication_seconds(on: str) -> float:
         return make_plan(recipe(64, d_model=512, vocab_size=8192, n_layers=1), on=on).communication_seconds

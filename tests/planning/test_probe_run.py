@@ -50,6 +50,7 @@ def probe_run(recipe: Recipe, ceilings: Calibration, *, max_bytes: int) -> tuple
         return time_probe_run(resolved, count_step(resolved), ceilings, {}, max_bytes=max_bytes, sampler=sampler)
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("others", [0, 3])
 @pytest.mark.parametrize("asked", [recipe(), recipe(n_layers=2, batch_size=4)])
 def test_a_step_of_two_layers_and_two_micro_batches_is_compared_with_its_operators_alone(

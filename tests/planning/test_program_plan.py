@@ -49,6 +49,7 @@ def metered(tmp_path: Path, server: subprocess.Popen[str]) -> Metered:
     return run
 
 
+@pytest.mark.thorough
 def test_planned_bytes_are_those_of_real_ranks(metered: Metered) -> None:
     assert metered("plain_fsdp_uneven") <= 0.1
 
@@ -110,6 +111,7 @@ def test_one_rank_is_what_count_says() -> None:
     assert planned.resident_bytes == counted.resident_bytes
 
 
+@pytest.mark.thorough
 def test_collectives_of_fsdp_are_those_of_the_closed_form() -> None:
     plan = napkin.plan_program(fsdp, on="4xH100")
     (each,) = plan.ranks
@@ -129,6 +131,7 @@ def test_collectives_of_fsdp_are_those_of_the_closed_form() -> None:
     assert plan.imbalance["flops"] == 1
 
 
+@pytest.mark.thorough
 def test_of_many_ranks_those_that_differ_are_traced_and_stand_for_the_others() -> None:
     plan = napkin.plan_program(fsdp_uneven, ranks=16)
     assert [each.stands_for for each in plan.ranks] == [tuple(range(15)), (15,)]
@@ -141,6 +144,7 @@ def test_of_many_ranks_those_that_differ_are_traced_and_stand_for_the_others() -
     assert "of 16 ranks were traced" in plan.notes[0]
 
 
+@pytest.mark.thorough
 def test_both_dimensions_of_a_mesh_divide_the_work() -> None:
     plan = napkin.plan_program(tensor_within_data, on="16xH100")
     (each,) = plan.ranks
@@ -178,6 +182,7 @@ def ring() -> Any:
     return model, torch.optim.AdamW(model.parameters()), sequences, step
 
 
+@pytest.mark.thorough
 def test_context_parallelism_attends_to_half_of_the_pairs_of_other_ranks() -> None:
     plan = napkin.plan_program(ring, on="2xH100")
     # Own queries and keys, of which a mask hides half; of the other rank's, half of either.

@@ -47,7 +47,7 @@ def _rows(read: Any, name: str) -> list[dict[str, str]]:
     return read(name)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", ROWS)
 def test_planned_seconds_are_those_of_a_published_run_within_the_stated_factor(published: Any, case: str) -> None:
     stack, model, device, tensor, pipeline, context, length = ROWS[case]
@@ -95,6 +95,7 @@ def test_published_runs_fit_by_their_plans_and_those_that_ran_out_of_memory_do_n
             assert run.peak_bytes == pytest.approx(float(row["peak_gib"]) * 2**30, rel=0.14)
 
 
+@pytest.mark.thorough
 def test_a_program_that_fuses_is_planned_faster_than_the_same_without(published: Any) -> None:
     rows = _rows(published.read_rows, "published_layouts.csv")
     row = next(row for row in rows if row["stack"] == "torchtitan" and row["precision"] == "bf16")

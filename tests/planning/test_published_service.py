@@ -25,6 +25,7 @@ def sizes(found: list[tuple[Any, Any, Any]]) -> tuple[np.ndarray, np.ndarray]:
     return errors, np.mean([each[2] for each in found], axis=0)
 
 
+@pytest.mark.thorough
 def test_the_constants_in_use_are_within_the_errors_that_they_state(published: Any) -> None:
     rows = published.read_measurements()
     assert len(rows) == 442

@@ -42,6 +42,7 @@ def prices(ledgers: object) -> list[Price]:
     return [price(ledger, CEILINGS) for ledger in ledgers]  # pyright: ignore[reportGeneralTypeIssues]
 
 
+@pytest.mark.thorough
 def test_a_pipeline_of_uneven_stages_takes_what_the_closed_form_of_gpipe_says() -> None:
     micro_batches = 6
     resolved, ledgers = pipeline_of(micro_batches)
@@ -73,6 +74,7 @@ def test_each_rank_of_a_pipeline_has_bytes_of_its_own_and_the_largest_decides() 
     assert not less.fits
 
 
+@pytest.mark.thorough
 def test_the_best_layout_of_a_search_fits_by_the_count_of_its_real_step() -> None:
     recipe = Recipe(model=MODEL, training=TrainingConfig(batch_size=8))
     machine = CatalogueMachine(find_device("H100"), 4)
@@ -88,6 +90,7 @@ def test_the_best_layout_of_a_search_fits_by_the_count_of_its_real_step() -> Non
         with_best_counted(alone)
 
 
+@pytest.mark.thorough
 def test_seconds_by_operator_are_the_counted_ones_scaled_to_the_sum_of_parts_and_the_plan_has_both() -> None:
     recipe = Recipe(model=MODEL, training=TrainingConfig(batch_size=8, parallelism="fsdp"))
     machine = CatalogueMachine(find_device("H100"), 4)

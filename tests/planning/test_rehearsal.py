@@ -130,6 +130,7 @@ for step in range(10):
     assert {"LOCAL_RANK"} <= found.environment.keys()
 
 
+@pytest.mark.thorough
 def test_fully_shard_leaves_each_rank_an_eighth(script) -> None:
     found = rehearse(
         script("""
@@ -157,6 +158,7 @@ for step in range(10):
     assert found.collectives["all_gather"]["bytes"] >= 4 * PARAMETERS
 
 
+@pytest.mark.thorough
 def test_a_loop_over_an_absent_file_is_the_counted_step(script) -> None:
     path = script("""
 import numpy as np
@@ -297,6 +299,7 @@ sys.exit(0 if refused == {CHANGES!r} else str(refused))
     assert not list(tmp_path.rglob("__pycache__"))
 
 
+@pytest.mark.thorough
 def test_a_script_that_does_not_end_is_stopped(script) -> None:
     with pytest.raises(NapkinError, match="--seconds"):
         rehearse(script("while True: pass\n"), on="H100", most_seconds=6)
@@ -314,6 +317,7 @@ for step in range(int(sys.argv[1])):
 """
 
 
+@pytest.mark.thorough
 def test_the_command_prints_a_compiled_step_as_json(plain_script, capsys: pytest.CaptureFixture[str]) -> None:
     path = plain_script(COMPILED)
     assert main(["rehearse", str(path), "9", "--on", "H100", "--torch", "2.8", "--json"]) == 0
@@ -338,6 +342,7 @@ def test_the_command_prints_a_compiled_step_as_json(plain_script, capsys: pytest
     assert values["peak_bytes"] == pytest.approx(counted.peak_bytes, rel=0.01)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("in_place", [False, pytest.param(True, marks=pytest.mark.torture)])
 def test_a_compiled_step_of_several_graphs_names_what_only_a_measurement_decides(plain_script, in_place: bool) -> None:
     found = rehearse(

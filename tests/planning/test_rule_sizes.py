@@ -39,6 +39,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     "model",
     [

@@ -15,6 +15,7 @@ EXPERTS = dataclasses.replace(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("config", [SMALL, EXPERTS], ids=["dense", "experts"])
 def test_the_flops_from_two_depths_are_those_of_the_whole_model_traced(config: ModelConfig) -> None:
     work = count_work(config)

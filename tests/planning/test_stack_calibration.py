@@ -55,6 +55,7 @@ def _recipe(parallelism: ParallelismConfig) -> Recipe:
     return Recipe(model=MODEL, training=training, parallelism=parallelism)
 
 
+@pytest.mark.thorough
 def test_factors_of_a_cluster_are_found_in_three_runs_and_a_left_out_run_is_planned_better() -> None:
     stack = find_stack("llm-foundry")
     true = dataclasses.replace(stack, computing=1.25, sending=1.6)

@@ -100,6 +100,7 @@ def test_an_open_load_comes_at_its_rate_whatever_the_service_takes() -> None:
     assert slow.first_token(90) > slow.first_token(50) > 100
 
 
+@pytest.mark.thorough
 def test_a_plan_of_this_machine_has_the_bytes_of_the_engine() -> None:
     model = Transformer(CONFIG, dtype=torch.bfloat16)
     engine = Engine(model, cache_bytes=2**20, max_running=4)

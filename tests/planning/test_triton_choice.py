@@ -42,6 +42,7 @@ def chosen(wanted: Recipe, machine: CatalogueMachine) -> tuple[str, str]:
     return found.training.kernels, found.model.attention
 
 
+@pytest.mark.thorough
 def test_a_gpu_with_triton_takes_its_kernels_and_the_attention_that_is_planned_to_be_faster() -> None:
     # torch's fused attention recomputes less than napkin's; where it has no form for a cap, or needs a mask, it is
     # plain or computes what is hidden.

@@ -26,6 +26,7 @@ def ranges(found: StepProfile) -> list[dict[str, Any]]:
     return [each for each in trace_of(found)["traceEvents"] if each["ph"] == "X"]
 
 
+@pytest.mark.thorough
 def test_the_trace_has_every_call_and_phases_and_modules_around_them(tmp_path: Path) -> None:
     found = example()
     path = write_trace(found, tmp_path / "trace.json")

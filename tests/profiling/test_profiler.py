@@ -85,6 +85,7 @@ def example() -> StepProfile:
     return assembled(measured, torch.device("cpu"), CEILINGS, price(measured.ledger, CEILINGS))
 
 
+@pytest.mark.thorough
 def test_rows_and_what_is_in_none_add_up_to_the_step() -> None:
     found = example()
     outside = sum(row.seconds for row in found.outside)
@@ -172,6 +173,7 @@ def test_roofs_are_arithmetic() -> None:
     assert row.figures.roof_share == pytest.approx(max(by_flops, by_bytes) / row.figures.seconds)
 
 
+@pytest.mark.thorough
 def test_profiling_changes_nothing_that_is_computed() -> None:
     model, step, _ = training()
     measured_steps(step, model, torch.device("cpu"), steps=2, warm_up=1)

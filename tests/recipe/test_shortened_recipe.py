@@ -22,6 +22,7 @@ def recipe(steps: int = 800, **optimizer: object) -> Recipe:
     )
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_fits_into_every_shorter_run(schedule: str) -> None:
     # Warm-up and decay fill the run but for one step: nothing is left over where they are rounded.

@@ -52,7 +52,7 @@ def kill_resume_and_compare(napkin: Napkin, begun: Path, uninterrupted: Path, nu
     return killed.status == -signal.SIGKILL
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("near", "number"),
     [(LAST, 9), (".measurement.json.", 2), (".measurement.json.", 4), (".report.html.", 1), (".report.html.", 2)],
@@ -106,6 +106,7 @@ def test_a_run_whose_processes_made_a_step_each_has_its_measurement(napkin: Napk
     assert metered(napkin.folder / "run") == metered(napkin.folder / "uninterrupted")
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("command", [("train", "recipe.toml", "--run", "run"), ("resume", "run")])
 def test_drafts_of_killed_processes_beside_and_in_a_run_are_removed(
     napkin: Napkin, uninterrupted: Path, command: tuple[str, ...]

@@ -68,6 +68,7 @@ def cut(data: bytes, draw: random.Random) -> bytes:
     return data[: draw.randrange(len(data))]
 
 
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize(("how", "case"), [(flip, "a bit flipped"), (cut, "a file truncated")])
 @pytest.mark.parametrize("name", FILES)
 def test_damage_anywhere_in_a_checkpoint_leads_to_the_one_before(
@@ -125,6 +126,7 @@ def test_a_checkpoint_from_anybody_is_opened_without_running_its_code(
     tally("a pickle in place of a file, its sums right")
 
 
+@pytest.mark.thorough
 def test_training_and_resuming_read_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tiny_text(tmp_path)
     preparation, run = create_run(tiny_recipe(tmp_path, steps=8), tmp_path / "run")

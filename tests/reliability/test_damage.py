@@ -126,6 +126,7 @@ def test_a_finished_run_says_so(napkin: Napkin, run: Path, uninterrupted: Path) 
     assert_same_run(run, uninterrupted)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["cut", "altered"])
 def test_a_token_file_that_changes_while_the_run_reads_it_ends_it_with_a_line_and_a_checkpoint(
     napkin: Napkin, uninterrupted: Path, how: str
@@ -188,6 +189,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("command", "name"), [("train", "train.tokens"), ("resume", "train.tokens")])
 def test_a_mapped_file_that_is_cut_before_any_step_ends_the_command_with_a_line(
     napkin: Napkin, run: Path, command: str, name: str

@@ -30,6 +30,7 @@ def assert_refused(command: Command, *words: str) -> None:
         assert word in command.errors[0]
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_when_a_checkpoint_is_written_costs_that_checkpoint_alone(
     napkin: Napkin, uninterrupted: Path
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_disk_that_is_full_behind_the_loops_back_ends_the_run_with_a_clear_lin
     assert_same_run(run, uninterrupted)
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_when_metrics_are_written_ends_the_run_with_a_clear_line(
     napkin: Napkin, uninterrupted: Path
 ) -> None:

@@ -103,6 +103,7 @@ def expected_results(napkin: Napkin, original: Path, uninterrupted: Path, comman
 SMALL = ("metrics.jsonl", "run.json", "recipe.toml", "plan.json", "measurement.json", "evaluation.json")
 
 
+@pytest.mark.thorough
 def test_no_flipped_bit_changes_what_is_listed_without_a_message(
     napkin: Napkin, finished: Path, uninterrupted: Path, tally: Tally
 ) -> None:
@@ -115,6 +116,7 @@ def test_no_flipped_bit_changes_what_is_listed_without_a_message(
         tally(f"a bit flipped in {name}, runs", flips)
 
 
+@pytest.mark.thorough
 def test_a_run_with_a_flipped_bit_goes_on_or_says_why_not(
     napkin: Napkin, killed: Path, uninterrupted: Path, tally: Tally
 ) -> None:

@@ -154,6 +154,7 @@ def try_all(run: Path, name: str, tries: int | None, rendered: int) -> Counter[s
 FILES = ("run.json", "plan.json", "measurement.json", "evaluation.json")
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", FILES)
 def test_hostile_values_are_refused_in_one_line_or_shown(run: Path, name: str, tally: Tally) -> None:
     outcomes = try_all(run, name, tries=60, rendered=2)
@@ -172,6 +173,7 @@ def test_every_hostile_value_is_refused_in_one_line_or_shown(
         print(f"\n{name}: {outcomes.total():,} values: {dict(outcomes)}", end="")
 
 
+@pytest.mark.thorough
 def test_a_hostile_line_of_metrics_is_named_and_left_out_or_shown(run: Path, tally: Tally) -> None:
     metrics, page = run / "metrics.jsonl", run.parent / "comparison.html"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()[:12]]
@@ -204,6 +206,7 @@ def write_state(checkpoint: Path, text: str) -> None:
     (checkpoint / "SHA256SUMS").write_text("\n".join([*kept, f"{checksum}  state.json", ""]))
 
 
+@pytest.mark.thorough
 def test_hostile_values_in_the_state_of_a_checkpoint_are_refused_or_harmless(run: Path, tally: Tally) -> None:
     checkpoint = run / "checkpoints" / "step-00000040"
     state = json.loads((checkpoint / "state.json").read_text())
@@ -256,6 +259,7 @@ def test_a_run_is_resumed_from_any_state_that_is_read(
         print(f"\nstate.json: {dict(outcomes)}", end="")
 
 
+@pytest.mark.thorough
 def test_hostile_values_in_recipe_and_tokenizer_are_refused_in_one_line(run: Path, tally: Tally) -> None:
     recipe, tokenizer, tries = run / "recipe.toml", run / "tokenizer.json", 0
     text = recipe.read_text()

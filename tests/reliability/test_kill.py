@@ -44,6 +44,7 @@ def test_a_process_that_was_killed_resumes_as_if_it_had_never_stopped(napkin: Na
     assert_same_run(run, uninterrupted)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [9, 17])
 def test_a_kill_at_this_moment_of_a_checkpoint_loses_nothing(
     napkin: Napkin, uninterrupted: Path, number: int, tally: Tally
@@ -84,6 +85,7 @@ def test_a_kill_while_the_run_folder_is_made_leaves_no_run_or_one_that_resumes(
     assert_same_run(napkin.folder / "run", uninterrupted)
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_killed_again_and_again_ends_as_one_that_never_was(
     napkin: Napkin, uninterrupted: Path, tally: Tally
 ) -> None:

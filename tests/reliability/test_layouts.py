@@ -47,6 +47,7 @@ TWO, FOUR, LONG_TWO, LONG_FOUR = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("size", "cases"), [(2, EACH_OF_TWO), (4, EACH_OF_FOUR)], ids=["2 ranks", "4 ranks"])
 def test_each_way_to_divide_a_model_trains_as_one_process_does(
     tmp_path: Path, train_on_ranks: TrainOnRanks, size: int, cases: dict[str, Case]

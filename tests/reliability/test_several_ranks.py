@@ -110,6 +110,7 @@ def assert_torch_reads_the_same(checkpoint: Path) -> None:
         assert torch.equal(theirs[name], parameter), name
 
 
+@pytest.mark.thorough
 def test_what_one_saved_is_taken_up_by_two(napkin: Napkin, alone: Path) -> None:
     write_recipe(napkin, parallelism="fsdp")
     start_and_stop(napkin, 1, whom=0)
@@ -117,6 +118,7 @@ def test_what_one_saved_is_taken_up_by_two(napkin: Napkin, alone: Path) -> None:
     assert_follows(napkin.folder / "run", alone)
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_ends_the_others_with_a_line_and_the_run_goes_on(napkin: Napkin, alone: Path) -> None:
     write_recipe(napkin)
     ranks = start_ranks(napkin, 2, "train", "recipe.toml", "--run", "run")
@@ -129,6 +131,7 @@ def test_a_killed_rank_ends_the_others_with_a_line_and_the_run_goes_on(napkin: N
     assert_follows(napkin.folder / "run", alone)
 
 
+@pytest.mark.thorough
 def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(napkin: Napkin, alone: Path) -> None:
     write_recipe(napkin)
     ranks = start_ranks(napkin, 2, "train", "recipe.toml", "--run", "run")
@@ -315,6 +318,7 @@ def test_a_kill_inside_a_checkpoint_loses_nothing(
     tally(f"{parallelism}: kill -9 of one rank of two in a write", inside=int(statuses != [0, 0]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "numbers",
     [(6, 3)] + [pytest.param(each, marks=pytest.mark.torture) for each in [(1, 1), (3, 6), (8, 8), (12, 4), (20, 6)]],

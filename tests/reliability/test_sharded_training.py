@@ -77,6 +77,7 @@ def assert_alike(name: str, there: list[Figure], here: list[Figure]) -> None:
         assert found == pytest.approx(expected, abs=tolerance, rel=NORM_TOLERANCE if norms else 0)
 
 
+@pytest.mark.thorough
 def test_two_ranks_with_parts_of_the_model_follow_one(tmp_path: Path, train_on_ranks: TrainOnRanks) -> None:
     train_on_ranks(2, SHORT)
     for name, each in SHORT.items():

@@ -21,6 +21,7 @@ from oracles.tiny_run import TRAINING, tiny_recipe
 from reliability.harness import Command, Napkin, assert_same_run, checkpoints, figures, lines_of_metrics, wait_until
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "what",
     [
@@ -90,6 +91,7 @@ def test_a_signal_in_the_last_checkpoint_comes_too_late_to_stop_anything(napkin:
     assert_same_run(napkin.folder / "run", uninterrupted)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("average_decay", [None, pytest.param(0.9, marks=pytest.mark.torture)])
 def test_an_evaluation_does_not_keep_a_signal_waiting_and_is_made_up_for(
     napkin: Napkin, average_decay: float | None

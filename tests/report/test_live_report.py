@@ -53,6 +53,7 @@ def test_pages_come_every_half_a_minute_or_as_seldom_as_they_cost(
     assert written_at[0] == pytest.approx(100 + REFRESH_SECONDS + seconds_a_page, abs=1.1)
 
 
+@pytest.mark.thorough
 def test_a_page_of_a_run_in_training_says_so_and_loads_itself_anew(place: Path) -> None:
     run = Path("runs/tiny")
     metrics = (run / "metrics.jsonl").read_text().splitlines()

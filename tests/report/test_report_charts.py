@@ -82,6 +82,7 @@ def test_every_figure_of_a_step_has_a_chart():
     assert data["axis"] == "tokens"
 
 
+@pytest.mark.thorough
 def test_however_long_a_run_is_its_page_is_small_and_keeps_a_spike(full_run: Path):
     with (full_run / "metrics.jsonl").open("w") as file:
         for step in range(1, 40_001):

@@ -279,6 +279,7 @@ def test_the_same_run_gives_the_same_bytes_in_another_process(full_run):
     assert page.read_bytes() == before
 
 
+@pytest.mark.thorough
 def test_a_long_run_has_a_small_page(full_run):
     line = '{"step": %d, "tokens": %d, "loss": %f, "seconds": %d, "tokens_per_second": %d, "mfu": 0.4}\n'
     with (full_run / "metrics.jsonl").open("w") as file:

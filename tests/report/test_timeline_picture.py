@@ -88,7 +88,7 @@ def test_any_title_is_text() -> None:
     assert elements(svg, "script") == []
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=12)
 @pytest.mark.parametrize("width", [500, 1200, 2000])
 @pytest.mark.parametrize(
     ("name", "ranks", "stages_per_rank", "micro_batches"),

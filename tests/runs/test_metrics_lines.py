@@ -51,6 +51,7 @@ def test_each_line_is_json_with_the_step_before_it_and_the_checksum_of_its_bytes
         assert int(values["crc32"], 16) == zlib.crc32(line.partition(b', "crc32"')[0])
 
 
+@pytest.mark.thorough
 def test_every_flipped_bit_is_named_with_its_line_and_kept_aside(written: MetricsFile) -> None:
     whole = written.path.read_bytes()
     draw = random.Random(0)

@@ -9,6 +9,7 @@ from napkin.scaling.budget_answer import answer_budget, flops_for_less_loss, ove
 from scaling.test_ladder import base, law_of_known_truth, truth
 
 
+@pytest.mark.thorough
 def test_the_answers_are_those_of_brute_force() -> None:
     law = law_of_known_truth()
     answer = answer_budget(law, base(), flops=1e14, on="T4")

@@ -61,6 +61,7 @@ def test_shapes_keep_the_aspect_and_the_nearest_is_the_nearest_of_all() -> None:
         assert model.n_layers == max(2, round(model.d_model / 32))
 
 
+@pytest.mark.thorough
 def test_a_ladder_takes_its_budget_and_its_flops_are_counted() -> None:
     design = Design(levels=2, sizes=2, level_factor=3.0)
     ladder = Ladder.within(base(), seconds=20.0, design=design, on="T4")
@@ -96,6 +97,7 @@ def test_runs_with_fewer_steps_than_the_recipe_s_warm_up_are_shortened_whole() -
     assert (recipe.optimizer.warmup_steps, recipe.optimizer.decay_steps) == (steps // 10, steps // 5)
 
 
+@pytest.mark.thorough
 def test_money_buys_the_ladder_of_its_seconds() -> None:
     ladder = Ladder.within(base(), dollars=0.005, design=Design(levels=1, sizes=1), on="H100")
     price = ladder.rungs[0].plan.site.usd_per_hour
@@ -152,6 +154,7 @@ def test_a_plan_has_the_loss_of_the_law_for_its_counted_size() -> None:
     assert with_loss.low <= with_loss.loss <= with_loss.high
 
 
+@pytest.mark.thorough
 def test_the_predicted_loss_is_reconciled_with_the_measured_one(tmp_path: Path) -> None:
     write_tiny_text(tmp_path)
     law_of_known_truth().write(tmp_path / "law.json")

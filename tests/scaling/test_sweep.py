@@ -51,6 +51,7 @@ def test_a_run_of_a_sweep_has_the_weights_of_the_same_recipe_trained_alone(base:
     assert names <= {path.name for path in sweep.folder.run(trials[0]).iterdir()}
 
 
+@pytest.mark.thorough
 def test_the_same_sweep_again_goes_on_where_it_was_stopped(base: Recipe, tmp_path: Path) -> None:
     trials = rates(base)
     sweep = Sweep.plan(trials, tmp_path / "sweep", at_once=1)

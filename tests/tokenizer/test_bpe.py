@@ -92,6 +92,7 @@ def test_training_text_is_cut_as_it_was_while_training():
     assert tokenizer.encode(text)[1] == tokenizer.vocabulary.index(b" abracadabra")
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("unit", ["a", " ", "ab", "🌍", "=-"])
 def test_a_megabyte_without_a_boundary_is_encoded_and_decoded(unit: str):
     text = unit * (2**20 // len(unit.encode()))

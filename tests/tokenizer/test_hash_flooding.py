@@ -40,6 +40,7 @@ def longest_run(taken: NDArray[np.bool_]) -> int:
     return int(np.diff(ends).max()) - 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", [short_words(), long_words()], ids=["short", "long"])
 def test_words_made_to_collide_do_not(words: list[bytes]) -> None:
     ends = np.cumsum([len(word) for word in words]).tolist()

@@ -150,6 +150,7 @@ def in_contexts(character: str) -> list[str]:
     return [before + character + after for before in around for after in around]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("pattern", CUT)
 def test_characters_at_the_ends_of_every_class_are_cut_as_tiktoken_cuts_them(pattern: str):
     # Where a class begins or ends a table would be wrong first; every eighth end, every eighth beginning.
@@ -199,6 +200,7 @@ def test_documents_that_end_at_any_byte_of_a_block_have_the_ids_they_have_alone(
     assert ids.tolist() == [i for each in expected for i in each]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("pattern", ALL)
 def test_the_ids_of_a_long_text_do_not_depend_on_threads_and_pieces(pattern: str, monkeypatch: pytest.MonkeyPatch):
     draw = random.Random(2)

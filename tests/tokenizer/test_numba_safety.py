@@ -70,6 +70,7 @@ def run(script: str, *arguments: str, **environment: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are guarded by mprotect")
 def test_no_byte_before_or_behind_the_text_is_read():
     done = run(GUARDED, "gpt2,gpt4,cl100k,o200k,qwen2,whole")

@@ -29,6 +29,7 @@ def plain(texts: list[str], n_merges: int, pattern: str = "gpt2"):
     return learn_merges(count_pre_tokens(texts, (), pattern, lambda *call: None), n_merges)
 
 
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("alphabet", ALPHABETS)
 def test_merges_equal_those_of_the_plain_trainer_with_any_number_of_threads_and_any_threshold(alphabet: str):
     for seed in range(40):

@@ -66,6 +66,7 @@ def test_an_existing_file_is_kept_unless_told_otherwise(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.sampled(every=2)
 @every_kind
 def test_no_changed_byte_goes_unnoticed(tokenizer: Tokenizer, tmp_path: Path):
     path = tmp_path / "tokenizer.json"

@@ -33,6 +33,7 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "model",
     [
@@ -53,7 +54,7 @@ def test_recomputation_changes_no_bit(what: str, every: int, model: ModelConfig)
     assert torch.equal(recomputed, kept)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("products", ["fp32", "bf16"])
 @pytest.mark.parametrize(("what", "every"), FORMS)
 def test_what_is_computed_again_is_counted_as_it_runs(what: str, every: int, products: str) -> None:

@@ -189,6 +189,7 @@ def test_auto_compiles_the_run_that_earns_its_seconds_back_and_no_other() -> Non
     assert not choose_compile(ResolvedRecipe(recipe("off"), BF16), step, ceilings()).chosen
 
 
+@pytest.mark.thorough
 def test_a_run_of_twenty_steps_is_planned_uncompiled_and_one_that_compiles_is_planned_with_its_seconds() -> None:
     plan = make_plan(recipe(steps=20, precision="bf16"))
     assert plan.recipe.training.compile == "off"
@@ -201,6 +202,7 @@ def test_a_run_of_twenty_steps_is_planned_uncompiled_and_one_that_compiles_is_pl
     assert describe_compile(plan).startswith("compiled: saves about ")
 
 
+@pytest.mark.thorough
 def test_a_plan_for_another_device_has_the_fused_seconds_of_compiled_blocks_and_no_choice_of_its_own() -> None:
     eager = make_plan(recipe(precision="bf16"), on="H100")
     assert not eager.compile_estimate.chosen

@@ -42,7 +42,7 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("model", MODELS)
 def test_twenty_losses_are_those_of_the_plain_form(model: str) -> None:
     losses = []
@@ -52,7 +52,7 @@ def test_twenty_losses_are_those_of_the_plain_form(model: str) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=12)
 @pytest.mark.parametrize("products", ["fp32", "bf16"])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_count_has_the_flops_of_the_plain_form_and_the_bytes_of_a_real_step(

@@ -2,6 +2,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from napkin.model.config import ModelConfig
@@ -59,6 +60,7 @@ def test_a_dense_model_pays_nothing_and_tells_nothing() -> None:
     assert dense.expert_counts.read() == (None, None)
 
 
+@pytest.mark.thorough
 def test_metrics_tell_the_visits_of_a_mixture(tmp_path: Path) -> None:
     write_tiny_text(tmp_path)
     recipe = tiny_recipe(tmp_path, steps=3, micro_batch_size=2)

@@ -18,7 +18,7 @@ from napkin.train_step.step_ledger import count_step
 EXPERTS = {"n_experts": 4, "experts_per_token": 2, "d_ff": 16}
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=12)
 @pytest.mark.parametrize(
     ("precision", "optimizer", "model", "training"),
     [

@@ -27,6 +27,7 @@ def resolved(
     return ResolvedRecipe(recipe, Precision(products, "cpu"), CudaTarget())
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("model", "products"), [*((model, "fp32") for model in MODELS), ("llama", "bf16")])
 def test_losses_are_those_of_the_plain_form(model: str, products: Literal["fp32", "bf16"]) -> None:
     losses = []
@@ -36,7 +37,7 @@ def test_losses_are_those_of_the_plain_form(model: str, products: Literal["fp32"
     assert losses[1] == pytest.approx(losses[0], rel=1e-5 if products == "fp32" else 1e-2)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("model", MODELS)
 def test_on_a_gpu_flops_are_counted_alike_and_fewer_bytes(model: str) -> None:
     plain, fused = (count_step(resolved(model, kernels, "bf16")) for kernels in ("plain", "triton"))
@@ -50,6 +51,7 @@ def test_on_a_gpu_flops_are_counted_alike_and_fewer_bytes(model: str) -> None:
     assert fused.peak_bytes <= plain.peak_bytes + 2 * plain.parameters
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("model", ["gpt2", "experts"])
 def test_counted_bytes_are_those_of_a_real_step(model: str) -> None:
     wanted = dataclasses.replace(resolved(model, "triton", "bf16"), target=None)

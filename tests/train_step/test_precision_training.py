@@ -55,7 +55,7 @@ def weights(train_state: TrainState) -> torch.Tensor:
     return torch.cat([parameter.detach().float().flatten() for parameter in train_state.model.parameters()])
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=9)
 @each_narrow
 def test_the_loss_falls_as_it_does_in_fp32(precision: Precision) -> None:
     losses = {}
@@ -67,7 +67,7 @@ def test_the_loss_falls_as_it_does_in_fp32(precision: Precision) -> None:
     assert narrow < wide + 0.02 * losses[FP32][0]
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=15)
 @each_narrow
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
 def test_a_narrow_step_is_counted_as_it_runs(precision: Precision, micro_batch_size: int | None) -> None:

@@ -48,6 +48,7 @@ def collectives(of: Ledger, least_bytes: int = 1000) -> Counter[tuple[str, str, 
     )
 
 
+@pytest.mark.thorough
 def test_fsdp_gathers_and_scatters_each_block_for_every_micro_batch() -> None:
     # A parameter of 250 · 64 numbers divides among two ranks without padding.
     for precision, gathered in (("fp32", 4), ("bf16", 2)):
@@ -90,6 +91,7 @@ def test_replicas_of_shards_add_up_their_shards() -> None:
     assert strides == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("experts_per_token", [1, 2])
 def test_routed_tokens_are_counted_as_sent_evenly_to_the_ranks_of_their_experts(experts_per_token: int) -> None:
     # 30 tokens are not a multiple of 4 ranks: with one expert for each, ranks get 7 or 8 of them.
@@ -111,6 +113,7 @@ def test_a_rank_waits_for_the_tensor_that_it_has() -> None:
     assert not sum(row.bytes_allocated for row in rows)
 
 
+@pytest.mark.thorough
 def test_tokens_are_sent_to_experts_within_the_stages_of_a_pipeline() -> None:
     model = dataclasses.replace(CONFIG, n_experts=4)
     whole = ledger(2, micro_batches=2, model=model, data=2, expert=2)
@@ -127,6 +130,7 @@ def test_state_is_divided_among_the_ranks_that_shard_it() -> None:
     assert of_four == pytest.approx(alone / 4, rel=0.01)
 
 
+@pytest.mark.thorough
 def test_micro_batches_that_are_not_traced_are_those_that_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
     few = [ledger(2, micro_batches=5, data=2), ledger(2, micro_batches=5, shard=2)]
     monkeypatch.setattr(step_ledger, "TRACED_MICRO_BATCHES", 5)

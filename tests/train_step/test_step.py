@@ -91,6 +91,7 @@ def test_the_loss_is_of_the_weights_before_the_update() -> None:
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("products", ["fp32", "bf16"])
 @pytest.mark.parametrize("micro_batch_size", [None, 1])
 def test_the_count_of_a_step_is_what_the_step_does(products: str, micro_batch_size: int | None) -> None:
@@ -115,6 +116,7 @@ def test_less_at_a_time_takes_less_memory_and_the_same_flops() -> None:
     assert ledgers[0].flops == ledgers[1].flops
 
 
+@pytest.mark.thorough
 def test_a_metered_step_changes_nothing() -> None:
     plain, watched = make_learner("bf16"), make_learner("bf16")
     for number in range(2):
@@ -129,6 +131,7 @@ def test_a_seed_means_the_same_weights_and_another_one_others() -> None:
     assert not torch.equal(weights(make_learner(init_seed=3)), weights(make_learner(init_seed=4)))
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 @pytest.mark.parametrize("products", ["fp32", "bf16"])
 def test_many_micro_batches_are_counted_as_if_each_had_been_traced(

@@ -85,6 +85,7 @@ def test_a_run_on_several_files_resumes_as_if_never_stopped_and_refuses_other_we
         train_run(other, whole)
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_with_as_many_sequences_a_step_as_it_began_with(text: Path, tmp_path: Path) -> None:
     preparation, run = create_run(recipe_of(text, train=several(text)), tmp_path / "run")
     assert isinstance(preparation, Pretraining)
@@ -96,6 +97,7 @@ def test_a_run_goes_on_with_as_many_sequences_a_step_as_it_began_with(text: Path
     assert train_run(preparation, run).step == STEPS
 
 
+@pytest.mark.thorough
 def test_any_of_several_files_that_changes_under_the_run_is_noticed(text: Path, tmp_path: Path) -> None:
     write_token_file(tmp_path / "a", [Document("", "first" * 30)], ByteTokenizer(["<|endoftext|>"]))
     (tmp_path / "b").write_bytes((text / "short.tokens").read_bytes())
@@ -120,6 +122,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_no_gradient_crosses_from_one_document_to_another(text: Path, config: dict[str, Any]) -> None:
     model = Transformer(ModelConfig(257, context_length=32, d_model=16, n_layers=2, n_heads=2, **config))
@@ -177,6 +180,7 @@ def test_an_evaluation_with_separate_documents_is_the_mean_over_documents_alone(
     assert found == pytest.approx(nats / n_tokens, rel=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("micro_batch_size", [4, 2])
 def test_a_step_with_separate_documents_is_counted_to_the_flop_and_the_byte(text: Path, micro_batch_size: int) -> None:
     recipe = recipe_of(text, separate_documents=True)

@@ -77,6 +77,7 @@ def meters(table: list) -> dict[str, object]:
     return {row.quantity: row.meter for row in table}
 
 
+@pytest.mark.thorough
 def test_a_run_ends_with_its_books_kept(finished: tuple[Outcome, RunFolder, Pretraining]) -> None:
     outcome, run, preparation = finished
     assert (outcome.first_step, outcome.step, outcome.interrupted_by) == (0, STEPS, None)
@@ -88,6 +89,7 @@ def test_a_run_ends_with_its_books_kept(finished: tuple[Outcome, RunFolder, Pret
     assert {"plan.json", "measurement.json", "metrics.jsonl"} <= {path.name for path in run.path.iterdir()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("others", [0, 3])
 def test_a_run_beside_other_processes_tells_the_seconds_of_a_step_without_them(
     others: int, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -139,6 +141,7 @@ def test_only_the_lines_asked_for_are_logged_and_the_last_one_always(text: Path,
     assert [line.step for line in lines(run)] == [3, 5, 6, 9, 10, 11]
 
 
+@pytest.mark.thorough
 def test_a_stopped_run_says_what_it_measured_and_nothing_of_the_whole(
     finished: tuple[Outcome, RunFolder, Pretraining], tmp_path: Path
 ) -> None:
@@ -166,6 +169,7 @@ def test_a_stopped_run_says_what_it_measured_and_nothing_of_the_whole(
     assert losses(run) == losses(whole)
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_stopped_after_every_step_is_the_run_that_never_was(
     finished: tuple[Outcome, RunFolder, Pretraining], tmp_path: Path
 ) -> None:
@@ -293,6 +297,7 @@ def test_the_best_evaluated_weights_are_kept_though_no_checkpoint_of_their_step_
             assert best.read_bytes() == (outcomes["best"].checkpoint / file).read_bytes()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", ["altered", "shrunk"])
 def test_tokens_that_change_under_the_run_are_noticed_before_the_next_step_and_the_steps_before_are_saved(
     text: Path, tmp_path: Path, change: str

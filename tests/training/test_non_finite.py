@@ -118,6 +118,7 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
     return make
 
 
+@pytest.mark.thorough
 def test_a_bad_batch_stops_the_run_by_name_and_is_kept(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
     preparation, run = create_run(poisoned({8}), tmp_path / "run")
     assert isinstance(preparation, Pretraining)
@@ -135,6 +136,7 @@ def test_a_bad_batch_stops_the_run_by_name_and_is_kept(poisoned: Callable[..., R
     assert [line.step for line in read_metrics(run.path / "metrics.jsonl")] == list(range(1, 8))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure", "fp8"])
 def test_what_is_kept_names_the_precision_that_ran(
     poisoned: Callable[..., Recipe], tmp_path: Path, precision: str
@@ -146,6 +148,7 @@ def test_what_is_kept_names_the_precision_that_ran(
     assert story["precision"] == precision
 
 
+@pytest.mark.thorough
 def test_a_skipped_step_is_as_if_its_update_had_never_been_due(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
     preparation, run = create_run(poisoned({4, 8, 9}, on_non_finite="skip"), tmp_path / "run")
     assert isinstance(preparation, Pretraining)
@@ -195,6 +198,7 @@ def test_a_run_with_skipped_steps_resumes_bit_for_bit(poisoned: Callable[..., Re
         assert (resumed.checkpoint / name).read_bytes() == (whole.checkpoint / name).read_bytes()
 
 
+@pytest.mark.thorough
 def test_too_many_skipped_steps_in_a_row_stop_the_run(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
     recipe = poisoned({2, 4, 5, 6}, on_non_finite="skip", most_skipped=2)
     preparation, run = create_run(recipe, tmp_path / "run")
@@ -202,6 +206,7 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(poisoned: Callable[..., Re
         train_run(preparation, run)
 
 
+@pytest.mark.thorough
 def test_a_loss_that_stands_out_is_marked_in_the_metrics_also_after_a_resume(
     poisoned: Callable[..., Recipe], tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def starts_of(recipe: Recipe) -> list[int]:
     return [tokens.find(window.astype("<u2").tobytes()) // BLOCK_BYTES for window in windows]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("prefetch", [pytest.param("off", marks=pytest.mark.torture), "on"])
 def test_a_flipped_bit_ends_the_run_before_anything_is_learned_from_its_block(text: Path, prefetch: str) -> None:
     recipe = with_data(four_blocks(text), prefetch=prefetch)
@@ -123,12 +124,14 @@ def test_a_small_file_that_was_altered_is_refused_before_anything_is_made(text: 
     assert not (text / "run").exists()
 
 
+@pytest.mark.thorough
 def test_without_verification_a_flipped_bit_is_not_looked_for(text: Path) -> None:
     recipe = with_data(tiny_recipe(text, steps=2), verify=False)
     flip_bit(text / "train.tokens", 100)
     assert train_run(*create_run(recipe, text / "run")).step == 2
 
 
+@pytest.mark.thorough
 def test_a_run_on_a_terabyte_reads_the_blocks_of_its_batches_alone(text: Path) -> None:
     path, size = text / "zeros.tokens", 10**12
     path.touch()
@@ -232,6 +235,7 @@ def test_a_run_of_before_windows_were_shifted_continues_as_it_began(text: Path) 
     assert losses(shifted) != losses(whole)
 
 
+@pytest.mark.thorough
 def test_windows_cannot_change_within_a_run(text: Path) -> None:
     preparation, run = create_run(little_text(text), text / "run")
     assert isinstance(preparation, Pretraining)
@@ -266,6 +270,7 @@ def test_enough_text_is_not_remarked_on(text: Path) -> None:
     assert plan(missing).epochs is None
 
 
+@pytest.mark.thorough
 def test_each_logged_step_has_its_epochs(text: Path) -> None:
     recipe = little_text(text)
     (text / "recipe.toml").write_text(format_recipe(recipe))

@@ -39,6 +39,7 @@ class ReceivingRanks(Ranks):
         return self.broadcasts.pop(0)
 
 
+@pytest.mark.thorough
 def test_all_ranks_take_the_micro_batch_size_that_rank_0_resolves(tmp_path: Path) -> None:
     write_tiny_text(tmp_path)
     folder = tmp_path / "run"

@@ -95,6 +95,7 @@ def test_a_tracker_is_told_what_metrics_tell_and_goes_on_where_the_run_does(
     ]
 
 
+@pytest.mark.thorough
 def test_a_tracker_that_fails_is_named_once_and_stops_nothing(
     preparation: Pretraining, notebooks: list[Notebook], tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_tracker_that_fails_is_named_once_and_stops_nothing(
     assert [step for step, _ in well.told] == [2, 4, 5, 6, 8, 9]
 
 
+@pytest.mark.thorough
 def test_a_run_without_trackers_leaves_no_trace_of_any(
     preparation: Pretraining, notebooks: list[Notebook], tmp_path: Path
 ) -> None:

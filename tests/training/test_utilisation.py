@@ -14,6 +14,7 @@ from napkin.units import format_share
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 
+@pytest.mark.thorough
 def test_measurement_runs_list_and_report_show_one_mfu(tmp_path: Path) -> None:
     write_tiny_text(tmp_path)
     preparation, run = create_run(tiny_recipe(tmp_path, steps=12, log_every=1), tmp_path / "run")

@@ -78,6 +78,7 @@ def tensor_bytes(path: Path) -> int:
     return len(content) - 8 - struct.unpack("<Q", content[:8])[0]
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_holds_what_is_trained_and_names_the_frozen_weights(tuned: Path) -> None:
     checkpoints = sorted((tuned / "checkpoints").glob("step-*"))
     assert [path.name for path in checkpoints] == ["step-00000001", "step-00000002"]
@@ -109,6 +110,7 @@ def test_planned_bytes_are_those_on_the_disk(planned: Plan, tuned: Path) -> None
     assert "of frozen weights, once" in describe_checkpoints(planned)
 
 
+@pytest.mark.thorough
 def test_a_run_needs_nothing_of_the_folder_that_it_started_from(folder: Path, tuned: Path, tmp_path: Path) -> None:
     run, recipe = tmp_path / "run", lora(folder, precision="bf16")
     create_run(recipe, run)

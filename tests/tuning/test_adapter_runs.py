@@ -51,6 +51,7 @@ def stored(run: Path, step: int, name: str) -> dict[str, torch.Tensor]:
     return load_file(run / "checkpoints" / f"step-{step:08d}" / f"{name}.safetensors")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "precision"),
     [
@@ -99,6 +100,7 @@ def assert_equal(one: Transformer, other: Transformer) -> None:
     assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     recipe = adapter_recipe(folder, AdapterConfig("dora", rank=2), precision="bf16")
     tune(recipe, tmp_path / "run")
@@ -128,6 +130,7 @@ def train_state_of(kind: Any = "lora", precision: Any = "fp32", **training: Any)
     return build_train_state(ResolvedRecipe(recipe, Precision(precision, "cpu")))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "precision", "changes"),
     [

@@ -57,6 +57,7 @@ def equal(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
 
 
+@pytest.mark.thorough
 def test_a_start_has_the_weights_that_its_folder_is_used_with(run: Path, folder: Path) -> None:
     for path in (run, folder):
         start = open_base(path)

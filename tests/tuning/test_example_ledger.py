@@ -27,6 +27,7 @@ class ReadsEntropies:
         return (scores.entropies.square() - scores.log_probabilities).sum() / totals.tokens, {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("objective", "packing", "max_tokens", "n_scored"),
     [

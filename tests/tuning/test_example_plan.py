@@ -28,6 +28,7 @@ def some_examples(n: int) -> list[Example]:
     return examples
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("packing", ["packed", "padded"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_the_count_of_a_step_is_its_meter(packing: Packing, recompute: str) -> None:
@@ -50,6 +51,7 @@ def test_the_count_of_a_step_is_its_meter(packing: Packing, recompute: str) -> N
     assert counted.parameters == sum(parameter.numel() for parameter in train_state.model.parameters())
 
 
+@pytest.mark.thorough
 def test_more_tokens_take_more() -> None:
     model = ModelConfig(vocab_size=512, context_length=128, d_model=64, n_layers=1, n_heads=4)
     resolved = ResolvedRecipe(TuningRecipe(model=model), Precision("fp32", "cpu"))

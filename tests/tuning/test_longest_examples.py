@@ -64,6 +64,7 @@ def metered_peaks(found: Sequence[Sequence[Example]], packing: Packing, max_toke
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("packing", ["packed", pytest.param("padded", marks=pytest.mark.torture)])
 def test_counted_peaks_are_those_of_the_real_steps(packing: Packing) -> None:
     found = batches(planted=120)
@@ -134,6 +135,7 @@ def test_shapes_are_those_of_the_micro_batches(packing: Packing) -> None:
         assert [tuple(shape) for shape in shapes_of(batch, **settings, packing=packing)] == found
 
 
+@pytest.mark.thorough
 def test_a_run_says_which_step_is_longest_and_refuses_one_that_would_run_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ def objective_of(
     return loss, [slopes[number] for number in range(len(examples))], metrics
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", CASES)
 def test_the_gradient_of_a_model_does_not_depend_on_the_arrangement(name: str) -> None:
     config = CASES[name]

@@ -47,6 +47,7 @@ def recipe_of(folder: Path, objective: PreferenceObjective, beta: float = 0.1, *
     return recipe.__class__(**{**vars(recipe), "preference": PreferenceConfig(objective, beta=beta)})
 
 
+@pytest.mark.thorough
 def test_a_run_learns_preferences_and_its_books_are_closed(folder: Path, tmp_path: Path) -> None:
     messages: list[str] = []
     preparation, run = create_run(recipe_of(folder, "dpo", steps=30), tmp_path / "run")
@@ -81,6 +82,7 @@ def tokens_in(examples: Sequence[Example]) -> int:
     return sum(len(sequence.tokens) for example in examples for sequence in example)
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_resumed_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     whole = {row.quantity: row for row in tune(recipe_of(folder, "kto"), tmp_path / "whole").table}
     # The pass over mismatched answers is part of the step.
@@ -105,6 +107,7 @@ def test_a_run_that_is_resumed_ends_with_the_same_bytes(folder: Path, tmp_path: 
         assert any("is computed again: it is damaged" in message for message in messages) is not kept
 
 
+@pytest.mark.thorough
 def test_a_reward_model_learns_which_answer_is_better(folder: Path, tmp_path: Path) -> None:
     messages: list[str] = []
     outcome = tune(tuning_recipe(folder, "reward-model", steps=30), tmp_path / "run", on_message=messages.append)

@@ -39,6 +39,7 @@ def weights(run: Path, step: int) -> bytes:
     return (run / "checkpoints" / f"step-{step:08d}" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     # The last checkpoint before the end is in the middle of a rollout's updates.
     rl = {"updates_per_rollout": 2, "epochs": 2, "algorithm": "dr-grpo", "kl_weight": 0.01}
@@ -124,6 +125,7 @@ def test_the_books_of_each_phase_are_closed(folder: Path, tmp_path: Path, kl_wei
     assert len({round(line.mfu * line.step_seconds, 12) for line in lines}) > 1
 
 
+@pytest.mark.thorough
 def test_a_run_that_could_not_learn_says_so_and_a_changed_reward_is_another_run(folder: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text("def same(answer, reference):\n    return 0.5\n")
@@ -138,6 +140,7 @@ def test_a_run_that_could_not_learn_says_so_and_a_changed_reward_is_another_run(
         train_run(*open_run(tmp_path / "run"))
 
 
+@pytest.mark.thorough
 def test_a_reward_that_raises_is_0_counted_in_each_step_and_named_once(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def broken(answer, reference):\n    return 1 / 0\n")
     prompts = [{"prompt": f"{n}?", "answer": str(n)} for n in range(40)]

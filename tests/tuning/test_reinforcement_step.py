@@ -154,6 +154,7 @@ def test_answers_that_teach_nothing_change_nothing() -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, train_state.model.parameters(), strict=True))
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("algorithm", ["ppo", "gspo", "cispo", "rloo"])
 def test_algorithms_raise_the_reward(algorithm: str) -> None:
     train_state = train_state_of()

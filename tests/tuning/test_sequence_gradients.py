@@ -60,6 +60,7 @@ def plain_gradient(model: Transformer, examples: list[Example], normalisation: N
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("normalisation", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("packing", ["packed", "padded", "padded left"])
 @pytest.mark.parametrize("max_tokens", [1, 40, 10_000])

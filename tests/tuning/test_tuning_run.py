@@ -59,12 +59,14 @@ def test_a_run_that_is_resumed_ends_with_the_same_bytes(folder: Path, tmp_path: 
     assert [line.tokens for line in lines[0]] == [line.tokens for line in lines[1]]
 
 
+@pytest.mark.thorough
 def test_a_folder_of_another_recipe_is_refused(folder: Path, tmp_path: Path) -> None:
     tune(tuning_recipe(folder, steps=3), tmp_path / "run")
     with pytest.raises(NapkinError, match=re.escape("is a run of another recipe: there training.steps is 3, not 4")):
         tune(tuning_recipe(folder, steps=4), tmp_path / "run")
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_tuned_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(NapkinError, match=r"training\.compile is 'on'"):
         tune(tuning_recipe(folder, compile="on"), tmp_path / "run")
@@ -75,6 +77,7 @@ def test_what_cannot_be_tuned_leaves_nothing_behind(folder: Path, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.thorough
 def test_a_tuned_run_remembers_its_recipe(folder: Path, tmp_path: Path) -> None:
     tune(tuning_recipe(folder, steps=3), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "conversation.json").read_text())["format"] == "napkin-conversation"

@@ -33,6 +33,7 @@ def _operators(ledger: Ledger) -> set[str]:
     return {row.operator for row in ledger.rows}
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("target", [A100, H100], ids=["flash", "cudnn"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

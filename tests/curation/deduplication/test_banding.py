@@ -31,6 +31,7 @@ def test_no_other_bands_and_rows_have_less_error(
     assert error(chosen) <= min(map(error, enough)) + 1e-4
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("hashes", [16, 64, 112, 128, 256])
 @pytest.mark.parametrize("threshold", [0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
 def test_nine_in_ten_pairs_at_the_threshold_are_found(threshold: float, hashes: int) -> None:
@@ -41,6 +42,7 @@ def test_where_no_bands_find_enough_those_that_find_the_most_are_taken() -> None
     assert choose_banding(0.1, 8) == Banding(8, 1)
 
 
+@pytest.mark.thorough
 def test_planted_pairs_at_the_threshold_are_found() -> None:
     """Of 400 pairs of similarity 0.8, 0.908 are expected with a standard error of 0.015."""
     draw = random.Random(5)

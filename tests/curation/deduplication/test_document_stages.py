@@ -56,6 +56,7 @@ def dropped(found: dict[str, str | Dropped]) -> dict[str, str]:
     return {name: result.detail for name, result in found.items() if isinstance(result, Dropped)}
 
 
+@pytest.mark.thorough
 def test_of_each_cluster_the_longest_stays_and_of_those_the_one_with_the_smallest_identity(tmp_path: Path) -> None:
     records = edited_records(300)
     found = dropped(decided(NearDuplicates(), [records], tmp_path / "a"))
@@ -116,6 +117,7 @@ def test_an_index_of_other_options_is_refused(tmp_path: Path) -> None:
         decided(NearDuplicates(index=index, words=3), [[Record("a#0", "text")]], tmp_path / "run")
 
 
+@pytest.mark.thorough
 def test_the_memory_that_was_set_is_held(tmp_path: Path) -> None:
     count, memory = 160_000, 2**23
     summary, decision, scratch = tmp_path / "summary", tmp_path / "decision", tmp_path / "scratch"

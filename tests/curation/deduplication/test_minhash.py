@@ -34,6 +34,7 @@ def planted_pairs(shared: int, own: int, pairs: int) -> tuple[list[str], list[st
     return first, second
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("shared", "own"), [(20, 5), (50, 50), (400, 50), (3000, 1000), (3000, 50)])
 def test_the_estimate_is_unbiased_and_its_error_is_that_of_the_formula(shared: int, own: int) -> None:
     minhash = MinHash(hashes=128, words=1)

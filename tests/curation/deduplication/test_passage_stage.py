@@ -50,6 +50,7 @@ def texts_with_copies(count: int, seed: int) -> list[str]:
     return texts
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("shortest", [16, 33])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_repeated_bytes_are_those_of_brute_force(shortest: int, seed: int, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def test_pdfs_over_a_limit_or_damaged_are_named(data: bytes, limits: PdfLimits, 
     assert error.value.rule == rule
 
 
+@pytest.mark.thorough
 def test_the_stage_makes_text_by_media_type_and_says_what_it_drops() -> None:
     page = b'<html lang="de"><head><title>T</title></head><body><p>Ein Satz, der etwas sagt: gr\xfcn.</p></body></html>'
     records = [

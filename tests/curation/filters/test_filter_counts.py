@@ -35,6 +35,7 @@ PIECES = (
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=120).map("".join)
 
 
+@pytest.mark.thorough
 @given(TEXTS)
 @settings(max_examples=120)
 def test_machine_code_counts_what_plain_python_counts(text: str) -> None:

@@ -11,6 +11,7 @@ ENGLISH = "The old bridge over the river was closed after the storm."
 GERMAN = "Die alte Brücke über den Fluss wurde nach dem Sturm gesperrt."
 
 
+@pytest.mark.thorough
 def test_stage_adds_the_language_and_drops_others_by_name() -> None:
     texts = {"a": ENGLISH, "b": GERMAN, "c": "12345 67890"}
     dropped: dict[str, str] = {}

@@ -221,6 +221,7 @@ def test_zstd_is_read_with_skippable_frames_before_between_and_behind(tmp_path: 
     assert not aside
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 def test_a_zip_bomb_is_set_aside_where_it_begins_to_be_one(tmp_path: Path, ending: str) -> None:
     block = bytes(b"a" * 2**20)
@@ -283,6 +284,7 @@ def test_files_are_found_in_order_and_what_leads_out_of_a_folder_is_not_followed
         list(find_files([f"{folder}/nothing*"]))
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("pattern", ["", "/**", "/**/*.txt", "/*/**/e*"])
 def test_folders_nested_more_deeply_than_python_calls_functions_are_walked(tmp_path: Path, pattern: str) -> None:
     with nested_folders(tmp_path / "in", 1500) as folder:

@@ -109,6 +109,7 @@ def is_number(reference: str) -> bool:
     return True
 
 
+@pytest.mark.thorough
 def test_evaluation_and_rewards_agree_on_every_answer() -> None:
     """The score of a task's item is the reward of the same name; so is that of texts that nobody has marked."""
     draw = random.Random(0)
@@ -123,6 +124,7 @@ def test_evaluation_and_rewards_agree_on_every_answer() -> None:
             assert scores["exact_match"] == reward(text, reference), (kind, text, reference)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", LONG)
 def test_no_long_answer_is_rewarded(name: str) -> None:
     answer, reference = LONG[name]

@@ -134,6 +134,7 @@ def test_a_program_has_no_descriptor_but_its_own(code: Reward) -> None:
     assert [each.reward for each in with_others_at_a_time] == [1] * 4
 
 
+@pytest.mark.thorough
 def test_a_judgement_whose_helper_is_killed_is_made_again(code: Reward) -> None:
     helper = helper_for("")
     with ProgramProcess(helper, memory=2**30, deadline=time.monotonic() + 60) as process:

@@ -34,6 +34,7 @@ def read(document: Any, folder: Path, **options: Any) -> Tokenizer:
     return read_huggingface(path, **options)
 
 
+@pytest.mark.sampled(every=3)
 def test_what_the_library_trained_gives_its_ids(theirs: tokenizers.Tokenizer, strings: list[str], tmp_path: Path):
     ours = read(theirs.to_str(), tmp_path)
 
@@ -53,6 +54,7 @@ def test_what_napkin_trained_gives_napkins_ids_there(napkins: BPETokenizer, stri
         assert theirs.encode(text).ids == napkins.encode(text, allowed_special="all")
 
 
+@pytest.mark.sampled(every=4)
 def test_writing_undoes_reading_and_reading_writing(
     theirs: tokenizers.Tokenizer, napkins: BPETokenizer, strings: list[str], tmp_path: Path
 ):
@@ -74,6 +76,7 @@ def test_a_tokenizer_read_is_kept_in_napkins_own_file(theirs: tokenizers.Tokeniz
     assert loaded.encode_batch(strings[::5]) == ours.encode_batch(strings[::5])
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("pattern", ["gpt2", "gpt4", "cl100k", "o200k", "qwen2"])
 def test_every_character_is_cut_alike(pattern: str, tmp_path: Path):
     # Characters that are newer than this edition of Unicode may be of another class in one of the libraries; of those
@@ -125,6 +128,7 @@ def test_all_ways_to_split_a_token_are_one_merge(theirs: tokenizers.Tokenizer, s
         assert read_huggingface(tmp_path / f"{whole}.json").fingerprint == ours.fingerprint
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("whole", [False, True])
 def test_any_list_of_merges_gives_the_ids_of_the_library(whole: bool, tmp_path: Path):
     """Merges in any order, of tokens that others make later, by several ways, or not at all."""
@@ -204,6 +208,7 @@ def test_a_file_without_what_may_be_missing_is_read(tmp_path: Path):
     assert ours.encode("the<s>", allowed_special="all") == [257, 259]
 
 
+@pytest.mark.sampled(every=10)
 @pytest.mark.parametrize(
     "steps",
     [

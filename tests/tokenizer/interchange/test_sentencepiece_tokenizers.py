@@ -128,6 +128,7 @@ def pair(request: pytest.FixtureRequest, corpus: list[str], tmp_path_factory: py
     return tokenizers.Tokenizer.from_file(str(path)), read_huggingface(path, drop_template=True), request.param
 
 
+@pytest.mark.sampled(every=5)
 def test_ids_and_texts_are_those_of_the_library(pair: Any, strings: list[str], corpus: list[str]) -> None:
     theirs, ours, _ = pair
 
@@ -149,6 +150,7 @@ def test_ids_and_texts_are_those_of_the_library(pair: Any, strings: list[str], c
     any_ids()
 
 
+@pytest.mark.sampled(every=2)
 def test_a_stream_of_tokens_at_the_start_of_a_text_is_what_decoding_gives(pair: Any) -> None:
     theirs, ours, _ = pair
 

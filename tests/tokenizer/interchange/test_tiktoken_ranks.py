@@ -61,6 +61,7 @@ def test_what_hugging_faces_library_trained_gives_its_ids_in_all_three(
             assert third.encode_ordinary(text) == ours.encode(text) == theirs.encode(text).ids
 
 
+@pytest.mark.thorough
 def test_what_tiktoken_trained_gives_its_ids(corpus: list[str], strings: list[str], tmp_path: Path):
     ranks = bpe_train("".join(corpus)[-20_000:], 330, CL100K, visualise=None)
     path = write_ranks(tmp_path / "theirs.tiktoken", ranks)

@@ -52,6 +52,7 @@ def config_of(algorithm: PolicyAlgorithm, **settings: Any) -> ReinforcementConfi
     return ReinforcementConfig(algorithm=algorithm, max_answer=1, group_size=GROUP, overlong="keep", **settings)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("algorithm", "factor"),
     [("rloo", 1.0), ("ppo", 1.0), ("reinforce", 1 - 1 / GROUP), ("dr-grpo", 1 - 1 / GROUP)],
@@ -65,6 +66,7 @@ def test_unbiased_algorithms_follow_the_gradient_of_the_expected_reward(
     )
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo", "cispo", "gspo"])
 def test_a_groups_normalised_rewards_weigh_the_gradient_by_the_probability_of_success(
     algorithm: PolicyAlgorithm,

@@ -64,6 +64,7 @@ def examples(model: Transformer) -> list[Example]:
     return examples
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("algorithm", PRESETS)
 @pytest.mark.parametrize("normalisation", ["token", "sequence", "constant"])
 def test_a_policys_gradient_is_the_same_for_any_arrangement(

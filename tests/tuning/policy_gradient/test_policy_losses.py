@@ -100,6 +100,7 @@ def reference(objective: PolicyObjective, sequences: list[TokenSequence], now: d
     return total + objective.value_weight * value_total
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("algorithm", PRESETS)
 @pytest.mark.parametrize("normalisation", NORMALISATIONS)
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
