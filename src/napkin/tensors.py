@@ -6,12 +6,51 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from napkin.number_formats import FORMATS
 from napkin.units import format_bytes
+
+
+class HostCopy:
+    """A copy of a tensor in the host's memory, which is only waited for where it is read."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._copy = tensor.detach()
+        if tensor.is_cuda:
+            self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._copy.copy_(tensor.detach(), non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> list[Any]:
+        """The numbers, as `tolist` gives them; nothing is waited for if the device has passed the copy already."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copy.tolist()
+
+
+def together(*numbers: Tensor) -> Tensor:
+    """Single numbers in one tensor on the host, in fp64: a GPU is waited for once."""
+    device = numbers[0].device
+    return torch.stack([number.detach().to(device, torch.float64) for number in numbers]).cpu()
+
+
+def numbers_of(*numbers: Tensor) -> list[float]:
+    """Single numbers as Python's, read together."""
+    return together(*numbers).tolist()
+
+
+def sent_to(device: torch.device | str, tensor: Tensor) -> Tensor:
+    """The tensor on a device; a copy to a GPU is queued behind its work, and the host does not wait for it."""
+    if torch.device(device).type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
 
 FORMAT_OF = {getattr(torch, number.torch_name): name for name, number in FORMATS.items() if number.torch_name}
 

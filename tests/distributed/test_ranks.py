@@ -114,7 +114,7 @@ def test_weighed_micro_batches_make_the_loss_of_the_batch_though_targets_are_ign
         rows = parallel_model.rows(8)
         weights = parallel_model.micro_batch_weights(targets[rows], micro_batch_size)
         parts = zip(inputs[rows].split(micro_batch_size), targets[rows].split(micro_batch_size), weights, strict=True)
-        losses.append(sum(model.loss(*part).item() * weight for *part, weight in parts))
+        losses.append(sum(model.loss(*part).item() * float(weight) for *part, weight in parts))
     assert sum(losses) / size == pytest.approx(wanted.item(), abs=1e-6)
 
 

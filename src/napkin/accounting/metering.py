@@ -7,6 +7,7 @@ operator.
 import dataclasses
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,23 +111,49 @@ def metering(
 class Stopwatch:
     """Sums the seconds of named parts of a run; parts do not nest.
 
-    On CUDA each part ends with a wait for its kernels, so that their time is counted where they were launched.
+    On CUDA a part lies between two events on the device's stream, and has the time in which the device works on it or
+    waits for the host. Nothing waits for the device while parts are timed; `seconds` does.
     """
 
     def __init__(self, device_type: str = "cpu") -> None:
-        self.seconds: dict[str, float] = {}
-        self._synchronize = torch.cuda.synchronize if device_type == "cuda" else None
+        self._seconds: dict[str, float] = {}
+        self._on_device = device_type == "cuda"
+        self._unread: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each part, once the device has done all of them."""
+        if self._unread:
+            self._unread[-1][2].synchronize()
+        self._read_passed()
+        return dict(self._seconds)
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
         """Add the seconds of the block to the part of that name."""
+        if self._on_device:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            try:
+                yield
+            finally:
+                end.record()
+                self._unread.append((part, begin, end))
+                self._read_passed()
+            return
         start = time.perf_counter()
         try:
             yield
         finally:
-            if self._synchronize is not None:
-                self._synchronize()
-            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+            self._add(part, time.perf_counter() - start)
+
+    def _read_passed(self) -> None:
+        while self._unread and self._unread[0][2].query():
+            part, begin, end = self._unread.popleft()
+            self._add(part, begin.elapsed_time(end) / 1000)
+
+    def _add(self, part: str, seconds: float) -> None:
+        self._seconds[part] = self._seconds.get(part, 0.0) + seconds
 
 
 #     with napkin.meter(model) as measured:

@@ -21,6 +21,7 @@ from napkin.data.mixing import PhasedInterleaving, TokenMixture
 from napkin.data.permutation import KeyedPermutation
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
+from napkin.tensors import sent_to
 
 IGNORE_INDEX = -1
 """The target at positions that do not count in the loss."""
@@ -258,7 +259,7 @@ class BatchFetcher:
 
     def __getitem__(self, index: int) -> Batch:
         """Return batch `index`, as `Batches` does."""
-        return tuple(tensor.to(self.device_type) for tensor in self.batches[index])
+        return tuple(sent_to(self.device_type, tensor) for tensor in self.batches[index])
 
     def close(self) -> None:
         """Drop prefetched batches; the fetcher remains usable."""

@@ -151,17 +151,18 @@ class ParallelModel:
             for each in (inputs, targets, documents)
         )  # pyright: ignore[reportReturnType]
 
-    def micro_batch_weights(self, targets: Int[Tensor, "batch position"], size: int) -> list[float]:
+    def micro_batch_weights(self, targets: Int[Tensor, "batch position"], size: int) -> list[Tensor]:
         """The weight of each micro-batch of `size` of this rank's rows: its targets over those of the global batch,
         times the number of ranks that compute other tokens.
 
-        The result is on the host: with targets on the host, no GPU synchronisation is needed.
+        They are computed and stay on the targets' device: a GPU is not waited for.
         """
         _, targets, _ = self.own_columns(targets, targets, None)
         counts = (targets != IGNORE_INDEX).sum(dim=1)
         alike = self.layout.pipeline * self.layout.tensor
-        total = max(int(self.ranks.all_reduce_sum(counts.sum().cpu())) // alike, 1)
-        return [int(part.sum()) * self.layout.token_parts / total for part in counts.split(size)]
+        total = (self.ranks.all_reduce_sum(counts.sum()) // alike).clamp(min=1)
+        own = torch.stack([part.sum() for part in counts.split(size)]) * self.layout.token_parts
+        return list((own.double() / total).float().unbind())
 
     @torch.no_grad()
     def mean(self, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:

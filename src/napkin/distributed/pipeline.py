@@ -150,7 +150,7 @@ class PipelineModel(ParallelModel):
         each: dict[str, Tensor] = {
             "tokens": tokens,
             "targets": torch.cat([part.targets for part in micro_batches]),
-            "weight": torch.tensor([part.weight for part in micro_batches], device=tokens.device),
+            "weight": torch.stack([torch.as_tensor(part.weight, device=tokens.device) for part in micro_batches]),
         }
         if micro_batches[0].documents is not None:
             each["documents"] = torch.cat([part.documents for part in micro_batches if part.documents is not None])

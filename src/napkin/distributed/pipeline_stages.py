@@ -31,7 +31,7 @@ class MicroBatch:
     inputs: Tokens
     targets: Tokens
     documents: Tokens | None
-    weight: float
+    weight: float | Tensor
     """Weight of its mean loss in the loss of the step, as `ParallelModel.micro_batch_weights` has it."""
 
 

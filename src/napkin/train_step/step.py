@@ -40,6 +40,7 @@ from napkin.recipe.precision import NARROW, Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.tuning_recipe import AdapterConfig, ReinforcementRecipe, RewardModelRecipe, TuningRecipe
+from napkin.tensors import HostCopy, together
 from napkin.train_step.compile import compile_blocks, recompute_blocks
 
 
@@ -50,9 +51,10 @@ class ExpertCounts:
         """`n_routers` is how many the model has, on this rank or another, and `n_experts` how many each can choose."""
         self.n_routers, self.n_experts = n_routers, n_experts
         self._sums: dict[int, Tensor] = {}
+        self._sent: HostCopy | None = None
 
     def clear(self) -> None:
-        self._sums = {}
+        self._sums, self._sent = {}, None
 
     def add(self, routings: Sequence[Routing], first: int = 0) -> None:
         """Add a forward pass through some layers in a row, one routing per layer; `first` is the first router's
@@ -61,18 +63,33 @@ class ExpertCounts:
             row = torch.cat([routing.tokens_per_expert, routing.dropped[None]])
             self._sums[number] = self._sums[number] + row if number in self._sums else row
 
-    def read(
+    @property
+    def is_sent(self) -> bool:
+        """True if `send` was called since the last `clear`."""
+        return self._sent is not None
+
+    def send(
         self, sum_over_ranks: Callable[[Tensor], Tensor] = lambda counts: counts, device: torch.device | None = None
-    ) -> tuple[list[list[int]], list[int]] | tuple[None, None]:
-        """Tokens of each expert and dropped tokens, by layer; None without experts.
+    ) -> None:
+        """Start to copy the sums to the host, without waiting for a GPU.
 
         With `sum_over_ranks` those of all ranks, also in layers that are not on this one; `device` is where it counts.
         """
         if not self.n_routers:
-            return None, None
+            return
         missing = torch.zeros(self.n_experts + 1, dtype=torch.int64, device=device)
         rows = torch.stack([self._sums.get(number, missing) for number in range(self.n_routers)])
-        counts = sum_over_ranks(rows).tolist()
+        self._sent = HostCopy(sum_over_ranks(rows))
+
+    def read(self) -> tuple[list[list[int]], list[int]] | tuple[None, None]:
+        """Tokens of each expert and dropped tokens, by layer, as they were sent, or this rank's; None without
+        experts."""
+        if not self.n_routers:
+            return None, None
+        if self._sent is None:
+            self.send()
+        assert self._sent is not None
+        counts = self._sent.read()
         return [row[:-1] for row in counts], [row[-1] for row in counts]
 
 
@@ -113,7 +130,7 @@ class TrainState:
         targets: Int[Tensor, "batch position"],
         documents: Int[Tensor, "batch position"] | None = None,
         *,
-        weights: list[float] | None = None,
+        weights: Sequence[float | Tensor] | None = None,
         watch: Watch = lambda part: nullcontext(),
         is_fit: Callable[[Tensor, Tensor], bool] = lambda loss, norm: True,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
@@ -122,8 +139,8 @@ class TrainState:
         `number` counts steps from 0 and sets the learning rate. `documents` are ids that mask documents of a sequence
         from each other. `weights` are those of the micro-batches, as returned by `micro_batch_weights`; None weights
         all equally. The update is skipped where `is_fit(loss, norm)` is False. Returns the loss in nats per token and
-        the gradient norm before clipping, both of the whole batch, on the model's device; where fp16 overflows, the
-        norm is 0 and the update is skipped as well.
+        the gradient norm before clipping, both of the whole batch, on the model's device, or with fp16 on the host.
+        Where fp16 overflows, the norm is 0 and the update is skipped as well.
         """
         size = self._micro_batch_size(inputs)
         inputs, targets, documents = self.parallel_model.own_columns(inputs, targets, documents)
@@ -186,6 +203,9 @@ class TrainState:
                 sum_over_ranks=None if weights is None else self.parallel_model.ranks.all_reduce_sum,
             )
             loss = self.parallel_model.mean(loss)
+            if self.loss_scale is not None:
+                # Both are read below: a GPU is waited for once.
+                loss, norm = together(loss, norm).float()
             # An overflow of fp16 means that the loss scale was too large.
             overflowed = self.loss_scale is not None and not self.loss_scale.accepts(norm)
             if overflowed:
@@ -202,8 +222,13 @@ class TrainState:
     def expert_tokens(self) -> tuple[list[list[int]], list[int]] | tuple[None, None]:
         """Tokens of all ranks that each expert had in the last step, and dropped ones, by layer; None without experts.
         A collective."""
-        device = torch.device(self.precision.device_type)
-        return self.expert_counts.read(self.parallel_model.of_all_tokens, device)
+        if not self.expert_counts.is_sent:
+            self.send_expert_tokens()
+        return self.expert_counts.read()
+
+    def send_expert_tokens(self) -> None:
+        """Start to copy to the host what `expert_tokens` returns; a collective."""
+        self.expert_counts.send(self.parallel_model.of_all_tokens, torch.device(self.precision.device_type))
 
     def _count_experts(self, module: nn.Module, router: int) -> None:
         if self.recipe.model.n_experts:
@@ -236,8 +261,8 @@ class TrainState:
         # The meter does not see the operators in compiled code.
         return all_resident(self.model, self.optimizer) if self.compiled else None
 
-    def micro_batch_weights(self, targets: Int[Tensor, "batch position"]) -> list[float]:
-        """The weight of each micro-batch, by its number of targets; with targets on the host no GPU is synchronised."""
+    def micro_batch_weights(self, targets: Int[Tensor, "batch position"]) -> list[Tensor]:
+        """The weight of each micro-batch, by its number of targets, on their device."""
         return self.parallel_model.micro_batch_weights(targets, self._micro_batch_size(targets))
 
     def _micro_batch_size(self, inputs: Tensor) -> int:

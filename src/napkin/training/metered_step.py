@@ -98,7 +98,7 @@ class MeteredStep(ABC):
         begin, train_state = time.perf_counter(), loop.train_state
         with loop.watch("data"):
             batch = self.batch(loop, loop.step)
-        verdict = Verdict()
+        verdict = Verdict(train_state.send_expert_tokens)
         try:
             self._watched_step(loop, batch, verdict)
         except Interrupted:

@@ -16,6 +16,7 @@ from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.runs.metrics import History
 from napkin.runs.run_folder import RunFolder, lower_learning_rate
+from napkin.tensors import numbers_of
 from napkin.train_step.step import TrainState
 
 MOST_KEPT = 20
@@ -25,15 +26,21 @@ MOST_KEPT = 20
 class Verdict:
     """The loss and gradient norm of a step as numbers, and whether both are finite.
 
-    Reading them synchronises with the GPU, once per step.
+    Reading them is the one time in a step that the host waits for a GPU: a step is not undone, so its update has to
+    wait for them.
     """
 
     loss: float
     gradient_norm: float
 
+    def __init__(self, before_waiting: Callable[[], None] = lambda: None) -> None:
+        """`before_waiting` starts copies of other figures, which are then there when these are."""
+        self._before_waiting = before_waiting
+
     def __call__(self, loss: Tensor, norm: Tensor) -> bool:
         """Store both numbers, and return whether they are finite."""
-        self.loss, self.gradient_norm = loss.item(), norm.item()
+        self._before_waiting()
+        self.loss, self.gradient_norm = numbers_of(loss, norm)
         return self.is_fit
 
     @property

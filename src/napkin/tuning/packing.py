@@ -17,6 +17,7 @@ from torch import Tensor
 from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.distributed.pipeline_stages import PackedRows
 from napkin.errors import NapkinError
+from napkin.tensors import sent_to
 
 Packing = Literal["packed", "padded", "padded left"]
 """Several sequences per row, masked from each other; or one per row, with padding after or before it."""
@@ -55,15 +56,14 @@ class SequenceMicroBatch:
     def to(self, device: str | torch.device) -> "SequenceMicroBatch":
         rows = replace(
             self.rows,
-            inputs=self.rows.inputs.to(device),
-            documents=None if self.rows.documents is None else self.rows.documents.to(device),
-            places=self.rows.places.to(device),
-            targets=self.rows.targets.to(device),
+            inputs=sent_to(device, self.rows.inputs),
+            documents=None if self.rows.documents is None else sent_to(device, self.rows.documents),
+            places=sent_to(device, self.rows.places),
+            targets=sent_to(device, self.rows.targets),
         )
-        values = {name: value.to(device) for name, value in self.values.items()}
-        return replace(
-            self, rows=rows, sequence=self.sequence.to(device), example=self.example.to(device), values=values
-        )
+        values = {name: sent_to(device, value) for name, value in self.values.items()}
+        sequence, example = sent_to(device, self.sequence), sent_to(device, self.example)
+        return replace(self, rows=rows, sequence=sequence, example=example, values=values)
 
 
 def resolved_packing(chosen: Literal["auto", "packed", "padded"]) -> Packing:

@@ -21,6 +21,7 @@ from napkin.distributed.parallel_model import ParallelModel
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores, evaluation_mode
 from napkin.recipe.layout import Layout
+from napkin.tensors import together
 from napkin.train_step.step import TrainState, Watch
 from napkin.tuning.packing import Packing, SequenceMicroBatch, chunks_of, micro_batches_of
 
@@ -212,14 +213,19 @@ def train_on_examples(
     parts = with_known_coefficients(parts, objective, totals)
     metrics: Metrics = {}
     loss_of = loss_of_parts(parts, objective, totals, metrics)
-    loss, norm = train_state.step_on_sequences(
-        number, [part.rows for part in parts], loss_of, watch=watch, is_fit=is_fit
-    )
+    numbers: list[float] = []
+
+    def judge(loss: Tensor, norm: Tensor) -> bool:
+        # All at once: a GPU is waited for once, before the update.
+        loss, norm, *others = together(loss, norm, *metrics.values())
+        numbers[:] = [float(each) for each in (loss, norm, *others)]
+        return is_fit(loss, norm)
+
+    train_state.step_on_sequences(number, [part.rows for part in parts], loss_of, watch=watch, is_fit=judge)
     tokens_computed = sum(part.rows.inputs.numel() for part in parts)
-    # All at once: a GPU is waited for once.
-    values = torch.stack([*metrics.values()]).tolist() if metrics else []
+    loss, norm, *values = numbers
     summed = _summed(model, dict(zip(metrics, values, strict=True)))
-    return SequenceStep(float(loss), float(norm), summed, totals, tokens_computed)
+    return SequenceStep(loss, norm, summed, totals, tokens_computed)
 
 
 def with_known_coefficients(
