@@ -65,7 +65,10 @@ def host_waits(patch: Callable[..., None]) -> Iterator[HostWaits]:
             self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
             name = function.overloadpacket.__name__
-            if name in _DATA_DEPENDENT and not _unseen.calls:
+            # A mask as an index is turned into places.
+            indices = args[1] if name.startswith("index") and isinstance(args[1], list | tuple) else ()
+            masked = any(each is not None and each.dtype == torch.bool for each in indices)
+            if (masked or name in _DATA_DEPENDENT) and not _unseen.calls:
                 waits.add(name)
             return function(*args, **(kwargs or {}))
 
