@@ -250,9 +250,11 @@ class TuningConfig:
     """What the loss is a mean of: all tokens that count in the batch; sequences, each by its own mean; or sequences,
     each by its sum over the constant max_length."""
 
-    arrangement: Literal["auto", "packed", "padded"] = "auto"
-    """Several sequences in a row, masked from each other, or one and padding. The gradient is the same. auto is packed,
-    in rows of the longest sequence: of sequences of one length each then has its row."""
+    arrangement: Literal["auto", "packed", "bucketed", "padded"] = "auto"
+    """Several sequences in a row, masked from each other, or one and padding. The gradient is the same. packed has rows
+    of the longest sequence: of sequences of one length each then has its row; bucketed has rows of two lengths, in
+    micro-batches of eight shapes at most, with more padding. auto is packed on a CPU, and bucketed on a GPU, whose
+    libraries prepare a kernel for each new shape."""
 
     micro_batch_tokens: int = 0
     """Tokens of a forward and backward pass, padding included; 0 is 4,096, or a sequence if that is longer. The

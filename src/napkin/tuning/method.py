@@ -84,7 +84,9 @@ class TuningMethod(Method):
         self.context = context
         self.max_tokens = context.recipe.tuning.micro_batch_tokens or MICRO_BATCH_TOKENS
         """The size of a micro-batch, padding included."""
-        self.packing: Packing = resolved_packing(context.recipe.tuning.arrangement)
+        self.packing: Packing = resolved_packing(
+            context.recipe.tuning.arrangement, context.resolved.precision.device_type
+        )
 
     @classmethod
     @abstractmethod

@@ -19,8 +19,13 @@ from napkin.distributed.pipeline_stages import PackedRows
 from napkin.errors import NapkinError
 from napkin.tensors import sent_to
 
-Packing = Literal["packed", "padded", "padded left"]
-"""Several sequences per row, masked from each other; or one per row, with padding after or before it."""
+Packing = Literal["packed", "bucketed", "padded", "padded left"]
+"""Several sequences per row, masked from each other, in rows of any length or in few shapes; or one per row, with
+padding after or before it."""
+
+WIDTHS, HEIGHTS = 2, 4
+"""Lengths of rows with "bucketed", and numbers of rows of each: each is twice the one before. On conversations of
+lognormal lengths these have less padding than other products up to eight."""
 
 PADDING = 0
 """The id that fills rows. Any would do, since nothing sees it."""
@@ -66,14 +71,19 @@ class SequenceMicroBatch:
         return replace(self, rows=rows, sequence=sequence, example=example, values=values)
 
 
-def resolved_packing(chosen: Literal["auto", "packed", "padded"]) -> Packing:
-    """Resolve "auto" to packed, in rows of the longest sequence of a micro-batch.
+def resolved_packing(chosen: Literal["auto", "packed", "bucketed", "padded"], device_type: str) -> Packing:
+    """Resolve "auto" to packed: on a CPU in rows of the longest sequence of a micro-batch, on a GPU in few shapes.
+
+    A GPU's libraries prepare a kernel for each new shape, which takes longer than a step of a small model; and blocks
+    of memory of few sizes are used again.
 
     Where sequences are of one length, each has its row and no mask, as if they were padded. Where they are not, masks
     in rows that short cost less than padding: with half of the tokens padding, steps of a small model took 0.6 times as
     long on a CPU, with torch's attention, plain and compiled (benchmarks/alignment_arrangements.py).
     """
-    return "packed" if chosen == "auto" else chosen
+    if chosen == "auto":
+        return "packed" if device_type == "cpu" else "bucketed"
+    return chosen
 
 
 def micro_batches_of(
@@ -89,11 +99,11 @@ def micro_batches_of(
     its.
 
     `row_length` is the most tokens of a row, the model's context length; rows are as long as the longest sequence of
-    their micro-batch. There are `at_least` that many micro-batches, if need be empty ones: with fsdp all ranks compute
-    the same number. Raises NapkinError for a sequence longer than a row.
+    their micro-batch, with "bucketed" of few shapes. There are `at_least` that many micro-batches, if need be empty
+    ones: with fsdp all ranks compute the same number. Raises NapkinError for a sequence longer than a row.
     """
     groups = _groups_of(examples, max_tokens, row_length, packing)
-    groups += [_Group(1, packing) for _ in range(at_least - len(groups))]
+    groups += [_Group(1, packing, max_tokens, row_length) for _ in range(at_least - len(groups))]
     return [group.arranged([examples[number] for number in group.numbers], temperature) for group in groups]
 
 
@@ -117,7 +127,7 @@ def shapes_of(
     """The shapes of all micro-batches that `micro_batches_of` makes."""
     return [
         MicroBatchShape(
-            len(group.rows),
+            group.n_rows,
             group.width,
             sum(sequence.n_trained for number in group.numbers for sequence in examples[number]),
             group.is_masked,
@@ -129,7 +139,7 @@ def shapes_of(
 def tokens_in_rows(examples: Sequence[Example], *, max_tokens: int, row_length: int, packing: Packing) -> int:
     """Count the tokens of all micro-batches that `micro_batches_of` makes, padding included."""
     groups = _groups_of(examples, max_tokens, row_length, packing)
-    return sum(len(group.rows) * group.width for group in groups)
+    return sum(group.n_rows * group.width for group in groups)
 
 
 def _groups_of(examples: Sequence[Example], max_tokens: int, row_length: int, packing: Packing) -> "list[_Group]":
@@ -145,9 +155,9 @@ def _groups_of(examples: Sequence[Example], max_tokens: int, row_length: int, pa
     groups: list[_Group] = []
     for number in order:
         # Short examples fill what the rows of longer ones have left.
-        if not any(group.add(number, examples[number], max_tokens) for group in groups[-_OPEN_GROUPS:]):
-            groups.append(_Group(_longest(examples[number]), packing))
-            groups[-1].add(number, examples[number], max_tokens)
+        if not any(group.add(number, examples[number]) for group in groups[-_OPEN_GROUPS:]):
+            groups.append(_Group(_longest(examples[number]), packing, max_tokens, row_length))
+            groups[-1].add(number, examples[number])
     return groups
 
 
@@ -164,12 +174,27 @@ def _longest(example: Example) -> int:
     return max(_n_inputs(sequence) for sequence in example)
 
 
+def bucket_of(length: int, max_tokens: int, row_length: int) -> int:
+    """The length of rows with "bucketed" that hold a sequence: as long as a micro-batch, or half of that; where a
+    sequence is longer than a micro-batch, twice as long and so on, up to `row_length`.
+
+    >>> [bucket_of(length, 4096, 10_000) for length in (1, 2048, 4096, 4097, 9000)]
+    [2048, 2048, 4096, 8192, 10000]
+    """
+    most = min(max_tokens, row_length)
+    width = -(-most // 2 ** (WIDTHS - 1))
+    while width < length:
+        width *= 2
+    return min(width, row_length) if width > most else width
+
+
 class _Group:
     """The examples of a micro-batch, and the rows of their sequences."""
 
-    def __init__(self, width: int, packing: Packing) -> None:
-        self.width = width
+    def __init__(self, longest: int, packing: Packing, max_tokens: int, row_length: int) -> None:
+        self.width = bucket_of(longest, max_tokens, row_length) if packing == "bucketed" else longest
         self.packing = packing
+        self.max_tokens = max_tokens
         self.numbers: list[int] = []
         self.rows: list[list[tuple[int, int]]] = []
         """For each row, its sequences: their number in this micro-batch, and how many of their tokens are inputs."""
@@ -179,21 +204,33 @@ class _Group:
 
     @property
     def is_masked(self) -> bool:
-        return self.packing == "padded left" or any(len(row) > 1 for row in self.rows)
+        # A mask is of a shape too: with "bucketed" all have one.
+        return self.packing in ("padded left", "bucketed") or any(len(row) > 1 for row in self.rows)
 
-    def add(self, number: int, example: Example, max_tokens: int) -> bool:
+    @property
+    def n_rows(self) -> int:
+        """Rows of the micro-batch; with "bucketed" as many as `max_tokens` allows, or a half, a quarter, an eighth."""
+        rows = max(len(self.rows), 1)
+        if self.packing != "bucketed":
+            return rows
+        most = max(1, self.max_tokens // self.width)
+        heights = sorted(-(-most // 2**halvings) for halvings in range(HEIGHTS))
+        # An example of several sequences may be larger than a micro-batch, and is alone then.
+        return next((height for height in heights if height >= rows), -(-rows // most) * most)
+
+    def add(self, number: int, example: Example) -> bool:
         """Take an example, each of its sequences in the first row that has room, unless that makes too many rows."""
         room, rows = [*self.room], []
         for sequence in example:
             length = _n_inputs(sequence)
             row = len(room)
-            if self.packing == "packed":
+            if self.packing in ("packed", "bucketed"):
                 row = next((row for row, left in enumerate(room) if left >= length), row)
             if row == len(room):
                 room.append(self.width)
             room[row] -= length
             rows.append((row, length))
-        if self.numbers and len(room) * self.width > max_tokens:
+        if self.numbers and len(room) * self.width > self.max_tokens:
             return False
         self.room = room
         self.rows += [[] for _ in range(len(room) - len(self.rows))]
@@ -205,7 +242,7 @@ class _Group:
 
     def arranged(self, examples: Sequence[Example], temperature: float) -> SequenceMicroBatch:
         sequences = [sequence for example in examples for sequence in example]
-        inputs = np.full((max(len(self.rows), 1), self.width), PADDING, dtype=np.int64)
+        inputs = np.full((self.n_rows, self.width), PADDING, dtype=np.int64)
         documents = np.zeros_like(inputs)
         starts = [0] * len(sequences)
         for number, row in enumerate(self.rows):

@@ -23,6 +23,7 @@ ARRANGEMENTS = [
     {"max_tokens": 40, "packing": "packed"},
     {"max_tokens": 40, "packing": "padded"},
     {"max_tokens": 40, "packing": "padded left"},
+    {"max_tokens": 100, "packing": "bucketed"},
 ]
 
 
