@@ -380,6 +380,8 @@ class Preset:
     """Number of parameters as published, each tensor counted once."""
     source: str
     """Where the figures come from."""
+    beyond: int = 0
+    """How many of them are of parts that a config does not say, and that `model` is without."""
 
 
 def preset(name: str, **changes: Any) -> ModelConfig:
@@ -407,7 +409,8 @@ def presets() -> dict[str, Preset]:
 
 def _preset(name: str, table: dict[str, Any], shapes: dict[str, dict[str, Any]]) -> Preset:
     own = dict(table["model"])
-    return Preset(name, ModelConfig(**{**shapes[own.pop("like")], **own}), table["parameters"], table["source"])
+    model = ModelConfig(**{**shapes[own.pop("like")], **own})
+    return Preset(name, model, table["parameters"], table["source"], table.get("beyond", 0))
 
 
 # Matrices that can have an adapter, by the name that a recipe gives them.
