@@ -35,6 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama": {"tie_embeddings": False},
     "gpt": {"positions": "learned", "norm": "layer", "feed_forward": "gelu", "biases": "all"},
     "gpt-untied": {"norm": "layer", "feed_forward": "gelu", "biases": "all", "tie_embeddings": False},
+    "nanochat": {"feed_forward": "relu_squared", "qk_norm": "head", "tie_embeddings": False},
     "relu2": {"norm": "layer", "feed_forward": "relu_squared", "tie_embeddings": False},
 }
 EXPERTS = ("n_experts", "experts_per_token", "n_shared_experts", "d_expert")
