@@ -260,6 +260,112 @@ def test_what_stands_in_the_way_is_named_with_its_line_and_a_way_out(script) -> 
         rehearse(path, on="H100", setup=adapter)
 
 
+def test_processes_of_a_script_and_an_update_by_hand_are_those_of_rank_0(script) -> None:
+    found = rehearse(
+        script("""
+import torch.multiprocessing as mp
+import torch.distributed as dist
+
+def work(rank, world_size):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    model = nn.parallel.DistributedDataParallel(build().to(rank), device_ids=[rank])
+    for step in range(10):
+        x = torch.randint(512, (8, 64), device=rank)
+        model.zero_grad()
+        loss_of(model, x, x).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+
+mp.spawn(work, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count(), join=True)
+""")
+    )
+    assert found.ledger.flops == flops_of(8 * 64)
+    assert found.collectives["all_reduce"]["bytes"] == 4 * PARAMETERS
+    assert any("of the 8 processes" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("from argparse import *\np = ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()", "--data"),
+        ("print('no shards: run prepare.py')\nsys.exit(3)", "status 3, after it said 'no shards: run prepare.py'"),
+        ("sys.exit('no shards: run prepare.py')", "exits with no shards: run prepare.py"),
+    ],
+)  # fmt: skip
+def test_a_script_that_ends_itself_is_quoted(script, body: str, why: str) -> None:
+    with pytest.raises(NapkinError, match=rf"(?s)script\.py:\d+.*{why}.*after `--`"):
+        rehearse(script(body), on="H100")
+
+
+def test_absent_packages_and_folders_are_stood_in_for(script, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rehearse(
+        script("""
+import gzip, numpy as np
+import triton, triton.language as tl
+import matplotlib.pyplot as plt
+from kernels import get_kernel
+from torchvision import datasets, transforms
+
+attention = get_kernel("somebody/flash-attention-3").flash_attn_interface
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 128}, num_warps=4)], key=["n"])
+@triton.jit
+def scale(x, n, BLOCK: tl.constexpr):
+    tl.store(x, tl.load(x))
+
+class Attend(nn.Module):
+    def forward(self, x):
+        heads = x[0].unflatten(-1, (2, 32))
+        ends = torch.arange(0, 257, 64, device="cuda", dtype=torch.int32)
+        return attention.flash_attn_varlen_func(
+            heads, heads, heads, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=64, max_seqlen_k=64, causal=True
+        ).flatten(1)
+
+names = sorted(name for name in os.listdir("shards") if "train" in name)
+tokens = np.memmap(os.path.join("shards", names[0]), dtype=np.uint16, mode="r")
+assert len(tokens) > 10**6 and len(gzip.open("enwik8.gz").read(1000)) == 1000
+header = np.fromfile("shards/other.bin", dtype=np.int32, count=256)
+assert header[0] == 20251231 and header[1] == 9
+pictures = datasets.MNIST("data", train=True, download=True, transform=transforms.Compose(
+    [transforms.Resize(8), transforms.ToTensor(), transforms.Normalize(0.5, 0.5)]))
+assert pictures[0][0].shape == (1, 8, 8) and len(pictures.classes) == 10
+model = nn.Sequential(nn.Linear(64, 64, bias=False), Attend()).to("cuda:0")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    x = torch.stack([pictures[i][0].flatten() for i in range(256)])[None].cuda()
+    y = model(x)
+    scale[(1,)](y, y.numel(), BLOCK=128)
+    y.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+plt.plot([1.0])
+"""),
+        on="1xH100",
+    )
+
+    class Attend(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            # Four documents of 64 tokens with two heads of 32 channels.
+            heads = x.unflatten(-2, (4, 64)).unflatten(-1, (2, 32)).transpose(-2, -3).flatten(0, 1)
+            return nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), Attend())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(module: nn.Module, x: torch.Tensor) -> None:
+        module(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    counted = count(model, torch.zeros(1, 256, 64), step, target=CudaTarget())
+    assert found.ledger.flops == counted.flops
+    assert any("the work of scale is not counted" in note for note in found.notes)
+    assert any("somebody/flash-attention-3" in note for note in found.notes)
+
+
 CHANGES = [
     "os.remove('kept/result.txt')",
     "shutil.rmtree('kept')",

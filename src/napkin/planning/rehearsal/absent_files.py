@@ -2,11 +2,13 @@
 
 A file of tokens (`.bin`) has the header that llm.c and its descendants write (256 numbers of 32 bits: 20240520, 1, the
 number of tokens) and tokens of 16 bits; read without a header, the header is some tokens more. A pattern that matches
-nothing matches one such file. What a script writes goes into its own folder, and is lost.
+nothing matches one such file, and a folder that is absent has one for each part of a data set. What a script writes
+goes into its own folder, and is lost.
 """
 
 import builtins
 import glob
+import gzip
 import io
 import json
 import os
@@ -27,14 +29,16 @@ CHANGES = {
     **dict.fromkeys(("os.rename", "shutil.move"), 2),
 }
 """Python's audit events of functions that change files, and how many of their arguments are paths."""
-KINDS = (".bin", ".npy", ".npz", ".txt", ".json", ".jsonl", ".tokens", ".csv")
+KINDS = (".bin", ".npy", ".npz", ".txt", ".json", ".jsonl", ".tokens", ".csv", ".gz")
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ abcdefghijklmnopqrstuvwxyz !$&',-.3:;?"
+"""The characters of Tiny Shakespeare but for the end of a line, on which scripts that train on letters mostly train."""
 
 
 class AbsentFiles:
     """Answers for files that are absent; `made` has the names that the script asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, source: str = "") -> None:
+        self.folder, self.source = folder, source
         self.made: dict[str, Path] = {}
         self.open = builtins.open
         caches = os.environ.get("NAPKIN_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), Path.home() / ".cache"
@@ -55,6 +59,7 @@ class AbsentFiles:
         pathlib.Path.open = lambda path, *a, **k: self._open(path, *a, **k)  # pyright: ignore
         for name in ("exists", "isfile"):
             setattr(os.path, name, self._asked(getattr(os.path, name)))
+        os.listdir = self._listed(os.listdir)
         mkdir = os.mkdir
         self.mkdir = mkdir
         os.mkdir = self._mkdir
@@ -110,12 +115,16 @@ class AbsentFiles:
         os.makedirs(place.parent, exist_ok=True)
         if name.endswith((".bin", ".tokens")):
             head = np.zeros(256, "<i4")
-            head[:3] = MAGIC, 1, N_TOKENS
+            head[:3] = self._compared(0, r"\d{8}", MAGIC), self._compared(1, r"\d{1,2}", 1), N_TOKENS
+            wide = "uint32" in self.source and "uint16" not in self.source
             with self.open(place, "wb") as file:
                 file.write(head.tobytes())
-                file.truncate(head.nbytes + 2 * N_TOKENS)
+                file.truncate(head.nbytes + (4 if wide else 2) * N_TOKENS)
+        elif name.endswith(".gz"):
+            with self.open(place, "wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=1) as file:
+                file.write(bytes(100_000_000))
         elif name.endswith(".npy"):
-            np.save(place, np.zeros(2**20, np.int64))
+            np.lib.format.open_memmap(str(place), "w+", np.uint16, (N_TOKENS,)).flush()
         elif name.endswith(".npz"):
             np.savez(place, tokens=np.zeros(2**20, np.int64))
         else:
@@ -124,10 +133,17 @@ class AbsentFiles:
             text = json.dumps([record] * 64) if name.endswith(".json") else line + "\n"
             text = json.dumps(record) + "\n" if name.endswith(".jsonl") else text
             text = "text,label\n" + (f"{line},0\n" * 999) if name.endswith(".csv") else text
-            repeats = 1 if name.endswith((".json", ".csv")) else 4000
+            if name.endswith(".txt"):
+                text = f"{line}{LETTERS}\n"
+            repeats = 1 if name.endswith((".json", ".csv")) else 9000
             with self.open(place, "w", encoding="utf-8") as file:
                 file.write(text * repeats)
         return place
+
+    def _compared(self, place: int, number: str, otherwise: int) -> int:
+        """Return the number that the script compares a place of a header with."""
+        found = re.search(rf"\[{place}\]\s*[!=]=\s*({number})\b", self.source)
+        return int(found[1]) if found else otherwise
 
     def _open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if set(mode) & set("wax+"):
@@ -171,6 +187,20 @@ class AbsentFiles:
             return found if found or not name.endswith(KINDS) else [str(self.present(_filled(name)))]
 
         return find
+
+    def _listed(self, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """A folder that is absent has a file for each part of a data set, of a kind that the script reads."""
+
+        def names(path: Any = ".") -> list[Any]:
+            try:
+                return function(path)
+            except FileNotFoundError:
+                if not isinstance(path, (str, os.PathLike)) or os.fspath(path).startswith(self.complete):
+                    raise
+                kind = ".npy" if "np.load(" in self.source else next((k for k in KINDS if k in self.source), ".bin")
+                return [f"{part}_000000{kind}" for part in ("train", "val", "valid", "test")]
+
+        return names
 
     def _path_glob(self, function: Callable[..., Any], path: Path, pattern: str, **kwargs: Any) -> Any:
         found = list(function(path, pattern, **kwargs))

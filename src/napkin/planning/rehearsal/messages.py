@@ -6,6 +6,9 @@ import msgspec
 
 from napkin.accounting.ledger import Ledger
 
+EXITS = "it exits with"
+"""Begins the obstacle of a script that ends itself."""
+
 
 @dataclass(frozen=True)
 class Highest:

@@ -76,6 +76,8 @@ class ScriptRecorder(Recorder):
         self.steps = 0
         self.n_updates = 0
         self.updated = False
+        self.differentiated = False
+        """A backward pass has ended, and no update by hand or by an optimizer has followed it yet."""
         self.roots: dict[int, nn.Module] = {}
         self.trained: dict[int, Tensor] = {}
         self.fakes: weakref.WeakKeyDictionary[torch.UntypedStorage, Tensor] = weakref.WeakKeyDictionary()
@@ -164,9 +166,25 @@ class ScriptRecorder(Recorder):
         elif any(_inner(module) is _inner(root) for root in self.roots.values()):
             self._pass(f"{_EVALUATION} after {self.n_updates} updates")
 
+    def after_backward(self) -> None:
+        """A backward pass has ended: what changes a parameter now is the update."""
+        self.differentiated = not self.updated
+
+    def _notice_update(self, operator: Any, args: tuple) -> None:
+        """An update that the script makes without an optimizer of torch's changes a parameter in place."""
+        first = next(iter(pytree.tree_leaves(args[:1])), None)
+        if self.in_optimizer or not operator._schema.is_mutable or not isinstance(first, FakeTensor):
+            return
+        changed = first.untyped_storage()._cdata
+        parameters = [each for root in self.roots.values() for each in root.parameters() if each.requires_grad]
+        if any(local(each).untyped_storage()._cdata == changed for each in parameters):
+            self.updated, self.differentiated = True, False
+            self.n_updates += 1
+            self.trained.update((id(parameter), parameter) for parameter in parameters)
+
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self.updated = True
         self.n_updates += 1
+        self.updated, self.differentiated = True, False
         for group in optimizer.param_groups:
             self.trained.update((id(parameter), parameter) for parameter in group["params"])
 
@@ -214,6 +232,8 @@ class ScriptRecorder(Recorder):
             self.memory.claim((tensor,), "inputs", on_host=True)
         if on_device is None:
             on_device = len(hosted) < len(tensors)
+        if self.differentiated:
+            self._notice_update(operator, args)
         if operator.overloadpacket is aten._local_scalar_dense:
             return self._value(operator, args, kwargs)
         if operator.overloadpacket is aten.equal:
@@ -293,8 +313,8 @@ def _copies_none(operator: Any) -> bool:
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside DDP."""
-    wraps = isinstance(module, nn.parallel.DistributedDataParallel)
+    """The module inside DDP or DataParallel."""
+    wraps = isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel))
     return getattr(module, "module", module) if wraps else module
 
 

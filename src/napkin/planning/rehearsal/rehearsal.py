@@ -25,7 +25,7 @@ from napkin.errors import NapkinError
 from napkin.hardware.ceilings import CatalogueCeilings, efficiency_of
 from napkin.hardware.cluster import Cluster, find_cluster, interconnect_of
 from napkin.hardware.target import CudaTarget, as_in_release
-from napkin.planning.rehearsal.messages import Answer, Highest, Request
+from napkin.planning.rehearsal.messages import EXITS, Answer, Highest, Request
 from napkin.planning.step.site import fits
 
 _CHILD = "from napkin.planning.rehearsal.running_script import main; main()"
@@ -245,16 +245,19 @@ def _run(request: Request, variables: dict[str, str], end: float, most_bytes: in
             if process.poll() is None:
                 process.kill()
             process.wait()
+        output.seek(max(0, output.seek(0, os.SEEK_END) - 4000))
+        lines = output.read().decode(errors="replace").strip().splitlines()
+        last = lines[-1] if lines else "it said nothing"
         try:
             answer = msgspec.json.decode(Path(request.answer).read_bytes(), type=Answer)
         except (OSError, msgspec.DecodeError):
-            output.seek(0)
-            lines = output.read()[-4000:].decode(errors="replace").strip().splitlines()
-            last = lines[-1] if lines else "it said nothing"
             raise NapkinError(
                 f"'{request.script}' ended its process with status {process.returncode} ({last[:200]}): "
                 "run it under a debugger, or leave out what ends it"
             ) from None
+        obstacle = answer.obstacle
+        if obstacle is not None and obstacle["error"].startswith(f"{EXITS} status"):
+            obstacle["error"] += f", after it said '{last[:200]}'"
         return answer, most
 
 

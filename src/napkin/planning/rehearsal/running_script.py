@@ -1,5 +1,6 @@
 """The child process of a rehearsal: it runs the script among stand-ins, and writes what was counted as JSON."""
 
+import argparse
 import dataclasses
 import gc
 import os
@@ -7,11 +8,11 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
-from napkin.planning.rehearsal.messages import Answer, Request
+from napkin.planning.rehearsal.messages import EXITS, Answer, Request
 
 _OPEN, _REPLACE = open, os.replace
 """As they are before `AbsentFiles` replaces them."""
@@ -47,9 +48,10 @@ def _run(request: Request) -> Answer:
     cluster = find_cluster(request.on)
     target = target_of(cluster.device)
     cuda = as_in_release(target if isinstance(target, CudaTarget) else CudaTarget(), request.torch)
-    stand_ins, files = StandIns(cluster), AbsentFiles(Path(request.folder))
+    source = Path(request.script).read_text(encoding="utf-8", errors="replace")
+    stand_ins, files = StandIns(cluster), AbsentFiles(Path(request.folder), source)
     stand_ins.install()
-    if request.torch is None and cuda.rms_norm_in_fp32 and _names_rms_norm(request.script):
+    if request.torch is None and cuda.rms_norm_in_fp32 and _names_rms_norm(source):
         stand_ins.note("F.rms_norm widens to fp32 in autocast, as of torch 2.12: --torch 2.11 counts without, and less")
     asked = _watch_environment(request.script)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -78,6 +80,7 @@ def _run(request: Request) -> Answer:
     files.install()
     sys.path[0] = str(Path(request.script).parent)
     sys.argv = [request.script, *request.arguments]
+    argparse.ArgumentParser.error = _refuse_arguments  # pyright: ignore[reportAttributeAccessIssue]
     # torch's own objects live as long as this process: without them, collections take a tenth of the time.
     gc.freeze()
     try:
@@ -90,7 +93,8 @@ def _run(request: Request) -> Answer:
         pass
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
-            obstacle = {"error": f"it exits with status {leaving.code}", "place": "", "hint": ""}
+            why = f"status {leaving.code}" if isinstance(leaving.code, int) else str(leaving.code)
+            obstacle = {**_obstacle(leaving, request), "error": f"{EXITS} {why}"[:300]}
     except BaseException as error:
         traceback.print_exc()
         obstacle = _obstacle(error, request)
@@ -98,9 +102,12 @@ def _run(request: Request) -> Answer:
     return answer(obstacle)
 
 
-def _names_rms_norm(script: str) -> bool:
+def _refuse_arguments(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    raise SystemExit(f"for its arguments: {message}")
+
+
+def _names_rms_norm(source: str) -> bool:
     """True if the source of a script names torch's root-mean-square normalisation, and autocast."""
-    source = Path(script).read_text(encoding="utf-8", errors="replace")
     return "autocast" in source and ("rms_norm" in source or "nn.RMSNorm" in source)
 
 
@@ -124,6 +131,8 @@ def _hint(error: BaseException) -> str:
             f"install {name}, or let a file of --setup stand in for it: import sys, types; "
             f"m = sys.modules['{name}'] = types.ModuleType('{name}'); m.NAME = ..."
         )
+    if isinstance(error, SystemExit):
+        return "give the arguments that it needs after `--`, or let a file of --setup replace what ends it"
     if isinstance(error, OSError):
         return "put a small file there, or let a file of --setup replace the function that reads it"
     if "Dynamic" in type(error).__name__ or "DataDependent" in type(error).__name__:

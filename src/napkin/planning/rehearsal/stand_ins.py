@@ -5,12 +5,10 @@ They are made for the child process of a rehearsal, which ends with it: nothing 
 
 import contextlib
 import importlib
-import importlib.machinery
-import importlib.util
-import re
 import subprocess
 import sys
 import types
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, no_type_check
@@ -29,6 +27,7 @@ from napkin.hardware.cluster import Cluster
 from napkin.hardware.target import CudaTarget
 from napkin.planning.rehearsal.compiling import Tracing, is_cuda
 from napkin.planning.rehearsal.recorder import ScriptRecorder, is_on_host
+from napkin.planning.rehearsal.stand_in_modules import stand_in_modules
 from napkin.planning.step.machine import target_of
 
 CUDA = torch.device("cuda", 0)
@@ -52,7 +51,9 @@ class DeviceMode(TorchFunctionMode):
             return self._move(func, args[0], args[1:], kwargs)
         if func is Tensor.backward:
             self.recorder.begin_step()
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self.recorder.after_backward()
+            return result
         if func in _TO_PYTHON and isinstance(args[0], FakeTensor):
             return _to_python(func, args[0])
         if func is Tensor.__format__ and isinstance(args[0], FakeTensor) and args[0].numel() == 1:
@@ -173,8 +174,9 @@ class StandIns:
         rules.clear_lru_cache = _nothing
         self._cuda()
         self._process_group()
+        self._processes()
         self._compiler()
-        self._modules()
+        stand_in_modules(self.note)
         self._attention()
         self._data_loader()
         run, check = subprocess.run, subprocess.check_output
@@ -201,7 +203,8 @@ class StandIns:
             "is_available": True, "device_count": n_local, "current_device": 0, "is_initialized": True,
             "is_bf16_supported": True, "get_device_name": device.name, "get_device_capability": capability,
             "get_device_properties": properties, "mem_get_info": (int(device.memory_bytes),) * 2,
-            "memory_stats": {}, "memory_summary": "", "memory_snapshot": [], "get_arch_list": [f"sm_{capability[0]}0"],
+            "memory_stats": defaultdict(int), "memory_summary": "", "memory_snapshot": [],
+            "get_arch_list": [f"sm_{capability[0]}0"],
             "utilization": 0, "temperature": 0, "power_draw": 0, "can_device_access_peer": True,
             "is_tf32_supported": True,
             "list_gpu_processes": "", "get_allocator_backend": "native", "is_current_stream_capturing": False,
@@ -227,6 +230,10 @@ class StandIns:
         torch.cuda.current_stream = torch.cuda.default_stream = lambda *_, **__: _Stream()
         torch.cuda.stream = lambda *_, **__: contextlib.nullcontext()
         torch.cuda.device = _Device
+        torch.cuda.CUDAGraph = torch.cuda.graph = _Stream
+        torch.cuda.make_graphed_callables = lambda callables, *_, **__: callables
+        torch.cuda.cudart = _Stream
+        torch.cuda.profiler = types.SimpleNamespace(start=_nothing, stop=_nothing, profile=contextlib.nullcontext)
         torch.cuda.nvtx = types.SimpleNamespace(
             range_push=_nothing, range_pop=_nothing, mark=_nothing, range=lambda *_, **__: contextlib.nullcontext()
         )
@@ -244,6 +251,8 @@ class StandIns:
         torch.get_autocast_dtype = lambda device: kind("cpu") if device == "cuda" and enabled("cpu") else kind(device)
         torch.backends.cuda.is_built = lambda: True
         torch.version.cuda = torch.version.cuda or "12.8"
+        torch.backends.cudnn.is_available = lambda: True
+        torch.backends.cudnn.version = lambda: 91002
         torch.set_default_device = self._set_default
         FakeTensor.device = _device_of(FakeTensor.device.fget)
         nn.Module._apply = _apply
@@ -317,6 +326,28 @@ class StandIns:
 
         wrapped._pre_forward = pre_forward
 
+    def _processes(self) -> None:
+        """A script that starts a process for each GPU goes on as the first of them, and `DataParallel` on one GPU."""
+        processes: Any = torch.multiprocessing
+
+        def spawn(function: Any, args: tuple = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+            self.note(f"of the {nprocs} processes that the script starts, the first is rehearsed")
+            function(0, *args)
+
+        def start(function: Any, args: tuple = (), nprocs: int = 1, *a: Any, **k: Any) -> None:
+            spawn(function, args, nprocs)
+
+        processes.spawn, processes.start_processes = spawn, start
+        processes.set_start_method = _nothing
+        parallel: Any = nn.DataParallel
+
+        def keep(wrapper: Any, module: nn.Module, *_: Any, **__: Any) -> None:
+            nn.Module.__init__(wrapper)
+            wrapper.module, wrapper.device_ids = module, [0]
+
+        parallel.__init__ = keep
+        parallel.forward = lambda wrapper, *inputs, **named: wrapper.module(*inputs, **named)
+
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
         """Tensors made in the block without a device are on the GPU."""
@@ -334,40 +365,6 @@ class StandIns:
     def _compiler(self) -> None:
         self.tracing.install(DeviceMode)
         torch.jit.script = lambda function, *_, **__: function
-
-    @no_type_check
-    def _modules(self) -> None:
-        """Kernels and trackers that are not installed."""
-
-        def attend(q: Tensor, k: Tensor, v: Tensor, *a: Any, causal: bool = False, softmax_scale: Any = None, **_: Any):
-            q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-            out = functional.scaled_dot_product_attention(
-                q, k, v, is_causal=causal, scale=softmax_scale, enable_gqa=q.shape[1] != k.shape[1]
-            )
-            return out.transpose(1, 2)
-
-        def attend_packed(qkv: Tensor, *a: Any, **k: Any) -> Tensor:
-            return attend(*qkv.unbind(2), *a, **k)
-
-        for name in ("flash_attn", "flash_attn_interface", "flash_attn.flash_attn_interface"):
-            if not _is_installed("flash_attn_interface" if name.startswith("flash_attn_i") else "flash_attn"):
-                module = types.ModuleType(name)
-                module.flash_attn_func, module.flash_attn_qkvpacked_func = attend, attend_packed
-                module.__spec__ = importlib.machinery.ModuleSpec(name, None)
-                sys.modules[name] = module
-        for name in ("wandb", "swanlab", "mlflow", "trackio", "comet_ml", "pynvml"):
-            if not _is_installed(name) or name == "wandb":
-                sys.modules[name] = _Anything(name)
-        if not _is_installed("sentencepiece"):
-            sys.modules["sentencepiece"] = module = types.ModuleType("sentencepiece")
-            note = self.note
-
-            class Processor(_Vocabulary):
-                def __init__(self, *args: Any, **kwargs: Any) -> None:
-                    super().__init__(*args, **kwargs)
-                    note(f"sentencepiece is not installed: its vocabulary is taken to have {self.size:,} ids")
-
-            module.SentencePieceProcessor = Processor
 
     @no_type_check
     def _attention(self) -> None:
@@ -441,72 +438,8 @@ class _Generator(torch.Generator):
         return super().__new__(cls, "cpu")  # pyright: ignore[reportCallIssue]
 
 
-class _Anything(types.ModuleType):
-    """A module whose every name is a function that does nothing and returns the same."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Anything(name)
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        return self
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-    def __setitem__(self, key: Any, value: Any) -> None: ...
-
-    def __getitem__(self, key: Any) -> Any:
-        return self
-
-
-class _Vocabulary:
-    """A tokenizer's model whose file is absent; its name often says how large it is."""
-
-    def __init__(self, model_file: Any = "", **_: Any) -> None:
-
-        numbers = [int(each) for each in re.findall(r"\d{3,6}", str(model_file).rpartition("/")[2])]
-        self.size = numbers[-1] if numbers else 32_000
-
-    def Load(self, model_file: Any) -> bool:
-        self.__init__(model_file)
-        return True
-
-    load = Load
-
-    def vocab_size(self) -> int:
-        return self.size
-
-    get_piece_size = GetPieceSize = piece_size = __len__ = vocab_size
-
-    def id_to_piece(self, _: int) -> str:
-        return "a"
-
-    IdToPiece = id_to_piece
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name.lower().startswith("encode"):
-            return lambda text, *_, **__: [1] * max(1, len(text) // 4)
-        return lambda *_, **__: False
-
-
 def _nothing(*_: Any, **__: Any) -> None:
     return None
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return name in sys.modules or importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 @no_type_check
