@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, no_type_check
 from unittest.mock import patch
 
@@ -209,6 +210,15 @@ class Memory:
                 most, at = alive, event
         return most, at
 
+    def growth(self, begin: int, end: int) -> int:
+        """The most bytes by which memory grew between two events, of all since the first storage."""
+        events = (*self.earlier, *self._unwatched())
+        return max(accumulate(change for _, _, change in events[begin:end]), default=0)
+
+    def bytes_alive(self) -> int:
+        """Bytes that are in use now."""
+        return sum(self.storages[number].bytes for number in self.alive.values())
+
     def start_bytes(self, sizes: list[int]) -> int:
         """Bytes in use before the step; `sizes` are those of the storages."""
         return sum(sizes[number] for number in self.start_alive)
@@ -279,16 +289,17 @@ class Memory:
         # Autograd sums two gradients in place if nothing else refers to the first one, and writes into zeros that it
         # has made. While a dispatch mode is active, as it is here, it makes another tensor and then frees the first.
         if self.sums_gradients:
-            self._reuse(size)
+            self._reuse(number, size)
         self.events.append((self.row, number, -size))
 
-    def _reuse(self, size: int) -> None:
+    def _reuse(self, freed: int, size: int) -> None:
         # The scratch of the call may lie between. One tensor is written to, though several may be freed.
         if self.reusing and self.events[self.reusing[-1][0]][0] == self.row:
             return
         for event in range(len(self.events) - 1, -1, -1):
             row, number, change = self.events[event]
-            if row != self.row:
+            # What is younger than the tensor that takes its place cannot have been written to.
+            if row != self.row or number == freed:
                 return
             if change == size and number in self.alive.values():
                 self.reusing.append((event, len(self.events)))

@@ -160,7 +160,9 @@ class AbsentFiles:
             above = above.parent
         for each in reversed(missing):
             self.mkdir(each)
-        self.mkdir(own, *args, **kwargs)
+        # The script sees no folder where it has made this one, and may make it again.
+        if own == path or not os.path.isdir(own):
+            self.mkdir(own, *args, **kwargs)
 
     def _own(self, file: Any) -> Any:
         """Return the path at which a file that the script names is written: in the script's own folder, also
@@ -168,7 +170,7 @@ class AbsentFiles:
         if not isinstance(file, (str, os.PathLike)):
             return file
         real = Path(os.path.realpath(os.fspath(file)))
-        if real.is_relative_to(self.folder) or real.is_relative_to("/dev") or real.is_relative_to("/proc"):
+        if real.is_relative_to(self.folder.parent) or real.is_relative_to("/dev") or real.is_relative_to("/proc"):
             return file
         own = self.folder / "written" / real.relative_to("/")
         os.makedirs(own.parent, exist_ok=True)

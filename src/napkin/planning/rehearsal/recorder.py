@@ -42,6 +42,9 @@ that it took until then."""
 REAL_BYTES = {True: 256 * 2**20, False: 2**20}
 """The largest tensors of a script on the host that are real: of whole numbers, and of others."""
 
+SAME_EVALUATIONS = 4
+"""Forward passes of an evaluation after which the rest are taken to need no more."""
+
 _EVALUATION = "in an evaluation"
 
 aten = torch.ops.aten
@@ -70,6 +73,9 @@ class ScriptRecorder(Recorder):
         self.begun, self.seconds, self.end_at = time.monotonic(), seconds, 0.0
         self.passes: list[tuple[int, str]] = [(0, "before the first step")]
         """The script's phases, each with the event of its memory at which it begins."""
+        self.n_evaluated = 0
+        """Forward passes of the evaluation in progress, the last ones, of inputs of the same shapes."""
+        self.evaluated: list[tuple[int, ...]] = []
         self.place: bool | None = None
         """The device that the call in progress was given: True is the GPU, False the host, None is not said."""
         self.host_call = False
@@ -79,6 +85,10 @@ class ScriptRecorder(Recorder):
         self.differentiated = False
         """A backward pass has ended, and no update by hand or by an optimizer has followed it yet."""
         self.roots: dict[int, nn.Module] = {}
+        self.early: dict[int, int] = {}
+        """Modules that ran without gradients before the first step, each with the event at which it first did."""
+        self.first_training = 0
+        """The event at which the first step begins."""
         self.trained: dict[int, Tensor] = {}
         self.fakes: weakref.WeakKeyDictionary[torch.UntypedStorage, Tensor] = weakref.WeakKeyDictionary()
 
@@ -128,10 +138,20 @@ class ScriptRecorder(Recorder):
         self.memory.end()
         self.tell()
         taken = time.monotonic() - self.begun
-        self.end_at = time.monotonic() + min(max(SECONDS_AFTER, SHARE_AFTER * taken), self.seconds - taken)
+        more = min(max(SECONDS_AFTER, SHARE_AFTER * taken), self.seconds - taken)
+        self.end_at = time.monotonic() + (0.0 if self._evaluates_below_its_steps() else more)
+
+    def _evaluates_below_its_steps(self) -> bool:
+        """True if the script evaluated before its first step, and would now take less to do it again than its steps."""
+        early = [self.early[id(_inner(root))] for root in self.roots.values() if id(_inner(root)) in self.early]
+        if not early:
+            return False
+        most, _ = self.memory.highest(self.memory.sizes())
+        return self.memory.growth(min(early), self.first_training) + self.memory.bytes_alive() < most
 
     def _pass(self, what: str) -> None:
         if self.passes[-1][1] != what:
+            self.n_evaluated = 0
             self.passes.append((self.memory.n_events(), what))
         if self.counted is None:
             return
@@ -155,16 +175,25 @@ class ScriptRecorder(Recorder):
         elif torch.is_grad_enabled() and not self.in_optimizer:
             self.begin_step()
 
-    def _before_forward(self, module: nn.Module, _: Any) -> None:
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling():
             return
         if self.attribution.stack:
             return
         if torch.is_grad_enabled():
+            if not self.roots:
+                self.first_training = self.memory.n_events()
             self.roots.setdefault(id(module), module)
             self.begin_step()
         elif any(_inner(module) is _inner(root) for root in self.roots.values()):
             self._pass(f"{_EVALUATION} after {self.n_updates} updates")
+            shapes = [tuple(each.shape) for each in pytree.tree_leaves(inputs) if isinstance(each, Tensor)]
+            self.n_evaluated = self.n_evaluated + 1 if shapes == self.evaluated else 1
+            self.evaluated = shapes
+            if self.counted is not None and self.n_evaluated > SAME_EVALUATIONS:
+                raise Rehearsed
+        elif not self.roots:
+            self.early.setdefault(id(_inner(module)), self.memory.n_events())
 
     def after_backward(self) -> None:
         """A backward pass has ended: what changes a parameter now is the update."""

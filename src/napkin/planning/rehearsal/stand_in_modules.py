@@ -5,6 +5,7 @@ shows or logs does nothing. A package that is installed is used as it is, but fo
 """
 
 import functools
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -37,13 +38,11 @@ N_IMAGES = 50_000
 
 def stand_in_modules(note: Callable[[str], None]) -> None:
     """Put stand-ins for packages that are not installed among Python's modules; `note` takes what they assume."""
-    # torch asks once whether Triton is there, and must not find the stand-in.
-    has_triton_package()
     missing = tuple(name for name in SILENT if name == "wandb" or not _is_installed(name))
     sys.meta_path.insert(0, _SilentFinder(missing))
     _fused_attention(note)
     if not _is_installed("triton"):
-        _triton(note)
+        sys.meta_path.insert(0, _TritonFinder(note))
     if not _is_installed("sentencepiece"):
         _sentencepiece(note)
     _tiktoken(note)
@@ -55,9 +54,7 @@ class Silent(types.ModuleType):
     """A module whose every name is a function that does nothing and returns the same."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Silent(name)
+        return _silent_name(name)
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         return self
@@ -79,15 +76,19 @@ class Silent(types.ModuleType):
         return (_SilentBase,)
 
 
+def _silent_name(name: str) -> Silent:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Silent(name)
+
+
 class _SilentBase:
     """The base of a script's class that derives from one of a silent module."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Silent(name)
+        return _silent_name(name)
 
 
 class _SilentFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -191,6 +192,31 @@ def _fused_attention(note: Callable[[str], None]) -> None:
         _module("xformers.ops", memory_efficient_attention=attend_efficiently, LowerTriangularMask=mask)
 
 
+class _TritonFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the stand-in for Triton when a script imports it; torch shall go on without."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self.note = note
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
+            frame = frame.f_back
+        asks = "" if frame is None else str(frame.f_globals.get("__name__"))
+        if fullname != "triton" or asks.startswith(("torch.", "napkin.")):
+            return None
+        # These ask once whether Triton is there, and must not find the stand-in.
+        has_triton_package()
+        importlib.import_module("torch._inductor.runtime.triton_compat")
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        _triton(self.note)
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: types.ModuleType) -> None: ...
+
+
 @no_type_check
 def _triton(note: Callable[[str], None]) -> None:
     """Triton, whose kernels do nothing."""
@@ -223,8 +249,8 @@ def _triton(note: Callable[[str], None]) -> None:
         cdiv=lambda x, y: -(-x // y), next_power_of_2=lambda n: 1 << max(0, int(n) - 1).bit_length(),
         set_allocator=lambda *_: None,
     )  # fmt: skip
-    _module("triton.language").__getattr__ = lambda name: Silent(name)
-    _module("triton.runtime").__getattr__ = lambda name: Silent(name)
+    for name in ("triton.language", "triton.runtime"):
+        _module(name).__getattr__ = _silent_name
     _module("triton.tools")
     _module("triton.tools.tensor_descriptor", TensorDescriptor=Silent("TensorDescriptor"))
 
@@ -379,12 +405,16 @@ def _torchvision(note: Callable[[str], None]) -> None:
 
     cropped = dict.fromkeys(("Resize", "CenterCrop", "RandomCrop", "RandomResizedCrop"), resized)
     names = {"Compose": Compose, "Lambda": lambda function: function, "Grayscale": gray, **cropped}
-    unchanged = lambda name: lambda *_, **__: lambda picture: picture  # noqa: E731
+
+    def unchanged(name: str) -> Any:
+        _silent_name(name)
+        return lambda *_, **__: lambda picture: picture
+
     _module("torchvision")
     _module("torchvision.datasets", **{name: made(name, *sizes) for name, sizes in IMAGES.items()})
     for name in ("transforms", "transforms.v2"):
         _module(f"torchvision.{name}", InterpolationMode=Silent("InterpolationMode"), **names).__getattr__ = unchanged
-    _module("torchvision.utils").__getattr__ = lambda name: Silent(name)
+    _module("torchvision.utils").__getattr__ = _silent_name
 
 
 def _is_installed(name: str) -> bool:

@@ -26,6 +26,7 @@ from napkin.distributed.fake_ranks import fake_ranks
 from napkin.hardware.cluster import Cluster
 from napkin.hardware.target import CudaTarget
 from napkin.planning.rehearsal.compiling import Tracing, is_cuda
+from napkin.planning.rehearsal.flat_parameters import stand_in_for_flat_parameters
 from napkin.planning.rehearsal.recorder import ScriptRecorder, is_on_host
 from napkin.planning.rehearsal.stand_in_modules import stand_in_modules
 from napkin.planning.step.machine import target_of
@@ -347,6 +348,7 @@ class StandIns:
 
         parallel.__init__ = keep
         parallel.forward = lambda wrapper, *inputs, **named: wrapper.module(*inputs, **named)
+        stand_in_for_flat_parameters(self.note)
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
