@@ -16,7 +16,7 @@ from torch import nn
 @no_type_check
 def stand_in_for_flat_parameters(note: Callable[[str], None]) -> None:
     """Put the stand-in in place of `torch.distributed.fsdp.FullyShardedDataParallel`."""
-    from torch.distributed import fsdp
+    from torch.distributed import device_mesh, fsdp
     from torch.distributed.fsdp import fully_sharded_data_parallel as flat
 
     class FullyShardedDataParallel(nn.Module):
@@ -33,6 +33,7 @@ def stand_in_for_flat_parameters(note: Callable[[str], None]) -> None:
             **__: Any,
         ) -> None:
             super().__init__()
+            self.module: Any
             note("FullyShardedDataParallel is counted as fully_shard of the same modules")
             strategy = getattr(sharding_strategy, "name", "FULL_SHARD")
             self.module = module.cuda()
@@ -41,7 +42,7 @@ def stand_in_for_flat_parameters(note: Callable[[str], None]) -> None:
                 return
             precision = mixed_precision
             options = {
-                "mesh": dist.init_device_mesh("cuda", (dist.get_world_size(process_group),)),
+                "mesh": device_mesh.init_device_mesh("cuda", (dist.get_world_size(process_group),)),
                 # None: again after the forward pass, but for the outermost, as there.
                 "reshard_after_forward": False if "GRAD_OP" in strategy else None,
                 "mp_policy": fsdp.MixedPrecisionPolicy(
