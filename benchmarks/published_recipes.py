@@ -45,6 +45,7 @@ STACKS = {
     "NeMo": "nemo",
     "Megatron-Bridge": "nemo",
     "torchao": "torchtitan",
+    "torchtune": "torchtitan",
     "Automodel": "automodel",
 }
 """The stack of `napkin plan --stack` that a row's program is planned as, where its name is another one."""

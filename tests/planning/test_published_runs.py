@@ -104,7 +104,7 @@ def test_a_program_that_fuses_is_planned_faster_than_the_same_without(published:
 
 
 def test_every_published_row_has_a_device_a_model_and_a_layout_of_its_devices(published: Any) -> None:
-    tables = [f"published_{name}.csv" for name in ("layouts", "stacks", "memory", "six", "gpu_hours")]
+    tables = [f"published_{name}.csv" for name in ("layouts", "stacks", "memory", "six", "tuning", "gpu_hours")]
     for name in tables:
         for row in _rows(published.read_rows, name):
             device = find_device(row["device"])

@@ -40,6 +40,7 @@ LOADS = {
     "few clients": (Load(3, 120, 20, 4), 10**6),
     "many clients of many lengths": (Load(12, 150, 40, 5, shortest=0.3), 10**6),
     "prompts longer than a step": (Load(5, 700, 8, 3, shortest=0.8), 10**6),
+    "answers that end at random": (Load(12, 100, 80, 4, mean_output_tokens=25), 10**6),
     "one token each": (Load(4, 100, 1, 3), 10**6),
     "little cache": (Load(12, 100, 60, 4, shortest=0.5), 700),
     "random moments": (Load(None, 150, 30, shortest=0.5, rate=8.0, requests=60), 10**6),
@@ -176,3 +177,21 @@ def test_loads_that_would_take_minutes_are_refused() -> None:
         patch.setattr("napkin.planning.services.server_schedule.MOST_ROWS", 1000)
         with pytest.raises(NapkinError, match="more than 1,000 different steps"):
             simulate_schedule(Load(1, 10**6, 10), MIXED, 10**12, pairs)
+
+
+@pytest.mark.parametrize(("mean", "longest"), [(1, 50), (12, 50), (40, 50), (50, 50), (1060, 4096)])
+def test_answers_that_end_at_random_have_the_stated_mean_and_are_cut_at_the_longest(mean: int, longest: int) -> None:
+    load = Load(4000, 10, longest, 1, mean_output_tokens=mean)
+    outputs = simulate_schedule(load, dataclasses.replace(MIXED, max_running=4000), 10**9, pairs).outputs
+    assert outputs.max() <= longest
+    assert outputs.mean() == pytest.approx(mean, rel=0.05)
+    if 1 < mean < longest:
+        # After each token as likely: the part that is cut, and the median, are those of a geometric distribution.
+        going_on = 1 - load.ending
+        assert (outputs == longest).mean() == pytest.approx(going_on ** (longest - 1), abs=0.03)
+        assert np.mean(outputs <= mean) == pytest.approx(1 - going_on**mean if mean < longest else 1, abs=0.03)
+
+
+def test_a_mean_above_the_longest_answer_is_refused() -> None:
+    with pytest.raises(NapkinError, match="mean of the output is 60 tokens: use from 1 to the longest, 50"):
+        Load(1, 10, 50, mean_output_tokens=60)

@@ -15,6 +15,7 @@ Of a closed load, whose clients send a request as their last one ends, the order
 step takes: the rows are found first and priced together.
 """
 
+import functools
 import heapq
 import math
 import random
@@ -58,6 +59,9 @@ class Load:
     """Number of requests that each client sends; infinity is the steady state, the first left out."""
     shortest: float = 1.0
     """Lengths are drawn evenly between this share of those stated and those stated; at 1 all are equal."""
+    mean_output_tokens: float | None = None
+    """Answers end at random, as likely after each token, with this mean, and are cut at `output_tokens`; None is the
+    lengths that `shortest` says."""
     rate: float | None = None
     """Requests per second, at random moments (a Poisson process)."""
     requests: int = 1000
@@ -74,6 +78,23 @@ class Load:
         refuse_unclear_load(self.concurrency, self.rate)
         if not 0 <= self.shortest <= 1:
             raise NapkinError(f"shortest is {self.shortest}: use a share of the stated lengths, from 0 to 1")
+        mean = self.mean_output_tokens
+        if mean is not None and not 1 <= mean <= self.output_tokens:
+            raise NapkinError(
+                f"the mean of the output is {mean:,} tokens: use from 1 to the longest, {self.output_tokens:,}"
+            )
+
+    @functools.cached_property
+    def ending(self) -> float:
+        """The probability that an answer ends after a token, with which the mean of those that are cut is the stated
+        one: (1 - (1 - p)^longest) / p, found by halving."""
+        assert self.mean_output_tokens is not None
+        low, high = 0.0, 1 - 1e-9
+        for _ in range(60):
+            p = (low + high) / 2
+            mean = -math.expm1(self.output_tokens * math.log1p(-p)) / p
+            low, high = (p, high) if mean > self.mean_output_tokens else (low, p)
+        return low
 
     @property
     def simulated_rounds(self) -> int:
@@ -283,7 +304,7 @@ class _Simulation:
 
     def _new(self) -> _Request:
         number, load = len(self.requests), self.load
-        lengths = (self._length(load.input_tokens), self._length(load.output_tokens))
+        lengths = (self._length(load.input_tokens), self._output_length())
         made = _Request(number, *lengths, number // self.clients, len(self.rows))
         self.requests.append(made)
         return made
@@ -291,6 +312,16 @@ class _Simulation:
     def _length(self, tokens: float) -> int:
         longest = max(1, round(tokens))
         return self.draw.randint(max(1, math.ceil(self.load.shortest * longest)), longest)
+
+    def _output_length(self) -> int:
+        load = self.load
+        if load.mean_output_tokens is None:
+            return self._length(load.output_tokens)
+        longest, p = max(1, round(load.output_tokens)), load.ending
+        if p < 1e-12:
+            return longest
+        # How many tokens it takes until one ends: a geometric distribution, by its inverse.
+        return min(longest, 1 + int(math.log1p(-self.draw.random()) / math.log1p(-p)))
 
     def _arrive(self) -> None:
         self.waiting.extend(self.coming)
