@@ -7,7 +7,7 @@ validation tokens.
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -132,7 +132,7 @@ class WeightedBatch(NamedTuple):
     """A batch, and the weights of its micro-batches; None where all weigh the same."""
 
     tensors: Batch
-    weights: list[float] | None
+    weights: Sequence[Tensor] | None
 
 
 class PretrainingStep(MeteredStep):
