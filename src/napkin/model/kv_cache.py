@@ -207,7 +207,8 @@ class ExtendingPass(CachedPass):
         if not reads_slots(held.dtype, held.device, held.shape[1] * held.shape[3]):
             return None
         n_seen = [max(1, min(length, cache.n_slots[layer])) for length in cache.lengths]
-        return Slots(torch.tensor(n_seen), torch.arange(len(n_seen))[:, None], max(n_seen))
+        rows = torch.arange(len(n_seen), device=cache.device)
+        return Slots(torch.tensor(n_seen, device=cache.device), rows[:, None], max(n_seen))
 
     def together(self, layer: int) -> Bool[Tensor, "batch_or_1 1 new key"] | None:
         """True for queries and keys of one document."""

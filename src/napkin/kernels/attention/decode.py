@@ -1,7 +1,7 @@
-"""Attention of one new token per sequence to keys and values in blocks: the formula, and a compiled loop for a CPU
-(numba_decode.py) that reads bf16, fp32 and int8 in place.
+"""Attention of one new token per sequence to keys and values in blocks: the formula, a compiled loop for a CPU
+(numba_decode.py) that reads bf16, fp32 and int8 in place, and Triton kernels for a GPU (triton_decode.py).
 
-The loop is an operator, which a meter sees: what is computed does not depend on whether it is metered.
+Loop and kernels are operators, which a meter sees: what is computed does not depend on whether it is metered.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,17 @@ import torch
 from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
-from napkin.kernels.operators import FOR_DECODING, KERNELS, cpu_operator, may_be_compiled, on_threads
+from napkin.kernels.operators import (
+    DTYPES,
+    FOR_DECODING,
+    KERNELS,
+    cpu_operator,
+    is_interpreted,
+    may_be_compiled,
+    on_threads,
+    operator,
+    triton_obstacle,
+)
 
 _SMALLEST_WIDTH = 256
 """Numbers of a token's keys from which the compiled attention is used; that of smaller models is soon done."""
@@ -72,24 +82,24 @@ def attend_to_slots(
     scale: float,
     softcap: float | None = None,
 ) -> Float[Tensor, "batch heads 1 head_dim"]:
-    """The compiled form of `attend_to_slots_reference`, for a CPU.
+    """`attend_to_slots_reference` by the compiled loop or, on a GPU, by Triton kernels.
 
-    Keys and values are bf16 or fp32 with the same strides, the last two contiguous; or int8 without gaps, and so their
-    scales.
+    Keys and values are in a format of floats with the same strides, the last two contiguous; or int8 without gaps, and
+    so their scales.
     """
     key_scales, value_scales = (None, None) if slots.scales is None else slots.scales
     where = slots.counts, slots.table, slots.longest
-    return _attend(queries, keys, values, *where, key_scales, value_scales, scale, softcap or 0.0)
+    attend = _attend if queries.device.type == "cpu" and not is_interpreted() else _fused_attend
+    return attend(queries, keys, values, *where, key_scales, value_scales, scale, softcap or 0.0)
 
 
 def reads_slots(dtype: torch.dtype, device: torch.device, width: int) -> bool:
     """True if `attend_to_slots` is faster than torch for keys of that kind, `width` numbers per token."""
-    return (
-        dtype in (torch.bfloat16, torch.float32, torch.int8)
-        and device.type == "cpu"
-        and width >= _SMALLEST_WIDTH
-        and may_be_compiled()
-    )
+    if not may_be_compiled():
+        return False
+    if device.type == "cuda":
+        return (dtype in DTYPES or dtype == torch.int8) and triton_obstacle("cuda") is None
+    return dtype in (torch.bfloat16, torch.float32, torch.int8) and device.type == "cpu" and width >= _SMALLEST_WIDTH
 
 
 @cpu_operator(
@@ -131,3 +141,27 @@ def _attend(
         buffer_size=group * (longest + 1),
     )
     return mixed.to(query.dtype)
+
+
+def _plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    counts: Tensor,
+    table: Tensor,
+    longest: int,
+    key_scales: Tensor | None,
+    value_scales: Tensor | None,
+    scale: float,
+    cap: float,
+) -> Tensor:
+    scales = None if key_scales is None or value_scales is None else (key_scales, value_scales)
+    return attend_to_slots_reference(query, key, value, Slots(counts, table, longest, scales), scale, cap or None)
+
+
+_fused_attend = operator(
+    "fused_attend_to_slots(Tensor query, Tensor key, Tensor value, Tensor counts, Tensor table, int longest, "
+    "Tensor? key_scales, Tensor? value_scales, float scale, float cap) -> Tensor",
+    fake=lambda query, *others: torch.empty_like(query, memory_format=torch.contiguous_format),
+    triton="attention.triton_decode.attend_to_slots",
+)(_plain)

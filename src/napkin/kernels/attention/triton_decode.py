@@ -1,0 +1,144 @@
+"""The Triton kernels of attention of one new token per sequence to keys and values in blocks.
+
+A program has one sequence, one head of keys and one part of its keys ("split"): it reads them once for all heads of
+queries that share them, and keeps a running maximum, sum and mixture as in triton_flash.py. A second kernel puts the
+parts together by their logsumexps ("flash decoding", Dao et al. 2023). Blocks are read where they are, also in int8,
+whose numbers are multiplied by their scales in registers.
+
+Only the numbers of sequences and splits depend on the lengths: a longer sequence needs no other kernel.
+"""
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from napkin.kernels.attention.triton_flash import LOG2_E, tanh
+from napkin.kernels.triton_tiles import dot_precision
+
+KEYS_OF_SPLIT = 512
+"""Keys of a split, unless that makes more than MOST_SPLITS of the longest sequence."""
+MOST_SPLITS = 64
+_KEYS = 64
+"""Keys that are read at a time."""
+
+
+def attend_to_slots(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    counts: Tensor,
+    table: Tensor,
+    longest: int,
+    key_scales: Tensor | None,
+    value_scales: Tensor | None,
+    scale: float,
+    cap: float,
+) -> Tensor:
+    """See `napkin.kernels.attention.decode.attend_to_slots_reference`."""
+    n_sequences, n_heads, _, width = query.shape
+    n_kv_heads, block_size = key.shape[1:3]
+    group = n_heads // n_kv_heads
+    splits = min(MOST_SPLITS, triton.cdiv(longest, KEYS_OF_SPLIT))
+    keys_of_split = triton.cdiv(triton.cdiv(longest, splits), _KEYS) * _KEYS
+    mixed = query.new_empty(n_sequences, n_heads, 1, width)
+    parts = query.new_empty(n_sequences, n_heads, splits, width, dtype=torch.float32)
+    logsumexp = query.new_empty(n_sequences, n_heads, splits, dtype=torch.float32)
+    shape = {"HEAD": width, "WIDTH": max(16, triton.next_power_of_2(width))}
+    split_kernel[(n_sequences * n_kv_heads, splits)](
+        query, key, value, counts, table, key_scales, value_scales, parts, logsumexp,
+        query.stride(0), query.stride(1), *key.stride()[:3], *value.stride()[:3],
+        table.shape[1], block_size, n_kv_heads, group, splits, keys_of_split, scale, cap,
+        **shape, GROUP=max(16, triton.next_power_of_2(group)), QUANTIZED=key_scales is not None, CAPPED=cap > 0,
+        BLOCK=_KEYS, PRECISION=dot_precision(query.dtype), num_warps=4, num_stages=2,
+    )  # fmt: skip
+    join_kernel[(n_sequences * n_heads,)](
+        parts, logsumexp, mixed, splits, **shape, SPLITS=triton.next_power_of_2(splits), num_warps=4
+    )
+    return mixed
+
+
+@triton.jit
+@no_type_check
+def split_kernel(
+    query, key, value, counts, table, key_scales, value_scales, parts, logsumexp,
+    q_batch, q_head, k_block, k_head, k_slot, v_block, v_head, v_slot,
+    n_blocks, block_size, n_kv_heads, group, splits, keys_of_split, scale, cap,
+    HEAD: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A part of the keys of one sequence and head of keys: grid [sequences · kv_heads, splits]."""
+    sequence = tl.cast(tl.program_id(0) // n_kv_heads, tl.int64)
+    kv_head = tl.program_id(0) % n_kv_heads
+    split = tl.program_id(1)
+    count = tl.load(counts + sequence).to(tl.int32)
+    begin = split * keys_of_split
+    end = tl.minimum(begin + keys_of_split, count)
+
+    numbers = tl.arange(0, WIDTH)
+    heads = tl.arange(0, GROUP)
+    q_at = query + sequence * q_batch + (kv_head * group + heads)[:, None] * q_head + numbers[None, :]
+    here = (heads[:, None] < group) & (numbers[None, :] < HEAD)
+    q = tl.load(q_at, mask=here, other=0.0)
+    mixture = tl.zeros((GROUP, WIDTH), dtype=tl.float32)
+    total = tl.zeros((GROUP,), dtype=tl.float32)
+    largest = tl.full((GROUP,), float("-inf"), dtype=tl.float32)
+
+    for start in range(begin, end, BLOCK):
+        places = start + tl.arange(0, BLOCK)
+        seen = places < end
+        block = tl.load(table + sequence * n_blocks + places // block_size, mask=seen, other=0).to(tl.int64)
+        slot = places % block_size
+        inside = seen[:, None] & (numbers[None, :] < HEAD)
+        k_at = key + (block * k_block + kv_head * k_head + slot * k_slot)[:, None] + numbers[None, :]
+        k = tl.load(k_at, mask=inside, other=0).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if QUANTIZED:
+            # A scale of each vector: its products are multiplied, not its numbers.
+            of_slot = (block * n_kv_heads + kv_head) * block_size + slot
+            scores *= tl.load(key_scales + of_slot, mask=seen, other=0.0).to(tl.float32)[None, :]
+        if CAPPED:
+            scores = cap * tanh(scores / cap)
+        scores = tl.where(seen[None, :], scores * LOG2_E, float("-inf"))
+        # Every block has a key that is seen.
+        larger = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.exp2(scores - larger[:, None])
+        decay = tl.exp2(largest - larger)
+        total = total * decay + tl.sum(weights, 1)
+        v_at = value + (block * v_block + kv_head * v_head + slot * v_slot)[:, None] + numbers[None, :]
+        v = tl.load(v_at, mask=inside, other=0).to(q.dtype)
+        if QUANTIZED:
+            weights *= tl.load(value_scales + of_slot, mask=seen, other=0.0).to(tl.float32)[None, :]
+        mixture = mixture * decay[:, None]
+        mixture = tl.dot(weights.to(v.dtype), v, mixture, input_precision=PRECISION)
+        largest = larger
+
+    # A split beyond the end of its sequence has seen nothing: its logsumexp is -inf, and it weighs nothing.
+    some = total > 0
+    row = (sequence * n_kv_heads + kv_head) * group + heads
+    tl.store(
+        logsumexp + row * splits + split,
+        tl.where(some, largest + tl.log2(tl.where(some, total, 1.0)), float("-inf")),
+        mask=heads < group,
+    )
+    parts_at = parts + (row * splits + split)[:, None] * HEAD + numbers[None, :]
+    tl.store(parts_at, mixture / tl.where(some, total, 1.0)[:, None], mask=here)
+
+
+@triton.jit
+@no_type_check
+def join_kernel(
+    parts, logsumexp, mixed, splits, HEAD: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
+    """The splits of one head of one sequence, weighted by their sums of exponentials: grid [sequences · heads]."""
+    row = tl.cast(tl.program_id(0), tl.int64)
+    split = tl.arange(0, SPLITS)
+    numbers = tl.arange(0, WIDTH)
+    sums = tl.load(logsumexp + row * splits + split, mask=split < splits, other=float("-inf"))
+    weights = tl.exp2(sums - tl.max(sums, 0))
+    inside = (split < splits)[:, None] & (numbers < HEAD)[None, :]
+    part = tl.load(parts + (row * splits + split)[:, None] * HEAD + numbers[None, :], mask=inside, other=0.0)
+    result = tl.sum(part * weights[:, None], 0) / tl.sum(weights, 0)
+    tl.store(mixed + row * HEAD + numbers, result.to(mixed.dtype.element_ty), mask=numbers < HEAD)

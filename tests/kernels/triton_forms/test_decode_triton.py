@@ -1,0 +1,77 @@
+"""Triton's kernels of attention to keys in blocks, in Triton's interpreter, against the formula."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from napkin.accounting.recording import record
+from napkin.kernels.attention.decode import Slots, attend_to_slots, attend_to_slots_reference
+
+
+def randn(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def problem(
+    heads: int, kv_heads: int, width: int, block_size: int, counts: list[int], *, kv: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Slots]:
+    """Blocks in any order; what no sequence has is NaN, or with int8 a scale of NaN."""
+    n_blocks = [-(-count // block_size) for count in counts]
+    order = torch.randperm(sum(n_blocks), generator=torch.Generator().manual_seed(3)).tolist()
+    table = torch.zeros(len(counts), max(n_blocks), dtype=torch.int64)
+    for row, n in enumerate(n_blocks):
+        table[row, :n] = torch.tensor([order.pop() for _ in range(n)])
+    shape = (sum(n_blocks), kv_heads, block_size, width)
+    queries = randn(len(counts), heads, 1, width, seed=0, dtype=dtype)
+    if kv == "int8":
+        draw = torch.Generator().manual_seed(1)
+        keys, values = (torch.randint(-127, 128, shape, generator=draw, dtype=torch.int8) for _ in range(2))
+        scales = tuple(randn(*shape[:-1], 1, seed=seed, dtype=torch.float32).abs() / 100 for seed in (4, 5))
+        hidden = scales
+    else:
+        keys, values = (randn(*shape, seed=seed, dtype=dtype) for seed in (1, 2))
+        scales, hidden = None, (keys, values)
+    for row, count in enumerate(counts):
+        if count % block_size:
+            for each in hidden:
+                each[table[row, n_blocks[row] - 1], :, count % block_size :] = float("nan")
+    return queries, keys, values, Slots(torch.tensor(counts), table, max(counts), scales)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kv", ["auto", "int8"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "block_size", "counts"),
+    [
+        (4, 2, 64, 16, [40, 1, 16, 700]),
+        (6, 1, 40, 8, [7, 130]),
+        (5, 5, 128, 16, [513, 512, 65]),
+        (32, 1, 16, 300, [299, 150]),
+        (2, 2, 96, 1, [64]),
+    ],
+)
+def test_kernels_equal_the_formula(
+    heads: int, kv_heads: int, width: int, block_size: int, counts: list[int], kv: str
+) -> None:
+    for softcap in (None, 5.0):
+        *inputs, slots = problem(heads, kv_heads, width, block_size, counts, kv=kv, dtype=torch.float32)
+        # A slot beyond the end has no number that may be read.
+        found = attend_to_slots(*inputs, slots, width**-0.5, softcap)
+        expected = attend_to_slots_reference(*inputs, slots, width**-0.5, softcap)
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+
+
+@torch.inference_mode()
+def test_kernels_equal_the_formula_in_fp16() -> None:
+    *inputs, slots = problem(8, 2, 64, 16, [300, 33], kv="auto", dtype=torch.float16)
+    found = attend_to_slots(*inputs, slots, 0.125)
+    torch.testing.assert_close(found, attend_to_slots_reference(*inputs, slots, 0.125), rtol=2e-3, atol=2e-3)
+
+
+@torch.inference_mode()
+def test_attention_to_blocks_is_one_operator_that_is_counted() -> None:
+    *inputs, slots = problem(4, 2, 64, 16, [40, 1], kv="auto", dtype=torch.float32)
+    ledger = record(torch.nn.Identity(), lambda: attend_to_slots(*inputs, slots, 0.125), warm_up=0)
+    assert [row.operator for row in ledger.rows] == ["fused_attend_to_slots"]
+    assert ledger.flops > 0
+    assert not ledger.unknown_operators
