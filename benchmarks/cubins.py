@@ -36,7 +36,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from napkin.hardware.device_file import find_device
-from napkin.kernels.attention import triton_flash
+from napkin.kernels.attention import triton_decode, triton_flash
 from napkin.kernels.loss import triton_cross_entropy
 from napkin.kernels.norms import triton_norms
 from napkin.kernels.pointwise import triton_pointwise
@@ -147,6 +147,9 @@ def cases() -> dict[str, tuple[Callable[[str], object], dict[str, int]]]:
                 flops = {"attend": 2 * product, "key_gradient": 4 * product, "query_gradient": 3 * product}
                 name = f"attention d {head_dim} {short(dtype)}{' documents, window, soft cap' if bounded else ''}"
                 made[name] = (attention(head_dim, dtype, bounded=bounded), flops)
+    for head_dim in (64, 128, 256):
+        for kv in ("bf16", "int8"):
+            made[f"decode d {head_dim} {kv}"] = (functools.partial(run_decode, head_dim, kv), {})
     for dtype in (torch.bfloat16, torch.float16):
         made[f"norms {short(dtype)}"] = (functools.partial(run_norms, dtype), {})
         made[f"elementwise {short(dtype)}"] = (functools.partial(run_elementwise, dtype), {})
@@ -177,6 +180,18 @@ def attention(head_dim: int, dtype: torch.dtype, *, bounded: bool) -> Callable[[
         triton_flash.attend_backward(query, query, key, key, bounds, mixed, logsumexp, *settings)
 
     return run
+
+
+def run_decode(head_dim: int, kv: str, device: str) -> None:
+    """One new token of each sequence, keys and values in blocks of 16."""
+    n_blocks = LENGTH // 16
+    held = torch.bfloat16 if kv == "bf16" else torch.int8
+    query = torch.zeros(BATCH, HEADS, 1, head_dim, dtype=torch.bfloat16, device=device)
+    key = torch.zeros(BATCH * n_blocks, KV_HEADS, 16, head_dim, dtype=held, device=device)
+    scales = torch.zeros(*key.shape[:-1], 1, dtype=torch.bfloat16, device=device) if kv == "int8" else None
+    counts = torch.full((BATCH,), LENGTH, device=device)
+    table = torch.zeros(BATCH, n_blocks, dtype=torch.int64, device=device)
+    triton_decode.attend_to_slots(query, key, key, counts, table, LENGTH, scales, scales, head_dim**-0.5, 0.0)
 
 
 def run_norms(dtype: torch.dtype, device: str) -> None:

@@ -22,6 +22,7 @@ from napkin.inference.paged_cache import KVFormat, PagedCache, bytes_per_token, 
 from napkin.inference.sampling import NOT_FINITE, Draw, draw, told_draws
 from napkin.inference.scheduler import BlockPool, Pass, ScheduledSequence, Scheduler
 from napkin.inference.settings import Sampling
+from napkin.model.kv_cache import bucket_of
 from napkin.model.transformer import Transformer
 
 Finish = Literal["stop", "length", "cancelled", "failed"]
@@ -344,9 +345,10 @@ class Engine:
         row_of = {place: row for row, place in enumerate(dict.fromkeys(firsts))}
         computed = [sequences[place] for place in row_of]
         lengths, counts = [each.n_computed for each in computed], [n_new] * len(computed)
-        new = [each.tokens[start : start + n_new] for each, start in zip(computed, lengths, strict=True)]
-        extending = self.cache.extend([each.table for each in computed], lengths, counts, n_new)
-        hidden = self.model.hidden(torch.tensor(new, device=self.cache.device), cache=extending)
+        padding = [0] * (bucket_of(n_new, self.cache.device) - n_new)
+        new = [[*each.tokens[start : start + n_new], *padding] for each, start in zip(computed, lengths, strict=True)]
+        extending = self.cache.extend([each.table for each in computed], lengths, counts, len(new[0]))
+        hidden = self.model.hidden(torch.tensor(new, device=self.cache.device), cache=extending)[:, :n_new]
         if not bool(hidden.isfinite().all()):
             # Before others may share what these sequences leave in the cache.
             raise NapkinError(NOT_FINITE)

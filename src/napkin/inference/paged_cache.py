@@ -12,7 +12,7 @@ from torch import Tensor
 from napkin.errors import NapkinError
 from napkin.kernels.attention.decode import Slots, reads_slots
 from napkin.model.config import ModelConfig
-from napkin.model.kv_cache import NOWHERE, CachedPass, KVCache, NewKeys
+from napkin.model.kv_cache import NOWHERE, CachedPass, KVCache, NewKeys, bucket_of
 from napkin.model.transformer import Transformer
 from napkin.units import format_bytes
 
@@ -155,7 +155,12 @@ class PagedPass(CachedPass):
         self.cache = cache
         size, device = cache.block_size, cache.device
         after = [length + count for length, count in zip(lengths, counts, strict=True)]
-        self._longest = max(after)
+        numbers = cache.keys[0].numbers
+        reads = reads_slots(numbers.dtype, numbers.device, numbers.shape[1] * numbers.shape[3])
+        in_blocks = n_new == 1 and not cache.has_windows and reads
+        longest = max(after)
+        # Keys that are read where they are need no padding.
+        self._longest = longest if in_blocks else bucket_of(longest, device)
         n_blocks = -(-self._longest // size)
         padding = [cache.padding_block] * n_blocks
         self._table = torch.tensor([[*table, *padding][:n_blocks] for table in tables], device=device)
@@ -167,12 +172,9 @@ class PagedPass(CachedPass):
         self._new = new_blocks.where(real, cache.padding_block), positions % size
         self.positions = positions.clamp(max=cache.most_positions - 1)
         self.document_positions = self.positions
-        self.all_seen = n_new == 1 and len(set(after)) == 1 and not cache.has_windows
-        self._slots = None
-        numbers = cache.keys[0].numbers
-        reads = reads_slots(numbers.dtype, numbers.device, numbers.shape[1] * numbers.shape[3])
-        if n_new == 1 and not cache.has_windows and reads:
-            self._slots = Slots(self._ends, self._table, self._longest)
+        alike = len(set(after)) == 1 and self._longest == longest
+        self.all_seen = n_new == 1 and alike and not cache.has_windows
+        self._slots = Slots(self._ends, self._table, longest) if in_blocks else None
 
     def key_positions(self, layer: int) -> Int[Tensor, "batch key"]:
         """Positions of all cached keys, including the new ones."""

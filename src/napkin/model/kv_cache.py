@@ -28,6 +28,17 @@ NOWHERE = 2**30
 """The position of a slot without a key: after every query, so that a causal mask hides it."""
 
 
+SMALLEST_BUCKET = 16
+
+
+def bucket_of(length: int, device: torch.device) -> int:
+    """The length that tokens or keys are padded to: on a GPU a power of two, whose libraries prepare a kernel for each
+    new shape; on a CPU the length itself. A single token stays alone."""
+    if device.type == "cpu" or length == 1:
+        return length
+    return max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+
+
 class CachedPass:
     """One forward pass over new tokens of sequences whose earlier keys and values are kept."""
 
