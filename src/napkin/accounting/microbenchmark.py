@@ -100,7 +100,7 @@ def time_operators(
     done = known or {}
     # Where other processes run, the clock of this thread; what a first call takes to compile is no part of either.
     begin, compiling = time.thread_time(), 0.0
-    with torch.no_grad(), torch.random.fork_rng(devices=[0] if device_type == "cuda" else []):
+    with torch.no_grad(), torch.random.fork_rng(devices=[torch.cuda.current_device()] if device_type == "cuda" else []):
         for call, _ in weights.most_common():
             if time.thread_time() - begin - compiling > max_seconds:
                 break

@@ -271,7 +271,7 @@ def _compile_first(
     announcement = threading.Timer(SILENT_SECONDS, on_message, [line])
     announcement.daemon = True
     announcement.start()
-    devices = [0] if preparation.precision.device_type == "cuda" else []
+    devices = [torch.cuda.current_device()] if preparation.precision.device_type == "cuda" else []
     try:
         with (
             stoppable_compiler() as stop,

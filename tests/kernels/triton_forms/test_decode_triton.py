@@ -14,7 +14,7 @@ def randn(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 
 def problem(
     heads: int, kv_heads: int, width: int, block_size: int, counts: list[int], *, kv: str, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, Slots]:
+) -> tuple[tuple[Tensor, Tensor, Tensor], Slots]:
     """Blocks in any order; what no sequence has is NaN, or with int8 a scale of NaN."""
     n_blocks = [-(-count // block_size) for count in counts]
     order = torch.randperm(sum(n_blocks), generator=torch.Generator().manual_seed(3)).tolist()
@@ -26,8 +26,8 @@ def problem(
     if kv == "int8":
         draw = torch.Generator().manual_seed(1)
         keys, values = (torch.randint(-127, 128, shape, generator=draw, dtype=torch.int8) for _ in range(2))
-        scales = tuple(randn(*shape[:-1], 1, seed=seed, dtype=torch.float32).abs() / 100 for seed in (4, 5))
-        hidden = scales
+        factors = [randn(*shape[:-1], 1, seed=seed, dtype=torch.float32).abs() / 100 for seed in (4, 5)]
+        scales = hidden = (factors[0], factors[1])
     else:
         keys, values = (randn(*shape, seed=seed, dtype=dtype) for seed in (1, 2))
         scales, hidden = None, (keys, values)
@@ -35,7 +35,7 @@ def problem(
         if count % block_size:
             for each in hidden:
                 each[table[row, n_blocks[row] - 1], :, count % block_size :] = float("nan")
-    return queries, keys, values, Slots(torch.tensor(counts), table, max(counts), scales)
+    return (queries, keys, values), Slots(torch.tensor(counts), table, max(counts), scales)
 
 
 @torch.inference_mode()
@@ -54,7 +54,7 @@ def test_kernels_equal_the_formula(
     heads: int, kv_heads: int, width: int, block_size: int, counts: list[int], kv: str
 ) -> None:
     for softcap in (None, 5.0):
-        *inputs, slots = problem(heads, kv_heads, width, block_size, counts, kv=kv, dtype=torch.float32)
+        inputs, slots = problem(heads, kv_heads, width, block_size, counts, kv=kv, dtype=torch.float32)
         # A slot beyond the end has no number that may be read.
         found = attend_to_slots(*inputs, slots, width**-0.5, softcap)
         expected = attend_to_slots_reference(*inputs, slots, width**-0.5, softcap)
@@ -63,14 +63,14 @@ def test_kernels_equal_the_formula(
 
 @torch.inference_mode()
 def test_kernels_equal_the_formula_in_fp16() -> None:
-    *inputs, slots = problem(8, 2, 64, 16, [300, 33], kv="auto", dtype=torch.float16)
+    inputs, slots = problem(8, 2, 64, 16, [300, 33], kv="auto", dtype=torch.float16)
     found = attend_to_slots(*inputs, slots, 0.125)
     torch.testing.assert_close(found, attend_to_slots_reference(*inputs, slots, 0.125), rtol=2e-3, atol=2e-3)
 
 
 @torch.inference_mode()
 def test_attention_to_blocks_is_one_operator_that_is_counted() -> None:
-    *inputs, slots = problem(4, 2, 64, 16, [40, 1], kv="auto", dtype=torch.float32)
+    inputs, slots = problem(4, 2, 64, 16, [40, 1], kv="auto", dtype=torch.float32)
     ledger = record(torch.nn.Identity(), lambda: attend_to_slots(*inputs, slots, 0.125), warm_up=0)
     assert [row.operator for row in ledger.rows] == ["fused_attend_to_slots"]
     assert ledger.flops > 0

@@ -358,7 +358,7 @@ def time_probe_run(
     if ledger.peak_bytes > max_bytes or alone * (WARM_UP_STEPS + STEPS.start) > MOST_SECONDS:
         return 1.0, UNPROBED_FACTOR
     # The global random state is unchanged.
-    with torch.random.fork_rng(devices=[0] if device_type == "cuda" else []):
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if device_type == "cuda" else []):
         steps = _timed_steps(probe, sampler)
     # The largest operators once more: seconds have passed, and what they take now shows how much the machine wavers.
     again = timing(max_seconds=REPEAT_SECONDS)
