@@ -306,6 +306,7 @@ def test_absent_packages_and_folders_are_stood_in_for(script, monkeypatch: pytes
 import gzip, numpy as np
 import triton, triton.language as tl
 import matplotlib.pyplot as plt
+from torch.utils.tensorboard import SummaryWriter
 from kernels import get_kernel
 from torchvision import datasets, transforms
 
@@ -337,6 +338,7 @@ assert pictures[0][0].shape == (1, 8, 8) and len(pictures.classes) == 10
 model = nn.Sequential(nn.Linear(64, 64, bias=False), Attend()).to("cuda:0")
 assert torch.compile(lambda x: (x + 1).sum())(torch.ones(8, device="cuda")).is_cuda
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+SummaryWriter("log").add_scalar("loss", 1.0, 0)
 for step in range(3):
     x = torch.stack([pictures[i][0].flatten() for i in range(256)])[None].cuda()
     y = model(x)

@@ -40,6 +40,7 @@ class AbsentFiles:
     def __init__(self, folder: Path, source: str = "") -> None:
         self.folder, self.source = folder, source
         self.made: dict[str, Path] = {}
+        self.listed: dict[str, list[str]] = {}
         self.open = builtins.open
         caches = os.environ.get("NAPKIN_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), Path.home() / ".cache"
         places = (folder.parent, "/dev", "/proc", *(each for each in caches if each))
@@ -194,13 +195,16 @@ class AbsentFiles:
         """A folder that is absent has a file for each part of a data set, of a kind that the script reads."""
 
         def names(path: Any = ".") -> list[Any]:
+            name = os.path.abspath(os.fsdecode(path)) if isinstance(path, (str, os.PathLike)) else ""
             try:
-                return function(path)
+                if name not in self.listed:
+                    return function(path)
             except FileNotFoundError:
-                if not isinstance(path, (str, os.PathLike)) or os.fspath(path).startswith(self.complete):
+                if not name or name.startswith(self.complete):
                     raise
                 kind = ".npy" if "np.load(" in self.source else next((k for k in KINDS if k in self.source), ".bin")
-                return [f"{part}_000000{kind}" for part in ("train", "val", "valid", "test")]
+                self.listed[name] = [f"{part}_000000{kind}" for part in ("train", "val", "valid", "test")]
+            return list(self.listed[name])
 
         return names
 

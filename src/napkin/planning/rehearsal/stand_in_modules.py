@@ -39,6 +39,7 @@ N_IMAGES = 50_000
 def stand_in_modules(note: Callable[[str], None]) -> None:
     """Put stand-ins for packages that are not installed among Python's modules; `note` takes what they assume."""
     missing = tuple(name for name in SILENT if name == "wandb" or not _is_installed(name))
+    missing += ("torch.utils.tensorboard",) if "tensorboard" in missing else ()
     sys.meta_path.insert(0, _SilentFinder(missing))
     _fused_attention(note)
     if not _is_installed("triton"):
@@ -98,7 +99,7 @@ class _SilentFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.names = names
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        if fullname.partition(".")[0] not in self.names:
+        if fullname.partition(".")[0] not in self.names and fullname not in self.names:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 

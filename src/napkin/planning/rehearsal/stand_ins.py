@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -55,6 +56,8 @@ class DeviceMode(TorchFunctionMode):
             result = func(*args, **kwargs)
             self.recorder.after_backward()
             return result
+        if func is Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
+            return _deep_copied(args[0], args[1])
         if func in _TO_PYTHON and isinstance(args[0], FakeTensor):
             return _to_python(func, args[0])
         if func is Tensor.__format__ and isinstance(args[0], FakeTensor) and args[0].numel() == 1:
@@ -143,6 +146,19 @@ def _device_of(device: Callable[[FakeTensor], torch.device]) -> property:
         return found if is_on_host(tensor) else CUDA
 
     return property(read)
+
+
+def _deep_copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    """A copy of a fake tensor, whose storage has no numbers to copy."""
+    if id(tensor) not in memo:
+        with torch.no_grad():
+            copied: Tensor = tensor.detach().clone()
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = copied = nn.Parameter(copied, False) if is_parameter else copied
+        copied.requires_grad_(tensor.requires_grad)
+        if tensor.grad is not None:
+            copied.grad = _deep_copied(tensor.grad, memo)
+    return memo[id(tensor)]
 
 
 def _to_python(func: Any, tensor: Tensor) -> Any:
@@ -276,7 +292,7 @@ class StandIns:
     @no_type_check
     def _fake_parameter(self, parameter: Any) -> Any:
         """A parameter is fake from birth, so that moving it to the device leaves it the same object."""
-        if self.mode is None or not isinstance(parameter, nn.Parameter) or isinstance(parameter, FakeTensor):
+        if self.mode is None or not isinstance(parameter, nn.Parameter) or isinstance(parameter, (FakeTensor, DTensor)):
             return parameter
         fake = nn.Parameter(self.mode.recorder.as_fake(parameter.detach()), parameter.requires_grad)
         return fake
