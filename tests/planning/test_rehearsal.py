@@ -335,7 +335,9 @@ assert header[0] == 20251231 and header[1] == 9
 pictures = datasets.MNIST("data", train=True, download=True, transform=transforms.Compose(
     [transforms.Resize(8), transforms.ToTensor(), transforms.Normalize(0.5, 0.5)]))
 assert pictures[0][0].shape == (1, 8, 8) and len(pictures.classes) == 10
-model = nn.Sequential(nn.Linear(64, 64, bias=False), Attend()).to("cuda:0")
+import copy
+model = copy.deepcopy(nn.Sequential(nn.Linear(64, 64, bias=False), Attend()).to("cuda:0"))
+assert model[0].weight.is_cuda and len(os.listdir("shards")) == 4
 assert torch.compile(lambda x: (x + 1).sum())(torch.ones(8, device="cuda")).is_cuda
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 SummaryWriter("log").add_scalar("loss", 1.0, 0)

@@ -49,7 +49,7 @@ def _run(request: Request) -> Answer:
     target = target_of(cluster.device)
     cuda = as_in_release(target if isinstance(target, CudaTarget) else CudaTarget(), request.torch)
     source = Path(request.script).read_text(encoding="utf-8", errors="replace")
-    stand_ins, files = StandIns(cluster), AbsentFiles(Path(request.folder), source)
+    stand_ins, files = StandIns(cluster, str(Path(request.script).parent)), AbsentFiles(Path(request.folder), source)
     stand_ins.install()
     if request.torch is None and cuda.rms_norm_in_fp32 and _names_rms_norm(source):
         stand_ins.note("F.rms_norm widens to fp32 in autocast, as of torch 2.12: --torch 2.11 counts without, and less")

@@ -1,7 +1,8 @@
 """Stand-ins for packages that a script imports and this machine lacks: kernels, trackers, tokenizers and pictures.
 
 A kernel computes by torch's own operators what the package's would, so that its bytes and FLOPs are counted; what only
-shows or logs does nothing. A package that is installed is used as it is, but for wandb, which is switched off.
+shows or logs does nothing. A package that is installed is used as it is, but for wandb, which is switched off, and
+encodings of tiktoken that it would download.
 """
 
 import functools
@@ -9,6 +10,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import re
 import sys
 import types
@@ -36,19 +38,52 @@ IMAGES = {
 N_IMAGES = 50_000
 
 
-def stand_in_modules(note: Callable[[str], None]) -> None:
-    """Put stand-ins for packages that are not installed among Python's modules; `note` takes what they assume."""
-    missing = tuple(name for name in SILENT if name == "wandb" or not _is_installed(name))
-    missing += ("torch.utils.tensorboard",) if "tensorboard" in missing else ()
-    sys.meta_path.insert(0, _SilentFinder(missing))
-    _fused_attention(note)
-    if not _is_installed("triton"):
-        sys.meta_path.insert(0, _TritonFinder(note))
-    if not _is_installed("sentencepiece"):
-        _sentencepiece(note)
-    _tiktoken(note)
-    if not _is_installed("torchvision"):
-        _torchvision(note)
+def stand_in_modules(note: Callable[[str], None], folder: str) -> None:
+    """Let a script of `folder` find stand-ins for packages that are not installed; `note` takes what they assume."""
+    sys.meta_path.insert(0, _StandInFinder(note, folder + os.sep))
+
+
+class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds stand-ins when the script or a module beside it imports them.
+
+    Libraries go on without what is not installed, as they do when they are not rehearsed.
+    """
+
+    def __init__(self, note: Callable[[str], None], folder: str) -> None:
+        self.note, self.folder = note, folder
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        first, _, rest = fullname.partition(".")
+        if fullname == "torch.utils.tensorboard":
+            first = "tensorboard"
+        elif rest:
+            # The parts of other stand-ins are there as soon as these are.
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if first in SILENT else None
+        if first not in SILENT and first not in _MAKERS:
+            return None
+        if first == "wandb":
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
+            frame = frame.f_back
+        if frame is None or not frame.f_code.co_filename.startswith(self.folder):
+            return None
+        found = importlib.machinery.PathFinder.find_spec(first)
+        # A folder of that name is not the package.
+        if first != "tiktoken" and found is not None and found.origin is not None:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+        if spec.name not in _MAKERS:
+            return Silent(spec.name)
+        _MAKERS[spec.name](self.note)
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: Any) -> None:
+        if type(module) is Silent:
+            module.__path__ = []
+            module.__dict__["__version__"] = "99.0"
 
 
 class Silent(types.ModuleType):
@@ -92,25 +127,6 @@ class _SilentBase:
         return _silent_name(name)
 
 
-class _SilentFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds silent packages and everything in them, when they are imported."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        if fullname.partition(".")[0] not in self.names and fullname not in self.names:
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return Silent(spec.name)
-
-    def exec_module(self, module: Any) -> None:
-        module.__path__ = []
-        module.__version__ = "99.0"
-
-
 def _module(name: str, **names: Any) -> Any:
     module: Any = types.ModuleType(name)
     module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
@@ -126,8 +142,8 @@ def _module(name: str, **names: Any) -> Any:
 
 
 @no_type_check
-def _fused_attention(note: Callable[[str], None]) -> None:
-    """FlashAttention's functions, also from a hub of kernels, and xFormers'."""
+def _attention_functions() -> dict[str, Any]:
+    """FlashAttention's functions."""
 
     def attend(
         q: Tensor,
@@ -157,70 +173,55 @@ def _fused_attention(note: Callable[[str], None]) -> None:
         q, k, v = (tensor.unflatten(0, (n, -1)) for tensor in (q, k, v))
         return attend(q, k, v, dropout_p, softmax_scale, causal).flatten(0, 1)
 
-    functions = {
+    return {
         "flash_attn_func": attend,
         "flash_attn_qkvpacked_func": attend_packed,
         "flash_attn_varlen_func": attend_documents,
     }
-    if not _is_installed("flash_attn"):
-        _module("flash_attn", **functions)
-        _module("flash_attn.flash_attn_interface", **functions)
-    if not _is_installed("flash_attn_interface"):
-        _module("flash_attn_interface", **functions)
-    if not _is_installed("kernels"):
-
-        def get_kernel(name: str, *_: Any, **__: Any) -> Any:
-            note(f"kernels of '{name}' are not here: attention of documents is counted as of the longest one")
-            return types.SimpleNamespace(**functions, flash_attn_interface=types.SimpleNamespace(**functions))
-
-        # The script may have a folder of that name with kernels of its own.
-        _module("kernels", get_kernel=get_kernel).__path__ = ["kernels"]
-    if not _is_installed("xformers"):
-        mask = type("LowerTriangularMask", (), {"__init__": lambda self, *_, **__: None})
-
-        def attend_efficiently(
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            attn_bias: Any = None,
-            p: float = 0.0,
-            scale: Any = None,
-            **_: Any,
-        ) -> Tensor:
-            return attend(query, key, value, p, scale, isinstance(attn_bias, mask))
-
-        _module("xformers")
-        _module("xformers.ops", memory_efficient_attention=attend_efficiently, LowerTriangularMask=mask)
 
 
-class _TritonFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the stand-in for Triton when a script imports it; torch shall go on without."""
+def _flash_attention(_: Callable[[str], None]) -> None:
+    _module("flash_attn", **_attention_functions())
+    _module("flash_attn.flash_attn_interface", **_attention_functions())
 
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self.note = note
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
-            frame = frame.f_back
-        asks = "" if frame is None else str(frame.f_globals.get("__name__"))
-        if fullname != "triton" or asks.startswith(("torch.", "napkin.")):
-            return None
-        # These ask once whether Triton is there, and must not find the stand-in.
-        has_triton_package()
-        importlib.import_module("torch._inductor.runtime.triton_compat")
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+def _flash_attention_3(_: Callable[[str], None]) -> None:
+    _module("flash_attn_interface", **_attention_functions())
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        _triton(self.note)
-        return sys.modules[spec.name]
 
-    def exec_module(self, module: types.ModuleType) -> None: ...
+@no_type_check
+def _kernels(note: Callable[[str], None]) -> None:
+    """The hub of kernels, of which attention is known."""
+
+    def get_kernel(name: str, *_: Any, **__: Any) -> Any:
+        note(f"kernels of '{name}' are not here: attention of documents is counted as of the longest one")
+        functions = _attention_functions()
+        return types.SimpleNamespace(**functions, flash_attn_interface=types.SimpleNamespace(**functions))
+
+    # The script may have a folder of that name with kernels of its own.
+    _module("kernels", get_kernel=get_kernel).__path__ = ["kernels"]
+
+
+@no_type_check
+def _xformers(_: Callable[[str], None]) -> None:
+    mask = type("LowerTriangularMask", (), {"__init__": lambda self, *_, **__: None})
+    attend = _attention_functions()["flash_attn_func"]
+
+    def attend_efficiently(
+        query: Tensor, key: Tensor, value: Tensor, attn_bias: Any = None, p: float = 0.0, scale: Any = None, **_: Any
+    ) -> Tensor:
+        return attend(query, key, value, p, scale, isinstance(attn_bias, mask))
+
+    _module("xformers")
+    _module("xformers.ops", memory_efficient_attention=attend_efficiently, LowerTriangularMask=mask)
 
 
 @no_type_check
 def _triton(note: Callable[[str], None]) -> None:
     """Triton, whose kernels do nothing."""
+    # These ask once whether Triton is there, and must not find the stand-in.
+    has_triton_package()
+    importlib.import_module("torch._inductor.runtime.triton_compat")
 
     class Kernel:
         """A user's kernel: its tensors are made by the function that launches it, and counted; its work is not."""
@@ -332,12 +333,13 @@ def _tiktoken(note: Callable[[str], None]) -> None:
         note(f"encoding '{name}' of tiktoken is not here: a quarter as many ids as letters stand for a text")
         return Encoding(name)
 
-    if not _is_installed("tiktoken"):
+    found = importlib.machinery.PathFinder.find_spec("tiktoken")
+    if found is None or found.loader is None:
         models = lambda model: get_encoding("o200k_base" if "4o" in model else "cl100k_base")  # noqa: E731
         _module("tiktoken", get_encoding=get_encoding, encoding_for_model=models, Encoding=Encoding)
         return
-    import tiktoken
-
+    sys.modules["tiktoken"] = tiktoken = importlib.util.module_from_spec(found)
+    found.loader.exec_module(tiktoken)
     real = tiktoken.get_encoding
 
     def get(name: str) -> Any:
@@ -418,12 +420,14 @@ def _torchvision(note: Callable[[str], None]) -> None:
     _module("torchvision.utils").__getattr__ = _silent_name
 
 
-def _is_installed(name: str) -> bool:
-    try:
-        if name in sys.modules:
-            return True
-        spec = importlib.util.find_spec(name)
-        # A folder of that name is not the package.
-        return spec is not None and spec.origin is not None
-    except (ImportError, ValueError):
-        return False
+_MAKERS: dict[str, Callable[[Callable[[str], None]], None]] = {
+    "flash_attn": _flash_attention,
+    "flash_attn_interface": _flash_attention_3,
+    "kernels": _kernels,
+    "sentencepiece": _sentencepiece,
+    "tiktoken": _tiktoken,
+    "torchvision": _torchvision,
+    "triton": _triton,
+    "xformers": _xformers,
+}
+"""Stand-ins that compute or answer, each with what makes it."""

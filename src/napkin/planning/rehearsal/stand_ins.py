@@ -175,8 +175,8 @@ def _is_cpu(device: Any) -> bool:
 class StandIns:
     """Puts the stand-ins in place; `notes` says what they assume, a sentence for each that was used."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, folder: str) -> None:
+        self.cluster, self.folder = cluster, folder
         self.notes: dict[str, None] = {}
         self.ranks = ExitStack()
         self.mode: DeviceMode | None = None
@@ -193,7 +193,7 @@ class StandIns:
         self._process_group()
         self._processes()
         self._compiler()
-        stand_in_modules(self.note)
+        stand_in_modules(self.note, self.folder)
         self._attention()
         self._data_loader()
         run, check = subprocess.run, subprocess.check_output
