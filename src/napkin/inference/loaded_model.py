@@ -1,4 +1,4 @@
-"""A model opened from a folder: a run of any kind, a quantized run, or a Hugging Face folder.
+"""A model opened from a folder: a run of any kind, a quantized run, a Hugging Face folder; or from a GGUF file.
 
 `load` reads what is small (config, tokenizer, chat template, settings) and refuses what cannot be used; weights are
 read when something first needs them. One `LoadedModel` does everything that can be done with a model:
@@ -47,6 +47,8 @@ from napkin.inference.scoring import BRANCH_TOKENS, Score, score
 from napkin.inference.settings import Sampling, Speculation, read_generation_config
 from napkin.inference.speculation import DraftModel, PromptLookup, Proposer, SpeculationMeter, speculate
 from napkin.model.config import ModelConfig
+from napkin.model.gguf.convert import GgufFormat, load_gguf, read_gguf_config, save_gguf
+from napkin.model.gguf.gguf_file import GgufFile, is_gguf
 from napkin.model.huggingface import save_adapters, save_huggingface
 from napkin.model.huggingface.convert import (
     load_huggingface,
@@ -73,6 +75,7 @@ from napkin.runs.run_folder import (
 )
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.inspection import pattern_of
+from napkin.tokenizer.interchange.gguf import first_and_last_ids, gguf_vocabulary, read_gguf_tokenizer, special_texts
 from napkin.tokenizer.interchange.huggingface import read_huggingface
 from napkin.train_step.step import adapter_of
 
@@ -89,7 +92,7 @@ def load(
     weights: WeightFormat | None = None,
     on_message: Callable[[str], None] = lambda message: None,
 ) -> "LoadedModel":
-    """Open a run, tuned or not, a quantized run, or a Hugging Face folder with tokenizer.json.
+    """Open a run, tuned or not, a quantized run, a Hugging Face folder with tokenizer.json, or a GGUF file.
 
     Args:
         name: what clients and results call the model; None is the folder's name.
@@ -111,6 +114,8 @@ def load(
         return _open_run(run, name, weights=weights, on_message=on_message)
     if is_huggingface(path):
         return _open_huggingface(path, name, weights)
+    if is_gguf(path):
+        return _open_gguf(path, name, weights)
     found = what_is_there(path, "it holds neither run.json nor config.json", "name a folder that holds one of them")
     raise NapkinError(f"'{path}' is neither a run nor a Hugging Face folder, {found}")
 
@@ -169,7 +174,8 @@ class LoadedModel:
             model = self._newest(load_plain_model).eval()
         else:
             on_gpu = self.weights is None and device_type == "cuda"
-            model = load_huggingface(self.folder, dtype=torch.bfloat16 if on_gpu else torch.float32)
+            read = load_gguf if self.folder.is_file() else load_huggingface
+            model = read(self.folder, dtype=torch.bfloat16 if on_gpu else torch.float32)
         model = model.to(device_type)
         if self.weights is not None:
             products = choose_precision(self.weights, device_type, detect_host()).products
@@ -456,8 +462,11 @@ class LoadedModel:
         )
         napkin.serving.serve(self, engine, **how)
 
-    def export(self, folder: StrPath, *, weights_only: bool = False, adapter: bool = False) -> None:
-        """Write model and tokenizer as a Hugging Face folder, which `transformers` reads.
+    def export(
+        self, folder: StrPath, *, weights_only: bool = False, adapter: bool = False, to: GgufFormat = "F16"
+    ) -> None:
+        """Write model and tokenizer as a Hugging Face folder, which `transformers` reads; under a name that ends with
+        .gguf as a GGUF file, which llama.cpp and Ollama read, with matrices in the number format `to`.
 
         `weights_only` leaves the tokenizer out; `adapter` writes only the adapters of a run of tuning, as peft reads
         them. Raises NapkinError for what cannot be represented exactly, and where the run has no adapters.
@@ -470,6 +479,10 @@ class LoadedModel:
                 raise NapkinError(f"'{self.folder}' has trained no adapters: leave out --adapter")
             start = recipe.tuning.start
             save_adapters(self._newest(load_tuned_model), Path(folder), base=start if is_huggingface(start) else None)
+        elif Path(folder).suffix == ".gguf":
+            form = self._text_form()
+            keys = None if weights_only else gguf_vocabulary(self.tokenizer, form.first, form.stops, form.chat_template)
+            save_gguf(self.model, folder, to=to, vocabulary=keys, name=self.name)
         elif weights_only:
             save_huggingface(self.model, folder)
         else:
@@ -581,13 +594,33 @@ def _open_huggingface(path: Path, name: str, weights: WeightFormat | None) -> Lo
     tokenizer = read_huggingface(path / "tokenizer.json", drop_template=True)
     start_ids, sampling = read_first_ids(path, tokenizer), read_generation_config(path)
     template, config = read_chat_template(path), read_huggingface_config(path)
+    _refuse_larger_vocabulary(path, tokenizer, config)
+    ends = tuple(sampling.stop_ids)
+    return LoadedModel(path, name, config, tokenizer, start_ids, ends, template, sampling, weights=weights)
+
+
+def _open_gguf(path: Path, name: str, weights: WeightFormat | None) -> LoadedModel:
+    with GgufFile(path) as file:
+        config, metadata = read_gguf_config(file), file.metadata
+    try:
+        tokenizer = read_gguf_tokenizer(metadata)
+        start_ids, ends = first_and_last_ids(metadata, tokenizer)
+        source = metadata.get("tokenizer.chat_template")
+        template = ChatTemplate(source, special_texts(metadata)) if isinstance(source, str) else None
+    except NapkinError as error:
+        raise NapkinError(f"'{path}': {error}") from None
+    _refuse_larger_vocabulary(path, tokenizer, config)
+    # The file does not say how its author would draw tokens.
+    sampling = Sampling(temperature=0.0, top_p=1.0, stop_ids=ends)
+    return LoadedModel(path, name, config, tokenizer, start_ids, ends, template, sampling, weights=weights)
+
+
+def _refuse_larger_vocabulary(path: Path, tokenizer: Tokenizer, config: ModelConfig) -> None:
     if tokenizer.vocab_size > config.vocab_size:
         raise NapkinError(
             f"'{path}' has a tokenizer of {tokenizer.vocab_size} ids and a model of {config.vocab_size}: "
             "download it again"
         )
-    ends = tuple(sampling.stop_ids)
-    return LoadedModel(path, name, config, tokenizer, start_ids, ends, template, sampling, weights=weights)
 
 
 def _no_checkpoint(path: Path) -> NapkinError:

@@ -56,8 +56,7 @@ class RotaryEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.rotate, lay_out = PAIRINGS[pairing]
-        # In fp64: an fp32 angle at position 100,000 would be wrong in its third decimal.
-        frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        frequencies = rope_frequencies(head_dim, theta)
         frequencies, length = ROPE_SCALINGS[scaling](frequencies, theta, factor, original_context or context_length)
         angles = torch.outer(torch.arange(context_length, dtype=torch.float64), frequencies)
         cosines, sines = (length * angles.cos()).float(), (length * angles.sin()).float()
@@ -86,6 +85,12 @@ class RotaryEmbedding(nn.Module):
                 f"position {first if first < 0 else last} is not among the {limit} of the rotary tables: use 0 to "
                 f"{limit - 1}, or build them with a larger context_length"
             )
+
+
+def rope_frequencies(head_dim: int, theta: float) -> Frequencies:
+    """The angles by which the planes of a head turn from one position to the next, unscaled."""
+    # In fp64: an fp32 angle at position 100,000 would be wrong in its third decimal.
+    return theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
 
 
 def _in_halves(first: Tensor, second: Tensor) -> Tensor:

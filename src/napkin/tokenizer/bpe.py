@@ -238,11 +238,13 @@ _IS_NEWER = re.compile(f"([{_character_class(_NEWER)}])")
 class RemappedBPETokenizer(Tokenizer):
     """A BPETokenizer of `merges` and `pattern` whose ids are mapped to others: a vocabulary of another library.
 
-    It may differ from a BPETokenizer's in four ways: bytes, merges and special tokens may have any ids; it may contain
-    tokens that no merge makes; such a token may be used if it is a whole pre-token; text may be normalized first.
+    It may differ from a BPETokenizer's in five ways: bytes, merges and special tokens may have any ids; it may contain
+    tokens that no merge makes; such a token may be used if it is a whole pre-token; text may be normalized first; bytes
+    may have no token and are left out of texts, as other libraries do.
 
     In `merges` the bytes are 0 to 255 and merge i makes 256 + i, independent of `ids`. `ids` are those of the bytes,
-    the merges, the `unmerged` tokens and the special tokens, in this order: a permutation of the numbers from 0 on.
+    the merges, the `unmerged` tokens and the special tokens, in this order: a permutation of the numbers from 0 on, and
+    -1 for bytes without a token.
     With `whole`, a pre-token that equals an `unmerged` token is encoded as it; otherwise those are only decoded. With
     `normalize`, text is brought into normal form C first (see `normal_form_c`), so that decoding gives that form.
 
@@ -282,7 +284,9 @@ class RemappedBPETokenizer(Tokenizer):
         self._ids = _checked_ids(ids, len(self.vocabulary))
         _check_unmerged(self.unmerged, self._plain.vocabulary)
         tokens = dict(zip(self._ids, self.vocabulary, strict=True))
+        tokens.pop(_NO_TOKEN, None)
         self.vocabulary = [tokens[i] for i in range(len(tokens))]
+        self._drops_bytes = _NO_TOKEN in self._ids
         self.special_tokens = {token: self._ids[i] for token, i in self.special_tokens.items()}
         n_merged = len(self._plain.vocabulary)
         self.text_tokens = checked_text_tokens(text_tokens, self.special_tokens)
@@ -303,14 +307,13 @@ class RemappedBPETokenizer(Tokenizer):
         if self.whole:
             return super().encode_batch(texts)
         texts = map(self._normal, check_texts(texts))
-        return [list(map(self._ids.__getitem__, ids)) for ids in self._plain.encode_batch(texts, threads=threads)]
+        return [self._mapped(ids) for ids in self._plain.encode_batch(texts, threads=threads)]
 
     def encode_documents(self, texts: Sequence[str], *, threads: int = 1) -> "tuple[numpy.ndarray, numpy.ndarray]":
         """The concatenated ids of all texts, and how many each text has."""
         if self.whole:
             return super().encode_documents(texts)
-        ids, counts = self._plain.encode_documents(list(map(self._normal, texts)), threads=threads)
-        return self._table[ids], counts
+        return self._mapped_documents(*self._plain.encode_documents(list(map(self._normal, texts)), threads=threads))
 
     def encode_utf8(
         self, data: bytes, ends: Sequence[int], *, threads: int = 1
@@ -318,20 +321,39 @@ class RemappedBPETokenizer(Tokenizer):
         """Like `encode_documents`, for texts that follow one another in `data`, valid UTF-8, and end at `ends`."""
         if self.whole or (self.normalize and not data.isascii()):
             return super().encode_utf8(data, ends, threads=threads)
-        ids, counts = self._plain.encode_utf8(data, ends, threads=threads)
-        return self._table[ids], counts
+        return self._mapped_documents(*self._plain.encode_utf8(data, ends, threads=threads))
 
     def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":
         """Turn text into ids of shape [n_tokens]: uint16 if every id fits, otherwise uint32."""
         if self.whole:
             return super().encode_to_numpy(text)
-        return self._table[self._plain.encode_to_numpy(self._normal(text), threads=threads)]
+        found = self._plain.encode_to_numpy(self._normal(text), threads=threads)
+        return self._table[found[self._has_token[found]] if self._drops_bytes else found]
+
+    def _mapped(self, ids: Iterable[int]) -> list[int]:
+        mapped = list(map(self._ids.__getitem__, ids))
+        return [i for i in mapped if i != _NO_TOKEN] if self._drops_bytes else mapped
+
+    def _mapped_documents(self, ids: "numpy.ndarray", counts: "numpy.ndarray") -> "tuple[numpy.ndarray, numpy.ndarray]":
+        if not self._drops_bytes or (kept := self._has_token[ids]).all():
+            return self._table[ids], counts
+        import numpy
+
+        kept_before = numpy.concatenate(([0], numpy.cumsum(kept)))
+        ends = numpy.concatenate(([0], numpy.cumsum(counts)))
+        return self._table[ids[kept]], numpy.diff(kept_before[ends]).astype(counts.dtype)
 
     @cached_property
     def _table(self) -> "numpy.ndarray":
         import numpy
 
-        return numpy.array(self._ids, self.id_dtype)
+        return numpy.array(self._ids).clip(0).astype(self.id_dtype)
+
+    @cached_property
+    def _has_token(self) -> "numpy.ndarray":
+        import numpy
+
+        return numpy.array(self._ids) != _NO_TOKEN
 
     def _normal(self, text: str) -> str:
         return normal_form_c(text) if self.normalize else text
@@ -339,12 +361,12 @@ class RemappedBPETokenizer(Tokenizer):
     def _encode_ordinary(self, text: str) -> list[int]:
         text = self._normal(text)
         if not self.whole:
-            return list(map(self._ids.__getitem__, self._plain.encode(text)))
+            return self._mapped(self._plain.encode(text))
         ids: list[int] = []
         for pre_token in self._pre_tokenizer.split(text):
             found = self.whole_token(pre_token)
             if found is None:
-                ids.extend(map(self._ids.__getitem__, self._plain.encode(pre_token)))
+                ids.extend(self._mapped(self._plain.encode(pre_token)))
             else:
                 ids.append(found)
         return ids
@@ -363,11 +385,17 @@ class RemappedBPETokenizer(Tokenizer):
         }
 
 
+_NO_TOKEN = -1
+
+
 def _checked_ids(ids: Sequence[int], n_tokens: int) -> list[int]:
     if len(ids) != n_tokens:
         raise NapkinError(f"{len(ids)} ids are given for {n_tokens} tokens: give one id per token")
+    n_tokens -= ids[:256].count(_NO_TOKEN)
     seen = bytearray(n_tokens)
-    for i in ids:
+    for place, i in enumerate(ids):
+        if i == _NO_TOKEN and place < 256:
+            continue
         if not 0 <= i < n_tokens:
             raise NapkinError(f"id {i} is outside 0 to {n_tokens - 1}, the ids of {n_tokens} tokens: leave no gap")
         if seen[i]:

@@ -57,7 +57,7 @@ def merge_steps(tokenizer: BPETokenizer | RemappedBPETokenizer, piece: str) -> I
     number = {(merge.first, merge.second): i for i, merge in enumerate(merges)}
     special = set(tokenizer.special_tokens.values())
     id_of_byte = {token[0]: i for i, token in enumerate(tokenizer.vocabulary) if len(token) == 1 and i not in special}
-    ids = [id_of_byte[byte] for byte in piece.encode()]
+    ids = [id_of_byte[byte] for byte in piece.encode() if byte in id_of_byte]
     yield None, ids
     if isinstance(tokenizer, RemappedBPETokenizer) and (whole := tokenizer.whole_token(piece)) is not None:
         yield None, [whole]

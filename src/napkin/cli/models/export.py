@@ -15,21 +15,33 @@ from napkin.units import format_bytes
 
 if TYPE_CHECKING:
     from napkin.inference.loaded_model import LoadedModel
+    from napkin.model.gguf.convert import GgufFormat
 
 
 @dataclass(frozen=True)
 class ExportOptions(RunOptions):
     """Write a run's newest good model and its tokenizer as a Hugging Face folder, which `transformers` reads: it gives
-    the same logits, and the same text up to the model's context length. A model or a tokenizer that cannot be
-    represented exactly is refused."""
+    the same logits, and the same text up to the model's context length; or as a GGUF file, which llama.cpp and Ollama
+    read. A model or a tokenizer that cannot be represented exactly is refused."""
 
     out: str = ""
-    """Folder to write; required. It must not exist."""
+    """Folder to write, or a GGUF file where the name ends with .gguf; required. It must not exist."""
+    to: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = "f16"
+    """Number format of the matrices in a GGUF file."""
     weights_only: Switch = False
     """Leave out the tokenizer, which has to be a byte-level BPE."""
     adapter: Switch = False
     """Write only the adapters of a run of tuning, as peft reads them, for the model that it started from; otherwise
     they are merged."""
+
+
+_GGUF_FORMATS: "dict[str, GgufFormat]" = {
+    "f32": "F32",
+    "f16": "F16",
+    "bf16": "BF16",
+    "q8_0": "Q8_0",
+    "q4_0": "Q4_0",
+}
 
 
 @command("export", ExportOptions)
@@ -43,17 +55,17 @@ def export_command(options: ExportOptions) -> None:
         from napkin.recipe.tuning_recipe import TuningRecipe
 
         model = load(options.run, on_message=notify)
-        recipe = model.recipe
         line.retitle("writing")
         with folder_for(out):
-            model.export(out, weights_only=options.weights_only, adapter=options.adapter)
-    if options.adapter and isinstance(recipe, TuningRecipe):
+            model.export(out, weights_only=options.weights_only, adapter=options.adapter, to=_GGUF_FORMATS[options.to])
+    if options.adapter and isinstance(recipe := model.recipe, TuningRecipe):
         base = recipe.tuning.start
         if not Path(base).is_dir():
             notify(f"'{base}' is not there: they are for a folder that `napkin export` has written of the same weights")
         elif not is_huggingface(base):
             notify(f"they are for the folder that `napkin export {shlex.quote(base)}` writes")
-    files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
+    written = [out] if out.is_file() else sorted(out.iterdir())
+    files = {path.name: path.stat().st_size for path in written}
     if options.json:
         print_json({"folder": out, "step": model.step, "files": files})
         return

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import torch
@@ -48,9 +48,9 @@ def load_huggingface(folder: StrPath, *, dtype: torch.dtype = torch.float32) -> 
     folder = Path(folder)
     config, family, factors = _read_config(folder)
     with _Weights(folder, family) as weights:
-        _check_shapes(config, weights)
+        check_shapes(config, weights)
         model = Transformer(config, dtype=dtype)
-        _fill(whole_parts(model), config, weights, factors)
+        fill(whole_parts(model), config, weights, factors)
     return model.eval()
 
 
@@ -80,19 +80,38 @@ def load_huggingface_parts(of: ModelConfig, parts: Parts, folder: StrPath) -> No
     config, family, factors = _read_config(folder)
     refuse_other_function(of, config, str(folder))
     with _Weights(folder, family) as weights:
-        _check_shapes(config, weights)
-        _fill(parts, config, weights, factors)
+        check_shapes(config, weights)
+        fill(parts, config, weights, factors)
 
 
 def refuse_other_function(config: ModelConfig, start: ModelConfig, where: str) -> None:
     """Raise NapkinError where weights made for the config `start`, which is that of `where`, compute something else in
     a model of another: fields of initialization, training and implementation may differ."""
-    for name, ours, theirs in _differences(config, start):
+    for name, ours, theirs in differences(config, start):
         raise NapkinError(f"model.{name} is {ours!r}, that of '{where}' is {theirs!r}: use the latter, or leave it out")
 
 
+@runtime_checkable
+class StoredWeights(Protocol):
+    """The tensors of a model in files, by the names that its family has for them."""
+
+    path: Path
+    family: Family
+
+    def __len__(self) -> int: ...
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read. Raises CorruptFile where it is missing."""
+        ...
+
+    def read(self, name: str, rows: slice, columns: slice, *, transposed: bool) -> Tensor:
+        """Some rows and columns of a matrix, which may be stored transposed, in fp32; a vector is a column."""
+        ...
+
+
 @torch.no_grad()
-def _fill(parts: Parts, config: ModelConfig, weights: "_Weights", factors: dict[str, float]) -> None:
+def fill(parts: Parts, config: ModelConfig, weights: StoredWeights, factors: dict[str, float]) -> None:
+    """Copy stored weights, whose shapes are right, into parts of a model of the config, each multiplied by its factor.
+    """
     for mapping in weights.family.mappings(config):
         factor = math.prod(each for name, each in factors.items() if re.fullmatch(name, mapping.ours))
         for part in matrix_parts(parts.get(mapping.ours, ())):
@@ -132,7 +151,7 @@ def save_huggingface(
     parameters = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
     for mapping in family.mappings(model.config):
-        whole = _as_matrix(parameters[mapping.ours].detach())
+        whole = as_matrix(parameters[mapping.ours].detach())
         for name, part in zip(mapping.theirs, whole.split(mapping.rows or len(whole)), strict=True):
             stored = part - mapping.less if mapping.less else part
             tensors[family.full_name(name)] = (stored.T if mapping.transposed else stored).contiguous()
@@ -168,18 +187,22 @@ def new_folder(folder: Path) -> Iterator[Path]:
         ) from error
 
 
-def _as_matrix(parameter: Tensor) -> Tensor:
+def as_matrix(parameter: Tensor) -> Tensor:
     """The matrices of experts one below the other; another parameter as it is."""
     return parameter.flatten(0, 1) if parameter.ndim == 3 else parameter
 
 
 def _read_config(folder: Path) -> tuple[ModelConfig, Family, dict[str, float]]:
-    """The config, its family, and the factors of weights by an expression for their names."""
-    settings = read_json(folder / "config.json")
+    return config_of(read_json(folder / "config.json"), folder / "config.json")
+
+
+def config_of(settings: dict[str, Any], path: Path) -> tuple[ModelConfig, Family, dict[str, float]]:
+    """The config that the settings of a config.json describe, its family, and the factors of weights by an expression
+    for their names; `path` is named in errors. Raises NapkinError for what is not supported."""
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise NapkinError(f"'{folder}' holds a model of type {str(kind)[:100]!r}: use one of {', '.join(FAMILIES)}")
-    family, path = FAMILIES[kind], folder / "config.json"
+        raise NapkinError(f"'{path}' holds a model of type {str(kind)[:100]!r}: use one of {', '.join(FAMILIES)}")
+    family = FAMILIES[kind]
     for field in msgspec.structs.fields(family.settings):
         if field.required and field.name not in settings:
             raise NapkinError(f"'{path}' lacks {field.name!r}: a {kind} model needs it")
@@ -213,7 +236,7 @@ def family_of(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
     for family in FAMILIES.values():
         settings = family.write(config)
         stored = family.read(msgspec.convert(settings, family.settings))
-        different = [f"{name} {ours!r}" for name, ours, _ in _differences(config, stored)]
+        different = [f"{name} {ours!r}" for name, ours, _ in differences(config, stored)]
         if not different:
             return family, settings
         obstacles.append(different)
@@ -223,7 +246,7 @@ def family_of(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
     )
 
 
-def _differences(config: ModelConfig, other: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
+def differences(config: ModelConfig, other: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
     """The fields that make two models compute something else of the same weights, and their values."""
     for field in dataclasses.fields(ModelConfig):
         ours, theirs = config.resolved(field.name), other.resolved(field.name)
@@ -233,20 +256,19 @@ def _differences(config: ModelConfig, other: ModelConfig) -> Iterator[tuple[str,
             yield field.name, ours, theirs
 
 
-def _check_shapes(config: ModelConfig, weights: "_Weights") -> None:
-    """Raise CorruptFile unless the folder has the weights that its config.json asks for."""
+def check_shapes(config: ModelConfig, weights: StoredWeights) -> None:
+    """Raise CorruptFile unless the weights that a config asks for are there, in the shapes that it has."""
     # Each layer has a weight of its own. Sizes without end would take all memory, even without their numbers.
-    if config.n_layers > len(weights.file_of):
+    if config.n_layers > len(weights):
         raise CorruptFile(
-            f"'{weights.folder}' has {len(weights.file_of)} weights, its config.json says {config.n_layers} layers: "
-            "download it again"
+            f"'{weights.path}' has {len(weights)} weights, the config says {config.n_layers} layers: download it again"
         )
     try:
         with torch.device("meta"):
             shapes = {name: parameter.shape for name, parameter in Transformer(config).named_parameters()}
     except (RuntimeError, ArithmeticError, MemoryError, TypeError) as error:
         raise CorruptFile(
-            f"'{weights.folder}': no model has the sizes in its config.json ({first_line(error)}): download it again"
+            f"'{weights.path}': no model has the sizes of the config ({first_line(error)}): download it again"
         ) from None
     for mapping in weights.family.mappings(config):
         *stacked, width = shapes[mapping.ours]
@@ -256,7 +278,7 @@ def _check_shapes(config: ModelConfig, weights: "_Weights") -> None:
             expected = (rows, *shape[1:])
             if (found := weights.shape(name)) != (expected[::-1] if mapping.transposed else expected):
                 raise CorruptFile(
-                    f"'{weights.folder}': the weights {name} have shape {found}, its config.json says {expected}: "
+                    f"'{weights.path}': the weights {name} have shape {found}, the config says {expected}: "
                     "download it again"
                 )
 
@@ -265,22 +287,25 @@ class _Weights:
     """The tensors in a folder's safetensors, in one file or several."""
 
     def __init__(self, folder: Path, family: Family) -> None:
-        self.folder = folder
+        self.path = folder
         self.family = family
 
     def __enter__(self) -> "_Weights":
         try:
-            self.files = [safe_open(path, "pt") for path in weight_files(self.folder)]
+            self.files = [safe_open(path, "pt") for path in weight_files(self.path)]
             self.file_of = {name: file for file in self.files for name in file.keys()}  # noqa: SIM118
         except OSError as error:
-            raise NapkinError(f"'{self.folder}' holds no safetensors ({error}): pickled weights are not read") from None
+            raise NapkinError(f"'{self.path}' holds no safetensors ({error}): pickled weights are not read") from None
         except SafetensorError as error:
-            raise CorruptFile(f"'{self.folder}': damaged safetensors ({error}): download it again") from None
+            raise CorruptFile(f"'{self.path}': damaged safetensors ({error}): download it again") from None
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.files.clear()
         self.file_of.clear()
+
+    def __len__(self) -> int:
+        return len(self.file_of)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, which is not read."""
@@ -301,7 +326,7 @@ class _Weights:
         for known in (self.family.full_name(name), name):
             if known in self.file_of:
                 return known
-        raise CorruptFile(f"'{self.folder}' lacks the weight {self.family.full_name(name)}: download it again")
+        raise CorruptFile(f"'{self.path}' lacks the weight {self.family.full_name(name)}: download it again")
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -29,6 +29,9 @@ Rank = Callable[[bytes, bytes], int | None]
 # Of tiktoken 0.14 and tokenizers 0.23, by which they read a pattern's character classes.
 LIBRARIES_UNICODE = "16.0"
 
+# The others are control characters, and bytes that most scripts or all of UTF-8 do without.
+_ORDINARY_BYTES = frozenset((0x09, 0x0A, 0x0D, *range(0x20, 0x7F), *range(0x80, 0xC0)))
+
 _NEVER = 2**63
 _MAX_TOKEN_BYTES = 4096
 _MAX_UNUSED = 4096
@@ -49,6 +52,8 @@ class Vocabulary:
     """True if text is brought into normal form C first."""
     text_tokens: Collection[str] = ()
     """Special tokens that mark no boundary."""
+    drops_bytes: bool = False
+    """True if the library leaves bytes out that have no token; those of ordinary text must have one all the same."""
 
 
 def assemble(vocabulary: Vocabulary) -> Tokenizer:
@@ -66,7 +71,7 @@ def assemble(vocabulary: Vocabulary) -> Tokenizer:
     number = {token: i for i, token in enumerate(made)}
     pairs = [(number[first], number[second]) for first, second in merges]
     names = sorted(specials, key=specials.__getitem__)
-    ids = [vocabulary.ids[token] for token in (*made, *unmerged)] + [specials[name] for name in names]
+    ids = [vocabulary.ids.get(token, -1) for token in (*made, *unmerged)] + [specials[name] for name in names]
     is_plain = not (unmerged or vocabulary.normalize or vocabulary.text_tokens)
     if is_plain and ids == list(range(len(ids))):
         return BPETokenizer(pairs, names, vocabulary.pattern, unicode_version=LIBRARIES_UNICODE)
@@ -103,7 +108,8 @@ def _without_version(tokenizer: Tokenizer) -> dict[str, object]:
 
 def _check_bytes(vocabulary: Vocabulary) -> None:
     ids = vocabulary.ids
-    if lacking := [byte for byte in range(256) if bytes([byte]) not in ids]:
+    lacking = [byte for byte in range(256) if bytes([byte]) not in ids]
+    if lacking and not (vocabulary.drops_bytes and _ORDINARY_BYTES.isdisjoint(lacking)):
         raise NapkinError(
             f"{len(lacking)} of the 256 bytes have no token, among them 0x{lacking[0]:02X}: text with these bytes "
             "could not be encoded, a byte-level vocabulary is needed"

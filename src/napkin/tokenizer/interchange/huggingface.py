@@ -101,7 +101,7 @@ def write_huggingface(tokenizer: Tokenizer, path: StrPath, *, overwrite: bool = 
     Raises NapkinError for another kind of tokenizer, if the format cannot represent it exactly, and if another file
     exists or it cannot be written.
     """
-    content = msgspec.json.format(msgspec.json.encode(_document(tokenizer)), indent=1) + b"\n"
+    content = msgspec.json.format(msgspec.json.encode(document_of(tokenizer)), indent=1) + b"\n"
     check_round_trip(path, tokenizer, lambda: parse(content), "a tokenizer.json")
     atomic_write_bytes(path, content, overwrite=overwrite)
 
@@ -131,6 +131,7 @@ def parse(content: bytes, *, drop_template: bool = False, more_special_tokens: S
             whole=file.model.ignore_merges,
             normalize=_is_nfc(file.normalizer),
             text_tokens=text_tokens_of(file),
+            drops_bytes=file.model.unk_token is None,
         )
     )
 
@@ -274,7 +275,8 @@ def _may_overlap(first: str, second: str) -> bool:
     return any(first[-n:] == second[:n] or second[-n:] == first[:n] for n in sizes)
 
 
-def _document(tokenizer: Tokenizer) -> dict[str, Any]:
+def document_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The contents of a tokenizer.json for a BPE tokenizer. Raises NapkinError for another kind."""
     if isinstance(tokenizer, CharacterBPETokenizer):
         return character_bpe_document(tokenizer)
     vocab, merges = vocab_and_merges(tokenizer)

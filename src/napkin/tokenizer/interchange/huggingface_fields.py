@@ -39,6 +39,7 @@ class Model(msgspec.Struct):
     merges: list[str | Pair]
     type: str = "BPE"
     dropout: float | None = None
+    unk_token: str | None = None
     continuing_subword_prefix: str | None = None
     end_of_word_suffix: str | None = None
     ignore_merges: bool = False
