@@ -65,7 +65,6 @@ def imported_modules(file: Path) -> frozenset[str]:
 MODULES = {module_of(file): file for file in FILES}
 
 
-@pytest.mark.thorough
 def test_imports_run_downwards() -> None:
     for file in FILES:
         room = room_of(file)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from napkin.chats.chat_encoder import ChatEncoder
 from napkin.chats.chat_format import Message, PlainChat, TemplateChat, chat_format
-from napkin.chats.chat_template import ChatTemplate
+from napkin.chats.chat_template import ChatTemplate, texts_of_run
 from napkin.chats.read_conversations import messages_of
 from napkin.errors import NapkinError
-from napkin.inference.loaded_model import LoadedModel, texts_of_run
+from napkin.inference.loaded_model import LoadedModel
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface import save_huggingface
 from napkin.model.huggingface.folder_files import TextForm

@@ -1,10 +1,12 @@
 """GGUF files: number formats beside plain loops over bytes, whole models there and back, damaged files."""
 
 import dataclasses
+import itertools
 import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -16,6 +18,7 @@ from napkin.inference.loaded_model import LoadedModel
 from napkin.model.config import ModelConfig
 from napkin.model.gguf import is_gguf, load_gguf, save_gguf
 from napkin.model.gguf.block_formats import FORMATS, format_named
+from napkin.model.gguf.convert import GgufFormat
 from napkin.model.gguf.gguf_file import GgufFile, write_gguf
 from napkin.model.transformer import Transformer
 from napkin.tokenizer import train_bpe
@@ -269,7 +272,7 @@ def test_other_files_are_no_gguf_and_nothing_is_overwritten(tmp_path: Path) -> N
 
 @pytest.mark.peers
 @pytest.mark.parametrize("to", ["F16", "Q8_0", "Q4_0"])
-def test_the_reader_of_llama_cpp_finds_the_same_numbers(to: str, tmp_path: Path) -> None:
+def test_the_reader_of_llama_cpp_finds_the_same_numbers(to: GgufFormat, tmp_path: Path) -> None:
     gguf = peer("gguf")
     quants = peer("gguf.quants")
     model = model_of(LLAMA)
@@ -281,5 +284,52 @@ def test_the_reader_of_llama_cpp_finds_the_same_numbers(to: str, tmp_path: Path)
             found = torch.from_numpy(quants.dequantize(tensor.data, tensor.tensor_type).copy())
             torch.testing.assert_close(file.read(name), found.view(file.tensors[name].shape), rtol=0, atol=0)
     kind = getattr(gguf.GGMLQuantizationType, to)
-    weight = model.blocks[0].attention.output.weight.detach()
+    weight = dict(model.named_parameters())["blocks.0.attention.output.weight"].detach()
     assert theirs["blk.0.attn_output.weight"].data.tobytes() == quants.quantize(weight.numpy(), kind).tobytes()
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2"])
+def test_transformers_reads_the_same_model(name: str, tmp_path: Path) -> None:
+    transformers = peer("transformers")
+    tokenizer = train_bpe([TEXT], 300, special_tokens=["<|endoftext|>"])
+    # The library has settings of these families as published, whatever the file says.
+    published: dict[str, Any] = {
+        "qwen3": {"head_dim": 128},
+        "gemma2": {"head_dim": 256, "attention_softcap": 50.0, "logit_softcap": 30.0, "attention_window": 4096},
+    }.get(name, {})
+    config = dataclasses.replace(MODELS[name], vocab_size=tokenizer.vocab_size, **published)
+    model, ids = model_of(config), torch.randint(tokenizer.vocab_size, (2, 12))
+    words = gguf_vocabulary(tokenizer, ["<|endoftext|>"], ["<|endoftext|>"])
+    save_gguf(model, tmp_path / "m.gguf", to="F32", vocabulary=words)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(load_gguf(tmp_path / "m.gguf")(ids), theirs(ids).logits, rtol=1e-3, atol=1e-4)
+
+
+def test_a_vocabulary_with_scores_merges_the_neighbours_whose_union_scores_highest() -> None:
+    draw = random.Random(0)
+    letters = ["\u2581", *"abcd"]
+    made = {"".join(draw.choices(letters, k=draw.randint(2, 4))) for _ in range(60)}
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *letters, *sorted(made)]
+    scores = {token: -draw.random() for token in made} | dict.fromkeys(letters, -2.0)
+    tokenizer = read_gguf_tokenizer({
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [scores.get(token, 0.0) for token in tokens],
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (len(letters) + len(made))],
+    })  # fmt: skip
+
+    def merged(text: str) -> list[int]:
+        pieces = list("\u2581" + text.replace(" ", "\u2581"))
+        while True:
+            unions = [(scores[a + b], -i) for i, (a, b) in enumerate(itertools.pairwise(pieces)) if a + b in scores]
+            if not unions:
+                return [tokens.index(piece) for piece in pieces]
+            at = -max(unions)[1]
+            pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
+
+    for _ in range(200):
+        text = "".join(draw.choices(" abcd", k=draw.randint(1, 20)))
+        assert tokenizer.encode(text) == merged(text)
+    assert tokenizer.encode("\u00e9") == [tokens.index("\u2581"), 3 + 0xC3, 3 + 0xA9]

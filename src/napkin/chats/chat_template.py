@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from napkin.child_process import AnsweringProcess, start_answering
+from napkin.data.token_file import SEPARATOR
 from napkin.errors import NapkinError, first_line
 from napkin.files import StrPath, regular
 from napkin.model.huggingface.folder_files import read_json, read_text
+from napkin.runs.run_folder import read_conversation
 from napkin.tokenizer.base import Tokenizer
 
 MOST_CHARACTERS = 2**18
@@ -196,6 +198,14 @@ def read_chat_template(folder: StrPath) -> ChatTemplate | None:
         raise NapkinError(f"'{folder}': {error}") from None
 
 
+def read_gguf_template(metadata: Mapping[str, Any]) -> ChatTemplate | None:
+    """The chat template in the metadata of a GGUF file; None if it has none. Raises NapkinError for one too long."""
+    source, tokens = metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.ggml.tokens", [])
+    ids = {name: metadata.get(f"tokenizer.ggml.{name}_id") for name in ("bos_token", "eos_token")}
+    named = {name: tokens[i] for name, i in ids.items() if isinstance(i, int) and 0 <= i < len(tokens)}
+    return ChatTemplate(source, named) if isinstance(source, str) else None
+
+
 def read_template_file(path: StrPath) -> str:
     """A template from a file of its own. Raises NapkinError where it cannot be read."""
     path = Path(path)
@@ -276,3 +286,14 @@ def _of_template(document: dict[str, Any]) -> tuple[int, ...]:
 def _special_id(token: Any, tokenizer: Tokenizer) -> int | None:
     text = token.get("content") if isinstance(token, dict) else token
     return tokenizer.special_tokens.get(text) if isinstance(text, str) else None
+
+
+def texts_of_run(run: Path, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...], ChatTemplate | None]:
+    """Return the ids before every text of a run, those at which texts end, and its chat template: by its
+    conversation.json, or the separator of documents. Raises CorruptFile for a conversation.json that is not one."""
+    found = read_conversation(run, tokenizer)
+    if found is None:
+        separator = (tokenizer.special_tokens[SEPARATOR],)
+        return separator, separator, None
+    template = None if found.chat_template is None else ChatTemplate(found.chat_template, found.template_tokens)
+    return found.first_ids, found.stop_ids, template

@@ -22,7 +22,10 @@ from typing import Any, Literal
 import torch
 
 from napkin.chats.chat_format import ChatFormat, Message, TemplateChat, chat_format
-from napkin.chats.chat_template import ChatTemplate, read_chat_template, read_first_ids
+from napkin.chats.chat_template import (
+    ChatTemplate,
+    texts_of_run,
+)
 from napkin.checkpoint.folder import checkpoint_paths
 from napkin.checkpoint.restore import (
     keeps_average,
@@ -39,25 +42,25 @@ from napkin.evaluation.bits_per_byte import evaluate, sampled_bits_per_byte
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
 from napkin.inference.engine import Engine, Request
+from napkin.inference.foreign_texts import read_foreign_texts
 from napkin.inference.generation import TextStream, continue_prompt, stream_text
 from napkin.inference.paged_cache import KVFormat, bytes_per_token
 from napkin.inference.quantized_run import open_quantized, read_quantized
 from napkin.inference.sampling import Draw
 from napkin.inference.scoring import BRANCH_TOKENS, Score, score
-from napkin.inference.settings import Sampling, Speculation, read_generation_config
+from napkin.inference.settings import Sampling, Speculation
 from napkin.inference.speculation import DraftModel, PromptLookup, Proposer, SpeculationMeter, speculate
 from napkin.model.config import ModelConfig
-from napkin.model.gguf.convert import GgufFormat, load_gguf, read_gguf_config, save_gguf
-from napkin.model.gguf.gguf_file import GgufFile, is_gguf
+from napkin.model.gguf.convert import GgufFormat, load_gguf, load_gguf_parts, save_gguf
+from napkin.model.gguf.gguf_file import is_gguf
 from napkin.model.huggingface import save_adapters, save_huggingface
 from napkin.model.huggingface.convert import (
     load_huggingface,
     load_huggingface_parts,
-    read_huggingface_config,
     refuse_other_function,
     weight_files,
 )
-from napkin.model.huggingface.folder_files import TextForm
+from napkin.model.huggingface.folder_files import TextForm, is_huggingface
 from napkin.model.transformer import Transformer
 from napkin.optim.tensor_parts import Parts, whole_parts
 from napkin.recipe.precision import Precision, choose_device, choose_precision
@@ -70,13 +73,11 @@ from napkin.runs.run_folder import (
     RunFolder,
     is_quantized,
     is_run,
-    read_conversation,
     what_is_there,
 )
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.inspection import pattern_of
-from napkin.tokenizer.interchange.gguf import first_and_last_ids, gguf_vocabulary, read_gguf_tokenizer, special_texts
-from napkin.tokenizer.interchange.huggingface import read_huggingface
+from napkin.tokenizer.interchange.gguf import gguf_vocabulary
 from napkin.train_step.step import adapter_of
 
 _BLOCK = 16
@@ -112,10 +113,8 @@ def load(
         if not checkpoint_paths(run.checkpoints):
             raise _no_checkpoint(path)
         return _open_run(run, name, weights=weights, on_message=on_message)
-    if is_huggingface(path):
-        return _open_huggingface(path, name, weights)
-    if is_gguf(path):
-        return _open_gguf(path, name, weights)
+    if is_huggingface(path) or is_gguf(path):
+        return LoadedModel(path, name, *read_foreign_texts(path), weights=weights)
     found = what_is_there(path, "it holds neither run.json nor config.json", "name a folder that holds one of them")
     raise NapkinError(f"'{path}' is neither a run nor a Hugging Face folder, {found}")
 
@@ -512,7 +511,9 @@ class LoadedModel:
         Raises CorruptFile where they are damaged.
         """
         if self.checkpoint is None:
-            checksums = [checksum_of(path) for path in weight_files(self.folder)]
+            checksums = [
+                checksum_of(path) for path in ([self.folder] if self.folder.is_file() else weight_files(self.folder))
+            ]
         else:
             stems = ("model", "optimizer", FROZEN) if keeps_average(self.checkpoint) else ("model", FROZEN)
             checksums = [sum for name, sum in read_sums(self.checkpoint.path).items() if name.startswith(stems)]
@@ -529,7 +530,9 @@ class LoadedModel:
     def load_parts(self, config: ModelConfig, parts: Parts) -> None:
         """`load_into` for some parts of a model of that config: a rank reads its own."""
         refuse_other_function(config, self.config, str(self.folder))
-        if self.checkpoint is None:
+        if self.folder.is_file():
+            load_gguf_parts(config, parts, self.folder)
+        elif self.checkpoint is None:
             load_huggingface_parts(config, parts, self.folder)
         else:
             load_plain_parts(self.checkpoint, self.recipe, parts)
@@ -566,61 +569,10 @@ class LoadedModel:
         return f"LoadedModel('{self.folder}', {self.n_parameters:,} parameters)"
 
 
-def is_huggingface(folder: StrPath) -> bool:
-    """True if a folder looks like a Hugging Face model."""
-    return (Path(folder) / "config.json").exists()
-
-
-def texts_of_run(run: Path, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...], ChatTemplate | None]:
-    """Return the ids before every text of a run, those at which texts end, and its chat template: by its
-    conversation.json, or the separator of documents. Raises CorruptFile for a conversation.json that is not one."""
-    found = read_conversation(run, tokenizer)
-    if found is None:
-        separator = (tokenizer.special_tokens[SEPARATOR],)
-        return separator, separator, None
-    template = None if found.chat_template is None else ChatTemplate(found.chat_template, found.template_tokens)
-    return found.first_ids, found.stop_ids, template
-
-
 def _open_run(run: RunFolder, name: str, **how: Any) -> LoadedModel:
     tokenizer = run.tokenizer
     texts = texts_of_run(run.path, tokenizer)
     return LoadedModel(run.path, name, run.recipe.model, tokenizer, *texts, run_folder=run, **how)
-
-
-def _open_huggingface(path: Path, name: str, weights: WeightFormat | None) -> LoadedModel:
-    if not (path / "tokenizer.json").is_file():
-        raise NapkinError(f"'{path}' has no tokenizer.json: texts cannot be turned into tokens without it")
-    tokenizer = read_huggingface(path / "tokenizer.json", drop_template=True)
-    start_ids, sampling = read_first_ids(path, tokenizer), read_generation_config(path)
-    template, config = read_chat_template(path), read_huggingface_config(path)
-    _refuse_larger_vocabulary(path, tokenizer, config)
-    ends = tuple(sampling.stop_ids)
-    return LoadedModel(path, name, config, tokenizer, start_ids, ends, template, sampling, weights=weights)
-
-
-def _open_gguf(path: Path, name: str, weights: WeightFormat | None) -> LoadedModel:
-    with GgufFile(path) as file:
-        config, metadata = read_gguf_config(file), file.metadata
-    try:
-        tokenizer = read_gguf_tokenizer(metadata)
-        start_ids, ends = first_and_last_ids(metadata, tokenizer)
-        source = metadata.get("tokenizer.chat_template")
-        template = ChatTemplate(source, special_texts(metadata)) if isinstance(source, str) else None
-    except NapkinError as error:
-        raise NapkinError(f"'{path}': {error}") from None
-    _refuse_larger_vocabulary(path, tokenizer, config)
-    # The file does not say how its author would draw tokens.
-    sampling = Sampling(temperature=0.0, top_p=1.0, stop_ids=ends)
-    return LoadedModel(path, name, config, tokenizer, start_ids, ends, template, sampling, weights=weights)
-
-
-def _refuse_larger_vocabulary(path: Path, tokenizer: Tokenizer, config: ModelConfig) -> None:
-    if tokenizer.vocab_size > config.vocab_size:
-        raise NapkinError(
-            f"'{path}' has a tokenizer of {tokenizer.vocab_size} ids and a model of {config.vocab_size}: "
-            "download it again"
-        )
 
 
 def _no_checkpoint(path: Path) -> NapkinError:

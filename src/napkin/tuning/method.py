@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 
 from napkin.chats.chat_encoder import ChatEncoder, TrainOn
-from napkin.chats.chat_template import ChatTemplate, read_template_file, read_template_variables
+from napkin.chats.chat_template import ChatTemplate, read_template_file, read_template_variables, texts_of_run
 from napkin.checkpoint.state import load_frozen, write_frozen
 from napkin.data.token_file import SEPARATOR
 from napkin.errors import NapkinError
 from napkin.files import StrPath
-from napkin.inference.loaded_model import LoadedModel, load, texts_of_run
+from napkin.inference.loaded_model import LoadedModel, load
 from napkin.model.transformer import Transformer
 from napkin.planning.planner import resolve
 from napkin.planning.step.machine import Progress

@@ -51,7 +51,8 @@ def export_command(options: ExportOptions) -> None:
     out = Path(options.out)
     refuse_existing(out)
     with progress_line("opening the run") as line:
-        from napkin.inference.loaded_model import is_huggingface, load
+        from napkin.inference.loaded_model import load
+        from napkin.model.huggingface.folder_files import is_huggingface
         from napkin.recipe.tuning_recipe import TuningRecipe
 
         model = load(options.run, on_message=notify)

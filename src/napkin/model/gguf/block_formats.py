@@ -86,7 +86,7 @@ def _q8_0(blocks: Blocks) -> Numbers:
 
 
 def _scales_and_minima(packed: UInt8[Tensor, "blocks 12"]) -> tuple[Tensor, Tensor]:
-    """Return eight scales and eight minima of 6 bits each: of the last four, the upper two bits stand above the others."""
+    """Return eight scales and eight minima of 6 bits each; of the last four, two bits stand above the first four."""
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), dim=1)
     minima = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=1)

@@ -20,11 +20,19 @@ from napkin.files import StrPath
 from napkin.model.config import ModelConfig
 from napkin.model.gguf.block_formats import format_named
 from napkin.model.gguf.gguf_file import GgufFile, Metadata, text_of, write_gguf
-from napkin.model.huggingface.convert import as_matrix, check_shapes, config_of, differences, family_of, fill
+from napkin.model.huggingface.convert import (
+    as_matrix,
+    check_shapes,
+    config_of,
+    differences,
+    family_of,
+    fill,
+    refuse_other_function,
+)
 from napkin.model.huggingface.families import FAMILIES, Family
 from napkin.model.positions import llama3, rope_frequencies
 from napkin.model.transformer import Transformer
-from napkin.optim.tensor_parts import whole_parts
+from napkin.optim.tensor_parts import Parts, whole_parts
 
 GgufFormat = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0"]
 """Formats that matrices can be written in."""
@@ -171,6 +179,19 @@ def load_gguf(path: StrPath, *, dtype: torch.dtype = torch.float32) -> Transform
     return model.eval()
 
 
+def load_gguf_parts(of: ModelConfig, parts: Parts, path: StrPath) -> None:
+    """Copy the weights of a file into some parts of a model of the config `of`, which computes the same function.
+
+    Raises as `load_gguf`, and NapkinError for a model of another config; nothing is changed then.
+    """
+    with GgufFile(path) as file:
+        config, family, factors = _described(file)
+        refuse_other_function(of, config, str(path))
+        weights = _Weights(file, family, config)
+        check_shapes(config, weights)
+        fill(parts, config, weights, factors)
+
+
 def _described(file: GgufFile) -> tuple[ModelConfig, Family, dict[str, float]]:
     """Return the config, its family, and the factors of weights by an expression for their names."""
     embedding = file.tensors.get("token_embd.weight")
@@ -260,7 +281,8 @@ class _Weights:
         if self._architecture.pairs_side_by_side and (heads := _rotated_heads(place, self._config)):
             found = found.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         if found.ndim == 1:
-            return (found[rows] - self._architecture.gains_are_whole)[:, None]
+            less = 1.0 if self._architecture.gains_are_whole and "norm" in place else 0.0
+            return (found[rows] - less)[:, None]
         return found[rows, columns]
 
 

@@ -110,8 +110,7 @@ class StoredWeights(Protocol):
 
 @torch.no_grad()
 def fill(parts: Parts, config: ModelConfig, weights: StoredWeights, factors: dict[str, float]) -> None:
-    """Copy stored weights, whose shapes are right, into parts of a model of the config, each multiplied by its factor.
-    """
+    """Copy stored weights, whose shapes are right, into parts of a model of the config, each times its factor."""
     for mapping in weights.family.mappings(config):
         factor = math.prod(each for name, each in factors.items() if re.fullmatch(name, mapping.ours))
         for part in matrix_parts(parts.get(mapping.ours, ())):

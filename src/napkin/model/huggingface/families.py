@@ -487,7 +487,7 @@ class Family:
         if self.attention_scale is None:
             return config
         scale, usual = self.attention_scale(settings), config.resolved_head_dim**-0.5
-        return replace(config, attention_scale=None if math.isclose(scale, usual) else scale)
+        return replace(config, attention_scale=None if math.isclose(scale, usual, rel_tol=1e-6) else scale)
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
         """config.json, as far as it can say what a config says."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from napkin.errors import CorruptFile, NapkinError, first_line
-from napkin.files import atomic_write_text, regular
+from napkin.files import StrPath, atomic_write_text, regular
 from napkin.model.config import ModelConfig
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.interchange.huggingface import write_huggingface
@@ -42,6 +42,11 @@ def path_inside(folder: Path, name: str) -> Path:
     if not whole.is_file():
         raise NapkinError(f"'{path}' is not a file: name a Hugging Face model's folder")
     return path
+
+
+def is_huggingface(folder: StrPath) -> bool:
+    """True if a folder looks like a Hugging Face model."""
+    return (Path(folder) / "config.json").exists()
 
 
 def read_text(path: Path, most_characters: int = _MAX_JSON_CHARACTERS) -> str:

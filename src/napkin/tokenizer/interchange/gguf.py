@@ -148,13 +148,6 @@ def first_and_last_ids(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> tup
     return (first,) if adds and isinstance(first, int) and first < tokenizer.vocab_size else (), tuple(sorted(valid))
 
 
-def special_texts(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens that a chat template may name, such as bos_token."""
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
-    found = {key: metadata.get(f"tokenizer.ggml.{key}_id") for key in ("bos_token", "eos_token")}
-    return {key: tokens[i] for key, i in found.items() if isinstance(i, int) and 0 <= i < len(tokens)}
-
-
 def gguf_vocabulary(
     tokenizer: Tokenizer, first: Sequence[str], stops: Sequence[str], chat_template: str | None = None
 ) -> dict[str, Any]:
