@@ -40,7 +40,7 @@ from napkin.kernels.attention import triton_decode, triton_flash
 from napkin.kernels.loss import triton_cross_entropy
 from napkin.kernels.norms import triton_norms
 from napkin.kernels.pointwise import triton_pointwise
-from napkin.kernels.products import triton_grouped
+from napkin.kernels.products import triton_grouped, triton_quantized
 from result_files import write_result
 
 BATCH, LENGTH, HEADS, KV_HEADS = 4, 2048, 16, 4
@@ -150,6 +150,9 @@ def cases() -> dict[str, tuple[Callable[[str], object], dict[str, int]]]:
     for head_dim in (64, 128, 256):
         for kv in ("bf16", "int8"):
             made[f"decode d {head_dim} {kv}"] = (functools.partial(run_decode, head_dim, kv), {})
+    for bits in (8, 4):
+        for vectors in (1, 64):
+            made[f"int{bits} product {vectors}"] = (functools.partial(run_quantized, bits, vectors), {})
     for dtype in (torch.bfloat16, torch.float16):
         made[f"norms {short(dtype)}"] = (functools.partial(run_norms, dtype), {})
         made[f"elementwise {short(dtype)}"] = (functools.partial(run_elementwise, dtype), {})
@@ -192,6 +195,18 @@ def run_decode(head_dim: int, kv: str, device: str) -> None:
     counts = torch.full((BATCH,), LENGTH, device=device)
     table = torch.zeros(BATCH, n_blocks, dtype=torch.int64, device=device)
     triton_decode.attend_to_slots(query, key, key, counts, table, LENGTH, scales, scales, head_dim**-0.5, 0.0)
+
+
+def run_quantized(bits: int, vectors: int, device: str) -> None:
+    """Vectors times a matrix of integers, in int4 with groups of 64."""
+    x = torch.zeros(vectors, WIDTH, dtype=torch.bfloat16, device=device)
+    if bits == 8:
+        values, scales = torch.zeros(WIDTH, WIDTH, dtype=torch.int8, device=device), x.new_zeros(WIDTH)
+        triton_quantized.quantized_product(x, values, scales, None)
+    else:
+        values = torch.zeros(WIDTH, WIDTH // 2, dtype=torch.uint8, device=device)
+        scales = x.new_zeros(WIDTH, WIDTH // 64)
+        triton_quantized.quantized_product(x, values, scales, scales)
 
 
 def run_norms(dtype: torch.dtype, device: str) -> None:

@@ -17,7 +17,8 @@ import napkin.kernels.attention.decode
 import napkin.kernels.attention.flash
 import napkin.kernels.attention.ring
 import napkin.kernels.products.grouped
-import napkin.kernels.products.linear  # noqa: F401
+import napkin.kernels.products.linear
+import napkin.kernels.products.quantized  # noqa: F401
 
 aten = torch.ops.aten
 
@@ -73,6 +74,10 @@ def _grouped_mm(given: dict, result: Tensor) -> Work:
 
 def _own_grouped_matmul(given: dict, result: Tensor) -> Work:
     return _product(1, len(given["x"]), *given["weight"].shape[1:])
+
+
+def _own_quantized_product(given: dict, result: Tensor) -> Work:
+    return _product(1, *given["x"].shape, len(given["values"]))
 
 
 def _own_grouped_outer(given: dict, result: Tensor) -> Work:
@@ -362,6 +367,7 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten.linalg_householder_product: _householder,
     torch.ops.napkin.ring_attention: _attention,
     torch.ops.napkin.ring_attention_backward: _attention_backward,
+    torch.ops.napkin.quantized_product: _own_quantized_product,
     torch.ops.napkin.attend_to_slots: _attention_to_slots,
     torch.ops.napkin.fused_attend_to_slots: _attention_to_slots,
     torch.ops.napkin.compiled_attention: _attention,

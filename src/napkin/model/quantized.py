@@ -3,8 +3,8 @@
     int8: w = q · scale, one scale per row, q from -127 to 127
     int4: w = (q - 8) · scale + middle, one scale and one middle for each group of a row, q from 0 to 15
 
-Scales are bf16, products are of bf16 vectors with sums in fp32. For few vectors on a CPU they are torch's packed
-operators, which read the integers as they are; for many, and on other devices, the weights are made again in bf16 and
+Scales are bf16, products are of bf16 vectors with sums in fp32. For few vectors they read the integers as they are: on
+a CPU by torch's packed operators, on a GPU by Triton kernels. For many, the weights are made again in bf16 and
 multiplied: that is also what the operators are held to.
 """
 
@@ -16,6 +16,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
+from napkin.kernels.products.quantized import quantized_product, reads_integers
 from napkin.model.layers import Linear, MuPLinear
 from napkin.model.transformer import Transformer
 
@@ -69,6 +70,8 @@ class QuantizedLinear(nn.Module):
         vectors = x.reshape(-1, self.in_features).to(torch.bfloat16)
         if len(vectors) <= _FEW[self.format] and self.can_be_packed():
             result = self.multiply_packed(self._columns_added(vectors))[:, : self.out_features]
+        elif reads_integers(self.values, self.scales, len(vectors)):
+            result = quantized_product(vectors.contiguous(), self.values, self.scales, getattr(self, "middles", None))
         else:
             result = F.linear(vectors, self.weight)
         if self.bias is not None:
