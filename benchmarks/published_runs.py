@@ -219,18 +219,20 @@ def main() -> None:
     if arguments.fit:
         fit_all(both)
     judged: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    all_errors: list[tuple[float, str]] = []
+    all_errors: dict[str, list[tuple[float, str]]] = {"dense": [], "mixtures of experts": []}
     for run, used in both:
         planned = run.plan()
         error = planned.seconds / run.seconds - 1
         for name in names_of(run, used):
             judged[name].append((error, planned.factor))
-        all_errors.append((error, _described_run(run)))
+        kind = "mixtures of experts" if run.resolved.recipe.model.n_experts else "dense"
+        all_errors[kind].append((error, _described_run(run)))
     for name, found in sorted(judged.items()):
         errors, factors = zip(*found, strict=True)
         lines.append(f"| {name} | {described(errors, factors)} |")
-    lines += ["", "Furthest off:", ""]
-    lines += [f"- {error:+.0%} {what}" for error, what in sorted(all_errors, key=lambda pair: -abs(pair[0]))[:16]]
+    for kind, found in all_errors.items():
+        lines += ["", f"Furthest off, {kind}:", ""]
+        lines += [f"- {error:+.0%} {what}" for error, what in sorted(found, key=lambda pair: -abs(pair[0]))[:10]]
     print("\n".join(lines))
     write_result("published-runs", lines)
 
