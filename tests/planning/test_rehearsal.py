@@ -337,6 +337,8 @@ pictures = datasets.MNIST("data", train=True, download=True, transform=transform
 assert pictures[0][0].shape == (1, 8, 8) and len(pictures.classes) == 10
 import copy
 model = copy.deepcopy(nn.Sequential(nn.Linear(64, 64, bias=False), Attend()).to("cuda:0"))
+total = torch.tensor(0.5, device="cuda", requires_grad=True)
+assert total.is_cuda and total.requires_grad and total.item() == 0.5 and torch.as_tensor([1.0], device="cuda").is_cuda
 assert model[0].weight.is_cuda and len(os.listdir("shards")) == 4
 assert torch.compile(lambda x: (x + 1).sum())(torch.ones(8, device="cuda")).is_cuda
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -64,6 +64,13 @@ class DeviceMode(TorchFunctionMode):
             return format(args[0].item(), *args[1:])
         if func is Tensor.pin_memory:
             return args[0]
+        device = kwargs.get("device")
+        if func in _OF_VALUES and (is_cuda(device) or (device is None and self.default)):
+            wanted = kwargs.pop("requires_grad", False)
+            kwargs.pop("device", None)
+            made = func(*args, **kwargs)
+            moved = self._move(Tensor.to, made, (CUDA,), {})
+            return moved.requires_grad_() if wanted else moved
         kwargs.pop("pin_memory", None)
         place = self.recorder.place if "device" not in kwargs else None
         if kwargs.get("device") is not None:
@@ -117,6 +124,7 @@ class DeviceMode(TorchFunctionMode):
 _PROPERTIES = {getattr(Tensor, name).__get__: answer for name, answer in (("is_cuda", True), ("is_cpu", False))}
 _MOVES = frozenset({Tensor.to, Tensor.cuda, Tensor.cpu})
 _TO_PYTHON = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
+_OF_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 _BETWEEN = ("torch._compile", "torch._dynamo.eval_frame", "torch.overrides", "torch.utils._device", __name__)
 
 _SHARDING = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed._composable")
