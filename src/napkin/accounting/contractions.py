@@ -77,7 +77,8 @@ def _own_grouped_matmul(given: dict, result: Tensor) -> Work:
 
 
 def _own_quantized_product(given: dict, result: Tensor) -> Work:
-    return _product(1, *given["x"].shape, len(given["values"]))
+    n_vectors, in_features = given["x"].shape
+    return _product(1, n_vectors, len(given["values"]), in_features)
 
 
 def _own_grouped_outer(given: dict, result: Tensor) -> Work:
