@@ -244,6 +244,7 @@ def test_a_damaged_file_is_refused_or_read(tmp_path: Path) -> None:
         ({"llama.embedding_length": 64}, "the config says"),
         ({"llama.attention.head_count": "four"}, "is not that of a llama model"),
         ({"general.architecture": 3}, "not a text"),
+        ({"llama.rope.dimension_count": 4}, "rotates 4 of a head's 8 numbers"),
     ],
 )
 def test_what_a_file_says_wrong_is_named(changed: dict[str, object], message: str, tmp_path: Path) -> None:

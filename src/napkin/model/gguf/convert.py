@@ -202,7 +202,12 @@ def _described(file: GgufFile) -> tuple[ModelConfig, Family, dict[str, float]]:
     settings |= {"vocab_size": embedding.shape[0]}
     if settings["model_type"] != "gpt2":
         settings |= {"tie_word_embeddings": "output.weight" not in file.tensors}
-    return config_of(settings, file.path)
+    config, family, factors = config_of(settings, file.path)
+    head_dim = config.resolved_head_dim
+    rotated = file.metadata.get(f"{settings['model_type']}.rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        raise NapkinError(f"'{file.path}' rotates {rotated} of a head's {head_dim} numbers: use a model that turns all")
+    return config, family, factors
 
 
 def _settings(metadata: Metadata, path: Path, divisors: Tensor | None) -> dict[str, Any]:
