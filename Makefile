@@ -1,6 +1,6 @@
 # make demo   set up .venv and train a language model on Python's own library, books kept
 # make align-demo   train an arithmetic model from scratch, then teach it by rewards, in five minutes
-# make test   set up .venv and check: lint, types, and the tests that find most in eight minutes on two cores
+# make test   set up .venv and check: lint, types, and the tests that find most: 13 minutes on two cores
 # make thorough  the other tests: more cases of the same, and the long ones; the CI runs both
 # make peers  set up .venv-peers (3 GB) and compare with transformers, TRL, lm-eval and other libraries; run the kernels
 #             for GPUs in Triton's interpreter, and a pipeline on two nodes of a Ray cluster on this machine
