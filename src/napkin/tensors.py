@@ -1,10 +1,12 @@
-"""The layout of a tensor: shape and strides over a storage that other tensors may share."""
+"""The layout of a tensor: shape and strides over a storage that other tensors may share; numbers on their way between
+a device and the host; the random state of a device."""
 
 import gc
 import itertools
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,11 @@ class HostCopy:
         if self._event is not None:
             self._event.synchronize()
         return self._copy.tolist()
+
+
+def random_state_kept(device_type: str) -> AbstractContextManager[None]:
+    """Put back the random state of the CPU, and of this process's GPU where it is used, at the end of the block."""
+    return torch.random.fork_rng(devices=[torch.cuda.current_device()] if device_type == "cuda" else [])
 
 
 def together(*numbers: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from napkin.distributed.ranks import ALONE
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.recipe.layout import Layout
-from napkin.tuning.packing import Packing, bucket_of, micro_batches_of, resolved_packing, shapes_of, tokens_in_rows
+from napkin.tuning.packing import Packing, bucketed_width, micro_batches_of, resolved_packing, shapes_of, tokens_in_rows
 from napkin.tuning.sequence_step import score_examples
 
 STEPS, BATCH, MOST = 200, 8, 4096
@@ -42,7 +42,7 @@ def test_two_hundred_steps_have_eight_shapes_at_most(max_tokens: int) -> None:
             assert planned == [tuple(part.rows.inputs.shape) for part in parts]
             assert sum(rows * width for rows, width in planned) == tokens_in_rows(examples, **settings)
     # Sequences longer than a micro-batch have one more length for each doubling.
-    longer = {bucket_of(length, max_tokens, 2048) for length in range(max_tokens + 1, 2049)}
+    longer = {bucketed_width(length, max_tokens, 2048) for length in range(max_tokens + 1, 2049)}
     assert len(found["bucketed"]) <= 8 + len(longer)
     assert len(found["packed"]) > 100
 

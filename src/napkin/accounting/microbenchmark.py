@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from napkin.accounting.fake_results import KnownCall, call_on_fakes
 from napkin.accounting.ledger import Ledger, Row
 from napkin.hardware.competition import Sample, Sampler, agree
+from napkin.tensors import random_state_kept
 
 REPEATS = 3
 MOST_REPEATS, MOST_SECONDS = 15, 0.5
@@ -100,7 +101,7 @@ def time_operators(
     done = known or {}
     # Where other processes run, the clock of this thread; what a first call takes to compile is no part of either.
     begin, compiling = time.thread_time(), 0.0
-    with torch.no_grad(), torch.random.fork_rng(devices=[torch.cuda.current_device()] if device_type == "cuda" else []):
+    with torch.no_grad(), random_state_kept(device_type):
         for call, _ in weights.most_common():
             if time.thread_time() - begin - compiling > max_seconds:
                 break

@@ -235,6 +235,10 @@ def _character_class(ranges: str) -> str:
 _IS_NEWER = re.compile(f"([{_character_class(_NEWER)}])")
 
 
+NO_TOKEN = -1
+"""In place of the id of a byte that has none."""
+
+
 class RemappedBPETokenizer(Tokenizer):
     """A BPETokenizer of `merges` and `pattern` whose ids are mapped to others: a vocabulary of another library.
 
@@ -284,9 +288,9 @@ class RemappedBPETokenizer(Tokenizer):
         self._ids = _checked_ids(ids, len(self.vocabulary))
         _check_unmerged(self.unmerged, self._plain.vocabulary)
         tokens = dict(zip(self._ids, self.vocabulary, strict=True))
-        tokens.pop(_NO_TOKEN, None)
+        tokens.pop(NO_TOKEN, None)
         self.vocabulary = [tokens[i] for i in range(len(tokens))]
-        self._drops_bytes = _NO_TOKEN in self._ids
+        self._drops_bytes = NO_TOKEN in self._ids
         self.special_tokens = {token: self._ids[i] for token, i in self.special_tokens.items()}
         n_merged = len(self._plain.vocabulary)
         self.text_tokens = checked_text_tokens(text_tokens, self.special_tokens)
@@ -332,7 +336,7 @@ class RemappedBPETokenizer(Tokenizer):
 
     def _mapped(self, ids: Iterable[int]) -> list[int]:
         mapped = list(map(self._ids.__getitem__, ids))
-        return [i for i in mapped if i != _NO_TOKEN] if self._drops_bytes else mapped
+        return [i for i in mapped if i != NO_TOKEN] if self._drops_bytes else mapped
 
     def _mapped_documents(self, ids: "numpy.ndarray", counts: "numpy.ndarray") -> "tuple[numpy.ndarray, numpy.ndarray]":
         if not self._drops_bytes or (kept := self._has_token[ids]).all():
@@ -353,7 +357,7 @@ class RemappedBPETokenizer(Tokenizer):
     def _has_token(self) -> "numpy.ndarray":
         import numpy
 
-        return numpy.array(self._ids) != _NO_TOKEN
+        return numpy.array(self._ids) != NO_TOKEN
 
     def _normal(self, text: str) -> str:
         return normal_form_c(text) if self.normalize else text
@@ -385,16 +389,13 @@ class RemappedBPETokenizer(Tokenizer):
         }
 
 
-_NO_TOKEN = -1
-
-
 def _checked_ids(ids: Sequence[int], n_tokens: int) -> list[int]:
     if len(ids) != n_tokens:
         raise NapkinError(f"{len(ids)} ids are given for {n_tokens} tokens: give one id per token")
-    n_tokens -= ids[:256].count(_NO_TOKEN)
+    n_tokens -= ids[:256].count(NO_TOKEN)
     seen = bytearray(n_tokens)
     for place, i in enumerate(ids):
-        if i == _NO_TOKEN and place < 256:
+        if i == NO_TOKEN and place < 256:
             continue
         if not 0 <= i < n_tokens:
             raise NapkinError(f"id {i} is outside 0 to {n_tokens - 1}, the ids of {n_tokens} tokens: leave no gap")

@@ -33,6 +33,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.metrics import History, StepMetrics, format_metrics, parse_metrics
 from napkin.runs.run_folder import RunFolder
+from napkin.tensors import random_state_kept
 from napkin.tokenizer.base import Tokenizer
 from napkin.torch_compile import compiled_folder, stoppable_compiler
 from napkin.train_step.step import Initialize, TrainState, build_train_state
@@ -271,13 +272,12 @@ def _compile_first(
     announcement = threading.Timer(SILENT_SECONDS, on_message, [line])
     announcement.daemon = True
     announcement.start()
-    devices = [torch.cuda.current_device()] if preparation.precision.device_type == "cuda" else []
     try:
         with (
             stoppable_compiler() as stop,
             interruption.ending(stop),
             watch("compiling"),
-            torch.random.fork_rng(devices=devices),
+            random_state_kept(preparation.precision.device_type),
         ):
             interruption.give_up()
             train_state.warm_up(preparation.resolved.per_device.training.batch_size)

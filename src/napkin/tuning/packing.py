@@ -174,11 +174,11 @@ def _longest(example: Example) -> int:
     return max(_n_inputs(sequence) for sequence in example)
 
 
-def bucket_of(length: int, max_tokens: int, row_length: int) -> int:
+def bucketed_width(length: int, max_tokens: int, row_length: int) -> int:
     """The length of rows with "bucketed" that hold a sequence: as long as a micro-batch, or half of that; where a
     sequence is longer than a micro-batch, twice as long and so on, up to `row_length`.
 
-    >>> [bucket_of(length, 4096, 10_000) for length in (1, 2048, 4096, 4097, 9000)]
+    >>> [bucketed_width(length, 4096, 10_000) for length in (1, 2048, 4096, 4097, 9000)]
     [2048, 2048, 4096, 8192, 10000]
     """
     most = min(max_tokens, row_length)
@@ -192,7 +192,7 @@ class _Group:
     """The examples of a micro-batch, and the rows of their sequences."""
 
     def __init__(self, longest: int, packing: Packing, max_tokens: int, row_length: int) -> None:
-        self.width = bucket_of(longest, max_tokens, row_length) if packing == "bucketed" else longest
+        self.width = bucketed_width(longest, max_tokens, row_length) if packing == "bucketed" else longest
         self.packing = packing
         self.max_tokens = max_tokens
         self.numbers: list[int] = []

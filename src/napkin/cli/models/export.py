@@ -4,7 +4,7 @@ import copy
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from napkin.cli.common.files import folder_for, refuse_existing
 from napkin.cli.common.options import RunOptions, Switch, command
@@ -35,15 +35,6 @@ class ExportOptions(RunOptions):
     they are merged."""
 
 
-_GGUF_FORMATS: "dict[str, GgufFormat]" = {
-    "f32": "F32",
-    "f16": "F16",
-    "bf16": "BF16",
-    "q8_0": "Q8_0",
-    "q4_0": "Q4_0",
-}
-
-
 @command("export", ExportOptions)
 def export_command(options: ExportOptions) -> None:
     if not options.out:
@@ -58,7 +49,12 @@ def export_command(options: ExportOptions) -> None:
         model = load(options.run, on_message=notify)
         line.retitle("writing")
         with folder_for(out):
-            model.export(out, weights_only=options.weights_only, adapter=options.adapter, to=_GGUF_FORMATS[options.to])
+            model.export(
+                out,
+                weights_only=options.weights_only,
+                adapter=options.adapter,
+                to=cast("GgufFormat", options.to.upper()),
+            )
     if options.adapter and isinstance(recipe := model.recipe, TuningRecipe):
         base = recipe.tuning.start
         if not Path(base).is_dir():

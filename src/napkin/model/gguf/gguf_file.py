@@ -86,8 +86,8 @@ class GgufFile:
     def read(self, name: str) -> Tensor:
         """Return a tensor in fp32, whatever its format is."""
         entry = self.tensors[name]
-        data = torch.frombuffer(bytearray(self._map[entry.offset : entry.offset + entry.n_bytes]), dtype=torch.uint8)
-        blocks = data.view(-1, entry.format.n_bytes)
+        content = bytearray(memoryview(self._map)[entry.offset : entry.offset + entry.n_bytes])
+        blocks = torch.frombuffer(content, dtype=torch.uint8).view(-1, entry.format.n_bytes)
         return entry.format.decode(blocks).reshape(entry.shape)
 
 

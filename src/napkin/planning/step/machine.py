@@ -38,6 +38,7 @@ from napkin.planning.step.site import Site, fits
 from napkin.recipe.precision import NARROW, Precision, PrecisionName, choose_device, choose_precision
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
+from napkin.tensors import random_state_kept
 from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
 
@@ -357,8 +358,7 @@ def time_probe_run(
     alone = price(ledger, ceilings, known).seconds
     if ledger.peak_bytes > max_bytes or alone * (WARM_UP_STEPS + STEPS.start) > MOST_SECONDS:
         return 1.0, UNPROBED_FACTOR
-    # The global random state is unchanged.
-    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if device_type == "cuda" else []):
+    with random_state_kept(device_type):
         steps = _timed_steps(probe, sampler)
     # The largest operators once more: seconds have passed, and what they take now shows how much the machine wavers.
     again = timing(max_seconds=REPEAT_SECONDS)

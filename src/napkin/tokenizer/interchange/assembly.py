@@ -20,7 +20,7 @@ from typing import Any
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.bpe import BPETokenizer, RemappedBPETokenizer
+from napkin.tokenizer.bpe import NO_TOKEN, BPETokenizer, RemappedBPETokenizer
 from napkin.tokenizer.inspection import merges_of
 
 Rank = Callable[[bytes, bytes], int | None]
@@ -71,7 +71,7 @@ def assemble(vocabulary: Vocabulary) -> Tokenizer:
     number = {token: i for i, token in enumerate(made)}
     pairs = [(number[first], number[second]) for first, second in merges]
     names = sorted(specials, key=specials.__getitem__)
-    ids = [vocabulary.ids.get(token, -1) for token in (*made, *unmerged)] + [specials[name] for name in names]
+    ids = [vocabulary.ids.get(token, NO_TOKEN) for token in (*made, *unmerged)] + [specials[name] for name in names]
     is_plain = not (unmerged or vocabulary.normalize or vocabulary.text_tokens)
     if is_plain and ids == list(range(len(ids))):
         return BPETokenizer(pairs, names, vocabulary.pattern, unicode_version=LIBRARIES_UNICODE)
