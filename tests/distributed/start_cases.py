@@ -99,6 +99,8 @@ def run_rank(folder: Path, rank: int, size: int) -> None:
         found["held"] = growth[0]
         found["shard"] = sum(part.tensor.nbytes for own in parts.values() for part in own)
     (folder / f"{rank}.json").write_text(json.dumps(found))
+    # Rank 0 has the store in which the others may still look for their neighbours.
+    dist.barrier()
     dist.destroy_process_group()
 
 
