@@ -123,7 +123,9 @@ _ONLY_OF: dict[str, PreferenceObjective] = {
 }
 
 
-PolicyAlgorithm = Literal["expert-iteration", "reinforce", "rloo", "ppo", "grpo", "dr-grpo", "dapo", "cispo", "gspo"]
+PolicyAlgorithm = Literal[
+    "expert-iteration", "reinforce", "rloo", "ppo", "grpo", "dr-grpo", "dapo", "cispo", "gspo", "maxrl"
+]
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class ReinforcementConfig:
     algorithm: PolicyAlgorithm = "grpo"
     """Sets the parts below that are left at auto: expert-iteration learns the answers with rewards; reinforce and rloo
     (Ahmadian et al. 2024); ppo (Schulman et al. 2017) with a value head; grpo (Shao et al. 2024), dr-grpo (Liu et al.
-    2025), dapo (Yu et al. 2025), cispo (MiniMax 2025), gspo (Zheng et al. 2025)."""
+    2025), dapo (Yu et al. 2025), cispo (MiniMax 2025), gspo (Zheng et al. 2025), maxrl (Tajwar et al. 2026)."""
 
     environment: str = "arithmetic"
     """Where prompts and rewards come from: arithmetic, sums, sorting, copying, maze, or FILE.py:NAME of your own; or a
@@ -158,9 +160,10 @@ class ReinforcementConfig:
     epochs: Annotated[int, Bounds(1, 1000)] = 1
     """How often each answer is learned from."""
 
-    advantage: Literal["auto", "group", "group mean", "leave one out", "batch", "none", "gae"] = "auto"
-    """A reward beside what: the group's mean in units of its standard deviation; the group's mean; that of the others
-    in the group; the batch's; nothing; or the value head's, by generalised advantage estimation."""
+    advantage: Literal["auto", "group", "group mean", "group success", "leave one out", "batch", "none", "gae"] = "auto"
+    """A reward beside what: the group's mean in units of its standard deviation; the group's mean; the same in units of
+    that mean; that of the others in the group; the batch's; nothing; or the value head's, by generalised advantage
+    estimation."""
 
     ratio: Literal["auto", "token", "sequence", "none"] = "auto"
     """Importance ratio of new to old probability: of a token, of a sequence by its mean (GSPO), or none."""

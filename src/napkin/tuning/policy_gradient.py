@@ -50,7 +50,7 @@ Rewards = Float[Tensor, "group completion"]
 class PolicyParts:
     """The parts of an algorithm; see `ReinforcementConfig` for what each means."""
 
-    advantage: Literal["group", "group mean", "leave one out", "batch", "none", "gae"]
+    advantage: Literal["group", "group mean", "group success", "leave one out", "batch", "none", "gae"]
     ratio: Literal["token", "sequence", "none"]
     clip: Literal["ppo", "cispo", "none"]
     normalisation: Normalisation
@@ -82,6 +82,8 @@ PRESETS: dict[PolicyAlgorithm, PolicyParts] = {
     "cispo": PolicyParts("group", "token", "cispo", "token", 1.0, 4.0),
     # Zheng et al. 2025, equations 5 to 7 and section 5.1.
     "gspo": PolicyParts("group", "sequence", "ppo", "sequence", 3e-4, 4e-4),
+    # Tajwar et al. 2026: a sum over tokens and a mean over completions, as in REINFORCE; the clip is PPO's.
+    "maxrl": PolicyParts("group success", "token", "ppo", "constant"),
 }
 
 
@@ -113,6 +115,23 @@ def less_group_mean(rewards: Rewards) -> Rewards:
     return rewards - rewards.mean(dim=1, keepdim=True)
 
 
+def relative_to_success(rewards: Rewards) -> Rewards:
+    """(r - mean) / mean of each group, 0 where nothing was rewarded: MaxRL (Tajwar et al. 2026).
+
+    With rewards of 0 and 1 the mean is the share of successes, and the expected gradient is that of the sum of
+    pass@k / k for k below n, which grows towards that of the logarithm of the probability of success. Raises
+    NapkinError for rewards below 0, of which no mean is a share of successes.
+    """
+    if bool((rewards < 0).any()):
+        raise NapkinError(
+            f"a reward is {float(rewards.min()):g}, and rl.advantage 'group success' divides by the group's mean, the "
+            "share of successes: let rewards be 0 or more, without rl.overlong 'penalty', or use 'group'"
+        )
+    means = rewards.mean(dim=1, keepdim=True)
+    advantages = less_group_mean(rewards) / means.clamp(min=torch.finfo(rewards.dtype).tiny)
+    return advantages.masked_fill(has_equal_rewards(rewards)[:, None], 0.0)
+
+
 def less_mean_of_others(rewards: Rewards) -> Rewards:
     """r - mean of the other completions of the group: RLOO (Kool et al. 2019; Ahmadian et al. 2024).
 
@@ -132,6 +151,7 @@ def less_batch_mean(rewards: Rewards) -> Rewards:
 ADVANTAGES: dict[str, Callable[[Rewards], Rewards]] = {
     "group": group_normalised,
     "group mean": less_group_mean,
+    "group success": relative_to_success,
     "leave one out": less_mean_of_others,
     "batch": less_batch_mean,
     "none": lambda rewards: rewards,
@@ -436,7 +456,7 @@ def parts_of(config: ReinforcementConfig) -> PolicyParts:
             f"rl.advantage is '{parts.advantage}', and expert-iteration gives all rewarded completions one weight: "
             "leave it at auto, or use rl.algorithm reinforce"
         )
-    if config.group_size == 1 and parts.advantage in ("group", "group mean", "leave one out"):
+    if config.group_size == 1 and parts.advantage in ("group", "group mean", "group success", "leave one out"):
         raise NapkinError(
             f"rl.group_size is 1, and rl.advantage '{parts.advantage}' compares the completions of a group: use 2 "
             "or more, or rl.advantage batch"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from napkin.chats.token_sequence import sequence_of
+from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
 from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
 from napkin.tuning.packing import micro_batches_of
@@ -93,8 +94,23 @@ def test_expert_iteration_follows_the_log_probability_of_success() -> None:
     np.testing.assert_allclose(expected_update(config_of("expert-iteration"), rewards), expected, atol=1e-7)
 
 
+def test_maxrl_follows_the_logarithm_of_success_up_to_the_size_of_the_group() -> None:
+    """The sum over k < n of the gradient of pass@k / k, where pass@k is 1 - (1 - p)^k."""
+    rewards = np.array([1.0, 0.0, 1.0])
+    p = float(PROBABILITIES @ rewards)
+    factor = sum((1 - p) ** (k - 1) for k in range(1, GROUP))
+    np.testing.assert_allclose(
+        expected_update(config_of("maxrl"), rewards), factor * gradient_of_mean(rewards), atol=1e-7
+    )
+
+
+def test_maxrl_refuses_rewards_that_are_no_successes() -> None:
+    with pytest.raises(NapkinError, match="a reward is -1"):
+        advantages_of(config_of("maxrl"), [[1.0, -1.0, 0.0, 0.0]], np.ones((1, GROUP)))
+
+
 def test_every_algorithm_has_a_closed_form_here() -> None:
-    tested = {"rloo", "ppo", "reinforce", "dr-grpo", "grpo", "dapo", "cispo", "gspo", "expert-iteration"}
+    tested = {"rloo", "ppo", "reinforce", "dr-grpo", "grpo", "dapo", "cispo", "gspo", "maxrl", "expert-iteration"}
     assert PRESETS.keys() == tested
 
 
