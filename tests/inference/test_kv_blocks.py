@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from napkin.inference.engine import Engine, Request
-from napkin.inference.paged_cache import Blocks, bytes_per_token
+from napkin.inference.paged_cache import Blocks, PagedCache, bytes_per_token
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import ContiguousCache, ExtendingPass
@@ -71,6 +71,25 @@ def test_scores_are_those_of_a_model_whose_keys_and_values_are_rounded(changes: 
     # Rounding shows, and costs little.
     cost = plain[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0] - expected
     assert 1e-5 < cost.abs().mean() < 0.05
+
+
+def test_each_layer_reads_blocks_with_its_own_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Wide enough that a single token reads the blocks where they are.
+    model = Transformer(dataclasses.replace(CONFIG, d_model=256, n_kv_heads=4, n_layers=3), seed=1).eval()
+    with torch.no_grad():
+        for layer, block in enumerate(model.blocks):
+            block.get_submodule("attention.query_key_value").get_parameter("weight").mul_(1 + 2 * layer)
+    tokens = torch.randint(61, (1, 20), generator=torch.Generator().manual_seed(0))
+
+    @torch.inference_mode()
+    def last_hidden() -> Tensor:
+        cache = PagedCache(model.config, 8, 8, kv="int8")
+        model.hidden(tokens[:, :19], cache=cache.extend([[0, 1, 2]], [0], [19], 19))
+        return model.hidden(tokens[:, 19:], cache=cache.extend([[0, 1, 2]], [19], [1], 1))
+
+    in_blocks = last_hidden()
+    monkeypatch.setattr("napkin.inference.paged_cache.reads_slots", lambda *_: False)
+    torch.testing.assert_close(in_blocks, last_hidden(), rtol=1e-4, atol=1e-4)
 
 
 def test_ids_are_those_of_each_request_alone_in_a_pool_far_too_small() -> None:

@@ -1,7 +1,6 @@
 """A KV cache in blocks: sequences of any lengths in one pool of fixed size, as they are computed or in int8."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import psutil
@@ -183,10 +182,11 @@ class PagedPass(CachedPass):
 
     def slots(self, layer: int) -> Slots | None:
         """All that a sequence holds, where one new token of each is compared with keys in their blocks."""
-        keys, values = self.cache.keys[layer].scales, self.cache.values[layer].scales
-        if self._slots is not None and keys is not None and values is not None:
-            return replace(self._slots, scales=(keys, values))
         return self._slots
+
+    def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        keys, values = self.cache.keys[layer].scales, self.cache.values[layer].scales
+        return None if keys is None or values is None else (keys, values)
 
     def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Held, Held]:
         return self._updated(self.cache.keys[layer], keys), self._updated(self.cache.values[layer], values)

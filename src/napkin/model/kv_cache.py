@@ -67,6 +67,10 @@ class CachedPass:
         """
         return None
 
+    def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """The factors of a layer's keys and values in their blocks, if they are held as integers."""
+        return None
+
     def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Tensor, Tensor]:
         """Keep a layer's new keys and values; return all that the queries may see."""
         raise NotImplementedError

@@ -3,6 +3,7 @@ cross-entropy with the head's z-loss and the losses of routers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
@@ -11,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
+from napkin.kernels.attention.decode import Slots
 from napkin.kernels.attention.reference import softcap
 from napkin.kernels.loss.cross_entropy import CHUNK_SIZE, fused_linear_cross_entropy, linear_cross_entropy
 from napkin.kernels.loss.log_probabilities import LinearScores, linear_log_probabilities
@@ -236,7 +238,10 @@ class Transformer(nn.Module):
             attend = cast(Block, block).attention.attend
             if attend not in masks:
                 masks[attend] = attend.prepare_cached(self.positions, cache, layer)
-            x = self.run_block(block, x, ForwardContext(rotation, masks[attend], cache, layer))
+            mask = masks[attend]
+            if isinstance(mask, Slots):
+                mask = replace(mask, scales=cache.scales(layer))
+            x = self.run_block(block, x, ForwardContext(rotation, mask, cache, layer))
         return self.normalized(x)
 
     def normalized(self, x: Residual) -> Float[Tensor, "batch position d_model"]:
