@@ -78,6 +78,10 @@ EVALUATE = Forms(
             ("--text", "--stride", "--error", "--max-tokens"),
         ),
         "task": Form(Command("put the questions of a task to a model", "evaluate.tasks:evaluate_task"), ("--task",)),
+        "programs": Form(
+            Command("run sampled programs against tests, and estimate pass@k", "evaluate.programs:evaluate_programs"),
+            ("--problems", "--completions"),
+        ),
         "compare": Form(
             Command("compare two results item by item", "evaluate.tasks:compare_command"), ("--compare",), is_name=True
         ),

@@ -20,7 +20,7 @@ from napkin.grading.mathematics.math_answer import (
     number_score,
 )
 from napkin.grading.sandbox.own_function import OwnFunction
-from napkin.grading.sandbox.program_tests import ProgramTests, check_program_reference
+from napkin.grading.sandbox.program_tests import ProgramLimits, ProgramTests, check_program_reference
 from napkin.hardware.host import usable_cores
 
 MOST_REASONS = 32
@@ -116,15 +116,20 @@ class Reward:
 _MOST_PARALLEL = 64
 """Programs at a time: each takes two processes and four descriptors."""
 
+
+def code_reward(seconds: float = ProgramLimits.seconds) -> Reward:
+    """The reward of programs by their tests, each judged within so many seconds."""
+    grade = ProgramTests(ProgramLimits(seconds=seconds))
+    return Reward("code", grade, check_program_reference, n_parallel=min(usable_cores(), _MOST_PARALLEL))
+
+
 REWARDS: dict[str, Callable[[], Reward]] = {
     "exact": lambda: Reward("exact", exact_score),
     "number": lambda: Reward("number", number_score, check_number_reference),
     "math": lambda: Reward("math", math_score, check_math_reference),
     "choice": lambda: Reward("choice", choice_score, check_choice_reference),
     "regex": lambda: Reward("regex", regex_score, check_regex_reference),
-    "code": lambda: Reward(
-        "code", ProgramTests(), check_program_reference, n_parallel=min(usable_cores(), _MOST_PARALLEL)
-    ),
+    "code": lambda: code_reward(),
 }
 """Factories by name; each new reward counts its own failures."""
 

@@ -385,12 +385,23 @@ class LoadedModel:
         """The log-probability of each continuation, in nats."""
         return [each.total for each in self.score(pairs)]
 
-    def complete(self, prompts: Sequence[Ids], max_new_tokens: int, stop: Sequence[str]) -> Iterator[tuple[int, str]]:
-        """The likeliest tokens after each prompt, up to a stop text, with its number, as they end."""
-        sampling = Sampling(temperature=0.0)
+    def complete(
+        self,
+        prompts: Sequence[Ids],
+        max_new_tokens: int,
+        stop: Sequence[str],
+        sampling: Sampling | None = None,
+    ) -> Iterator[tuple[int, str]]:
+        """The likeliest tokens after each prompt, up to a stop text, with its number, as they end.
+
+        With a `sampling` they are drawn, those of each prompt with the seed after that of the one before.
+        """
+        sampling = sampling or Sampling(temperature=0.0)
         running = {
             number: (
-                self._engine.submit(Request(tuple(prompt), max_new_tokens, sampling)),
+                self._engine.submit(
+                    Request(tuple(prompt), max_new_tokens, replace(sampling, seed=sampling.seed + number))
+                ),
                 TextStream(self.tokenizer, stop),
             )
             for number, prompt in enumerate(prompts)

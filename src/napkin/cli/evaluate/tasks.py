@@ -98,7 +98,7 @@ def evaluate_task(options: TaskOptions) -> None:
         settings = settings_of(task, model.about(), prompting)
         safe = "".join(each if each.isalnum() or each in "-_." else "-" for each in task.name)[:80]
         path = result_path(options.run, safe, settings) if options.out is None else Path(options.out)
-        if path is not None and path.exists() and not _log_of(path).exists():
+        if path is not None and path.exists() and not log_of(path).exists():
             refuse_existing(path)
         line.retitle("counting the tokens")
         plan = plan_task(task, model, prompting, timed_items=TIMED_ITEMS if options.plan else 0, progress=line)
@@ -123,11 +123,11 @@ def evaluate_task(options: TaskOptions) -> None:
         print_json(result)
         return
     columns = ("", "± s.e.", "95% from", "to", "items")
-    print_table(("score", *columns), [_row(name, estimate) for name, estimate in result.scores.items()])
+    print_table(("score", *columns), [score_row(name, estimate) for name, estimate in result.scores.items()])
     if result.sections:
         leading = str(result.task["score"])
         say()
-        rows = [_row(section or "–", estimates[leading]) for section, estimates in result.sections.items()]
+        rows = [score_row(section or "–", estimates[leading]) for section, estimates in result.sections.items()]
         print_table((leading, *columns), rows)
     if path is not None:
         say(f"written to {path}", wrap=False)
@@ -173,7 +173,7 @@ def _run(
     with ExitStack() as stack:
         if path is not None:
             stack.enter_context(folder_for(path))
-        log = stack.enter_context(open_log(path and _log_of(path), settings))
+        log = stack.enter_context(open_log(path and log_of(path), settings))
         if log.done:
             notify(f"{len(log.done):,} of {len(task.items):,} items are done already")
         with progress_line("evaluating") as line:
@@ -189,7 +189,7 @@ def _run(
     return result
 
 
-def _log_of(path: Path) -> Path:
+def log_of(path: Path) -> Path:
     """The items that are done, beside the result."""
     return path.with_name(f"{path.stem}.items.jsonl")
 
@@ -230,7 +230,7 @@ def _say_plan(task: "Task", prompting: "Prompting", plan: "TaskPlan", told: dict
         say(f"about {format_seconds(plan.seconds)}{dollars}, by the tokens of {plan.timed_items} items, timed here")
 
 
-def _row(name: str, estimate: "Estimate") -> tuple[str, ...]:
+def score_row(name: str, estimate: "Estimate") -> tuple[str, ...]:
     items = f"{estimate.items:,}"
     if estimate.groups != estimate.items:
         items += f" in {estimate.groups:,} groups"

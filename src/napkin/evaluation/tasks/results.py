@@ -46,6 +46,10 @@ class ItemResult:
     """The part of it that was taken for the answer."""
     dropped_examples: int = 0
     cut_tokens: int = 0
+    texts: tuple[str, ...] = ()
+    """Sampled programs of a problem."""
+    passed: tuple[bool, ...] = ()
+    """True for each program that passes its tests."""
 
 
 @dataclass(frozen=True)

@@ -157,13 +157,14 @@ def _of_rows(
         tuple(items),
         tuple(dev_items),
         left_out=tuple(reader.bad[:n_bad]),
-        files=_digests([*files, *([] if described is None else [described])]),
-        dev_files=_digests(dev),
+        files=digests([*files, *([] if described is None else [described])]),
+        dev_files=digests(dev),
         **settings,
     )
 
 
-def _digests(paths: Sequence[Path]) -> dict[str, str]:
+def digests(paths: Sequence[Path]) -> dict[str, str]:
+    """The SHA-256 of each file, by its name with that of its folder."""
     return {
         f"{path.resolve().parent.name}/{path.name}": hashlib.sha256(
             read_bounded(path, _MOST_BYTES, what="a task file")
@@ -182,14 +183,10 @@ class _Reader:
         self.bad: list[str] = []
 
     def items(self, path: Path, section: str, *, named: bool) -> list[Item]:
-        data = read_bounded(path, _MOST_BYTES, what="a task file")
-        try:
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise NapkinError(f"'{path}' is not UTF-8 at byte {error.start}: convert it") from None
+        text = read_text(path)
         suffix = path.suffix.lower()
         if suffix == ".jsonl":
-            return self.rows(path, _json_rows(path, text), section, named=named)
+            return self.rows(path, json_rows(path, text), section, named=named)
         if suffix != ".csv":
             raise NapkinError(f"'{path}' is not a task file: name a .jsonl, .csv or .toml file")
         numbered, is_mmlu = _csv_rows(path, text)
@@ -281,7 +278,17 @@ def _right(answer: Any, choices: tuple[str, ...]) -> int:
     raise NapkinError(f"the answer is {text!r}: name one of {len(choices)} choices, its letter or its number from 0")
 
 
-def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def read_text(path: StrPath) -> str:
+    """The text of a file of rows. Raises NapkinError where it is too large or not UTF-8."""
+    data = read_bounded(path, _MOST_BYTES, what="a task file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise NapkinError(f"'{path}' is not UTF-8 at byte {error.start}: convert it") from None
+
+
+def json_rows(path: StrPath, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The objects of JSONL with their lines, from 1. Raises NapkinError for a line that is none."""
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
