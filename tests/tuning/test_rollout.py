@@ -13,12 +13,13 @@ import torch
 
 from napkin.chats.chat_format import Message
 from napkin.environments import Environment, Outcome, environment_named
+from napkin.environments.environment import Task
 from napkin.errors import NapkinError
 from napkin.grading.sandbox.confinement import can_confine
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.tuning.policy_gradient import SAMPLER
-from napkin.tuning.rollout import Rollout, RolloutSettings, roll_out
+from napkin.tuning.rollout import Rollout, RolloutSettings, roll_out, roll_out_unequal, seed_of_draw
 from oracles.letter_games import CONFIG, STOP, Letters, Turns
 
 SETTINGS = RolloutSettings(group_size=3, max_completion_tokens=12, temperature=0.7, seed=5)
@@ -126,6 +127,37 @@ def test_a_reward_that_is_not_a_number_is_0_and_told(model: Transformer) -> None
     ).episodes
     assert episode.reward == 0
     assert episode.failure == "the reward is nan"
+
+
+class OftenEqual(Turns):
+    """Rewards the length of answers to one prompt in five, and gives all others the same."""
+
+    def start(self, seed: int) -> Task:
+        task = super().start(seed)
+        return replace(task, state=len(task.messages[0].content))
+
+    def step(self, state: Any, answer: str) -> Outcome:
+        return Outcome(float(len(answer)) if state == 1 else 1.0, True)
+
+
+def test_prompts_whose_answers_have_one_reward_are_drawn_again(model: Transformer) -> None:
+    def roll(draw: int, prompts: Sequence[int]) -> Rollout:
+        settings = replace(SETTINGS, seed=seed_of_draw(SETTINGS.seed, draw))
+        return roll_out(model, OftenEqual(), Letters(), settings, step=3, prompts=prompts)
+
+    draws = [roll(draw, range(6)).groups for draw in range(4)]
+    expected, redrawn = [], 0
+    for place in range(6):
+        unequal = [len({episode.reward for episode in draw[place]}) > 1 for draw in draws]
+        chosen = unequal.index(True) if any(unequal) else 3
+        redrawn += chosen
+        expected.append([episode.sequence.tokens.tolist() for episode in draws[chosen][place]])
+    found = roll_out_unequal(roll, range(6), 3)
+    assert [[episode.sequence.tokens.tolist() for episode in group] for group in found.groups] == expected
+    assert found.redrawn == redrawn
+    # Some of the six are useful at once, some later, some never: all three are tested.
+    assert 0 < redrawn < 18
+    assert roll_out_unequal(roll, range(6), 0).redrawn == 0
 
 
 class InThreads(Turns):

@@ -193,6 +193,10 @@ class ReinforcementConfig:
     """Whether groups with one reward for all answers, which teach nothing, are left out of the counts that terms are
     divided by. None is the algorithm's: dapo drops them."""
 
+    redraws: Annotated[int | None, Bounds(0, 1000)] = None
+    """How often prompts are drawn again in place of those whose answers all had one reward (dynamic sampling). None is
+    the algorithm's: 9 for dapo, 0 for the others."""
+
     overlong: Literal["auto", "keep", "mask", "penalty"] = "auto"
     """Answers that are cut: learned from as they are; not learned from; or with a smaller reward the nearer an answer
     comes to max_answer (DAPO)."""

@@ -57,6 +57,7 @@ class PolicyParts:
     clip_low: float = 0.2
     clip_high: float = 0.2
     drop_equal_groups: bool = False
+    redraws: int = 0
     overlong: Literal["keep", "mask", "penalty"] = "keep"
     only_rewarded: bool = False
     """True to train only on completions with a reward above 0, with one weight for all."""
@@ -76,8 +77,10 @@ PRESETS: dict[PolicyAlgorithm, PolicyParts] = {
     "grpo": PolicyParts("group", "token", "ppo", "sequence"),
     # Liu et al. 2025, section 3.2: GRPO without the divisions by standard deviation and length.
     "dr-grpo": PolicyParts("group mean", "token", "ppo", "constant"),
-    # Yu et al. 2025, sections 3.1 to 3.4 and 4.1.
-    "dapo": PolicyParts("group", "token", "ppo", "token", 0.2, 0.28, drop_equal_groups=True, overlong="penalty"),
+    # Yu et al. 2025, sections 3.1 to 3.4 and 4.1; its published recipes draw ten batches at most.
+    "dapo": PolicyParts(
+        "group", "token", "ppo", "token", 0.2, 0.28, drop_equal_groups=True, redraws=9, overlong="penalty"
+    ),
     # MiniMax 2025, equations 4 and 5: no lower bound. The upper one, a ratio of 5, is of Khatri et al. 2025 (ScaleRL).
     "cispo": PolicyParts("group", "token", "cispo", "token", 1.0, 4.0),
     # Zheng et al. 2025, equations 5 to 7 and section 5.1.
@@ -460,6 +463,11 @@ def parts_of(config: ReinforcementConfig) -> PolicyParts:
         raise NapkinError(
             f"rl.group_size is 1, and rl.advantage '{parts.advantage}' compares the completions of a group: use 2 "
             "or more, or rl.advantage batch"
+        )
+    if config.group_size == 1 and parts.redraws:
+        raise NapkinError(
+            f"rl.group_size is 1, and rl.redraws {parts.redraws} draws prompts again whose answers all had one reward, "
+            "as those of a group of 1 have: use 2 or more, or rl.redraws 0"
         )
     if parts.clip_low >= 1 and parts.clip == "ppo":
         raise NapkinError(f"rl.clip_low is {parts.clip_low}, and no ratio is below 0: use a number below 1")

@@ -32,11 +32,19 @@ from napkin.tuning.policy_gradient import (
     Credit,
     FreshObjective,
     advantages_of,
+    parts_of,
     policy_objective,
     sampler_gap,
     trained_examples,
 )
-from napkin.tuning.rollout import ConversationTokens, Rollout, RolloutSettings, roll_out
+from napkin.tuning.rollout import (
+    ConversationTokens,
+    Rollout,
+    RolloutSettings,
+    roll_out,
+    roll_out_unequal,
+    seed_of_draw,
+)
 from napkin.tuning.sequence_step import REFERENCE, Objective, SequenceScores, score_examples, train_on_examples
 
 PHASES = ("rollout", "reward", "log-probabilities", "update")
@@ -121,19 +129,21 @@ def train_on_rollouts(
     phases, parallel = phases or Phases(), train_state.parallel_model
     if parallel.layout.strategy == "fsdp":
         raise NapkinError("rollouts need unsharded weights, which fsdp does not keep: use ddp")
-    rollout = phases.run(
-        "rollout",
-        lambda: roll_out(
+
+    def roll(draw: int, prompts: Sequence[int]) -> Rollout:
+        return roll_out(
             train_state.model,
             settings.environment,
             settings.tokens,
-            settings.rollout,
+            replace(settings.rollout, seed=seed_of_draw(settings.config.seed, draw)),
             step=number,
             prompts=prompts,
             autocast=train_state.precision.autocast,
             watch=watch,
-        ),
-    )
+        )
+
+    redraws = parts_of(settings.config).redraws
+    rollout = phases.run("rollout", lambda: roll_out_unequal(roll, prompts, redraws))
     computed = {"rollout": rollout.computed_prompt_tokens + rollout.generated_tokens}
     sequences = [[episode.sequence for episode in group] for group in rollout.groups]
 
@@ -160,7 +170,8 @@ def train_on_rollouts(
 
     updates = phases.run("update", updated)
     gap = {} if not settings.needs_old else everyone.gathered_gap(sequences)
-    metrics: dict[str, float | None] = {**everyone.metrics(credit), **updates.metrics, **gap}
+    again = {"redrawn": everyone.redrawn / len(everyone.answers)} if redraws else {}
+    metrics: dict[str, float | None] = {**everyone.metrics(credit), **again, **updates.metrics, **gap}
     n_trained = int(trained_tokens.sum())
     return ReinforcementOutcome(updates.loss, metrics, n_trained, updates.made, computed, rollout)
 
@@ -285,7 +296,9 @@ class _Everyone:
             ]
             for group in rollout.groups
         ]
-        gathered = self.ranks.all_gather(own)
+        everyone = self.ranks.all_gather([own, rollout.redrawn])
+        gathered = [groups for groups, _ in everyone]
+        self.redrawn: int = sum(redrawn for _, redrawn in everyone)
         self.first = sum(len(each) for each in gathered[: self.ranks.info.rank])
         self.n_own = len(own)
         self.answers: list[list[dict[str, Any]]] = [group for each in gathered for group in each]

@@ -142,6 +142,8 @@ class Rollout:
     """Completions that gave their blocks back, and were computed again."""
     cache_bytes: int
     """The size of the KV pool."""
+    redrawn: int = 0
+    """Groups that were drawn in place of others whose completions all had the same reward."""
 
     @property
     def episodes(self) -> list[Episode]:
@@ -224,6 +226,43 @@ def roll_out(
         preempted=stats.preempted,
         cache_bytes=stats.cache_bytes,
     )
+
+
+def roll_out_unequal(roll: Callable[[int, Sequence[int]], Rollout], prompts: Sequence[int], redraws: int) -> Rollout:
+    """Roll out prompts, then up to `redraws` times those again whose completions all had the same reward: dynamic
+    sampling (Yu et al. 2025, section 3.2).
+
+    `roll(n, prompts)` makes the rollout of draw n, whose tasks are others than those of the draws before. A group that
+    is equal in the last draw stays.
+    """
+    rollout = roll(0, prompts)
+    for draw in range(1, redraws + 1):
+        equal = [place for place, group in enumerate(rollout.groups) if len({episode.reward for episode in group}) == 1]
+        if not equal:
+            break
+        again = roll(draw, [prompts[place] for place in equal])
+        groups = list(rollout.groups)
+        for place, group in zip(equal, again.groups, strict=True):
+            groups[place] = group
+        rollout = Rollout(
+            groups,
+            prompt_tokens=rollout.prompt_tokens + again.prompt_tokens,
+            computed_prompt_tokens=rollout.computed_prompt_tokens + again.computed_prompt_tokens,
+            generated_tokens=rollout.generated_tokens + again.generated_tokens,
+            passes=rollout.passes + again.passes,
+            preempted=rollout.preempted + again.preempted,
+            cache_bytes=max(rollout.cache_bytes, again.cache_bytes),
+            redrawn=rollout.redrawn + len(equal),
+        )
+    return rollout
+
+
+def seed_of_draw(seed: int, draw: int) -> int:
+    """The seed of prompts and completions that are drawn in place of others; draw 0 is the first, of the seed itself.
+
+    Words 0 and 1 of a seed are those of tasks and completions.
+    """
+    return random_word(seed, 1 + draw) >> 2 if draw else seed
 
 
 def task_seed(seed: int, step: int, prompt: int) -> int:

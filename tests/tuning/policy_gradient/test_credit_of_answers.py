@@ -137,7 +137,8 @@ def test_an_answer_that_was_cut_before_the_longest_length_is_punished_as_the_lon
 def test_a_group_of_one_is_refused_where_answers_of_a_group_are_compared() -> None:
     for algorithm in PRESETS:
         config = ReinforcementConfig(algorithm=algorithm, group_size=1)
-        if parts_of(ReinforcementConfig(algorithm=algorithm)).advantage in ("group", "group mean", "leave one out"):
+        compared = ("group", "group mean", "group success", "leave one out")
+        if parts_of(ReinforcementConfig(algorithm=algorithm)).advantage in compared:
             with pytest.raises(NapkinError, match="group_size is 1"):
                 parts_of(config)
         else:
