@@ -51,6 +51,29 @@ def test_two_results_are_compared_on_the_items_that_both_have(napkin, task: str)
     assert (figures["items"], figures["p_value"]) == (8, 1)
 
 
+def test_of_several_tasks_the_differences_that_remain_are_called_real(napkin, task: str) -> None:
+    folders = []
+    for run, right in (("first", 1), ("second", 0)):
+        folders.append(Path(run))
+        folders[-1].mkdir()
+        for name, n_different in (("easy", 2), ("hard", 12)):
+            out = folders[-1] / f"{name}.json"
+            assert napkin("evaluate", "runs/tiny", "--task", task, "--out", str(out)).status == 0
+            # Of a result only the scores are changed.
+            result = json.loads(out.read_text())
+            result.pop("crc32")
+            result["task"]["name"], result["groups"] = name, [""] * 12
+            result["item_scores"]["acc"] = [float(right)] * n_different + [1.0] * (12 - n_different)
+            out.write_text(json.dumps(result))
+    figures = json.loads(napkin("evaluate", "compare", "first", "second", "--json").out)["comparisons"]
+    assert [row["task"] for row in figures] == ["easy", "hard"]
+    assert [row["p_value"] for row in figures] == [0.5, 2 / 2**12]
+    assert [row["adjusted_p_value"] for row in figures] == [0.5, 4 / 2**12]
+    assert [row["real"] for row in figures] == [False, True]
+    done = napkin("evaluate", "compare", *(f"{run}/{name}.json" for name in ("easy", "hard") for run in folders))
+    assert "adjusted for 2 comparisons by Holm's procedure" in done.out
+
+
 def test_a_plan_is_timed_and_nothing_is_written(napkin, task: str) -> None:
     done = napkin("evaluate", "runs/tiny", "--task", task, "--plan", "--usd-per-hour", "3600")
     assert "by the tokens of 8 items, timed here" in done.out
@@ -76,7 +99,9 @@ def test_a_plan_is_timed_and_nothing_is_written(napkin, task: str) -> None:
         ("runs/tiny --task colours.jsonl --tokens data/validation.tokens", "'--tokens' does not go with --task"),
         ("runs/tiny --task colours.jsonl --out one.txt", "'one.txt' exists and is not overwritten"),
         ("nowhere --task colours.jsonl", "'nowhere' is neither a run nor a Hugging Face folder, it does not exist"),
-        ("--compare a.json", "1 result to compare: name two"),
+        ("compare runs/tiny data", "'runs/tiny' has no result of a task"),
+        ("compare runs/tiny colours.jsonl", "folders and results are mixed"),
+        ("--compare a.json", "1 result to compare: name two, or several pairs"),
         ("--compare colours.jsonl colours.jsonl", "'colours.jsonl' is malformed"),
         ("", "missing from napkin evaluate: RUN"),
     ],

@@ -83,7 +83,9 @@ EVALUATE = Forms(
             ("--problems", "--completions"),
         ),
         "compare": Form(
-            Command("compare two results item by item", "evaluate.tasks:compare_command"), ("--compare",), is_name=True
+            Command("compare two results item by item", "evaluate.compare:compare_command"),
+            ("--compare",),
+            is_name=True,
         ),
     },
 )

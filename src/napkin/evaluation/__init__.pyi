@@ -4,6 +4,9 @@ from .bits_per_byte import evaluate as evaluate
 from .bits_per_byte import mean_loss as mean_loss
 from .contamination import Contamination as Contamination
 from .contamination import find_contamination as find_contamination
+from .resampling import ResampledDifference as ResampledDifference
+from .resampling import holm_adjusted as holm_adjusted
+from .resampling import resampled_difference as resampled_difference
 from .text_windows import SampledBits as SampledBits
 from .text_windows import documents_of_texts as documents_of_texts
 from .text_windows import documents_of_tokens as documents_of_tokens

@@ -1,10 +1,7 @@
-"""`napkin evaluate task RUN --task FILE`: questions put to a model, with their plan, and what they can tell apart;
-`napkin evaluate compare A.json B.json`: two models on the same items.
-"""
+"""`napkin evaluate task RUN --task FILE`: questions put to a model, with their plan, and what they can tell apart."""
 
 import hashlib
 import json as json_text
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +17,6 @@ from napkin.errors import NapkinError
 from napkin.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from napkin.evaluation.bits_per_byte import BitsResult
     from napkin.evaluation.tasks.prompts import Prompting
     from napkin.evaluation.tasks.published import Task
     from napkin.evaluation.tasks.results import TaskResult
@@ -235,90 +231,13 @@ def score_row(name: str, estimate: "Estimate") -> tuple[str, ...]:
     if estimate.groups != estimate.items:
         items += f" in {estimate.groups:,} groups"
     # Items that all agree tell nothing of how they vary; the interval does.
-    error = _percent(estimate.standard_error) if estimate.standard_error else "–"
-    return (name, _percent(estimate.mean), error, _percent(estimate.low), _percent(estimate.high), items)
+    error = percent(estimate.standard_error) if estimate.standard_error else "–"
+    return (name, percent(estimate.mean), error, percent(estimate.low), percent(estimate.high), items)
 
 
 def _points(difference: float) -> str:
     return f"{100 * difference:.1f} points" if difference <= 1 else "any amount"
 
 
-@dataclass(frozen=True)
-class CompareOptions(JsonOption):
-    """Say how two models differ on the same items or windows, by the results that evaluations of them have written: the
-    paired difference, its 95% interval, and whether so many items can tell them apart."""
-
-    results: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="A.json B.json")] = ()
-    """Two results of tasks, or two of bits per byte."""
-    score: str | None = None
-    """The score of a task that is compared; None is the one that leads the first result."""
-
-
-@command("evaluate compare", CompareOptions)
-def compare_command(options: CompareOptions) -> None:
-    paths = options.results
-    if len(paths) != 2:
-        raise NapkinError(f"{len(paths)} result{'s' * (len(paths) != 1)} to compare: name two")
-    from napkin.evaluation.bits_per_byte import read_bits_result
-    from napkin.evaluation.tasks.results import compare_results, read_result
-
-    of_bits = [read_bits_result(Path(path)) for path in paths]
-    if any(of_bits):
-        _compare_bits(paths, of_bits, json=options.json)
-        return
-    first, second = (read_result(Path(path)) for path in paths)
-    score = options.score or str(first.task.get("score"))
-    found = compare_results(first, second, score)
-    if options.json:
-        print_json({"score": score, **asdict(found)})
-        return
-    for letter, path, result in (("A", paths[0], first), ("B", paths[1], second)):
-        estimate = result.scores[score]
-        say(
-            f"{letter}  {score} {_percent(estimate.mean)} ± {_percent(estimate.standard_error)}  "
-            f"{result.model.get('name')}  {path}"
-        )
-    if first.model.get("weights_sha256") == second.model.get("weights_sha256"):
-        say("both are of the same weights")
-    for name, value in first.task.items():
-        if name not in ("files", "items", "sample") and value != second.task.get(name):
-            say(f"not the same: {name} is {value!r} for A, {second.task.get(name)!r} for B")
-    say(
-        f"A - B: {100 * found.difference:+.2f} points, 95% from {100 * found.low:+.2f} to {100 * found.high:+.2f}; "
-        f"standard error {_percent(found.standard_error)}, {_percent(found.unpaired_standard_error)} if the items "
-        "had not been the same"
-    )
-    groups = "" if found.groups == found.items else f" in {found.groups:,} groups"
-    say(
-        f"p = {found.p_value:.3g} ({found.test}); {found.items:,} items{groups}, "
-        f"of which {found.discordance:.1%} differ"
-    )
-    if found.low <= 0 <= found.high:
-        say(
-            f"These {found.items:,} items cannot tell the two apart: at this disagreement they find differences of "
-            f"{_percent(found.detectable)} and more in four of five repetitions."
-        )
-
-
-def _compare_bits(paths: Sequence[str], results: "Sequence[BitsResult | None]", *, json: bool) -> None:
-    from napkin.evaluation.bits_per_byte import compare_bits
-
-    first, second = results
-    if first is None or second is None:
-        raise NapkinError("one result is of bits per byte, the other of a task: compare two of a kind")
-    found = compare_bits(first, second)
-    if json:
-        print_json(found)
-        return
-    for letter, path, result in (("A", paths[0], first), ("B", paths[1], second)):
-        bits = result.bits
-        say(f"{letter}  {bits.bits_per_byte:.4f} ± {bits.standard_error:.4f} bits per byte  {path}")
-    reach = 1.96 * found.standard_error
-    say(
-        f"A - B: {found.difference:+.4f} bits per byte, 95% from {found.difference - reach:+.4f} to "
-        f"{found.difference + reach:+.4f}; p = {found.p_value:.3g}"
-    )
-
-
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
     return f"{100 * value:.2f}%"

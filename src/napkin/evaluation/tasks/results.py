@@ -193,6 +193,13 @@ def compare_results(first: TaskResult, second: TaskResult, score: str | None = N
 
     Raises NapkinError for results of different files or without a common item.
     """
+    return paired_difference(*common_scores(first, second, score))
+
+
+def common_scores(
+    first: TaskResult, second: TaskResult, score: str | None = None
+) -> tuple[list[float], list[float], list[str]]:
+    """The scores of both on the items that both have done, and each item's group; raises as `compare_results`."""
     score = score or str(first.task.get("score"))
     for result in (first, second):
         if score not in result.item_scores:
@@ -206,11 +213,45 @@ def compare_results(first: TaskResult, second: TaskResult, score: str | None = N
     common = [place for place, name in enumerate(first.names) if name in theirs]
     if not common:
         raise NapkinError("the results have no item in common: use the same --limit and --seed")
-    return paired_difference(
+    return (
         [first.item_scores[score][place] for place in common],
         [theirs[first.names[place]] for place in common],
         [first.groups[place] or f"\0{first.names[place]}" for place in common],
     )
+
+
+def read_results(folder: Path) -> dict[Path, TaskResult]:
+    """The results of tasks in a folder, or in the evaluations of a run's folder, by their paths."""
+    inside = folder / "evaluations"
+    paths = sorted((inside if inside.is_dir() else folder).glob("*.json"))
+    kinds = {path: read_json(path, dict) or {} for path in paths}
+    found = {path: read_result(path) for path, values in kinds.items() if values.get("format") == FORMAT}
+    if not found:
+        raise NapkinError(f"'{folder}' has no result of a task: write some with `napkin evaluate RUN --task FILE`")
+    return found
+
+
+def matching_results(first: Path, second: Path) -> list[tuple[Path, Path]]:
+    """The results of two folders that are of the same tasks, put in the same way, in pairs.
+
+    Raises NapkinError where there are none, and where a folder has several of one task: which is meant is not known.
+    """
+    sides = []
+    for folder in (first, second):
+        by_task: dict[str, Path] = {}
+        for path, result in read_results(folder).items():
+            told = {**result.task, "files": _digests(result), "items": None, "sample": None}
+            key = json.dumps(told, sort_keys=True, default=str)
+            if key in by_task:
+                raise NapkinError(
+                    f"'{by_task[key]}' and '{path}' are of the same task: name the files that are to be compared"
+                )
+            by_task[key] = path
+        sides.append(by_task)
+    found = [(path, sides[1][key]) for key, path in sides[0].items() if key in sides[1]]
+    if not found:
+        raise NapkinError(f"'{first}' and '{second}' have no task in common, put in the same way: name two results")
+    return found
 
 
 def _digests(result: TaskResult) -> list[str]:
