@@ -82,6 +82,13 @@ EVALUATE = Forms(
             Command("run sampled programs against tests, and estimate pass@k", "evaluate.programs:evaluate_programs"),
             ("--problems", "--completions"),
         ),
+        "votes": Form(
+            Command("rate models by votes between pairs of answers", "evaluate.votes:votes_command"),
+            ("--bootstrap", "--models"),
+        ),
+        "judge": Form(
+            Command("let a model judge the answers of two others", "evaluate.votes:judge_command"), ("--answers",)
+        ),
         "compare": Form(
             Command("compare two results item by item", "evaluate.compare:compare_command"),
             ("--compare",),

@@ -4,6 +4,10 @@ from .bits_per_byte import evaluate as evaluate
 from .bits_per_byte import mean_loss as mean_loss
 from .contamination import Contamination as Contamination
 from .contamination import find_contamination as find_contamination
+from .pairwise import Vote as Vote
+from .pairwise import ratings_of as ratings_of
+from .pairwise import read_votes as read_votes
+from .pairwise import win_rate as win_rate
 from .resampling import ResampledDifference as ResampledDifference
 from .resampling import holm_adjusted as holm_adjusted
 from .resampling import resampled_difference as resampled_difference
