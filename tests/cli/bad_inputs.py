@@ -82,6 +82,7 @@ BASES = {
     "tokenizer export": "one/tokenizer.json --out new.json",
     "data why": "one.txt#1 --in missing",
     "data plan": "one.txt",
+    "data banding": "--threshold 0.8",
     "data reconcile": "missing --plan one.txt",
     "data samples": "missing --out new.html",
     "data chat": "chats.jsonl --tokenizer one/tokenizer.json",

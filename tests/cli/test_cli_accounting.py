@@ -105,6 +105,8 @@ def test_formats_say_what_becomes_of_a_number(capsys: pytest.CaptureFixture[str]
 
 def test_a_device_is_found_by_the_name_its_driver_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert "990 TFLOP/s" in output(capsys, "hardware", "NVIDIA H100 80GB HBM3")
+    # 989.4 TFLOP/s by 3.35 TB/s.
+    assert ", bf16 295," in output(capsys, "hardware", "H100")
     (device,) = json.loads(output(capsys, "hardware", "L4", "--json"))
     assert device["memory_bandwidth"] == 300e9
 

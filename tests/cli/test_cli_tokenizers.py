@@ -96,7 +96,8 @@ def test_without_a_terminal_tokens_are_divided_by_a_mark(napkin) -> None:
     done = napkin("tokenizer", "compare", "one.txt", "--show", "20", "--with", TOKENIZER)
 
     assert done.err == ""
-    assert "text: one.txt, 13.5 kB, 13,500 characters; vocabularies learned from itself" in done.out
+    assert "text: one.txt, 13,500 characters, 13.5 kB in UTF-8, 27.0 kB in UTF-16, 54.0 kB in UTF-32" in done.out
+    assert "vocabularies learned from itself" in done.out
     assert "\nwords\nthe| cat| sat| on| the|...\n" in done.out
     assert "\ncharacters\nt|h|e| |c|a|t| |s|a|t| |o|n| |t|h|e|...\n" in done.out
 

@@ -1,11 +1,13 @@
 """`napkin data recipe`: what is printed is a pipeline, with every stage and every option."""
 
 import dataclasses
+import json
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cli.conftest import Napkin
@@ -73,6 +75,19 @@ def test_a_printed_pipeline_runs(napkin: Napkin, tmp_path: Path) -> None:
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages" / "a.txt").write_text("A page of one line that is long enough to be looked at.\n" * 2)
     assert napkin("data", "run", str(tmp_path / "pipeline.toml"), "--out", str(tmp_path / "corpus")).status == 0
+
+
+def test_bands_find_what_draws_of_equal_numbers_find(napkin: Napkin) -> None:
+    """Numbers of two signatures are equal with the similarity as the probability: bands of such draws are looked at."""
+    done = napkin("data", "banding", "--threshold", "0.7", "--hashes", "64", "--json")
+    told = json.loads(done.out)
+    rows, bands = told["rows"], told["bands"]
+    assert rows * bands <= 64
+    draws = np.random.default_rng(0).random((4000, bands, rows))
+    for pair in told["pairs"]:
+        found = (draws < pair["similarity"]).all(2).any(1).mean()
+        assert abs(found - pair["found"]) < 0.05
+    assert next(pair["found"] for pair in told["pairs"] if pair["similarity"] == 0.7) >= 0.9
 
 
 def test_a_stage_is_spelled_as_its_command(napkin: Napkin, tmp_path: Path) -> None:

@@ -86,6 +86,12 @@ class Device:
         """The part of `memory_bytes` that remains for tensors after loading a CUDA context and its libraries."""
         return self.memory_bytes - (CONTEXT_BYTES if self.torch_device == "cuda" else 0)
 
+    @property
+    def turning_points(self) -> dict[PeakFormat, float]:
+        """The arithmetic intensity at which products and memory take equally long, in FLOP per byte of each format: the
+        corner of the roofline (Williams, Waterman and Patterson 2009)."""
+        return {name: peak / self.memory_bandwidth for name, peak in self.peaks.items()}
+
     def choose_format(self, wanted: Literal["auto", "bf16", "fp32"]) -> Literal["bf16", "fp32"]:
         """The format of matrix products: "auto" is bf16 if the device supports it, otherwise fp32.
 

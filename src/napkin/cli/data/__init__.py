@@ -23,6 +23,9 @@ COMMANDS = {
         "predict what a pipeline will leave and take, from a sample of its input", "data.pipelines:plan_command"
     ),
     "reconcile": Command("compare a corpus with its plan", "data.pipelines:reconcile_command"),
+    "banding": Command(
+        "say which near-duplicates a threshold, or bands and rows, will find", "data.pipelines:banding_command"
+    ),
     "why": Command(
         "tell a document's story: what each stage did to it, or why it was dropped", "data.pipelines:why_command"
     ),

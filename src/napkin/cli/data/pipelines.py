@@ -190,6 +190,41 @@ def why_command(options: WhyOptions) -> None:
 
 
 @dataclass(frozen=True)
+class BandingOptions(JsonOption):
+    """Print the probability with which bands of a MinHash signature find two documents, by their similarity: what the
+    stage near-duplicates will drop."""
+
+    threshold: float = 0.8
+    """The Jaccard similarity from which documents are near-duplicates; bands and rows are chosen for it."""
+    hashes: int = 128
+    """Numbers of a signature."""
+    bands: int = 0
+    """Bands of a signature. 0: chosen by the threshold."""
+    rows: int = 0
+    """Numbers of a band. 0: chosen by the threshold."""
+
+
+@command("data banding", BandingOptions)
+def banding_command(options: BandingOptions) -> None:
+    from napkin.curation.deduplication.stages import NearDuplicates
+
+    stage = NearDuplicates(threshold=options.threshold, hashes=options.hashes, bands=options.bands, rows=options.rows)
+    banding = stage.banding
+    similarities = sorted({*(tenth / 10 for tenth in range(1, 11)), 0.95, options.threshold})
+    found = {similarity: float(banding.probability(similarity)) for similarity in similarities}
+    if options.json:
+        rows = [{"similarity": similarity, "found": share} for similarity, share in found.items()]
+        print_json({"bands": banding.bands, "rows": banding.rows, "hashes": options.hashes, "pairs": rows})
+        return
+    print_table(
+        ("Jaccard similarity", "pairs found"),
+        [(f"{similarity:.3g}", format_share(share)) for similarity, share in found.items()],
+    )
+    formula = f"1 - (1 - s^{banding.rows})^{banding.bands}"
+    say(f"{banding.bands} bands of {banding.rows} rows, of {options.hashes} hashes: {formula} at similarity s")
+
+
+@dataclass(frozen=True)
 class SamplesOptions:
     """Write a page with samples of what each rule of each stage dropped, beside samples of what remained."""
 

@@ -30,7 +30,7 @@ class HardwareOptions(JsonOption):
 def hardware_command(options: HardwareOptions) -> None:
     devices = catalogue() if options.name is None else (find_device(options.name),)
     if options.json:
-        print_json([asdict(device) for device in devices])
+        print_json([{**asdict(device), "turning_points": device.turning_points} for device in devices])
         return
     if options.name is not None:
         print_table((), _facts(devices[0]))
@@ -57,6 +57,8 @@ def _facts(device: Device) -> Iterator[tuple[str, str]]:
         yield f"{name} dense", format_rate(rate) + sparse
     yield "memory", f"{format_gibibytes(device.memory_bytes)} = {format_bytes(device.memory_bytes)}"
     yield "bandwidth", f"{format_bytes(device.memory_bandwidth)}/s"
+    points = ", ".join(f"{name} {point:,.3g}" for name, point in device.turning_points.items())
+    yield "FLOP per byte", f"{points}: with fewer, memory is the limit"
     for link, bandwidth in ((device.link, device.link_bandwidth), (device.host_link, device.host_bandwidth)):
         if link and bandwidth:
             yield link, f"{format_bytes(bandwidth)}/s one way"

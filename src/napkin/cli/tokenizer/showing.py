@@ -72,14 +72,19 @@ def compare_command(options: CompareOptions) -> None:
         line.retitle("encoding")
         results, refused = compare_tokenizers([*kinds, *saved], text)
     text_bytes, excerpt = len(utf8(text)), _excerpt(text, options.show)
+    # Surrogates that stand alone are characters of a str and of no encoding.
+    wide_bytes = {name: len(text.encode(f"{name}-le", "surrogatepass")) for name in ("utf-16", "utf-32")}
     if options.json:
         described = {"text": source or None, "characters": len(text), "bytes": text_bytes, "learned_from": learned_from}
+        described |= {f"{name.replace('-', '')}_bytes": size for name, size in wide_bytes.items()}
         rows = [result.as_values(excerpt) for result in results]
         print_json({**described, "tokenizers": rows, "refused": refused})
         return
     name = source or "given on the command line"
     learned_name = "itself" if learned is text else f"{format_bytes(len(utf8(learned)))} of {', '.join(learned_from)}"
-    say(f"text: {name}, {format_bytes(text_bytes)}, {len(text):,} characters; vocabularies learned from {learned_name}")
+    wide = ", ".join(f"{format_bytes(size)} in {name.upper()}" for name, size in wide_bytes.items())
+    say(f"text: {name}, {len(text):,} characters, {format_bytes(text_bytes)} in UTF-8, {wide}")
+    say(f"vocabularies learned from {learned_name}")
     rows = [
         (
             result.name,

@@ -19,6 +19,7 @@ from napkin.errors import NapkinError
 if TYPE_CHECKING:
     from napkin.curation.deduplication.document_decisions import ExactKeys, NearKeys
     from napkin.curation.deduplication.equal_keys import Marks
+    from napkin.curation.deduplication.minhash import Banding, MinHash
     from napkin.curation.deduplication.shard_files import KeyChunk, KeyFile
     from napkin.evaluation.contamination import ItemSearch
 
@@ -106,11 +107,22 @@ class NearDuplicates(_DocumentStage):
 
     def _keys(self) -> "NearKeys":
         from napkin.curation.deduplication.document_decisions import NearKeys
-        from napkin.curation.deduplication.minhash import Banding, MinHash
 
-        if self.bands:
-            return NearKeys(MinHash(self.hashes, self.words), Banding(self.bands, self.rows))
-        return NearKeys.of(self.threshold, self.hashes, self.words)
+        return NearKeys(self.minhash, self.banding)
+
+    @property
+    def minhash(self) -> "MinHash":
+        from napkin.curation.deduplication.minhash import MinHash
+
+        return MinHash(self.hashes, self.words)
+
+    @property
+    def banding(self) -> "Banding":
+        """The bands and rows that were set, or those of the threshold. Raises NapkinError for too many hashes."""
+        from napkin.curation.deduplication.minhash import Banding, choose_banding
+
+        hashes = self.minhash.hashes
+        return Banding(self.bands, self.rows) if self.bands else choose_banding(self.threshold, hashes)
 
 
 @dataclass(frozen=True)
