@@ -369,6 +369,7 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     torch.ops.napkin.ring_attention: _attention,
     torch.ops.napkin.ring_attention_backward: _attention_backward,
     torch.ops.napkin.quantized_product: _own_quantized_product,
+    torch.ops.napkin.integer_product: _own_quantized_product,
     torch.ops.napkin.attend_to_slots: _attention_to_slots,
     torch.ops.napkin.fused_attend_to_slots: _attention_to_slots,
     torch.ops.napkin.compiled_attention: _attention,

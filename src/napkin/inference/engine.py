@@ -174,9 +174,8 @@ class Engine:
             os.environ.setdefault(name, str(_SHAPES_KEPT))
         self.model = model.eval()
         self.stop_ids = frozenset(stop_ids)
-        weight = model.head_weight
         self.kv: KVFormat = kv
-        each = block_size * bytes_per_token(model.config, weight.dtype, kv)
+        each = block_size * bytes_per_token(model.config, model.dtype, kv)
         self.scheduler = Scheduler[EngineSequence](
             n_blocks_that_fit(model, each, block_size, max_running, cache_bytes),
             block_size=block_size,
@@ -186,7 +185,7 @@ class Engine:
             prompts_together=prompts_together,
         )
         self.cache = PagedCache(
-            model.config, self.pool.n_blocks, block_size, dtype=weight.dtype, device=weight.device, kv=kv
+            model.config, self.pool.n_blocks, block_size, dtype=model.dtype, device=model.device, kv=kv
         )
         self._arrived: deque[EngineSequence] = deque()
         self._unwanted: deque[Completion] = deque()

@@ -70,10 +70,9 @@ def continue_prompt(
 
 def cache_for(model: Transformer, batch_size: int, capacity: int, *, slack: int = 0) -> ContiguousCache:
     """A cache for a model, where it is and in the dtype of its products: that of its embedding, or of autocast."""
-    weight = model.embedding.weight
-    device_type = weight.device.type
-    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else weight.dtype
-    return ContiguousCache(model.config, batch_size, capacity, dtype=dtype, device=weight.device, slack=slack)
+    device = model.device
+    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else model.embedding.dtype
+    return ContiguousCache(model.config, batch_size, capacity, dtype=dtype, device=device, slack=slack)
 
 
 @torch.inference_mode()

@@ -98,7 +98,8 @@ def load(
     Args:
         name: what clients and results call the model; None is the folder's name.
         weights: the number format that weights are held and multiplied in: "auto" is bf16 where the device multiplies
-            it natively. None is fp32, and bf16 for a Hugging Face folder on a GPU. Quantized weights stay as they are.
+            it natively. None is fp32, and bf16 for a Hugging Face folder on a GPU. Quantized weights stay as they are,
+            and so do those of a GGUF file on a CPU, unless "fp32" or "bf16" is asked for.
         on_message: called for damaged checkpoints that are skipped when the weights are read.
 
     Raises NapkinError for a folder that is none of these, for a run without a checkpoint, and for a family, settings or
@@ -173,8 +174,14 @@ class LoadedModel:
             model = self._newest(load_plain_model).eval()
         else:
             on_gpu = self.weights is None and device_type == "cuda"
-            read = load_gguf if self.folder.is_file() else load_huggingface
-            model = read(self.folder, dtype=torch.bfloat16 if on_gpu else torch.float32)
+            dtype = torch.bfloat16 if on_gpu else torch.float32
+            if self._is_file:
+                keeps = device_type == "cpu" and self.weights in (None, "auto")
+                model = load_gguf(self.folder, dtype=dtype, integers=keeps)
+                if keeps:
+                    return model
+            else:
+                model = load_huggingface(self.folder, dtype=dtype)
         model = model.to(device_type)
         if self.weights is not None:
             products = choose_precision(self.weights, device_type, detect_host()).products
@@ -182,6 +189,11 @@ class LoadedModel:
             for parameter in model.parameters():
                 parameter.data = parameter.data.to(torch.bfloat16 if products == "bf16" else torch.float32)
         return model
+
+    @property
+    def _is_file(self) -> bool:
+        """True for a GGUF file; all else is a folder."""
+        return self.run_folder is None and self.folder.is_file()
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
@@ -265,7 +277,7 @@ class LoadedModel:
             if proposer is not None:
                 raise NapkinError(f"keys and values in {kv} do not go with a draft model or a lookup: use one of them")
             n_blocks = -(-min(len(ids) + max_new_tokens, self.context_length) // _BLOCK)
-            cache_bytes = n_blocks * _BLOCK * bytes_per_token(self.config, model.head_weight.dtype, kv)
+            cache_bytes = n_blocks * _BLOCK * bytes_per_token(self.config, model.dtype, kv)
             engine = Engine(model, cache_bytes=cache_bytes, max_running=1, block_size=_BLOCK, kv=kv)
             draws = engine.stream(Request(ids, max_new_tokens, sampling))
         elif proposer is not None:
@@ -327,7 +339,7 @@ class LoadedModel:
         encoded by itself, so it begins with its space.
         """
         most = BRANCH_TOKENS
-        if self.model.head_weight.device.type == "cpu":
+        if self.model.device.type == "cpu":
             # Scores of all with all cost as much as the products of so many tokens.
             most = max(128, min(most, 2 * self.config.d_model))
         ids = [
@@ -422,21 +434,20 @@ class LoadedModel:
 
     def about(self) -> dict[str, Any]:
         """Name, checksum of the weights, number format, tokenizer: what tells this model from others in results."""
-        weight = self.model.head_weight
         return {
             "name": self.name,
             "weights_sha256": self._weights_sha256,
             "tokenizer": self.tokenizer.fingerprint,
-            "weights": str(weight.dtype).removeprefix("torch."),
-            "device": weight.device.type,
+            "weights": str(self.model.dtype).removeprefix("torch."),
+            "device": self.model.device.type,
             "parameters": self.n_parameters,
         }
 
     @property
     def n_parameters(self) -> int:
         """Parameters of the model, without reading the weights."""
-        model = self.__dict__.get("model") or Transformer(self.config, device="meta")
-        return sum(parameter.numel() for parameter in model.parameters())
+        # Integers are no parameters of torch's.
+        return sum(parameter.numel() for parameter in Transformer(self.config, device="meta").parameters())
 
     @cached_property
     def _engine(self) -> Engine:
@@ -492,15 +503,20 @@ class LoadedModel:
         elif Path(folder).suffix == ".gguf":
             form = self._text_form()
             keys = None if weights_only else gguf_vocabulary(self.tokenizer, form.first, form.stops, form.chat_template)
-            save_gguf(self.model, folder, to=to, vocabulary=keys, name=self.name)
+            save_gguf(self._whole, folder, to=to, vocabulary=keys, name=self.name)
         elif weights_only:
-            save_huggingface(self.model, folder)
+            save_huggingface(self._whole, folder)
         else:
             try:
                 pattern_of(self.tokenizer)
             except NapkinError as error:
                 raise NapkinError(f"{error}; --weights-only leaves the tokenizer out") from None
-            save_huggingface(self.model, folder, tokenizer=self.tokenizer, form=self._text_form())
+            save_huggingface(self._whole, folder, tokenizer=self.tokenizer, form=self._text_form())
+
+    @property
+    def _whole(self) -> Transformer:
+        """The model, with numbers where a GGUF file has integers."""
+        return load_gguf(self.folder) if self._is_file and self.weights in (None, "auto") else self.model
 
     def _text_form(self) -> TextForm:
         """Return the tokens around texts, and the chat template, by the names of tokens."""
@@ -522,9 +538,7 @@ class LoadedModel:
         Raises CorruptFile where they are damaged.
         """
         if self.checkpoint is None:
-            checksums = [
-                checksum_of(path) for path in ([self.folder] if self.folder.is_file() else weight_files(self.folder))
-            ]
+            checksums = [checksum_of(path) for path in ([self.folder] if self._is_file else weight_files(self.folder))]
         else:
             stems = ("model", "optimizer", FROZEN) if keeps_average(self.checkpoint) else ("model", FROZEN)
             checksums = [sum for name, sum in read_sums(self.checkpoint.path).items() if name.startswith(stems)]
@@ -541,7 +555,7 @@ class LoadedModel:
     def load_parts(self, config: ModelConfig, parts: Parts) -> None:
         """`load_into` for some parts of a model of that config: a rank reads its own."""
         refuse_other_function(config, self.config, str(self.folder))
-        if self.folder.is_file():
+        if self._is_file:
             load_gguf_parts(config, parts, self.folder)
         elif self.checkpoint is None:
             load_huggingface_parts(config, parts, self.folder)

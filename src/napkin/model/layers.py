@@ -278,6 +278,16 @@ class Embedding(nn.Module):
         self.look_up: Callable[[Tensor, Tensor], Tensor] = F.embedding
         """Takes rows of the matrix; tensor parallelism replaces it."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number format of the vectors."""
+        return self.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the matrix."""
+        return self.weight.device
+
     def forward(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
         """Look up each id; an id outside the vocabulary is an IndexError on the CPU, an assert on a GPU."""
         return self.look_up(tokens, self.weight)

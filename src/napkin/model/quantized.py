@@ -1,22 +1,26 @@
 """Linear layers whose weights are integers of 8 or 4 bits with scales, for inference.
 
-    int8: w = q · scale, one scale per row, q from -127 to 127
-    int4: w = (q - 8) · scale + middle, one scale and one middle for each group of a row, q from 0 to 15
+    int8: w = q · scale, one scale per row or for each group of a row, q from -128 to 127
+    int4: w = (q - 8) · scale + middle, one scale and one middle for each group of a row, q from 0 to 15; or q · scale +
+          minimum, where there are minima in place of middles; or (q - 8) · scale, where there are neither
 
-Scales are bf16, products are of bf16 vectors with sums in fp32. For few vectors they read the integers as they are: on
-a CPU by torch's packed operators, on a GPU by Triton kernels. For many, the weights are made again in bf16 and
-multiplied: that is also what the operators are held to.
+A model that is quantized here has scales in bf16; products are of bf16 vectors with sums in fp32. For few vectors they
+read the integers as they are: on a CPU by torch's packed operators, on a GPU by Triton kernels. For many, the weights
+are made again in bf16 and multiplied: that is also what the operators are held to.
+
+Integers that come from a file have the scales of the file, in fp16 or fp32, and stand for exactly its numbers. On a CPU
+a compiled loop reads them as they are, however many vectors there are; elsewhere the weights are made again in fp32.
 """
 
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.kernels.products.quantized import quantized_product, reads_integers
+from napkin.kernels.products.quantized import integer_product, quantized_product, reads_integers
 from napkin.model.layers import Linear, MuPLinear
 from napkin.model.transformer import Transformer
 
@@ -50,8 +54,25 @@ class QuantizedLinear(nn.Module):
         self._packed: tuple[Tensor, Tensor] | None = None
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The number format of the products: fp32 of integers that come from a file, else bf16."""
+        return torch.bfloat16 if self.scales.dtype == torch.bfloat16 else torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the integers."""
+        return self.values.device
+
+    @property
     def weight(self) -> Float[Tensor, "out_features in_features"]:
-        """The matrix in bf16, made anew."""
+        """The matrix in `dtype`, made anew."""
+        return self._numbers(slice(None))
+
+    def rows(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch in_features"]:
+        """Some rows of the matrix, as an embedding's."""
+        return self._numbers(ids.flatten()).view(*ids.shape, self.in_features)
+
+    def _numbers(self, rows: slice | Tensor) -> Float[Tensor, "rows in_features"]:
         raise NotImplementedError
 
     def pack(self) -> tuple[Tensor, Tensor]:
@@ -67,7 +88,10 @@ class QuantizedLinear(nn.Module):
         return self.values.device.type == "cpu"
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
-        vectors = x.reshape(-1, self.in_features).to(torch.bfloat16)
+        vectors = x.reshape(-1, self.in_features)
+        if self.dtype != torch.bfloat16:
+            return self._multiply_exactly(vectors).to(x.dtype).view(*x.shape[:-1], self.out_features)
+        vectors = vectors.to(torch.bfloat16)
         if len(vectors) <= _FEW[self.format] and self.can_be_packed():
             result = self.multiply_packed(self._columns_added(vectors))[:, : self.out_features]
         elif reads_integers(self.values, self.scales, len(vectors)):
@@ -77,6 +101,14 @@ class QuantizedLinear(nn.Module):
         if self.bias is not None:
             result = result + self.bias
         return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def _multiply_exactly(self, vectors: Tensor) -> Float[Tensor, "vector out_features"]:
+        if self.values.device.type == "cpu":
+            offsets = getattr(self, "middles", None), getattr(self, "minima", None)
+            result = integer_product(vectors, self.values, self.scales, *offsets)
+        else:
+            result = F.linear(vectors.float(), self.weight)
+        return result if self.bias is None else result + self.bias
 
     def _columns_added(self, x: Tensor) -> Tensor:
         missing = self.padded - self.in_features
@@ -100,7 +132,7 @@ class QuantizedLinear(nn.Module):
 
 
 class Int8Linear(QuantizedLinear):
-    """A matrix whose rows are 8-bit integers with a scale each."""
+    """A matrix whose rows are 8-bit integers with a scale each, or with one for each group."""
 
     format = "int8"
 
@@ -112,9 +144,11 @@ class Int8Linear(QuantizedLinear):
         values = (weight / scales.float()[:, None]).round().clamp(-127, 127)
         return {"values": values.to(torch.int8), "scales": scales}
 
-    @property
-    def weight(self) -> Float[Tensor, "out_features in_features"]:
-        return (self.values.float() * self.scales.float()[:, None]).to(torch.bfloat16)
+    def _numbers(self, rows: slice | Tensor) -> Float[Tensor, "rows in_features"]:
+        values, scales = self.values[rows].float(), self.scales[rows].float()
+        if scales.ndim == 1:
+            return (values * scales[:, None]).to(self.dtype)
+        return (values.unflatten(1, (scales.shape[1], -1)) * scales[..., None]).flatten(1)
 
     def pack(self) -> tuple[Tensor, Tensor]:
         """The same integers: nothing is copied where neither rows nor columns are added."""
@@ -135,6 +169,8 @@ class Int4Linear(QuantizedLinear):
 
     format = "int4"
     middles: Tensor
+    minima: Tensor
+    """At most one of the two is there."""
 
     @property
     def group_size(self) -> int:
@@ -160,11 +196,16 @@ class Int4Linear(QuantizedLinear):
         flat = values.flatten(1).to(torch.uint8)
         return {"values": flat[:, ::2] | (flat[:, 1::2] << 4), "scales": scales, "middles": middles}
 
-    @property
-    def weight(self) -> Float[Tensor, "out_features in_features"]:
-        groups = self._integers().float().unflatten(1, (-1, self.group_size))
-        made = (groups - 8) * self.scales.float()[..., None] + self.middles.float()[..., None]
-        return made.flatten(1)[:, : self.in_features].to(torch.bfloat16)
+    def _numbers(self, rows: slice | Tensor) -> Float[Tensor, "rows in_features"]:
+        groups = self._integers(rows).float().unflatten(1, (-1, self.group_size))
+        scales, (middles, minima) = self.scales[rows].float()[..., None], self._offsets(rows)
+        made = groups * scales + minima if minima is not None else (groups - 8) * scales
+        made = made if middles is None else made + middles
+        return made.flatten(1)[:, : self.in_features].to(self.dtype)
+
+    def _offsets(self, rows: slice | Tensor) -> list[Tensor | None]:
+        found = (getattr(self, name, None) for name in ("middles", "minima"))
+        return [None if each is None else each[rows].float()[..., None] for each in found]
 
     def can_be_packed(self) -> bool:
         """The operator has groups of some sizes."""
@@ -172,7 +213,7 @@ class Int4Linear(QuantizedLinear):
 
     def pack(self) -> tuple[Tensor, Tensor]:
         """The integers in the order of the processor's instructions; they are then held twice."""
-        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(_rows_added(self._integers().int()), 1)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(_rows_added(self._integers(slice(None)).int()), 1)
         scales = torch.stack((self.scales, self.middles), dim=2).to(torch.bfloat16)
         return packed, _rows_added(scales).transpose(0, 1).contiguous()
 
@@ -180,8 +221,35 @@ class Int4Linear(QuantizedLinear):
         packed, scales = self.packed()
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, self.group_size, scales)
 
-    def _integers(self) -> UInt8[Tensor, "out_features padded"]:
-        return torch.stack((self.values & 15, self.values >> 4), dim=2).flatten(1)
+    def _integers(self, rows: slice | Tensor) -> UInt8[Tensor, "rows padded"]:
+        values = self.values[rows]
+        return torch.stack((values & 15, values >> 4), dim=2).flatten(1)
+
+
+class QuantizedEmbedding(nn.Module):
+    """An embedding whose rows are those of a matrix in integers, which a tied head multiplies too."""
+
+    def __init__(self, layer: QuantizedLinear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    @property
+    def weight(self) -> Float[Tensor, "vocab_size d_model"]:
+        """The whole matrix, made anew."""
+        return self.layer.weight
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number format of what is read."""
+        return self.layer.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the integers."""
+        return self.layer.device
+
+    def forward(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
+        return self.layer.rows(tokens)
 
 
 def quantize_model(model: Transformer, to: Format, *, group_size: int = GROUP_SIZE) -> None:
@@ -219,6 +287,24 @@ def quantized_twin(model: Transformer, to: Format, tensors: dict[str, Tensor]) -
     head = _checked(Int8Linear(rows, columns, _of_layer(tensors, "quantized_head.")), "quantized_head")
     model.head, model.quantized_head = None, head
     _for_inference(model)
+
+
+def put_quantized(model: Transformer, layers: dict[str, QuantizedLinear]) -> None:
+    """Put layers in the place of a model's matrices of those names, which end with ".weight".
+
+    A quantized embedding that is tied is the head too.
+    """
+    for name, layer in layers.items():
+        parent, _, last = name.removesuffix(".weight").rpartition(".")
+        if last == "embedding":
+            model.embedding = QuantizedEmbedding(layer)
+            if model.head is None:
+                model.quantized_head = layer
+        elif name == "head.weight":
+            model.head, model.quantized_head = None, layer
+        else:
+            setattr(model.get_submodule(parent), last, layer)
+    model.requires_grad_(False)
 
 
 def _for_inference(model: Transformer) -> None:

@@ -76,7 +76,7 @@ class Transformer(nn.Module):
             width = config.mup_base_d_model or config.d_model
             head_std = config.init_std if config.init == "fixed" else _FIRST_LOGITS_STD * width**-0.5
             embedding_std = config.init_std if config.init == "fixed" else head_std if config.tie_embeddings else 1.0
-            self.embedding = Embedding(config.vocab_size, config.d_model, std=embedding_std, generator=generator)
+            self.embedding: Any = Embedding(config.vocab_size, config.d_model, std=embedding_std, generator=generator)
             self.input_scale = config.resolved_embedding_scale
             self.positions = builder.positions(embedding_std * self.input_scale)
             self.dropout = make_dropout(config.dropout)
@@ -255,7 +255,12 @@ class Transformer(nn.Module):
     @property
     def device(self) -> torch.device:
         """The device of its parameters."""
-        return self.embedding.weight.device
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number format of the head's products."""
+        return self.head_weight.dtype if self.quantized_head is None else self.quantized_head.dtype
 
     @property
     def head_weight(self) -> Float[Tensor, "vocab_size d_model"]:

@@ -213,7 +213,7 @@ class Service:
     @cached_property
     def kv_bytes_per_token(self) -> int:
         """Bytes of the keys and values of one token in all layers."""
-        return bytes_per_token(self.opened.model.config, self.opened.model.head_weight.dtype, self.engine.kv)
+        return bytes_per_token(self.opened.model.config, self.opened.model.dtype, self.engine.kv)
 
     def start(self) -> None:
         """Start the engine's thread, in the event loop that will use it."""

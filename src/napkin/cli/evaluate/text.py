@@ -120,7 +120,7 @@ def evaluate_text(options: TextOptions) -> None:
             error=options.error,
             max_tokens=options.max_tokens,
             seed=options.seed or 0,
-            device=model.model.head_weight.device,
+            device=model.model.device,
         )
         if options.plan:
             told = _plan(measure, options)

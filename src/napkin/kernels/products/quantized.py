@@ -1,11 +1,12 @@
-"""Products of vectors with matrices of 8-bit or 4-bit integers, which are read as they are: the formula, and Triton
-kernels for a GPU (triton_quantized.py). What the integers mean is in napkin.model.quantized."""
+"""Products of vectors with matrices of 8-bit or 4-bit integers, which are read as they are: the formula, Triton kernels
+for a GPU (triton_quantized.py), and a compiled loop for a CPU (numba_integers.py). What the integers mean is in
+napkin.model.quantized."""
 
 import torch
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor
 
-from napkin.kernels.operators import operator, triton_obstacle
+from napkin.kernels.operators import cpu_operator, is_bf16, on_threads, operator, triton_obstacle
 
 MOST_VECTORS = 64
 """Vectors up to which reading integers saves more than products of few rows cost."""
@@ -43,3 +44,48 @@ def reads_integers(values: Tensor, scales: Tensor, n_vectors: int) -> bool:
         return False
     fits = values.dtype == torch.int8 or 2 * values.shape[1] // scales.shape[1] in GROUPS
     return fits and triton_obstacle("cuda") is None
+
+
+PIECE = 32
+"""The groups of `integer_product` are multiples of this."""
+_KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+
+
+def integer_form(values: Tensor, minima: Tensor | None) -> int:
+    """The number of the compiled loop for a matrix, see numba_integers.py."""
+    return 0 if values.dtype == torch.int8 else 2 if minima is None else 1
+
+
+@cpu_operator(
+    "integer_product(Tensor x, Tensor values, Tensor scales, Tensor? middles, Tensor? minima) -> Tensor",
+    lambda x, values, *others: x.new_empty(len(x), len(values), dtype=torch.float32),
+)
+def integer_product(x: Tensor, values: Tensor, scales: Tensor, middles: Tensor | None, minima: Tensor | None) -> Tensor:
+    """x · Wᵀ in fp32 on a CPU, with W = q · scale of a group of a row, for 4 bits (q - 8) · scale + middle, or q · scale
+    + minimum; both offsets may be missing. Groups are multiples of 32 columns, scales in bf16, fp16 or fp32.
+
+    The numbers of x are rounded to 16 bits, 32 of them with one scale.
+    """
+    n_vectors, n = x.shape
+    n_rows, n_pieces = len(values), values.shape[1] // (PIECE if values.dtype == torch.int8 else PIECE // 2)
+    numbers = torch.empty(n_vectors, n_pieces * PIECE, dtype=torch.int16)
+    of_pieces, result = torch.empty(2, n_vectors, n_pieces), torch.empty(n_vectors, n_rows)
+    x = (x if is_bf16(x) else x.float()).contiguous()
+    form, n_groups = integer_form(values, minima), scales.shape[1]
+    on_threads(
+        "products.numba_integers.vectors_to_integers",
+        (x, is_bf16(x), numbers, *of_pieces),
+        (n, n_pieces, form != 0),
+        n_rows=n_vectors,
+        n_columns=n,
+        buffer_size=n,
+    )
+    on_threads(
+        "products.numba_integers.multiply_integers",
+        (numbers, *of_pieces, values, scales, middles if minima is None else minima, result),
+        (n_vectors, n_pieces, n_groups, _KINDS[scales.dtype], n_rows, form),
+        n_rows=n_rows,
+        n_columns=n * n_vectors,
+        buffer_size=4 * (2 * n_groups + n_pieces),
+    )
+    return result

@@ -6,19 +6,32 @@ those of ggml's ggml-common.h. All functions take and return one block per row:
 
     decode: uint8 [blocks, n_bytes] to fp32 [blocks, n_numbers]
     encode: fp32 [blocks, n_numbers] to uint8 [blocks, n_bytes]
+    integers: uint8 [blocks, n_bytes] to `Integers`, which stand for exactly the same numbers
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int8, UInt8
 from torch import Tensor
 
 from napkin.errors import NapkinError
 
 Blocks = UInt8[Tensor, "blocks n_bytes"]
 Numbers = Float[Tensor, "blocks n_numbers"]
+
+
+class Integers(NamedTuple):
+    """Numbers as integers in groups of 32, each with a scale.
+
+    They are q · scale for int8, and (q - 8) · scale for uint8, or q · scale + minimum where there are minima.
+    """
+
+    values: UInt8[Tensor, "blocks n_numbers"] | Int8[Tensor, "blocks n_numbers"]
+    scales: Float[Tensor, "blocks groups"]
+    minima: Float[Tensor, "blocks groups"] | None = None
 
 
 def _not_written(numbers: Numbers) -> Blocks:
@@ -35,6 +48,7 @@ class BlockFormat:
     n_bytes: int
     decode: Callable[[Blocks], Numbers]
     encode: Callable[[Numbers], Blocks] = _not_written
+    integers: Callable[[Blocks], Integers] | None = None
 
     @property
     def bits_per_number(self) -> float:
@@ -49,9 +63,13 @@ def _floats(dtype: torch.dtype) -> tuple[Callable[[Blocks], Numbers], Callable[[
     )
 
 
-def _half(blocks: Blocks, at: int) -> Float[Tensor, "blocks 1"]:
+def _stored_half(blocks: Blocks, at: int) -> Float[Tensor, "blocks 1"]:
     """Return the fp16 number that begins at a byte of each block."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+    return blocks[:, at : at + 2].contiguous().view(torch.float16)
+
+
+def _half(blocks: Blocks, at: int) -> Float[Tensor, "blocks 1"]:
+    return _stored_half(blocks, at).float()
 
 
 def _nibbles(bytes_: Blocks) -> UInt8[Tensor, "blocks n_numbers"]:
@@ -127,6 +145,12 @@ def _q6_k(blocks: Blocks) -> Numbers:
     return _half(blocks, 208) * (scales[:, :, None] * integers.flatten(1).unflatten(1, (16, 16))).flatten(1)
 
 
+def _integers_of_q4_k(blocks: Blocks) -> Integers:
+    scales, minima = _scales_and_minima(blocks[:, 4:16])
+    integers = _halves_of_64(blocks[:, 16:])
+    return Integers(integers, _half(blocks, 0) * scales, -_half(blocks, 2) * minima)
+
+
 def _encode_q8_0(numbers: Numbers) -> Blocks:
     scale = numbers.abs().amax(dim=1, keepdim=True) / 127
     integers = _rounded(numbers * _reciprocal(scale)).to(torch.int8)
@@ -160,12 +184,27 @@ FORMATS = {
         BlockFormat(0, "F32", 1, 4, *_floats(torch.float32)),
         BlockFormat(1, "F16", 1, 2, *_floats(torch.float16)),
         BlockFormat(30, "BF16", 1, 2, *_floats(torch.bfloat16)),
-        BlockFormat(2, "Q4_0", 32, 18, _q4_0, _encode_q4_0),
-        BlockFormat(3, "Q4_1", 32, 20, _q4_1),
+        BlockFormat(2, "Q4_0", 32, 18, _q4_0, _encode_q4_0, lambda b: Integers(_nibbles(b[:, 2:]), _stored_half(b, 0))),
+        BlockFormat(
+            3,
+            "Q4_1",
+            32,
+            20,
+            _q4_1,
+            integers=lambda b: Integers(_nibbles(b[:, 4:]), _stored_half(b, 0), _stored_half(b, 2)),
+        ),
         BlockFormat(6, "Q5_0", 32, 22, _q5_0),
         BlockFormat(7, "Q5_1", 32, 24, _q5_1),
-        BlockFormat(8, "Q8_0", 32, 34, _q8_0, _encode_q8_0),
-        BlockFormat(12, "Q4_K", 256, 144, _q4_k),
+        BlockFormat(
+            8,
+            "Q8_0",
+            32,
+            34,
+            _q8_0,
+            _encode_q8_0,
+            lambda b: Integers(b[:, 2:].contiguous().view(torch.int8), _stored_half(b, 0)),
+        ),
+        BlockFormat(12, "Q4_K", 256, 144, _q4_k, integers=_integers_of_q4_k),
         BlockFormat(13, "Q5_K", 256, 176, _q5_k),
         BlockFormat(14, "Q6_K", 256, 210, _q6_k),
     )

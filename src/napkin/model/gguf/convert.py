@@ -7,18 +7,18 @@ keys of `llama` are in the order of pairs that stand side by side, and gains of 
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath
 from napkin.model.config import ModelConfig
-from napkin.model.gguf.block_formats import format_named
+from napkin.model.gguf.block_formats import Integers, format_named
 from napkin.model.gguf.gguf_file import GgufFile, Metadata, text_of, write_gguf
 from napkin.model.huggingface.convert import (
     as_matrix,
@@ -30,9 +30,11 @@ from napkin.model.huggingface.convert import (
     refuse_other_function,
 )
 from napkin.model.huggingface.families import FAMILIES, Family
+from napkin.model.layers import Embedding, Linear, deferred_draws
 from napkin.model.positions import llama3, rope_frequencies
+from napkin.model.quantized import Int4Linear, Int8Linear, QuantizedLinear, put_quantized
 from napkin.model.transformer import Transformer
-from napkin.optim.tensor_parts import Parts, whole_parts
+from napkin.optim.tensor_parts import Parts, parts_of, whole_parts
 
 GgufFormat = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0"]
 """Formats that matrices can be written in."""
@@ -164,19 +166,54 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     return _described(file)[0]
 
 
-def load_gguf(path: StrPath, *, dtype: torch.dtype = torch.float32) -> Transformer:
+def load_gguf(path: StrPath, *, dtype: torch.dtype = torch.float32, integers: bool = False) -> Transformer:
     """The model in a GGUF file, in evaluation mode, its integers turned into numbers of `dtype`.
 
-    Nothing is allocated before all shapes are known to match the metadata. Raises NapkinError for an architecture,
-    settings or number formats that are not supported; CorruptFile where the file is damaged or weights are missing.
+    With `integers`, the matrices of linear layers and embeddings in Q4_0, Q4_1, Q8_0 and Q4_K stay integers, which
+    stand for exactly those numbers (`napkin.model.quantized`): for inference. Nothing is allocated before all shapes
+    are known to match the metadata. Raises NapkinError for an architecture, settings or number formats that are not
+    supported; CorruptFile where the file is damaged or weights are missing.
     """
     with GgufFile(path) as file:
         config, family, factors = _described(file)
         weights = _Weights(file, family, config)
         check_shapes(config, weights)
-        model = Transformer(config, dtype=dtype)
-        fill(whole_parts(model), config, weights, factors)
+        with deferred_draws():
+            model = Transformer(config, dtype=dtype)
+        layers = _integer_layers(model, weights, factors) if integers else {}
+        put_quantized(model, layers)
+        for name, parameter in list(model.named_parameters()):
+            if parameter.is_meta:
+                owner, _, last = name.rpartition(".")
+                numbers = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+                setattr(model.get_submodule(owner), last, numbers)
+        parts = whole_parts(model)
+        for name, layer in layers.items():
+            if layer.bias is not None:
+                parts[f"{name.removesuffix('.weight')}.bias"] = parts_of(layer.bias)
+        fill(parts, config, weights, factors)
     return model.eval()
+
+
+def _integer_layers(model: Transformer, weights: "_Weights", factors: dict[str, float]) -> dict[str, QuantizedLinear]:
+    """Return quantized layers by the names of the matrices that can stay integers as they are in the file."""
+    modules = {f"{name}.weight": module for name, module in model.named_modules()}
+    made: dict[str, QuantizedLinear] = {}
+    for mapping in weights.family.mappings(model.config):
+        module = modules.get(mapping.ours)
+        scaled = mapping.less or any(re.fullmatch(name, mapping.ours) for name in factors)
+        # Not a subclass, which computes something else.
+        plain = isinstance(module, (Linear, Embedding)) and type(module) in (Linear, Embedding)
+        if not plain or mapping.ours.endswith("router.weight") or scaled:
+            continue
+        tensors = weights.integers(mapping.theirs)
+        if tensors is None:
+            continue
+        rows, columns = module.weight.shape
+        biases = {} if getattr(module, "bias", None) is None else {"bias": torch.zeros(rows)}
+        kind = Int8Linear if tensors["values"].dtype == torch.int8 else Int4Linear
+        made[mapping.ours] = kind(rows, columns, tensors | biases)
+    return made
 
 
 def load_gguf_parts(of: ModelConfig, parts: Parts, path: StrPath) -> None:
@@ -220,7 +257,7 @@ def _settings(metadata: Metadata, path: Path, divisors: Tensor | None) -> dict[s
     architecture = ARCHITECTURES[kind]
     found = {key.removeprefix(f"{kind}."): value for key, value in metadata.items()}
     settings = {name: _decimal(found[key]) for name, key in architecture.settings.items() if key in found}
-    if found.get("attention.value_length") == found.get("attention.key_length"):
+    if found.get("attention.value_length") == _key_length(found):
         found.pop("attention.value_length", None)
     for key, what in _REFUSED.items():
         if found.get(key):
@@ -230,6 +267,14 @@ def _settings(metadata: Metadata, path: Path, divisors: Tensor | None) -> dict[s
     except (KeyError, TypeError, ZeroDivisionError):
         raise CorruptFile(f"'{path}' lacks sizes of a {kind} model: download it again") from None
     return settings if kind == "gpt2" else settings | _rope_scaling(path, found, settings, divisors)
+
+
+def _key_length(found: Metadata) -> Any:
+    """Return the width of keys, which a file may leave out where the heads divide the model's."""
+    width, heads = found.get("embedding_length"), found.get("attention.head_count")
+    if "attention.key_length" in found or not isinstance(width, int) or not isinstance(heads, int) or heads < 1:
+        return found.get("attention.key_length")
+    return width // heads
 
 
 def _decimal(value: Any) -> Any:
@@ -282,13 +327,48 @@ class _Weights:
     def read(self, name: str, rows: slice, columns: slice, *, transposed: bool) -> Tensor:
         """Read some rows and columns of a matrix; those that the family has transposed are not stored so."""
         stored, place = _stored_name(name, self._architecture)
-        found = self._file.read(stored)
-        if self._architecture.pairs_side_by_side and (heads := _rotated_heads(place, self._config)):
-            found = found.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-        if found.ndim == 1:
+        entry = self._file.tensors[stored]
+        if len(entry.shape) == 1:
             less = 1.0 if self._architecture.gains_are_whole and "norm" in place else 0.0
-            return (found[rows] - less)[:, None]
-        return found[rows, columns]
+            return (self._in_order(self._file.read(stored), place)[rows] - less)[:, None]
+        # Of the blocks, only those with a number that is asked for are decoded.
+        order = self._in_order(torch.arange(entry.n_rows), place)[rows]
+        first, last = int(order.min()), int(order.max()) + 1
+        width = entry.format.n_numbers
+        start, end = columns.start // width, -(-columns.stop // width)
+        blocks = self._file.blocks(stored, first, last)[order - first, start:end]
+        numbers = entry.format.decode(blocks.flatten(0, 1)).view(len(order), -1)
+        return numbers[:, columns.start - start * width : columns.stop - start * width]
+
+    def integers(self, names: Sequence[str]) -> dict[str, Tensor] | None:
+        """Return the tensors of a quantized layer for some matrices one below the other; None where their formats
+        differ or have no integers in groups of 32, and where a scale is not finite."""
+        found: list[Integers] = []
+        for name in names:
+            stored, place = _stored_name(name, self._architecture)
+            entry = self._file.tensors[stored]
+            if entry.format.integers is None or len(entry.shape) != 2:
+                return None
+            blocks = self._file.blocks(stored, 0, entry.n_rows)
+            blocks = blocks[self._in_order(torch.arange(entry.n_rows), place)]
+            values, scales, minima = entry.format.integers(blocks.flatten(0, 1))
+            rows = entry.n_rows, -1
+            offsets = None if minima is None else minima.view(rows)
+            found.append(Integers(values.view(rows), scales.view(rows), offsets))
+        kinds = {(each.values.dtype, each.scales.dtype, each.minima is None) for each in found}
+        if len(kinds) > 1:
+            return None
+        values, scales, *offsets = (torch.cat(parts) for parts in zip(*found, strict=True) if parts[0] is not None)
+        if not all(bool(each.isfinite().all()) for each in (scales, *offsets)):
+            return None
+        values = values if values.dtype == torch.int8 else values[:, ::2] | values[:, 1::2] << 4
+        return {"values": values, "scales": scales} | ({"minima": offsets[0]} if offsets else {})
+
+    def _in_order(self, rows: Tensor, place: str) -> Tensor:
+        """Return rows of a file's matrix, or of what stands for them, in the family's order."""
+        if self._architecture.pairs_side_by_side and (heads := _rotated_heads(place, self._config)):
+            return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        return rows
 
 
 def _stored_name(name: str, architecture: Architecture) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import UInt8
 from torch import Tensor
 
 from napkin.errors import CorruptFile, NapkinError
@@ -45,6 +46,11 @@ class TensorEntry:
     shape: tuple[int, ...]
     format: BlockFormat
     offset: int
+
+    @property
+    def n_rows(self) -> int:
+        """Rows, each of whole blocks."""
+        return math.prod(self.shape[:-1])
 
     @property
     def n_bytes(self) -> int:
@@ -86,9 +92,15 @@ class GgufFile:
     def read(self, name: str) -> Tensor:
         """Return a tensor in fp32, whatever its format is."""
         entry = self.tensors[name]
-        content = bytearray(memoryview(self._map)[entry.offset : entry.offset + entry.n_bytes])
-        blocks = torch.frombuffer(content, dtype=torch.uint8).view(-1, entry.format.n_bytes)
-        return entry.format.decode(blocks).reshape(entry.shape)
+        return entry.format.decode(self.blocks(name, 0, entry.n_rows).flatten(0, 1)).reshape(entry.shape)
+
+    def blocks(self, name: str, first: int, last: int) -> UInt8[Tensor, "row block n_bytes"]:
+        """Return the bytes of the rows first to last of a tensor, of which only these are read; a vector is one row."""
+        entry = self.tensors[name]
+        row_bytes = entry.n_bytes // entry.n_rows
+        start = entry.offset + first * row_bytes
+        content = bytearray(memoryview(self._map)[start : start + (last - first) * row_bytes])
+        return torch.frombuffer(content, dtype=torch.uint8).view(last - first, -1, entry.format.n_bytes)
 
 
 class _DamagedHeader(Exception):

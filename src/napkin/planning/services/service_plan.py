@@ -350,7 +350,7 @@ def _plan_here(
             f"{config.context_length:,}: use smaller input_tokens and output_tokens"
         )
     kv = "int8" if int8 else "auto"
-    dtype = torch.bfloat16 if given is None else given.head_weight.dtype
+    dtype = torch.bfloat16 if given is None else given.dtype
     name = str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
     per_token = bytes_per_token(config, dtype, kv)
     at_once = min(max_running, load.requests, load.concurrency or load.requests)

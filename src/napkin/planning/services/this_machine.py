@@ -159,12 +159,9 @@ class _Timer:
     def __init__(self, model: Transformer, tokens: int, kv: KVFormat, sampler: Sampler) -> None:
         self.model, self.sampler = model.eval(), sampler
         self.block_size = 16
-        weight = model.head_weight
         # Each row has blocks of its own, of which the last may be part empty.
         n_blocks = -(-tokens // self.block_size) + 256
-        self.cache = PagedCache(
-            model.config, n_blocks, self.block_size, dtype=weight.dtype, device=weight.device, kv=kv
-        )
+        self.cache = PagedCache(model.config, n_blocks, self.block_size, dtype=model.dtype, device=model.device, kv=kv)
 
     @torch.inference_mode()
     def seconds(self, rows: int, context: int, n_new: int) -> float:
