@@ -61,8 +61,8 @@ def integer_form(values: Tensor, minima: Tensor | None) -> int:
     lambda x, values, *others: x.new_empty(len(x), len(values), dtype=torch.float32),
 )
 def integer_product(x: Tensor, values: Tensor, scales: Tensor, middles: Tensor | None, minima: Tensor | None) -> Tensor:
-    """x · Wᵀ in fp32 on a CPU, with W = q · scale of a group of a row, for 4 bits (q - 8) · scale + middle, or q · scale
-    + minimum; both offsets may be missing. Groups are multiples of 32 columns, scales in bf16, fp16 or fp32.
+    """x · Wᵀ in fp32 on a CPU, with W = q · scale of a group of a row, for 4 bits (q - 8) · scale + middle, or
+    q · scale + minimum; both offsets may be missing. Groups are multiples of 32 columns, scales in bf16, fp16 or fp32.
 
     The numbers of x are rounded to 16 bits, 32 of them with one scale.
     """

@@ -198,18 +198,18 @@ def load_gguf(path: StrPath, *, dtype: torch.dtype = torch.float32, integers: bo
 def _integer_layers(model: Transformer, weights: "_Weights", factors: dict[str, float]) -> dict[str, QuantizedLinear]:
     """Return quantized layers by the names of the matrices that can stay integers as they are in the file."""
     modules = {f"{name}.weight": module for name, module in model.named_modules()}
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     made: dict[str, QuantizedLinear] = {}
     for mapping in weights.family.mappings(model.config):
         module = modules.get(mapping.ours)
         scaled = mapping.less or any(re.fullmatch(name, mapping.ours) for name in factors)
         # Not a subclass, which computes something else.
-        plain = isinstance(module, (Linear, Embedding)) and type(module) in (Linear, Embedding)
-        if not plain or mapping.ours.endswith("router.weight") or scaled:
+        if type(module) not in (Linear, Embedding) or mapping.ours.endswith("router.weight") or scaled:
             continue
         tensors = weights.integers(mapping.theirs)
         if tensors is None:
             continue
-        rows, columns = module.weight.shape
+        rows, columns = shapes[mapping.ours]
         biases = {} if getattr(module, "bias", None) is None else {"bias": torch.zeros(rows)}
         kind = Int8Linear if tensors["values"].dtype == torch.int8 else Int4Linear
         made[mapping.ours] = kind(rows, columns, tensors | biases)
