@@ -175,13 +175,9 @@ class LoadedModel:
         else:
             on_gpu = self.weights is None and device_type == "cuda"
             dtype = torch.bfloat16 if on_gpu else torch.float32
-            if self._is_file:
-                keeps = device_type == "cpu" and self.weights in (None, "auto")
-                model = load_gguf(self.folder, dtype=dtype, integers=keeps)
-                if keeps:
-                    return model
-            else:
-                model = load_huggingface(self.folder, dtype=dtype)
+            if self._is_file and device_type == "cpu" and self.weights in (None, "auto"):
+                return load_gguf(self.folder, integers=True)
+            model = (load_gguf if self._is_file else load_huggingface)(self.folder, dtype=dtype)
         model = model.to(device_type)
         if self.weights is not None:
             products = choose_precision(self.weights, device_type, detect_host()).products
@@ -446,7 +442,6 @@ class LoadedModel:
     @property
     def n_parameters(self) -> int:
         """Parameters of the model, without reading the weights."""
-        # Integers are no parameters of torch's.
         return sum(parameter.numel() for parameter in Transformer(self.config, device="meta").parameters())
 
     @cached_property
