@@ -187,20 +187,31 @@ def _cross_entropy(
 
 
 def adamw(dtype: torch.dtype, bound: float) -> None:
-    torchs = torch.nn.Parameter(normal(1500, seed=0, dtype=torch.float32).detach())
-    optimizer = torch.optim.AdamW([torchs], lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
-    parameter, average, square = torchs.detach().clone(), torch.zeros(1500), torch.zeros(1500)
-    copy = torch.empty(1500, dtype=dtype)
+    """Tensors of odd sizes, of none and of more than a chunk, one at an odd address, clipped by a factor, beside
+    torch's AdamW."""
+    numels = (1500, 0, 1, 33_000, 1504)
+    numbers = [normal(numel, seed=numel, dtype=torch.float32).detach() for numel in numels]
+    torchs = [torch.nn.Parameter(each.clone()) for each in numbers]
+    optimizer = torch.optim.AdamW(torchs, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
+    parameters = [each.clone() for each in numbers]
+    parameters[2] = torch.cat((torch.zeros(1), parameters[2]))[1:]
+    averages, squares = ([torch.zeros_like(each) for each in numbers] for _ in range(2))
+    copies = [torch.empty_like(each, dtype=dtype) for each in numbers]
     for step in (1, 2, 3):
-        gradient = normal(1500, seed=step, dtype=torch.float32).detach()
-        torchs.grad = gradient.clone()
+        gradients = [normal(numel, seed=numel + step, dtype=torch.float32).detach() for numel in numels]
+        factor = None if step == 2 else torch.tensor(0.37)
+        for each, gradient in zip(torchs, gradients, strict=True):
+            each.grad = gradient * (1 if factor is None else factor)
         optimizer.step()
+        versions = [each._version for each in parameters]
         fused_adamw_(
-            parameter, gradient, average, square, copy=copy, lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1,
-            step=step,
+            parameters, gradients, averages, squares, copies=copies if step < 3 else (), factor=factor, lr=0.01,
+            betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, step=step,
         )  # fmt: skip
-    torch.testing.assert_close(parameter, torchs.detach(), rtol=1e-6, atol=1e-6)
-    assert torch.equal(copy, parameter.to(dtype))
+        assert all(each._version > version for each, version in zip(parameters, versions, strict=True))
+        for mine, theirs, copy in zip(parameters, torchs, copies, strict=True):
+            torch.testing.assert_close(mine, theirs.detach(), rtol=1e-6, atol=1e-6)
+            assert step == 3 or torch.equal(copy, mine.to(dtype))
 
 
 CHECKS: list[Check] = [

@@ -146,11 +146,11 @@ def _adam_fused(parameters: Tensors, *lists_and_group: Any, decoupled: bool) -> 
     kernel(parameters, *lists, [], steps, beta1=beta1, beta2=beta2, amsgrad=False, maximize=False, **settings)
 
 
-def _adamw_copying(
-    parameter: Tensor, gradient: Tensor, average: Tensor, square: Tensor, copy: Tensor, group: Group
-) -> None:
+def _adamw_copying(parameters: Tensors, gradients: Tensors, *lists: Any) -> None:
+    averages, squares, copies, factor, group = lists
     settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "step")}
-    fused_adamw_(parameter, gradient.contiguous(), average, square, copy=copy, **settings)
+    gradients = [gradient.contiguous() for gradient in gradients]
+    fused_adamw_(parameters, gradients, averages, squares, copies=copies, factor=factor, **settings)
 
 
 def _bias_corrected(group: Group) -> tuple[float, float]:

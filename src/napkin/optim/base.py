@@ -66,8 +66,9 @@ class UpdateRule:
     them: on a GPU one launch instead of one per tensor. `fused` passes the same lists to torch's own kernel, which
     reads and writes each number once; it is None if torch has no kernel.
 
-    `copying(parameter, gradient, *state, copy, group)` is a kernel for one tensor that also writes the updated
-    parameter in the format of `copy`; None if there is none.
+    `copying(parameters, gradients, *state, copies, factor, group)` is a kernel for lists that also writes the updated
+    parameters in the formats of `copies`, and multiplies gradients by `factor`, one number on their device or None; it
+    is None if there is no such kernel.
 
     All change parameter and state in place, and leave the gradient unchanged.
     """
@@ -126,6 +127,8 @@ class Optimizer(torch.optim.Optimizer):
         updated."""
         self.narrow_copies: NarrowCopies | None = None
         """Copies of parameters that the update writes, if its rule has a kernel for that."""
+        self.gradient_factor: Tensor | None = None
+        """The number that the next step multiplies its gradients by."""
         self.own: Collection[Tensor] | None = None
         """The parameters that this process updates, and whose state it keeps; None is all of them."""
 
@@ -147,10 +150,16 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group["step"] += 1
             self.update_group([p for p in self._own_in(group) if p.grad is not None], group)
+        self.gradient_factor = None
         return loss
 
     def update_group(self, parameters: list[Tensor], group: Group) -> None:
         """Apply the rule to `parameters`, those of a group that have a gradient."""
+        if (copies := self.narrow_copies) is not None and self.rule.copying is not None and not self.state_on_host:
+            # The kernel needs no temporary memory: one launch serves all matrices.
+            if copied := [p for p in parameters if p in copies]:
+                self.apply(self.rule, copied, group)
+            parameters = [p for p in parameters if p not in copies]
         for bucket in buckets(parameters):
             self.apply(self.rule, bucket, group)
 
@@ -181,12 +190,17 @@ class Optimizer(torch.optim.Optimizer):
             device = parameters[0].device
             on_device = [[torch.empty_like(t, device=device).copy_(t, non_blocking=True) for t in s] for s in states]
         tensors = list(zip(wide, gradients, *zip(*on_device, strict=True), strict=True))
+        factor = self.gradient_factor
         if (copies := self.narrow_copies) is not None and rule.copying is not None:
-            for parameter, *others in tensors:
-                if parameter in copies:
-                    rule.copying(parameter, *others, copies.to_overwrite(parameter), group)
-                    copies.overwritten(parameter)
+            if copied := [each for each in tensors if each[0] in copies]:
+                lists = map(list, zip(*copied, strict=True))
+                matrices = [each[0] for each in copied]
+                rule.copying(*lists, [copies.to_overwrite(matrix) for matrix in matrices], factor, group)
+                for matrix in matrices:
+                    copies.overwritten(matrix)
             tensors = [each for each in tensors if each[0] not in copies]
+        if factor is not None and tensors:
+            torch._foreach_mul_([gradient for _, gradient, *_ in tensors], factor)
         if tensors:
             rule.update(self.implementation, *map(list, zip(*tensors, strict=True)), group)
         if self.state_on_host:

@@ -34,9 +34,24 @@ def clip_gradients(
     multiplied by its weight, and `sum_over_ranks` adds them up over ranks.
     """
     parameters = list(parameters)
-    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    norm, factor = norm_and_factor(parameters, max_norm, weights=weights, sum_over_ranks=sum_over_ranks)
+    if gradients := _gradients(parameters):
+        torch._foreach_mul_(gradients, factor)
+    return norm
+
+
+@torch.no_grad()
+def norm_and_factor(
+    parameters: Sequence[Tensor],
+    max_norm: float,
+    *,
+    weights: Sequence[float] | None = None,
+    sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """The norm that `clip_gradients` returns, and the factor by which it scales the gradients, on their device."""
+    gradients = _gradients(parameters)
     if not gradients:
-        return torch.zeros(())
+        return torch.zeros(()), torch.ones(())
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
     if weights is not None:
         used = (weight for weight, parameter in zip(weights, parameters, strict=True) if parameter.grad is not None)
@@ -45,8 +60,11 @@ def clip_gradients(
     if sum_over_ranks is not None:
         total = sum_over_ranks(total.square()).sqrt()
     # The factor is exactly 1 below the limit, so that gradients within it keep their last bit.
-    torch._foreach_mul_(gradients, max_norm / total.clamp(min=max_norm))
-    return total
+    return total, max_norm / total.clamp(min=max_norm)
+
+
+def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
 
 class LossScale:
@@ -74,8 +92,7 @@ class LossScale:
     @torch.no_grad()
     def unscale(self, parameters: Iterable[Tensor], *, ranks: int = 1) -> None:
         """Divide the gradients by the scale."""
-        gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        torch._foreach_mul_(gradients, 1 / self.of_rank(ranks))
+        torch._foreach_mul_(_gradients(parameters), 1 / self.of_rank(ranks))
 
     def accepts(self, norm: Tensor) -> bool:
         """True if a gradient norm is finite, so that the update can be made; adapts the scale. Waits for the GPU."""

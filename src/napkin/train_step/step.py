@@ -6,6 +6,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -32,7 +33,7 @@ from napkin.model.layers import Draw, deferred_draws
 from napkin.model.transformer import TokenScores, Transformer, add_scalar_head, mixtures
 from napkin.optim.averaging import WeightAverage
 from napkin.optim.base import Optimizer
-from napkin.optim.clipping import LossScale, clip_gradients
+from napkin.optim.clipping import LossScale, clip_gradients, norm_and_factor
 from napkin.optim.narrow_copies import NarrowCopies, StochasticRounding
 from napkin.optim.registry import build_optimizer
 from napkin.optim.tensor_parts import Parts, whole_parts
@@ -196,7 +197,8 @@ class TrainState:
             if self.loss_scale is not None:
                 self.loss_scale.unscale(self.model.parameters(), ranks=parts)
             weights = self.parallel_model.sum_of_squares_weights
-            norm = clip_gradients(
+            clip = clip_gradients if self.optimizer.narrow_copies is None else self._clip_in_update
+            norm = clip(
                 list(self.model.parameters()),
                 self.recipe.optimizer.clip_norm,
                 weights=weights,
@@ -218,6 +220,11 @@ class TrainState:
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return loss, norm
+
+    def _clip_in_update(self, parameters: list[nn.Parameter], max_norm: float, **settings: Any) -> Float[Tensor, ""]:
+        """`clip_gradients`, whose factor the update multiplies by: a kernel reads each gradient once then."""
+        norm, self.optimizer.gradient_factor = norm_and_factor(parameters, max_norm, **settings)
+        return norm
 
     def expert_tokens(self) -> tuple[list[list[int]], list[int]] | tuple[None, None]:
         """Tokens of all ranks that each expert had in the last step, and dropped ones, by layer; None without experts.

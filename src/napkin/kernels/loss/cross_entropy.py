@@ -356,5 +356,4 @@ _in_place = operator(
     "bool wants_gradient) -> Tensor",
     fake=lambda logits, *others: logits.new_empty(len(logits), dtype=torch.promote_types(logits.dtype, torch.float32)),
     triton="loss.triton_cross_entropy.cross_entropy_in_place",
-    mutates=("logits",),
 )(in_place_reference)

@@ -1,4 +1,4 @@
-"""Kernels that read each number once: gates of feed-forward layers, rotary positions, AdamW's update."""
+"""Kernels that read each number once: gates of feed-forward layers, rotary positions."""
 
 from typing import no_type_check
 
@@ -75,29 +75,6 @@ def rotate(x: Tensor, cosines: Tensor, signed_sines: Tensor, interleaved: bool, 
     return result
 
 
-def adamw(
-    parameter: Tensor,
-    gradient: Tensor,
-    average: Tensor,
-    square: Tensor,
-    copy: Tensor | None,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    step: int,
-) -> None:
-    """See `napkin.kernels.pointwise.adamw.adamw_reference`."""
-    if parameter.numel():
-        tile = tuned("adamw", ELEMENTWISE, parameter, 1)
-        adamw_kernel[(triton.cdiv(parameter.numel(), tile.block),)](
-            parameter, gradient, average, square, copy, parameter.numel(),
-            1 - lr * weight_decay, lr / (1 - beta1**step), (1 - beta2**step) ** -0.5, beta1, beta2, eps,
-            1 - beta1, 1 - beta2, COPIED=copy is not None, BLOCK=tile.block, num_warps=tile.warps,
-        )  # fmt: skip
-
-
 @triton.jit
 @no_type_check
 def swiglu_kernel(gate_up, gradient, result, width, BACKWARD: tl.constexpr, BLOCK: tl.constexpr):
@@ -155,24 +132,3 @@ def rotate_kernel(
     y = own * cosine[None, :] + other * sine[None, :]
     result += (batch * length + position) * n_heads * HEAD
     tl.store(result + heads[:, None] * HEAD + columns[None, :], y.to(result.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-@no_type_check
-def adamw_kernel(
-    parameter, gradient, average, square, copy, numel, kept, rate, root_correction, beta1, beta2, eps, rest1, rest2,
-    COPIED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """BLOCK numbers: each is read and written once, the copy in its narrower format in the same pass."""
-    at = tl.cast(tl.program_id(0), tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < numel
-    p = tl.load(parameter + at, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
-    m = beta1 * tl.load(average + at, mask=inside, other=0.0) + rest1 * g
-    v = beta2 * tl.load(square + at, mask=inside, other=0.0) + rest2 * g * g
-    p = kept * p - rate * m / (tl.sqrt(v) * root_correction + eps)
-    tl.store(average + at, m, mask=inside)
-    tl.store(square + at, v, mask=inside)
-    tl.store(parameter + at, p.to(parameter.dtype.element_ty), mask=inside)
-    if COPIED:
-        tl.store(copy + at, p.to(copy.dtype.element_ty), mask=inside)
