@@ -1,5 +1,6 @@
 # make demo   set up .venv and train a language model on Python's own library, books kept
 # make align-demo   train an arithmetic model from scratch, then teach it by rewards, in five minutes
+# make chat   set up .venv, download a small model (93 MB), and talk with it on a page: CHAT="--port 8001" adds options
 # make test   set up .venv and check: lint, types, and the tests that find most: 13 minutes on two cores
 # make thorough  the other tests: more cases of the same, and the long ones; the CI runs both
 # make peers  set up .venv-peers (3 GB) and compare with transformers, TRL, lm-eval and other libraries; run the kernels
@@ -20,7 +21,7 @@ export NAPKIN_CACHE_DIR ?= $(CURDIR)/.cache
 # Each worker, and each process that a test starts, would compile the package anew: two thirds of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo align-demo test tests thorough check lint types torture peers gpu docs clean
+.PHONY: demo align-demo chat test tests thorough check lint types torture peers gpu docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -28,6 +29,9 @@ demo: $(READY)
 
 align-demo: $(READY)
 	$(VENV)/bin/napkin tune demo
+
+chat: $(READY)
+	$(VENV)/bin/python examples/chat.py $(CHAT)
 
 # The type checker takes a minute of one core: the tests run meanwhile.
 test: lint
