@@ -183,10 +183,18 @@ class Engine:
             prefill_chunk=prefill_chunk,
             batch_invariant=batch_invariant,
             prompts_together=prompts_together,
+            shares_prefixes=not model.config.has_states,
         )
         self.cache = PagedCache(
-            model.config, self.pool.n_blocks, block_size, dtype=model.dtype, device=model.device, kv=kv
+            model.config,
+            self.pool.n_blocks,
+            block_size,
+            dtype=model.dtype,
+            device=model.device,
+            kv=kv,
+            n_states=max_running,
         )
+        self._state_slots: dict[EngineSequence, int] = {}
         self._arrived: deque[EngineSequence] = deque()
         self._unwanted: deque[Completion] = deque()
         self._lock = threading.Lock()
@@ -285,6 +293,7 @@ class Engine:
             completion.finished_at = time.perf_counter()
             ended.append((completion, len(completion.draws)))
         self.scheduler.clear()
+        self._state_slots.clear()
         # Where the device itself has failed, every step raises, and says so.
         with contextlib.suppress(Exception):
             self.cache.clear(range(self.pool.n_blocks))
@@ -346,7 +355,8 @@ class Engine:
         lengths, counts = [each.n_computed for each in computed], [n_new] * len(computed)
         padding = [0] * (bucket_of(n_new, self.cache.device) - n_new)
         new = [[*each.tokens[start : start + n_new], *padding] for each, start in zip(computed, lengths, strict=True)]
-        extending = self.cache.extend([each.table for each in computed], lengths, counts, len(new[0]))
+        slots = self._slots_of(computed)
+        extending = self.cache.extend([each.table for each in computed], lengths, counts, len(new[0]), states=slots)
         hidden = self.model.hidden(torch.tensor(new, device=self.cache.device), cache=extending)[:, :n_new]
         if not bool(hidden.isfinite().all()):
             # Before others may share what these sequences leave in the cache.
@@ -363,7 +373,22 @@ class Engine:
             for row, sequence in zip(rows, sequences, strict=True)
             if sequence.n_computed + n_new == len(sequence.tokens) and sequence.wants_more
         }
-        return scored, dict(zip(drawing, self._draws([*drawing], [*drawing.values()]), strict=True))
+        drawn = dict(zip(drawing, self._draws([*drawing], [*drawing.values()]), strict=True))
+        if extending.states is not None:
+            # Last, since a pass that raises is computed again from the states that it read.
+            extending.states.keep(rows, self._slots_of(sequences))
+        return scored, drawn
+
+    def _slots_of(self, sequences: Sequence[EngineSequence]) -> list[int] | None:
+        """The slots of the states of sequences that run, of which there are as many as may run; None without states."""
+        if self.cache.states is None:
+            return None
+        held = self._state_slots = {each: slot for each, slot in self._state_slots.items() if each.running}
+        free = iter(sorted(set(range(self.scheduler.max_running)) - set(held.values())))
+        for each in sequences:
+            if each not in held:
+                held[each] = next(free)
+        return [held[each] for each in sequences]
 
     def _copy_to_equals(self, work: Pass[EngineSequence]) -> None:
         """Keys and values that a pass has written, into the blocks of the sequences that are equal to the computed."""

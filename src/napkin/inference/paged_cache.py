@@ -1,4 +1,7 @@
-"""A KV cache in blocks: sequences of any lengths in one pool of fixed size, as they are computed or in int8."""
+"""A KV cache in blocks: sequences of any lengths in one pool of fixed size, as they are computed or in int8.
+
+Layers that carry a state have no blocks: a sequence that runs has a slot of fixed bytes for all of its states.
+"""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -12,6 +15,7 @@ from napkin.errors import NapkinError
 from napkin.kernels.attention.decode import Slots, reads_slots
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import NOWHERE, CachedPass, KVCache, NewKeys, bucket_of
+from napkin.model.recurrent_state import RecurrentStates
 from napkin.model.transformer import Transformer
 from napkin.units import format_bytes
 
@@ -29,22 +33,40 @@ Table = Int[Tensor, "batch block"]
 
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype, kv: KVFormat = "auto") -> int:
-    """Bytes of one token's keys and values in all layers."""
+    """Bytes of one token's keys and values in all layers that have them."""
     width = config.resolved_head_dim
     of_head = width * dtype.itemsize if kv == "auto" else width + _SCALE.itemsize
-    return 2 * config.n_layers * config.resolved_n_kv_heads * of_head
+    return 2 * config.n_attention_layers * config.resolved_n_kv_heads * of_head
+
+
+def state_bytes_per_sequence(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of a sequence's states in all layers that carry one, however long the sequence is."""
+    inputs = (config.conv_width - 1) * config.state_channels * dtype.itemsize
+    sums = config.resolved_state_heads * config.state_size * config.state_head_dim
+    wide = torch.promote_types(dtype, torch.float32).itemsize
+    return (config.n_layers - config.n_attention_layers) * (inputs + sums * wide)
 
 
 def n_blocks_that_fit(
     model: Transformer, block_bytes: int, block_size: int, max_running: int, cache_bytes: int | None
 ) -> int:
-    """Blocks of a pool of cache_bytes; None is what max_running sequences need, or a part of the free memory."""
+    """Blocks of a pool of cache_bytes; None is what max_running sequences need, or a part of the free memory.
+
+    The states of max_running sequences are a part of cache_bytes. Where no layer has keys and values, blocks hold
+    nothing and are as many as are needed.
+    """
     wanted = max_running * -(-model.config.context_length // block_size)
+    state_bytes = max_running * state_bytes_per_sequence(model.config, model.dtype)
     if cache_bytes is None:
         device = model.device
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-        cache_bytes = min(wanted * block_bytes, int(FREE_SHARE * free))
-    n_blocks = cache_bytes // block_bytes
+        cache_bytes = min(wanted * block_bytes + state_bytes, int(FREE_SHARE * free))
+    if state_bytes > cache_bytes:
+        raise NapkinError(
+            f"cache_bytes of {format_bytes(cache_bytes)} does not hold the states of {max_running} sequences, which "
+            f"take {format_bytes(state_bytes)}: give more, or lower max_running"
+        )
+    n_blocks = (cache_bytes - state_bytes) // block_bytes if block_bytes else wanted
     if n_blocks < 1:
         raise NapkinError(
             f"cache_bytes of {format_bytes(cache_bytes)} holds no block of {block_size} tokens, which takes "
@@ -95,7 +117,10 @@ Held = Float[Tensor, _SHAPE] | Int8[Tensor, _SHAPE]
 
 
 class PagedCache(KVCache):
-    """Keys and values of n_blocks · block_size tokens, in blocks for each layer; `kv` is what they are held in."""
+    """Keys and values of n_blocks · block_size tokens, in blocks for each layer; `kv` is what they are held in.
+
+    Layers with a state hold it for `n_states` sequences.
+    """
 
     def __init__(
         self,
@@ -106,6 +131,7 @@ class PagedCache(KVCache):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         kv: KVFormat = "auto",
+        n_states: int = 1,
     ) -> None:
         self.block_size, self.device = block_size, torch.device(device)
         self.most_positions = config.context_length
@@ -113,10 +139,16 @@ class PagedCache(KVCache):
         self.padding_block = n_blocks
         """Takes what padding writes."""
         shape = (n_blocks + 1, config.resolved_n_kv_heads, block_size, config.resolved_head_dim)
-        self.keys = [Blocks(shape, dtype, self.device, kv) for _ in range(config.n_layers)]
-        self.values = [Blocks(shape, dtype, self.device, kv) for _ in range(config.n_layers)]
-        self._tensors = [tensor for held in (*self.keys, *self.values) for tensor in held.tensors]
+        attending = [layer for layer, mixer in enumerate(config.layer_mixers) if mixer == "attention"]
+        self.keys = {layer: Blocks(shape, dtype, self.device, kv) for layer in attending}
+        self.values = {layer: Blocks(shape, dtype, self.device, kv) for layer in attending}
+        self._tensors = [tensor for held in (*self.keys.values(), *self.values.values()) for tensor in held.tensors]
+        self.first = next(iter(self.keys.values()), None)
+        """The keys of one layer, where any has them."""
+        stateful = len(attending) < config.n_layers
+        self.states = RecurrentStates(config, n_states, dtype, self.device) if stateful else None
         self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
+        self.nbytes += 0 if self.states is None else self.states.nbytes
 
     def copy(self, blocks: Sequence[int], others: Sequence[int]) -> None:
         """Keep in others[i] what blocks[i] holds, in all layers."""
@@ -131,13 +163,24 @@ class PagedCache(KVCache):
             tensor[places] = 0
 
     def extend(
-        self, tables: Sequence[Sequence[int]], lengths: Sequence[int], counts: Sequence[int], n_new: int
+        self,
+        tables: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        counts: Sequence[int],
+        n_new: int,
+        *,
+        states: Sequence[int] | None = None,
     ) -> "PagedPass":
         """A pass over n_new tokens of several sequences, of which the first counts[b] are no padding.
 
-        tables[b] are the blocks of sequence b, which have room for them; lengths[b] of its tokens are held.
+        tables[b] are the blocks of sequence b, which have room for them; lengths[b] of its tokens are held. states[b]
+        is the slot of its states, None is b; what the pass leaves there is held when `states.keep` is called.
         """
-        return PagedPass(self, tables, lengths, counts, n_new)
+        made = PagedPass(self, tables, lengths, counts, n_new)
+        if self.states is not None:
+            slots = range(len(tables)) if states is None else states
+            made.states = self.states.extend(slots, lengths, counts, n_new)
+        return made
 
 
 class PagedPass(CachedPass):
@@ -154,8 +197,8 @@ class PagedPass(CachedPass):
         self.cache = cache
         size, device = cache.block_size, cache.device
         after = [length + count for length, count in zip(lengths, counts, strict=True)]
-        numbers = cache.keys[0].numbers
-        reads = reads_slots(numbers.dtype, numbers.device, numbers.shape[1] * numbers.shape[3])
+        numbers = None if cache.first is None else cache.first.numbers
+        reads = numbers is not None and reads_slots(numbers.dtype, numbers.device, numbers.shape[1] * numbers.shape[3])
         in_blocks = n_new == 1 and not cache.has_windows and reads
         longest = max(after)
         # Keys that are read where they are need no padding.

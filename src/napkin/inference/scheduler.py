@@ -99,6 +99,8 @@ class Scheduler(Generic[S]):
         batch_invariant: each sequence in a pass of its own, its prompt in chunks that begin at multiples of
             `prefill_chunk`, whatever else is running.
         prompts_together: chunks of one length in one pass, and equal prompts once.
+        shares_prefixes: whether a sequence uses the blocks of another with the same first tokens. Not where layers
+            carry a state, which is that after a sequence's last token and not that after a prefix.
     """
 
     def __init__(
@@ -110,8 +112,10 @@ class Scheduler(Generic[S]):
         prefill_chunk: int = 512,
         batch_invariant: bool = False,
         prompts_together: bool = False,
+        shares_prefixes: bool = True,
     ) -> None:
         self.pool = BlockPool(n_blocks, block_size)
+        self.shares_prefixes = shares_prefixes
         self.max_running = max_running
         # Blocks that are shared in batch-invariant mode end where chunks do.
         self.prefill_chunk = -(-prefill_chunk // block_size) * block_size
@@ -156,7 +160,7 @@ class Scheduler(Generic[S]):
         """Its next tokens are computed; others may find the blocks that are now full."""
         sequence.n_computed += n_new
         size = self.pool.block_size
-        full = sequence.n_computed // size
+        full = sequence.n_computed // size if self.shares_prefixes else 0
         if self.batch_invariant:
             full = min(full, sequence.n_prompt // self.prefill_chunk * self.prefill_chunk // size)
         for number in range(len(sequence.digests), full):
@@ -176,7 +180,7 @@ class Scheduler(Generic[S]):
 
     def _share_prefix(self, sequence: S) -> None:
         """Use blocks that hold its first tokens; the last token is computed, since its logits are needed."""
-        if not sequence.shares:
+        if not sequence.shares or not self.shares_prefixes:
             return
         size, most = self.pool.block_size, len(sequence.tokens) - 1
         # Alone, the chunks of the prompt must be those that a sequence without a shared prefix has, and what it has

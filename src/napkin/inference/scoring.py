@@ -1,7 +1,8 @@
 """Log-probabilities of given continuations, each shared beginning computed once.
 
 Sequences with a common beginning form a tree of tokens. The trunk, which all of them share, goes into a KV cache; the
-branches go through the model in one pass, each token seeing the trunk and its own ancestors.
+branches go through the model in one pass, each token seeing the trunk and its own ancestors. Where layers carry a
+state, each sequence is computed by itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.evaluation.tasks.prompts import common_length
@@ -69,6 +71,9 @@ def score(
     sequences = [each for each in sequences if each.targets]
     if sequences:
         cache, held = cache_for(model, 1, max(len(each.tokens) for each in sequences)), ()
+        if cache.states is not None:
+            scores |= {each.number: _scored_alone(model, cache, each, chunk_size) for each in sequences}
+            return [scores[number] for number in range(len(pairs))]
         for group, trunk in _groups(sequences, branch_tokens):
             wanted = group[0].tokens[:trunk]
             cache.truncate(common_length(held, wanted))
@@ -116,19 +121,33 @@ def _scored(model: Transformer, cache: ContiguousCache, group: list[_Sequence], 
     with evaluation_mode(model):
         (hidden,) = model.hidden(torch.tensor([tokens], device=device), cache=branching)
     nodes = [node for each, path in zip(group, paths, strict=True) for node in path[each.first - trunk :]]
-    targets = [target for each in group for target in each.targets]
-    logprobs, greedy = [], []
-    parts = (each.split(_ROWS_OF_LOGITS) for each in (hidden[nodes], torch.tensor(targets, device=device)))
-    for states, wanted in zip(*parts, strict=True):
-        logits = model.logits_of(states)
-        logprobs += target_log_probabilities(logits, wanted).tolist()
-        greedy += (logits.argmax(dim=-1) == wanted).tolist()
+    logprobs, greedy = _compared(model, hidden[nodes], [target for each in group for target in each.targets])
     found, start = {}, 0
     for each in group:
         own = slice(start, start + len(each.targets))
         found[each.number] = Score(tuple(logprobs[own]), all(greedy[own]))
         start = own.stop
     return found
+
+
+def _scored_alone(model: Transformer, cache: ContiguousCache, sequence: _Sequence, chunk_size: int) -> Score:
+    cache.truncate(0)
+    with evaluation_mode(model):
+        parts = [hidden[0] for hidden, _ in hidden_states(model, [sequence.tokens], cache, chunk_size)]
+    logprobs, greedy = _compared(model, torch.cat(parts)[sequence.first :], sequence.targets)
+    return Score(tuple(logprobs), all(greedy))
+
+
+def _compared(model: Transformer, hidden: Tensor, targets: Sequence[int]) -> tuple[list[float], list[bool]]:
+    """The log-probability of a target after each hidden state, and whether none is more likely."""
+    logprobs: list[float] = []
+    greedy: list[bool] = []
+    parts = (each.split(_ROWS_OF_LOGITS) for each in (hidden, torch.tensor(targets, device=hidden.device)))
+    for states, wanted in zip(*parts, strict=True):
+        logits = model.logits_of(states)
+        logprobs += target_log_probabilities(logits, wanted).tolist()
+        greedy += (logits.argmax(dim=-1) == wanted).tolist()
+    return logprobs, greedy
 
 
 def _tree(branches: list[tuple[int, ...]]) -> tuple[list[int], list[int], list[int], list[list[int]]]:

@@ -3,6 +3,7 @@ from . import loss as loss
 from . import norms as norms
 from . import pointwise as pointwise
 from . import products as products
+from . import recurrences as recurrences
 from .attention.by_rows import compiled_attention as compiled_attention
 from .attention.by_rows import first_keys_of as first_keys_of
 from .attention.flash import document_bounds as document_bounds
@@ -49,3 +50,6 @@ from .products.linear import int8_linear as int8_linear
 from .products.linear import int8_linear_emulated as int8_linear_emulated
 from .products.linear import narrow_linear as narrow_linear
 from .products.linear import takes_narrow as takes_narrow
+from .recurrences.convolution import causal_convolution as causal_convolution
+from .recurrences.state_space import chunked_scan as chunked_scan
+from .recurrences.state_space import plain_scan as plain_scan

@@ -9,7 +9,7 @@ made from it. Functions that a kernel's compiler reads are exempt from the type 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, no_type_check
+from typing import Any, NamedTuple, Protocol, no_type_check
 
 import torch
 from einops import rearrange
@@ -49,11 +49,37 @@ class ForwardContext:
     rotation: Rotation = ()
     """The cosines and sines by which queries and keys are rotated."""
     mask: Any = None
-    """The mask that the attention implementation prepared: which tokens see each other."""
+    """What the layer's `Preparation` made, of attention the mask: which tokens see each other."""
     cache: CachedPass | None = None
-    """Keys and values of earlier positions; None in training."""
+    """Keys and values of earlier positions, and states; None in training."""
     layer: int = 0
     """The layer whose keys and values those are."""
+
+
+class Preparation(Protocol):
+    """Makes, once per step, what all layers of a kind share: an attention implementation, or `DocumentsOnly`."""
+
+    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
+        """Of sequences of `length` tokens."""
+        ...
+
+    def prepare_cached(self, positions: NoPositions, cache: CachedPass, layer: int) -> Any:
+        """Of new tokens of sequences in a cache."""
+        ...
+
+
+class DocumentsOnly:
+    """Layers with a state need no mask, and the documents of packed tokens."""
+
+    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Documents:
+        """The documents themselves."""
+        return documents
+
+    def prepare_cached(self, positions: NoPositions, cache: CachedPass, layer: int) -> None:
+        """Nothing: the cache's states know the documents."""
+
+
+DOCUMENTS_ONLY = DocumentsOnly()
 
 
 class CausalSelfAttention(nn.Module):

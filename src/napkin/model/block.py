@@ -8,7 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from napkin.model.attention import CausalSelfAttention, ForwardContext
+from napkin.model.attention import (
+    DOCUMENTS_ONLY,
+    CausalSelfAttention,
+    DocumentsOnly,
+    ForwardContext,
+    PlainAttention,
+)
 from napkin.model.layers import Device, moved
 from napkin.model.norm import sum_and_norm
 
@@ -42,6 +48,11 @@ class Block(nn.Module):
         self.feed_forward = parts.feed_forward
         self.dropout = parts.make_dropout()
         moved(self, device, dtype)
+
+    @property
+    def preparation(self) -> PlainAttention:
+        """What prepares, once per step, what blocks of this kind share: see `Preparation`."""
+        return self.attention.attend
 
     def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
         """Read from the residual stream twice, write to it twice."""
@@ -96,9 +107,49 @@ class ParallelBlock(nn.Module):
         self.dropout = parts.make_dropout()
         moved(self, device, dtype)
 
+    @property
+    def preparation(self) -> PlainAttention:
+        """As of `Block`."""
+        return self.attention.attend
+
     def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
         read = self.norm(x)
         return x + self.dropout(self.attention(read, context) + self.feed_forward(read))
+
+
+class StatefulBlock(nn.Module):
+    """x + mixer(norm(x)), then x + feed_forward(norm(x)) if there is such a layer, as in Mamba there is not.
+
+    The mixer carries a state from token to token: one of `napkin.model.state_space`.
+    """
+
+    output_is_normalized: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        mixer: nn.Module,
+        feed_forward: nn.Module | None,
+        make_norm: Callable[[], nn.Module],
+        make_dropout: Callable[[], nn.Module],
+    ) -> None:
+        super().__init__()
+        self.mixer_norm = make_norm()
+        self.mixer = mixer
+        self.feed_forward_norm = None if feed_forward is None else make_norm()
+        self.feed_forward = feed_forward
+        self.dropout = make_dropout()
+
+    @property
+    def preparation(self) -> DocumentsOnly:
+        """As of `Block`."""
+        return DOCUMENTS_ONLY
+
+    def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
+        written = self.dropout(self.mixer(self.mixer_norm(x), context))
+        if self.feed_forward is None or self.feed_forward_norm is None:
+            return x + written
+        x, read = sum_and_norm(self.feed_forward_norm, x, written)
+        return x + self.dropout(self.feed_forward(read))
 
 
 BLOCKS: dict[str, type[Block] | type[ParallelBlock]] = {

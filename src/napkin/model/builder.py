@@ -18,7 +18,7 @@ from napkin.model.attention import (
     PlainAttention,
     SlidingWindowMask,
 )
-from napkin.model.block import BLOCKS, Block, BlockParts, ParallelBlock
+from napkin.model.block import BLOCKS, Block, BlockParts, ParallelBlock, StatefulBlock
 from napkin.model.config import ModelConfig
 from napkin.model.feed_forward import (
     FEED_FORWARDS,
@@ -39,6 +39,7 @@ from napkin.model.positions import (
     RotaryPositions,
     SinusoidalPositions,
 )
+from napkin.model.state_space import STATEFUL_MIXERS
 
 
 class ModelBuilder:
@@ -100,9 +101,19 @@ class ModelBuilder:
         }
         return [made[window] for window in config.attention_windows]
 
-    def block(self, layer: int, attend: PlainAttention, positions: NoPositions) -> Block | ParallelBlock:
+    def block(
+        self, layer: int, attend: PlainAttention, positions: NoPositions
+    ) -> Block | ParallelBlock | StatefulBlock:
         """Block number `layer`, counted from 0."""
         config = self.config
+        mixer = config.layer_mixers[layer]
+        if mixer in STATEFUL_MIXERS:
+            return StatefulBlock(
+                STATEFUL_MIXERS[mixer](config, linears=self.linears, generator=self.generator),
+                None if config.feed_forward == "none" else self._feed_forward_of(layer),
+                functools.partial(self.make_norm, config.d_model),
+                functools.partial(make_dropout, config.dropout),
+            )
         n_heads, n_kv_heads, head_dim = config.n_heads, config.resolved_n_kv_heads, config.resolved_head_dim
         attention = CausalSelfAttention(
             config.d_model,
@@ -116,10 +127,9 @@ class ModelBuilder:
             output_bias=config.biases == "all",
             linears=self.linears,
         )
-        experts = config.n_experts and layer >= config.n_dense_layers
         parts = BlockParts(
             attention=attention,
-            feed_forward=self._experts() if experts else self._feed_forward(config.resolved_d_ff),
+            feed_forward=self._feed_forward_of(layer),
             make_norm=functools.partial(self.make_norm, config.d_model),
             make_dropout=functools.partial(make_dropout, config.dropout),
         )
@@ -128,6 +138,11 @@ class ModelBuilder:
     def final_norm(self) -> nn.Module:
         """The norm before the head; an identity if the blocks end with one."""
         return nn.Identity() if BLOCKS[self.config.block].output_is_normalized else self.make_norm(self.config.d_model)
+
+    def _feed_forward_of(self, layer: int) -> nn.Module:
+        if self.config.n_experts and layer >= self.config.n_dense_layers:
+            return self._experts()
+        return self._feed_forward(self.config.resolved_d_ff)
 
     def _feed_forward(self, d_ff: int) -> FeedForward | GatedFeedForward:
         kind = FEED_FORWARDS[self.config.feed_forward]

@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 from napkin.bounds import Bounds
 from napkin.errors import NapkinError, same_name, suggestion
@@ -20,11 +20,13 @@ RopeScaling = Literal["none", "linear", "ntk", "yarn", "llama3"]
 AttentionImplementation = Literal["auto", "sdpa", "plain", "flex", "flash", "compiled"]
 QKNorm = Literal["none", "head", "all_heads"]
 FeedForwardKind = Literal[
-    "swiglu", "geglu", "geglu_tanh", "reglu", "glu", "silu", "gelu", "gelu_tanh", "relu", "relu_squared"
+    "swiglu", "geglu", "geglu_tanh", "reglu", "glu", "silu", "gelu", "gelu_tanh", "relu", "relu_squared", "none"
 ]
 NormKind = Literal["rms", "layer", "none"]
 BlockKind = Literal["pre", "post", "sandwich", "reordered", "parallel"]
 Biases = Literal["none", "qkv", "all"]
+TokenMixer = Literal["attention", "mamba2"]
+TOKEN_MIXERS: tuple[TokenMixer, ...] = get_args(TokenMixer)
 InitialStd = Literal["fan_in", "glorot", "fixed"]
 
 
@@ -69,6 +71,26 @@ class ModelConfig:
     """Width of the feed-forward layer; None is 4 · d_model, and for the gated kinds 8/3 · d_model rounded up to a
     multiple of 32: with three matrices they then have as many parameters as the plain layer (Shazeer 2020), in sizes
     that fill matrix units."""
+
+    mixers: str = "attention"
+    """What mixes the tokens in each layer, a pattern that is repeated over the layers: attention, or mamba2, the
+    state-space layer of Mamba-2 (Dao & Gu 2024), whose state has one size however long the sequence is. Names are
+    separated by commas and may have a number of layers: mamba2*5,attention is one attention layer in six."""
+
+    state_size: Annotated[int, Bounds(1, 2**16)] = 128
+    """Numbers of a key in a layer with a state: the state of a head is state_size · state_head_dim numbers."""
+
+    state_heads: Annotated[int | None, Bounds(1, 2**20)] = None
+    """Heads of a layer with a state; None is as many as make it twice as wide as d_model."""
+
+    state_head_dim: Annotated[int, Bounds(1, 2**16)] = 64
+    """Width of a head of a layer with a state: the numbers of a value."""
+
+    state_groups: Annotated[int, Bounds(1, 2**20)] = 1
+    """Groups of heads in a layer with a state; those of a group share keys and queries."""
+
+    conv_width: Annotated[int, Bounds(2, 64)] = 4
+    """Tokens that the convolution before a state sees, the last included."""
 
     rope_theta: Annotated[float, Bounds(1, 10**12)] = 10000.0
     """Base of the rotary wavelengths, which run from 2π to nearly 2π · rope_theta tokens. 10000 (Su et al. 2021)
@@ -132,7 +154,8 @@ class ModelConfig:
 
     feed_forward: FeedForwardKind = "swiglu"
     """The feed-forward layer: an activation between two matrices (relu, relu_squared, gelu, gelu_tanh, silu), or one
-    of two products passed through it as a gate (reglu, geglu, geglu_tanh, swiglu, and glu with a sigmoid)."""
+    of two products passed through it as a gate (reglu, geglu, geglu_tanh, swiglu, and glu with a sigmoid). none leaves
+    it out, as Mamba does."""
 
     norm: NormKind = "rms"
     """rms divides by the root mean square (Zhang & Sennrich 2019), layer subtracts the mean first (Ba et al. 2016);
@@ -221,6 +244,37 @@ class ModelConfig:
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
     @property
+    def layer_mixers(self) -> list[TokenMixer]:
+        """The token mixer of each layer."""
+        pattern = mixer_pattern(self.mixers)
+        return [pattern[layer % len(pattern)] for layer in range(self.n_layers)]
+
+    @property
+    def n_attention_layers(self) -> int:
+        """Number of layers whose token mixer is attention, which have keys and values in a cache."""
+        return self.layer_mixers.count("attention")
+
+    @property
+    def has_states(self) -> bool:
+        """True if any layer carries a state."""
+        return self.n_attention_layers < self.n_layers
+
+    @property
+    def is_hybrid(self) -> bool:
+        """True if layers have different token mixers."""
+        return len(set(self.layer_mixers)) > 1
+
+    @property
+    def resolved_state_heads(self) -> int:
+        """state_heads with its default filled in."""
+        return 2 * self.d_model // self.state_head_dim if self.state_heads is None else self.state_heads
+
+    @property
+    def state_channels(self) -> int:
+        """Channels of the convolution before a state: the numbers of a token's values, keys and queries."""
+        return self.resolved_state_heads * self.state_head_dim + 2 * self.state_groups * self.state_size
+
+    @property
     def attention_windows(self) -> list[int | None]:
         """The window of each layer; None is all tokens before."""
         window, every = self.attention_window, self.full_attention_every
@@ -240,7 +294,9 @@ class ModelConfig:
 
     @property
     def resolved_d_ff(self) -> int:
-        """d_ff with its default filled in."""
+        """d_ff with its default filled in; 0 without feed-forward layers."""
+        if self.feed_forward == "none":
+            return 0
         if self.d_ff is not None:
             return self.d_ff
         return _round_up(-(-8 * self.d_model // 3), 32) if self.gated else 4 * self.d_model
@@ -344,6 +400,7 @@ def _problems(config: ModelConfig) -> Iterator[str]:
             "norm 'rms' or 'layer', or qk_norm 'none'"
         )
 
+    yield from _problems_of_mixers(config)
     if not config.n_experts:
         for name in ("n_shared_experts", "n_dense_layers", "d_expert", "expert_capacity"):
             if getattr(config, name):
@@ -363,6 +420,64 @@ def _problems(config: ModelConfig) -> Iterator[str]:
             f"n_dense_layers {config.n_dense_layers} leaves none of n_layers {config.n_layers} to the experts: use at "
             f"most {config.n_layers - 1}"
         )
+
+
+def _problems_of_mixers(config: ModelConfig) -> Iterator[str]:
+    pattern = mixer_pattern(config.mixers)
+    stateful = [mixer for mixer in pattern if mixer != "attention"]
+    if config.feed_forward == "none":
+        if len(stateful) < len(pattern):
+            yield (
+                f"feed_forward is 'none' and mixers are '{config.mixers}': only layers with a state do without, use "
+                "mixers 'mamba2', or a feed-forward layer"
+            )
+        if config.n_experts or config.d_ff is not None:
+            yield "feed_forward is 'none', and n_experts or d_ff is set: leave them out, or choose a feed-forward layer"
+    if not stateful:
+        return
+    if config.block != "pre":
+        yield f"block is '{config.block}', layers with a state are in blocks of the kind 'pre': use that"
+    if config.norm == "none":
+        yield "norm is 'none', and layers with a state have a norm: use norm 'rms' or 'layer'"
+    if config.mup_base_d_model is not None:
+        yield "mup_base_d_model and a layer with a state: it has no multipliers, use one or the other"
+    if config.state_heads is None and 2 * config.d_model % config.state_head_dim:
+        yield (
+            f"state_head_dim {config.state_head_dim} does not divide 2 · d_model, {2 * config.d_model}: use a divisor, "
+            "or set state_heads"
+        )
+    if config.resolved_state_heads % config.state_groups:
+        yield (
+            f"state_groups {config.state_groups} does not divide the {config.resolved_state_heads} state_heads: use a "
+            "divisor"
+        )
+
+
+MOST_MIXERS = 4096
+"""Layers that a pattern of mixers may name."""
+
+
+@functools.lru_cache(maxsize=64)
+def mixer_pattern(mixers: str) -> tuple[TokenMixer, ...]:
+    """The mixers that a pattern names, one for each of its layers.
+
+    >>> mixer_pattern("mamba2*2, attention")
+    ('mamba2', 'mamba2', 'attention')
+
+    Raises NapkinError for a name or number that is none.
+    """
+    pattern: list[TokenMixer] = []
+    for part in mixers.split(","):
+        name, star, number = (each.strip() for each in part.partition("*"))
+        if name not in TOKEN_MIXERS:
+            raise NapkinError(f"mixers names '{name}', which is no token mixer: {suggestion(name, TOKEN_MIXERS)}")
+        if star and not (number.isdecimal() and 1 <= int(number[:9]) <= MOST_MIXERS):
+            raise NapkinError(f"mixers has '{part.strip()}': use 1 to {MOST_MIXERS} layers, as in {name}*5")
+        mixer = cast(TokenMixer, name)
+        pattern.extend(mixer for _ in range(int(number) if star else 1))
+        if len(pattern) > MOST_MIXERS:
+            raise NapkinError(f"mixers names more than {MOST_MIXERS} layers: use a shorter pattern, it is repeated")
+    return tuple(pattern)
 
 
 def _round_up(value: int, multiple: int) -> int:

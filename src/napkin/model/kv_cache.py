@@ -20,6 +20,7 @@ from torch import Tensor
 from napkin.errors import NapkinError
 from napkin.kernels.attention.decode import Slots, reads_slots
 from napkin.model.config import ModelConfig
+from napkin.model.recurrent_state import RecurrentStates, StatePass
 
 NewKeys = Float[Tensor, "batch kv_heads new head_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
@@ -48,6 +49,8 @@ class CachedPass:
     """The positions of the new tokens; padding stands at any position of the model's."""
     document_positions: Int[Tensor, "batch_or_1 new"]
     """The positions of the new tokens in their documents: the same, if sequences are not packed."""
+    states: StatePass | None = None
+    """The states of layers that carry one; None where no layer does."""
     all_seen: bool = False
     """True if each query sees every key that `update` returns, as one new token of equally long sequences does."""
 
@@ -81,7 +84,7 @@ class KVCache:
 
     device: torch.device
     nbytes: int
-    """Bytes of keys and values."""
+    """Bytes of keys, values and states."""
 
 
 class ContiguousCache(KVCache):
@@ -89,7 +92,7 @@ class ContiguousCache(KVCache):
 
     `capacity` is the most tokens of a sequence; None is the context length. In layers with a sliding window the slots
     are a ring: position p is in slot p mod window, and no more than the window is ever held; or with `slack` so many
-    more, that as many tokens can be forgotten again by `truncate`.
+    more, that as many tokens can be forgotten again by `truncate`. Layers that carry a state have it in place of slots.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class ContiguousCache(KVCache):
                 f"a KV cache of {capacity} positions does not fit context_length {config.context_length}: use 1 to "
                 f"{config.context_length}"
             )
-        self.capacity = capacity
+        self.capacity, self.mixers = capacity, config.mixers
         self.lengths = [0] * batch_size
         windows = [window or capacity for window in config.attention_windows]
         self.slack = slack if min(windows) < capacity else 0
@@ -116,10 +119,14 @@ class ContiguousCache(KVCache):
         """Slots of a sequence in each layer."""
         heads, width, place = config.resolved_n_kv_heads, config.resolved_head_dim, {"dtype": dtype, "device": device}
         # One slot more takes what padding writes. Zeros, since what is hidden is multiplied by 0, not left out.
-        self.keys = [torch.zeros(batch_size, heads, n + 1, width, **place) for n in self.n_slots]
-        self.values = [torch.zeros(batch_size, heads, n + 1, width, **place) for n in self.n_slots]
+        attends = [mixer == "attention" for mixer in config.layer_mixers]
+        held = [n + 1 if attends else 0 for n, attends in zip(self.n_slots, attends, strict=True)]
+        self.keys = [torch.zeros(batch_size, heads, n, width, **place) for n in held]
+        self.values = [torch.zeros(batch_size, heads, n, width, **place) for n in held]
         self.device = self.keys[0].device
+        self.states = None if all(attends) else RecurrentStates(config, batch_size, dtype, self.device)
         self.nbytes = sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        self.nbytes += 0 if self.states is None else self.states.nbytes
         self._documents: Documents | None = None
 
     def extend(
@@ -153,18 +160,22 @@ class ContiguousCache(KVCache):
         Each stands at a position of its own, and sees what the cache holds and those new ones that its row names.
         """
         self._refuse_many("branch")
+        if self.states is not None:
+            raise NapkinError(f"a sequence with a state of mixers '{self.mixers}' cannot branch: use a cache for each")
         return BranchingPass(self, positions, sees)
 
     def truncate(self, length: int) -> None:
         """Forget the tokens of a batch of one from position `length` on.
 
-        All are forgotten if a ring has lost tokens that the one before them sees: `lengths` tells.
+        All are forgotten if a ring has lost tokens that the one before them sees, or if there are states, from which no
+        token can be taken: `lengths` tells.
         """
         self._refuse_many("be truncated")
         (now,) = self.lengths
         if length < now:
             # Beyond slack, the next token would see one that a ring has lost; it overwrites the oldest itself.
-            self.lengths = [length if now <= min(self.n_slots) or now - length <= self.slack + 1 else 0]
+            held = self.states is None and (now <= min(self.n_slots) or now - length <= self.slack + 1)
+            self.lengths = [length if held else 0]
 
     def _refuse_many(self, what: str) -> None:
         if len(self.lengths) != 1 or self._documents is not None:
@@ -194,8 +205,14 @@ class ExtendingPass(CachedPass):
             self.positions = (starts + torch.arange(n_new, device=cache.device)).clamp(max=cache.capacity - 1)
         self._places = {n: _Places(self, n) for n in set(cache.n_slots)}
         self._kept_documents, self.document_positions = kept_documents, self.positions
+        new_documents = document_before = None
         if kept_documents is not None:
-            self._documents, self.document_positions = kept_documents.extend(self, documents)
+            document_before = kept_documents.last[:, 0]
+            new_documents, self.document_positions = kept_documents.extend(self, documents)
+            self._documents = new_documents
+        if cache.states is not None:
+            rows = range(len(before))
+            self.states = cache.states.extend(rows, before, counts, n_new, new_documents, document_before, at_once=True)
 
     @cached_property
     def n_real(self) -> Int[Tensor, "batch 1"]:

@@ -17,7 +17,7 @@ from napkin.kernels.attention.reference import softcap
 from napkin.kernels.loss.cross_entropy import CHUNK_SIZE, fused_linear_cross_entropy, linear_cross_entropy
 from napkin.kernels.loss.log_probabilities import LinearScores, linear_log_probabilities
 from napkin.kernels.products.linear import linear
-from napkin.model.attention import ForwardContext, PlainAttention
+from napkin.model.attention import ForwardContext, Preparation
 from napkin.model.block import Block, Residual
 from napkin.model.builder import ModelBuilder
 from napkin.model.config import ModelConfig
@@ -216,13 +216,13 @@ class Transformer(nn.Module):
         """The residual stream of those tokens after some of the blocks."""
         length = tokens.shape[1]
         rotation = self.positions.rotation(length)
-        contexts: dict[PlainAttention, ForwardContext] = {}
+        contexts: dict[Preparation, ForwardContext] = {}
         for block in blocks:
-            attend = cast(Block, block).attention.attend
-            if attend not in contexts:
-                mask = attend.prepare(self.positions, length, documents, tokens.device)
-                contexts[attend] = ForwardContext(rotation, mask)
-            x = self.run_block(block, x, contexts[attend])
+            shared = cast(Block, block).preparation
+            if shared not in contexts:
+                mask = shared.prepare(self.positions, length, documents, tokens.device)
+                contexts[shared] = ForwardContext(rotation, mask)
+            x = self.run_block(block, x, contexts[shared])
         return x
 
     def _hidden_cached(self, tokens: Tokens, cache: CachedPass) -> Float[Tensor, "batch position d_model"]:
@@ -233,12 +233,12 @@ class Transformer(nn.Module):
             if start is None
             else self.positions.rotation(start + n_new, query_offset=start)
         )
-        masks: dict[PlainAttention, Any] = {}
+        masks: dict[Preparation, Any] = {}
         for layer, block in enumerate(self.blocks):
-            attend = cast(Block, block).attention.attend
-            if attend not in masks:
-                masks[attend] = attend.prepare_cached(self.positions, cache, layer)
-            mask = masks[attend]
+            shared = cast(Block, block).preparation
+            if shared not in masks:
+                masks[shared] = shared.prepare_cached(self.positions, cache, layer)
+            mask = masks[shared]
             if isinstance(mask, Slots):
                 mask = replace(mask, scales=cache.scales(layer))
             x = self.run_block(block, x, ForwardContext(rotation, mask, cache, layer))

@@ -344,7 +344,8 @@ def muon_groups(model: nn.Module, weight_decay: float) -> list[Group]:
     has no matrices in blocks.
     """
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    inside = {p for stack in stacks for p in stack.parameters() if p.ndim >= 2}
+    # A filter of a convolution, a matrix of one row, is updated as vectors are.
+    inside = {p for stack in stacks for p in stack.parameters() if p.ndim >= 2 and p.shape[-2] > 1}
     trained = [p for p in model.parameters() if p.requires_grad]
     hidden = [p for p in trained if p in inside]
     if not hidden:

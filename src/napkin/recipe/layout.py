@@ -218,6 +218,12 @@ def refuse_impossible_layout(recipe: Recipe, layout: Layout) -> None:
 
 
 def _problems(recipe: Recipe, layout: Layout) -> Iterator[str]:
+    for name in ("tensor", "context"):
+        if recipe.model.has_states and layout.sizes[name] > 1:
+            yield (
+                f"parallelism.{name} is {layout.sizes[name]} and model.mixers is '{recipe.model.mixers}': the state of "
+                "a layer is not divided, use parallelism.shard, data or pipeline"
+            )
     if layout.tensor > 1:
         yield from _problems_of_tensor(recipe, layout)
     if layout.pipeline > 1:

@@ -25,7 +25,7 @@ from napkin.data.permutation import random_word
 from napkin.environments.environment import Environment, Outcome, Task
 from napkin.errors import NapkinError
 from napkin.inference.engine import Completion, Engine, Request
-from napkin.inference.paged_cache import bytes_per_token
+from napkin.inference.paged_cache import bytes_per_token, state_bytes_per_sequence
 from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer, evaluation_mode
 from napkin.train_step.step import Watch
@@ -277,13 +277,16 @@ def completion_seed(seed: int, step: int, prompt: int, completion: int, turn: in
 
 
 def pool_bytes(model: Transformer, n_completions: int, longest: int) -> int:
-    """The size of a KV pool for so many completions, prompts included; one sequence of the context always fits.
+    """The size of a KV pool for so many completions, prompts and states included; one sequence of the context always
+    fits.
 
     It depends on nothing else, above all not on free memory: the schedule is the same wherever it runs.
     """
     context = model.config.context_length
     blocks = max(n_completions * -(-min(longest + 1, context) // BLOCK_SIZE), -(-context // BLOCK_SIZE))
-    return blocks * BLOCK_SIZE * bytes_per_token(model.config, model.head_weight.dtype)
+    dtype = model.dtype
+    states = n_completions * state_bytes_per_sequence(model.config, dtype)
+    return blocks * BLOCK_SIZE * bytes_per_token(model.config, dtype) + states
 
 
 class _Draft:

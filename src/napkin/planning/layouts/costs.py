@@ -121,8 +121,14 @@ class LayoutCosts:
         """`tensors` are the sizes of tensor that may be asked for, `usd_per_hour` is of one device, `stack` is the
         program that trains.
 
-        Raises NapkinError where it is not known what connects the devices.
+        Raises NapkinError where it is not known what connects the devices, and for a model whose layers have different
+        token mixers, since all blocks are priced alike.
         """
+        if resolved.recipe.model.is_hybrid:
+            raise NapkinError(
+                f"mixers is '{resolved.recipe.model.mixers}': layouts are planned for models whose layers have the "
+                "same token mixer, use napkin plan on one device or napkin count"
+            )
         self.resolved = resolved
         self.machine = machine
         self.tensors = tuple(tensors)

@@ -282,6 +282,12 @@ def plan_service(
     Raises NapkinError for sizes below 1, unknown devices, formats or servers, a format that the devices lack, and what
     this machine has no memory for.
     """
+    config = model.config if isinstance(model, Transformer) else model
+    if config.has_states:
+        raise NapkinError(
+            f"mixers is '{config.mixers}': services are planned for attention in all layers; what a sequence of this "
+            "model keeps is in napkin plan, and napkin serve has its load"
+        )
     for name, value in (
         ("concurrency", concurrency),
         ("input_tokens", input_tokens),

@@ -34,6 +34,7 @@ from napkin.hardware.microbenchmarks import current_machine
 from napkin.hardware.rank_calibration import RankCalibration, ranks_of_this_machine
 from napkin.hardware.target import CudaTarget, Target
 from napkin.kernels.operators import triton_obstacle
+from napkin.model.config import mixer_pattern
 from napkin.planning.step.site import Site, fits
 from napkin.recipe.precision import NARROW, Precision, PrecisionName, choose_device, choose_precision
 from napkin.recipe.resolved import ResolvedRecipe
@@ -340,8 +341,9 @@ def time_probe_run(
     recipe, device_type = resolved.per_device, resolved.precision.device_type
     # All micro-batches from the second on are equal.
     batch_size = min(recipe.training.batch_size, 2 * recipe.training.resolved_micro_batch_size)
-    # Layers with experts come after the dense ones.
-    layers = min(max(LAYERS, recipe.model.n_dense_layers + 1), recipe.model.n_layers)
+    # Layers with experts come after the dense ones, and each token mixer once in its pattern.
+    pattern = len(mixer_pattern(recipe.model.mixers))
+    layers = min(max(LAYERS, recipe.model.n_dense_layers + 1, pattern), recipe.model.n_layers)
     probe = dataclasses.replace(resolved, recipe=recipe, world_size=1)
     probe = probe.with_model(n_layers=layers).with_training(batch_size=batch_size)
     ledger = counted if probe == resolved else count_step(probe)
