@@ -44,7 +44,7 @@ from napkin.hardware.host import detect_host
 from napkin.inference.engine import Engine, Request
 from napkin.inference.foreign_texts import read_foreign_texts
 from napkin.inference.generation import TextStream, continue_prompt, stream_text
-from napkin.inference.paged_cache import KVFormat, bytes_per_token, state_bytes_per_sequence
+from napkin.inference.paged_cache import KVFormat, bytes_for
 from napkin.inference.quantized_run import open_quantized, read_quantized
 from napkin.inference.sampling import Draw
 from napkin.inference.scoring import BRANCH_TOKENS, Score, score
@@ -272,9 +272,8 @@ class LoadedModel:
         if kv != "auto":
             if proposer is not None:
                 raise NapkinError(f"keys and values in {kv} do not go with a draft model or a lookup: use one of them")
-            n_blocks = -(-min(len(ids) + max_new_tokens, self.context_length) // _BLOCK)
-            cache_bytes = n_blocks * _BLOCK * bytes_per_token(self.config, model.dtype, kv)
-            cache_bytes += state_bytes_per_sequence(self.config, model.dtype)
+            longest = min(len(ids) + max_new_tokens, self.context_length)
+            cache_bytes = bytes_for(self.config, model.dtype, 1, longest, _BLOCK, kv)
             engine = Engine(model, cache_bytes=cache_bytes, max_running=1, block_size=_BLOCK, kv=kv)
             draws = engine.stream(Request(ids, max_new_tokens, sampling))
         elif proposer is not None:

@@ -47,6 +47,14 @@ def state_bytes_per_sequence(config: ModelConfig, dtype: torch.dtype) -> int:
     return (config.n_layers - config.n_attention_layers) * (inputs + sums * wide)
 
 
+def bytes_for(
+    config: ModelConfig, dtype: torch.dtype, n_sequences: int, longest: int, block_size: int, kv: KVFormat = "auto"
+) -> int:
+    """Bytes of a cache for so many sequences of `longest` tokens, in whole blocks, with their states."""
+    blocks = n_sequences * -(-longest // block_size) * block_size * bytes_per_token(config, dtype, kv)
+    return blocks + n_sequences * state_bytes_per_sequence(config, dtype)
+
+
 def n_blocks_that_fit(
     model: Transformer, block_bytes: int, block_size: int, max_running: int, cache_bytes: int | None
 ) -> int:
