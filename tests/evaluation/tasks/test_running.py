@@ -14,19 +14,21 @@ from napkin.chats.chat_template import ChatTemplate
 from napkin.errors import NapkinError
 from napkin.evaluation.tasks import (
     Item,
+    ItemResult,
     Prompting,
     Task,
     compare_results,
     open_log,
     plan_task,
     read_result,
+    read_task,
     run_task,
     settings_of,
     summarise,
     write_result,
 )
 from napkin.evaluation.tasks.prompts import examples_of, messages_of, prompt_text, prompted
-from napkin.evaluation.tasks.running import fitting_items
+from napkin.evaluation.tasks.running import fitting_items, generated_scores
 from napkin.inference.loaded_model import LoadedModel
 from napkin.tokenizer import BPETokenizer, train_bpe
 from oracles.served_model import tiny_served_model
@@ -54,6 +56,11 @@ def logprob(context: Sequence[int], continuation: Sequence[int]) -> float:
     return total
 
 
+def _brier(logprobs: np.ndarray, right: int) -> float:
+    p = np.exp(logprobs) / np.exp(logprobs).sum()
+    return float(((p - np.eye(len(p))[right]) ** 2).sum())
+
+
 def ids(text: str) -> list[int]:
     return [*MODEL.start_ids, *text.encode()]
 
@@ -78,6 +85,7 @@ def test_scores_of_choices_are_those_of_each_pair_by_itself() -> None:
             "acc_bytes": (own / n_bytes).argmax() == item.right,
             "acc_tokens": (own / (n_bytes + 1)).argmax() == item.right,
             "acc_uncond": (own - alone).argmax() == item.right,
+            "brier": pytest.approx(_brier(own, item.right), abs=1e-4),
         }
 
 
@@ -290,3 +298,52 @@ def test_a_result_is_read_as_it_was_written_and_compares_item_by_item(tmp_path: 
         compare_results(first, second, "f1")
     with pytest.raises(NapkinError, match="there is no result"):
         read_result(tmp_path / "b.json")
+
+
+def test_a_last_word_is_right_where_the_model_would_write_it(tmp_path: Path) -> None:
+    written = dict(MODEL.complete([ids("To be"), ids("Or not")], 4, ()))
+    words = [written[0].strip() or "x", "zebra"]
+    rows = [{"text": f"{passage} {word}"} for passage, word in zip(("To be", "Or not"), words, strict=True)]
+    (tmp_path / "lambada.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = read_task([tmp_path / "lambada.jsonl"])
+    assert (task.kind, task.items[1].answer) == ("last_word", "zebra")
+    results = run(task, Prompting())
+    for passage, item, result in zip(("To be", "Or not"), task.items, results, strict=True):
+        tokens = list(f" {item.answer}".encode())
+        assert result.scores["nats"] == pytest.approx(-logprob(ids(passage), tokens), abs=1e-4)
+        (greedy,) = (text for _, text in MODEL.complete([ids(passage)], len(tokens), ()))
+        assert result.scores["acc"] == float(greedy.encode() == bytes(tokens))
+    summary = summarise(settings_of(task, MODEL.about(), Prompting()), task, results)
+    assert summary.scores["nats"].mean == pytest.approx(np.mean([each.scores["nats"] for each in results]))
+
+
+def test_instructions_are_scored_by_prompt_and_one_by_one(tmp_path: Path) -> None:
+    asked = [["punctuation:no_comma", {}], ["startend:quotation", {}], ["keywords:existence", {"keywords": ["a"]}]]
+    rows = [
+        {"key": n, "prompt": "Write.", "instruction_id_list": [x[0] for x in part], "kwargs": [x[1] for x in part]}
+        for n, part in enumerate((asked, asked[:1]))
+    ]
+    (tmp_path / "ifeval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = read_task([tmp_path / "ifeval.jsonl"])
+    assert (task.kind, task.max_tokens) == ("instructions", 1280)
+    results = [
+        ItemResult(item.name, "", "", generated_scores(task.kind, item, text)[1], text=text)
+        for item, text in zip(task.items, ("a plain *answer*", "b"), strict=True)
+    ]
+    assert [each.scores["prompt_strict"] for each in results] == [0, 1]
+    summary = summarise(settings_of(task, {}, Prompting()), task, results)
+    assert summary.task["score"] == "prompt_strict"
+    assert summary.scores["prompt_strict"].mean == 0.5
+    # Three of four instructions; those of a prompt are one cluster: residuals sum to -1/4 and 1/4.
+    assert summary.scores["instruction_strict"].mean == 0.75
+    assert summary.scores["instruction_strict"].standard_error == pytest.approx((2 * 2 * 0.25**2) ** 0.5 / 4)
+    assert run(dataclasses.replace(task, max_tokens=4), Prompting())[0].scores.keys() == results[0].scores.keys()
+
+
+def test_the_calibration_of_choices_is_in_the_result() -> None:
+    results = run(TASK, Prompting())
+    found = summarise(settings_of(TASK, {}, Prompting()), TASK, results).calibration
+    assert found is not None
+    confidence = [np.exp(each.logprobs).max() / np.exp(each.logprobs).sum() for each in results]
+    right = np.mean([each.scores["acc"] for each in results])
+    assert found.overconfidence == pytest.approx(np.mean(confidence) - right)

@@ -1,5 +1,6 @@
 """`napkin evaluate compare A.json B.json`: two models on the same items; of several tasks, which difference is real."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import tyro
 
 from napkin.cli.common.options import JsonOption, command
 from napkin.cli.common.terminal import print_json, print_table, say
-from napkin.cli.evaluate.tasks import percent
+from napkin.cli.evaluate.tasks import shown_score
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def compare_command(options: CompareOptions) -> None:
         return
     from napkin.evaluation.bits_per_byte import read_bits_result
     from napkin.evaluation.resampling import resampled_difference
+    from napkin.evaluation.tasks.published import PLAIN_SCORES
     from napkin.evaluation.tasks.results import common_scores, read_result
     from napkin.evaluation.uncertainty import paired_difference
 
@@ -56,10 +58,11 @@ def compare_command(options: CompareOptions) -> None:
     if options.json:
         print_json({"score": score, **asdict(found), "resampled": resampled})
         return
+    gap, unit = functools.partial(_gap, score), "" if score in PLAIN_SCORES else " points"
     for letter, path, result in (("A", paths[0], first), ("B", paths[1], second)):
         estimate = result.scores[score]
         say(
-            f"{letter}  {score} {percent(estimate.mean)} ± {percent(estimate.standard_error)}  "
+            f"{letter}  {score} {shown_score(score, estimate.mean)} ± {shown_score(score, estimate.standard_error)}  "
             f"{result.model.get('name')}  {path}"
         )
     if first.model.get("weights_sha256") == second.model.get("weights_sha256"):
@@ -68,8 +71,9 @@ def compare_command(options: CompareOptions) -> None:
         if name not in ("files", "items", "sample") and value != second.task.get(name):
             say(f"not the same: {name} is {value!r} for A, {second.task.get(name)!r} for B")
     say(
-        f"A - B: {100 * found.difference:+.2f} points, 95% from {100 * found.low:+.2f} to {100 * found.high:+.2f}; "
-        f"standard error {percent(found.standard_error)}, {percent(found.unpaired_standard_error)} if the items "
+        f"A - B: {gap(found.difference)}{unit}, 95% from {gap(found.low)} to {gap(found.high)}; "
+        f"standard error {shown_score(score, found.standard_error)}, "
+        f"{shown_score(score, found.unpaired_standard_error)} if the items "
         "had not been the same"
     )
     groups = "" if found.groups == found.items else f" in {found.groups:,} groups"
@@ -81,14 +85,21 @@ def compare_command(options: CompareOptions) -> None:
         "all signs of the differences" if resampled.exact else f"{resampled.draws:,} random signs of the differences"
     )
     say(
-        f"by resampling: 95% from {100 * resampled.low:+.2f} to {100 * resampled.high:+.2f} (bootstrap, "
+        f"by resampling: 95% from {gap(resampled.low)} to {gap(resampled.high)} (bootstrap, "
         f"{resampled.draws:,} samples), p = {resampled.p_value:.3g} ({tried})"
     )
     if found.low <= 0 <= found.high:
         say(
             f"These {found.items:,} items cannot tell the two apart: at this disagreement they find differences of "
-            f"{percent(found.detectable)} and more in four of five repetitions."
+            f"{shown_score(score, found.detectable)} and more in four of five repetitions."
         )
+
+
+def _gap(score: str, value: float) -> str:
+    """A difference in points of a hundred, unless the score is not a share."""
+    from napkin.evaluation.tasks.published import PLAIN_SCORES
+
+    return f"{value:+.4f}" if score in PLAIN_SCORES else f"{100 * value:+.2f}"
 
 
 def _compare_tasks(options: CompareOptions) -> None:
@@ -124,15 +135,15 @@ def _compare_tasks(options: CompareOptions) -> None:
         print_json({"comparisons": rows})
         return
     print_table(
-        ("task", "items", "A", "B", "A - B, points", "95%", "p", "p of all", ""),
+        ("task", "items", "A", "B", "A - B", "95%", "p", "p of all", ""),
         [
             (
                 f"{row['task']} {row['score']}",
                 f"{row['items']:,}",
-                percent(row["mean_first"]),
-                percent(row["mean_second"]),
-                f"{100 * row['difference']:+.2f}",
-                f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
+                shown_score(row["score"], row["mean_first"]),
+                shown_score(row["score"], row["mean_second"]),
+                _gap(row["score"], row["difference"]),
+                f"{_gap(row['score'], row['low'])} to {_gap(row['score'], row['high'])}",
                 f"{row['p_value']:.3g}",
                 f"{row['adjusted_p_value']:.3g}",
                 "real" if row["real"] else "",

@@ -2,6 +2,7 @@
 
 import hashlib
 import json as json_text
+import math
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from napkin.errors import NapkinError
 from napkin.units import format_count, format_seconds
 
 if TYPE_CHECKING:
+    from napkin.evaluation.calibration import Calibration
     from napkin.evaluation.tasks.prompts import Prompting
     from napkin.evaluation.tasks.published import Task
     from napkin.evaluation.tasks.results import TaskResult
@@ -75,6 +77,8 @@ class TaskOptions(ModelOptions):
     """Tokens of a generated answer, at most; None is what the task says, or 256."""
     score: str | None = None
     """The score that leads: acc, acc_norm (per character), acc_bytes, acc_tokens, acc_uncond, exact_match."""
+    calibration: Switch = False
+    """Print how often choices of each confidence are right."""
     skip_bad: Switch = False
     """Leave out items that cannot be scored, and say which."""
 
@@ -125,12 +129,38 @@ def evaluate_task(options: TaskOptions) -> None:
         say()
         rows = [score_row(section or "–", estimates[leading]) for section, estimates in result.sections.items()]
         print_table((leading, *columns), rows)
+    if "nats" in result.scores:
+        nats = result.scores["nats"]
+        mean, low, high = (_perplexity(value) for value in (nats.mean, nats.low, nats.high))
+        say(f"perplexity of the last words {mean}, 95% from {low} to {high}")
+    if result.calibration is not None:
+        _say_calibration(result.calibration, table=options.calibration)
     if path is not None:
         say(f"written to {path}", wrap=False)
 
 
+def _perplexity(nats: float) -> str:
+    return f"{math.exp(nats):.4g}" if nats < 700 else "infinite"
+
+
+def _say_calibration(found: "Calibration", *, table: bool) -> None:
+    if table:
+        say()
+        rows = [
+            (f"{each.low:.2f} to {each.high:.2f}", f"{each.items:,}", percent(each.confidence), percent(each.accuracy))
+            for each in found.bins
+        ]
+        print_table(("confidence", "items", "mean confidence", "right"), rows)
+    how = "overconfident" if found.overconfidence > 0 else "underconfident"
+    say(
+        f"calibration error {percent(found.error)} ± {percent(found.standard_error)}, where a calibrated model would "
+        f"have {percent(found.chance)} by chance; {how} by {percent(abs(found.overconfidence))}"
+    )
+
+
 def _task(options: TaskOptions) -> "tuple[Task, Prompting]":
     from napkin.evaluation.tasks.prompts import Prompting
+    from napkin.evaluation.tasks.published import scores_of
     from napkin.evaluation.tasks.running import chosen_items
     from napkin.evaluation.tasks.task_file import read_task
 
@@ -139,6 +169,8 @@ def _task(options: TaskOptions) -> "tuple[Task, Prompting]":
     task = read_task(options.task, dev=options.dev, skip_bad=options.skip_bad)
     if task.kind == "pair" and (options.shots or options.chat):
         raise NapkinError("minimal pairs are whole texts without a question: leave out --shots and --chat")
+    if task.kind == "instructions" and options.shots:
+        raise NapkinError("prompts with instructions have no answer to show: leave out --shots")
     if options.answer_tokens is not None:
         if not task.is_generated or options.answer_tokens < 1:
             raise NapkinError(
@@ -148,7 +180,7 @@ def _task(options: TaskOptions) -> "tuple[Task, Prompting]":
     if options.score is not None:
         task = replace(task, score=options.score)
     # Before the model is opened, not after an hour.
-    names = {"choice": ["acc", "acc_norm", "acc_bytes", "acc_tokens"], "pair": ["acc"]}.get(task.kind, ["exact_match"])
+    names = list(scores_of(task.kind))
     unconditional = options.unconditional and task.kind == "choice"
     names += ["acc_uncond"] * unconditional
     if task.score and task.score not in names:
@@ -231,8 +263,16 @@ def score_row(name: str, estimate: "Estimate") -> tuple[str, ...]:
     if estimate.groups != estimate.items:
         items += f" in {estimate.groups:,} groups"
     # Items that all agree tell nothing of how they vary; the interval does.
-    error = percent(estimate.standard_error) if estimate.standard_error else "–"
-    return (name, percent(estimate.mean), error, percent(estimate.low), percent(estimate.high), items)
+    error = shown_score(name, estimate.standard_error) if estimate.standard_error else "–"
+    mean, low, high = (shown_score(name, value) for value in (estimate.mean, estimate.low, estimate.high))
+    return (name, mean, error, low, high, items)
+
+
+def shown_score(name: str, value: float) -> str:
+    """A score as a percentage, unless it is not a share."""
+    from napkin.evaluation.tasks.published import PLAIN_SCORES
+
+    return f"{value:.4f}" if name in PLAIN_SCORES else percent(value)
 
 
 def _points(difference: float) -> str:

@@ -134,11 +134,17 @@ def _encoded(
         return Prompted(item, (), _divided(model, start, "", item.choices))
     if prompting.chat:
         context = tuple(model.encode_chat(messages_of(task, item, examples)))
-        pairs = tuple((context, tuple(model.encode(choice))) for choice in item.choices)
+        rest = (item.answer,) if task.kind == "last_word" else item.choices
+        pairs = tuple((context, tuple(model.encode(each))) for each in rest)
     else:
         text, start = prompt_text(task, item, examples), tuple(model.start_ids)
-        context = () if item.choices else (*start, *model.encode(text)) or tuple(model.document_ids)
-        continuations = [task.delimiter + choice for choice in item.choices]
+        context = (
+            ()
+            if item.choices or task.kind == "last_word"
+            else (*start, *model.encode(text)) or tuple(model.document_ids)
+        )
+        rest = (item.answer,) if task.kind == "last_word" else item.choices
+        continuations = [task.delimiter + each for each in rest]
         pairs = _divided(model, start, text, continuations) if continuations else ()
     alone: Pairs = ()
     if prompting.unconditional and item.choices:

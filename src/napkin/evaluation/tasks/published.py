@@ -4,20 +4,23 @@ one function per format.
 The prompts are those of lm-evaluation-harness 0.4 for the same data, so that scores compare.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from napkin.errors import NapkinError
+from napkin.grading.instructions import read_instructions
 
-Kind = Literal["choice", "pair", "exact", "number", "math"]
-"""The likeliest of several continuations; the likelier of two whole texts; a generated text that is equal to the
-answer; one whose final answer is that number, or says the same in LaTeX or plain (`napkin.grading`)."""
+Kind = Literal["choice", "pair", "last_word", "exact", "number", "math", "instructions"]
+"""The likeliest of several continuations; the likelier of two whole texts; a continuation that the model would write; a
+generated text that is equal to the answer; one whose final answer is that number, or says the same in LaTeX or plain;
+one that follows instructions which a program can verify (`napkin.grading`)."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-GENERATED: tuple[Kind, ...] = ("exact", "number", "math")
+GENERATED: tuple[Kind, ...] = ("exact", "number", "math", "instructions")
 """Kinds whose answers the model writes."""
 
 
@@ -98,6 +101,22 @@ class Task:
     @property
     def sections(self) -> list[str]:
         return list(dict.fromkeys(item.section for item in self.items))
+
+
+SCORES: dict[Kind, tuple[str, ...]] = {
+    "choice": ("acc", "acc_norm", "acc_bytes", "acc_tokens", "brier"),
+    "pair": ("acc",),
+    "last_word": ("acc", "nats"),
+    "instructions": ("prompt_strict", "prompt_loose"),
+}
+"""The scores of the items of a kind, the usual one first; of kinds that are not named, exact_match."""
+PLAIN_SCORES = ("brier", "nats")
+"""Scores that are not shares; of these, less is better."""
+
+
+def scores_of(kind: Kind) -> tuple[str, ...]:
+    """The scores that the items of a kind have, the usual one first."""
+    return SCORES.get(kind, ("exact_match",))
 
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -186,7 +205,42 @@ def lettered(name: str, question: str, choices: Sequence[str], right: int, secti
 
 MMLU_DESCRIPTION = "The following are multiple choice questions (with answers) about {section}.\n\n"
 
+
+def read_lambada(row: Row, name: str) -> Item:
+    """LAMBADA (Paperno et al. 2016): a passage whose last word is to be predicted."""
+    words = text_of(row, "text").rstrip().rsplit(maxsplit=1)
+    if len(words) < 2:
+        raise NapkinError("the text has one word: a passage is needed before the last one")
+    passage, word = words
+    return Item(name, passage, answer=word, shown=word)
+
+
+def read_ifeval(row: Row, name: str) -> Item:
+    """IFEval (Zhou et al. 2023): a prompt with instructions that a program can verify."""
+    names, told = row["instruction_id_list"], row["kwargs"]
+    parameters = told if isinstance(told, list) else []
+    if not isinstance(names, list) or len(parameters) != len(names) or not all(isinstance(p, dict) for p in parameters):
+        raise NapkinError("instruction_id_list and kwargs are not lists of the same length")
+    reference = json.dumps([list(pair) for pair in zip(names, parameters, strict=True)])
+    read_instructions(reference)
+    return Item(str(row.get("key", name)), text_of(row, "prompt"), answer=reference)
+
+
 FORMATS = (
+    Format(
+        "IFEval",
+        "instructions",
+        frozenset({"prompt", "instruction_id_list", "kwargs"}),
+        read_ifeval,
+        {"max_tokens": 1280},
+    ),
+    Format(
+        "LAMBADA",
+        "last_word",
+        frozenset({"text"}),
+        read_lambada,
+        matches=lambda row: not row.keys() & {"prompt", "question", "answer", "good"},
+    ),
     Format("BLiMP", "pair", frozenset({"sentence_good", "sentence_bad"}), read_minimal_pair, {"delimiter": ""}),
     Format(
         "GSM8K",

@@ -16,10 +16,12 @@ import torch
 
 import napkin
 from napkin.errors import NapkinError, first_line
+from napkin.evaluation.calibration import Calibration, calibration_of, choice_probabilities
 from napkin.evaluation.tasks.prompts import Prompting
-from napkin.evaluation.tasks.published import Item, Task
+from napkin.evaluation.tasks.published import Item, Task, scores_of
 from napkin.evaluation.uncertainty import Estimate, PairedDifference, mean_estimate, paired_difference
 from napkin.files import regular, try_lock
+from napkin.grading.instructions import instructions_followed
 from napkin.json_files import read_json, write_json
 
 FORMAT, LOG_FORMAT = "napkin-task-result", "napkin-task-items"
@@ -77,6 +79,8 @@ class TaskResult:
     """Items that lost tokens of their own."""
     left_out: list[str] = field(default_factory=list)
     """Items that could not be scored, and why."""
+    calibration: Calibration | None = None
+    """Of the probabilities of choices."""
 
     def refuse_other_items(self, items: Iterable[Item]) -> None:
         """Raise NapkinError where the result has items that are not among these of a task."""
@@ -139,7 +143,7 @@ def settings_of(task: Task, model: Mapping[str, Any], prompting: Prompting) -> d
 
 
 def leading_score(task: Task) -> str:
-    return task.score or ("exact_match" if task.is_generated else "acc")
+    return task.score or scores_of(task.kind)[0]
 
 
 def summarise(settings: Mapping[str, Any], task: Task, results: Sequence[ItemResult]) -> TaskResult:
@@ -156,7 +160,8 @@ def summarise(settings: Mapping[str, Any], task: Task, results: Sequence[ItemRes
     return TaskResult(
         FORMAT,
         VERSION,
-        scores=estimates(results),
+        scores=estimates(results) | _of_instructions(task, results),
+        calibration=_calibration(results) if task.kind == "choice" else None,
         sections={
             section: estimates([each for each in results if each.section == section])
             for section in (sections if len(sections) > 1 else [])
@@ -169,6 +174,29 @@ def summarise(settings: Mapping[str, Any], task: Task, results: Sequence[ItemRes
         left_out=list(task.left_out),
         **settings,
     )
+
+
+def _calibration(results: Sequence[ItemResult]) -> Calibration:
+    confidences = [float(choice_probabilities(each.logprobs).max()) for each in results]
+    right = [each.scores["acc"] == 1 for each in results]
+    return calibration_of(confidences, right, [each.group or f"\0{each.name}" for each in results])
+
+
+def _of_instructions(task: Task, results: Sequence[ItemResult]) -> dict[str, Estimate]:
+    """The shares of single instructions that are followed, those of a prompt clustered."""
+    if task.kind != "instructions":
+        return {}
+    answers = {item.name: item.answer for item in task.items}
+    followed = [instructions_followed(each.text or "", answers[each.name]) for each in results]
+    found = {}
+    for name, at in (("instruction_strict", 0), ("instruction_loose", 1)):
+        pairs = [
+            (float(kept), each.group or f"\0{each.name}")
+            for each, both in zip(results, followed, strict=True)
+            for kept in both[at]
+        ]
+        found[name] = mean_estimate([kept for kept, _ in pairs], [group for _, group in pairs])
+    return found
 
 
 def write_result(path: Path, result: TaskResult) -> None:

@@ -7,7 +7,10 @@ acc_norm         ... divided by the characters of the choice, as in lm-evaluatio
 acc_bytes        ... divided by its UTF-8 bytes
 acc_tokens       ... divided by its tokens
 acc_uncond       ... less its log-probability after "Answer:" alone (Brown et al. 2020, section 2.4)
+brier            the squared distance of the choices' probabilities from the right one (`evaluation.calibration`)
 exact_match      the generated text is the answer
+prompt_strict    the generated text follows all instructions; prompt_loose without markup and framing lines
+nats             minus the log-probability of a last word, whose acc is that the model would write it at temperature 0
 """
 
 import dataclasses
@@ -21,10 +24,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from napkin.errors import NapkinError
+from napkin.evaluation.calibration import brier_score, choice_probabilities
 from napkin.evaluation.tasks.prompts import Prompted, Prompting, PromptModel, common_length, examples_of, prompted
 from napkin.evaluation.tasks.published import Item, Kind, Task
 from napkin.evaluation.tasks.results import ItemLog, ItemResult
 from napkin.grading.answers import exact_score
+from napkin.grading.instructions import instructions_followed
 from napkin.grading.mathematics.final_answer import final_answer, final_number
 from napkin.grading.mathematics.math_answer import math_score, number_score
 
@@ -32,7 +37,7 @@ from napkin.grading.mathematics.math_answer import math_score, number_score
 def choice_scores(
     item: Item, logprobs: Sequence[float], tokens: Sequence[int], unconditional: Sequence[float] | None
 ) -> dict[str, float]:
-    """The scores, 0 or 1, of an item with choices, from the log-probability and the number of tokens of each.
+    """The scores of an item with choices, 0 or 1 but for Brier's, from the log-probability and the tokens of each.
 
     Of equal figures the first choice counts, as numpy's argmax has it.
     """
@@ -45,7 +50,8 @@ def choice_scores(
     }
     if unconditional is not None:
         figures["acc_uncond"] = totals - np.array(unconditional)
-    return {name: float(np.argmax(figure) == item.right) for name, figure in figures.items()}
+    scores = {name: float(np.argmax(figure) == item.right) for name, figure in figures.items()}
+    return scores | {"brier": brier_score(choice_probabilities(logprobs), item.right)}
 
 
 def pair_scores(logprobs: Sequence[float]) -> dict[str, float]:
@@ -57,6 +63,9 @@ def pair_scores(logprobs: Sequence[float]) -> dict[str, float]:
 def generated_scores(kind: Kind, item: Item, text: str) -> tuple[str | None, dict[str, float]]:
     """The answer found in a generated text, None if there is none, and its scores: those that the
     reward of the same name gives."""
+    if kind == "instructions":
+        strict, loose = instructions_followed(text, item.answer)
+        return text, {"prompt_strict": float(all(strict)), "prompt_loose": float(all(loose))}
     find, score = _GRADERS[kind]
     return find(text), {"exact_match": score(text, item.answer)}
 
@@ -94,6 +103,23 @@ class TaskModel(PromptModel, Protocol):
     def about(self) -> Mapping[str, Any]:
         """A model's marks: name, step, checksum of its weights, number format."""
         ...
+
+
+class Scored(Protocol):
+    """A continuation's log-probability, and whether the model would write it at temperature 0."""
+
+    @property
+    def total(self) -> float: ...
+
+    @property
+    def greedy(self) -> bool: ...
+
+
+@runtime_checkable
+class GreedyModel(Protocol):
+    """A model that also says what it would write, which tasks of kind last_word ask for."""
+
+    def score(self, pairs: Sequence[Pair]) -> Sequence[Scored]: ...
 
 
 @dataclass(frozen=True)
@@ -279,6 +305,20 @@ def _results(task: Task, model: TaskModel, batch: Sequence[Prompted]) -> Iterato
             each = batch[number]
             found, scores = generated_scores(task.kind, each.item, text)
             yield [_result(each, scores, text=text, found=found)]
+        return
+    if task.kind == "last_word":
+        if not isinstance(model, GreedyModel):
+            raise NapkinError("this model does not tell which continuation it would write: use a LoadedModel")
+        scored = model.score([pair for each in batch for pair in each.pairs])
+        yield [
+            _result(
+                each,
+                {"acc": float(found.greedy), "nats": -found.total},
+                logprobs=(found.total,),
+                tokens=(len(each.pairs[0][1]),),
+            )
+            for each, found in zip(batch, scored, strict=True)
+        ]
         return
     pairs = [pair for each in batch for pair in (*each.pairs, *each.unconditional)]
     logprobs = iter(model.logprobs(pairs))

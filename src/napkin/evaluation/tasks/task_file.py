@@ -16,7 +16,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,18 @@ from napkin.evaluation.tasks.published import (
     texts_of,
 )
 from napkin.files import StrPath, read_bounded
+from napkin.grading.instructions import read_instructions
 from napkin.grading.mathematics.math_answer import check_math_reference, check_number_reference
 from napkin.toml_files import parse_toml
 
 _MOST_BYTES = 2**30
 _SPLIT = re.compile(r"[_-](test|dev|val|validation|train)$")
 _COLUMN = re.compile(r"\{(\w+)\}")
-_CHECKS = {"number": check_number_reference, "math": check_math_reference}
+_CHECKS: dict[str, Callable[[str], Any]] = {
+    "number": check_number_reference,
+    "math": check_math_reference,
+    "instructions": read_instructions,
+}
 
 
 class TaskFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -53,7 +58,7 @@ class TaskFile(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str | None = None
     kind: str | None = None
-    """choice, pair, exact or number."""
+    """One of `KINDS`; None is what the rows say."""
     items: str | None = None
     """File of rows, beside this one."""
     item: list[dict[str, Any]] = []
@@ -255,7 +260,7 @@ def _own(row: Mapping[str, Any], name: str, about: TaskFile) -> tuple[Kind, Item
         if about.kind in ("choice", "pair"):
             raise KeyError("choices")
         kind: Kind = "exact"
-        for each in GENERATED:
+        for each in (*GENERATED, "last_word"):
             kind = each if each == about.kind else kind
         if kind in _CHECKS:
             _CHECKS[kind](str(answer))
