@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from napkin.kernels.loss.cross_entropy import cross_entropy, linear_cross_entropy
+from napkin.hardware.device_file import catalogue
+from napkin.kernels.loss.cross_entropy import cross_entropy, linear_cross_entropy, loss_chunk_size
 
 N, D_MODEL, VOCAB_SIZE = 50, 16, 37
 
@@ -150,3 +151,25 @@ def test_gradients_of_micro_batches_add_up_in_grad() -> None:
         (count * linear_cross_entropy(hidden[rows], weight, targets[rows])).backward()
     expected = torch.autograd.grad(full_loss(hidden, weight, targets), (hidden, weight))
     torch.testing.assert_close((hidden.grad, weight.grad), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("vocab_size", [512, 50257, 128256, 262144])
+@pytest.mark.parametrize("memory_bytes", [6e9, 25.3e9, 85.5e9, 288e9])
+def test_a_gpus_chunk_is_the_largest_power_of_two_whose_logits_are_a_small_part_of_its_memory(
+    vocab_size: int, memory_bytes: float
+) -> None:
+    suitable = [size for size in (512, 1024, 2048, 4096, 8192) if 16 * 8 * size * vocab_size <= memory_bytes]
+    assert loss_chunk_size(vocab_size, memory_bytes) == max(suitable, default=512)
+
+
+def test_a_cpus_chunk_stays_small() -> None:
+    assert loss_chunk_size(50257, None) == 512
+
+
+def test_moving_the_heads_weight_and_gradient_takes_an_eighth_of_its_products_on_every_gpu() -> None:
+    devices = [device for device in catalogue() if device.vendor in ("NVIDIA", "AMD") and "bf16" in device.peaks]
+    assert len(devices) > 20
+    for device in devices:
+        # A chunk moves 12 bytes per number of the weight, and its products compute 6 FLOPs per number and row.
+        moving, computing = 12 / device.memory_bandwidth, 6 * 8192 / device.peaks["bf16"]
+        assert moving < computing / 8, device.name

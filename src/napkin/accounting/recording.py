@@ -504,9 +504,14 @@ class Recorder(TorchDispatchMode):
             work = None
             self.unknown[str(unknown)] += 1
         moves = not _is_view_call(inputs, outputs)
-        mutated = sum(tensor.nbytes for tensor in _mutated(operator, args, kwargs)) if not outputs else 0
-        sample = (inputs if work else outputs or inputs)[:1]
-        read = sum(tensor.nbytes for tensor in inputs if tensor is not kwargs.get("out")) if moves else 0
+        returned = {tensor.untyped_storage()._cdata for tensor in outputs}
+        mutated = (each for each in _mutated(operator, args, kwargs) if each.untyped_storage()._cdata not in returned)
+        mutated = sum(tensor.nbytes for tensor in mutated)
+        # A product may be added to what is wider.
+        factors = inputs[1:] if operator.overloadpacket in (aten.addmm, aten.baddbmm) else inputs
+        sample = (factors if work else outputs or inputs)[:1]
+        # What is added to in place is read too.
+        read = sum(tensor.nbytes for tensor in inputs) - getattr(kwargs.get("out"), "nbytes", 0) if moves else 0
         written = (sum(tensor.nbytes for tensor in outputs) if moves else 0) + mutated
         elementwise = elementwise_flops_of(operator, args, inputs + outputs)
         if declared:

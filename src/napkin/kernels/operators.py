@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from napkin.errors import NapkinError
@@ -181,6 +182,27 @@ def may_be_compiled() -> bool:
     """True if loops may take the place of torch's operators: in inference mode, for tensors that have data."""
     faked = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     return torch.is_inference_mode_enabled() and not faked
+
+
+def adds_wide_products(total: Tensor) -> bool:
+    """True if torch adds products of narrower matrices to that tensor in its own format and in its place: cuBLAS does.
+
+    Fake tensors of a step that is traced for a GPU stand for tensors there.
+    """
+    if torch.compiler.is_compiling() or torch.version.hip is not None:
+        return False
+    return total.is_cuda or (isinstance(total, FakeTensor) and getattr(_marked, "traces_cuda", False))
+
+
+@contextmanager
+def tracing_for_cuda() -> Iterator[None]:
+    """While it lasts, fake tensors of this thread stand for tensors on a CUDA device."""
+    before = getattr(_marked, "traces_cuda", False)
+    _marked.traces_cuda = True
+    try:
+        yield
+    finally:
+        _marked.traces_cuda = before
 
 
 def is_bf16(x: Tensor) -> bool:

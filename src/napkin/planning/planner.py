@@ -21,6 +21,7 @@ from napkin.data.mixing import TokenMixture
 from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
+from napkin.kernels.loss.cross_entropy import loss_chunk_size
 from napkin.planning.layouts.layout_plan import LayoutPlan, plan_layout
 from napkin.planning.layouts.stages import schedule_of, stages_of_ranks
 from napkin.planning.step.kernel_choice import (
@@ -81,7 +82,11 @@ def resolve(recipe: Recipe, machine: Machine) -> ResolvedRecipe:
         optimizer=dataclasses.replace(recipe.optimizer.resolved, warmup_steps=recipe.warmup_steps),
     )
     precision = machine.precision(recipe.training.precision)
-    recipe = dataclasses.replace(recipe, training=machine.training(recipe.training, precision))
+    training = machine.training(recipe.training, precision)
+    if training.loss_chunk_size == "auto":
+        chunk = loss_chunk_size(-(-recipe.model.vocab_size // recipe.parallelism.tensor), machine.gpu_bytes)
+        training = dataclasses.replace(training, loss_chunk_size=chunk)
+    recipe = dataclasses.replace(recipe, training=training)
     recipe = choose_triton(with_kernels_that_run(recipe, machine), precision, machine)
     resolved = ResolvedRecipe(choose_kernels(recipe, precision), precision, machine.target, machine.n_devices)
     _ = resolved.per_device

@@ -45,8 +45,10 @@ class TrainingConfig:
     recompute_every: Annotated[int, Bounds(1, 4096)] = 1
     """Activation checkpointing is applied to every n-th block only."""
 
-    loss_chunk_size: Annotated[int, Bounds(1, MOST_TOKENS_PER_STEP)] = 512
-    """Tokens whose logits are in memory at a time, at most a whole micro-batch."""
+    loss_chunk_size: Annotated[int | Literal["auto"], Bounds(1, MOST_TOKENS_PER_STEP)] = "auto"
+    """Tokens whose logits are in memory at a time, at most a whole micro-batch. auto is 512 on a CPU and, on a GPU, a
+    power of two up to 8192 whose logits take a small part of its memory: each chunk reads the head's weight and adds to
+    its gradient, which takes a GPU longer than the products of a small chunk."""
 
     kernels: Literal["auto", "plain", "compiled", "triton"] = "auto"
     """The form of the operators between matrix products: plain is torch's operators; compiled is napkin's own loops for
@@ -143,6 +145,11 @@ class TrainingConfig:
     def resolved_micro_batch_size(self) -> int:
         """micro_batch_size with its default filled in; "auto" counts as batch_size until it is resolved."""
         return self.micro_batch_size if isinstance(self.micro_batch_size, int) else self.batch_size
+
+    @property
+    def resolved_loss_chunk_size(self) -> int:
+        """loss_chunk_size with its default filled in; "auto" counts as a CPU's until it is resolved."""
+        return self.loss_chunk_size if isinstance(self.loss_chunk_size, int) else 512
 
 
 # Options that only some optimizers, or only some schedules, accept.

@@ -342,7 +342,7 @@ def build_train_state(
         use_compiled_kernels(model)
     elif recipe.training.kernels == "triton":
         use_triton_kernels(model)
-    model.loss_chunk_size = recipe.training.loss_chunk_size
+    model.loss_chunk_size = recipe.training.resolved_loss_chunk_size
     if compiled:
         compile_blocks(model)
     recompute_blocks(model, recipe.training.recompute, every=recipe.training.recompute_every)

@@ -93,7 +93,7 @@ def refuse_endless_count(recipe: Recipe) -> None:
     """Raise NapkinError, with the settings that help, where a step has too many operator calls to be counted."""
     training, context_length = recipe.training, recipe.model.context_length
     size = training.resolved_micro_batch_size
-    chunk = training.loss_chunk_size
+    chunk = training.resolved_loss_chunk_size
     n_chunks, n_micro_batches = -(-size * context_length // chunk), training.batch_size // size
     if n_chunks > MOST_LOSS_CHUNKS:
         enough = 2 ** math.ceil(math.log2(size * context_length / MOST_LOSS_CHUNKS))

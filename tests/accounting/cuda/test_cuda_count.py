@@ -17,6 +17,7 @@ from napkin.accounting.cuda.trace import _FP32, _FP32_UNLESS_TOLD, as_on_cuda
 from napkin.accounting.recording import record
 from napkin.errors import NapkinError
 from napkin.hardware.target import CudaTarget, cuda_target
+from napkin.kernels import fused_linear_cross_entropy, linear_cross_entropy
 from oracles.brute_force_flops import ScalarProducts
 from oracles.torch_models import GPT2, Llama
 
@@ -316,3 +317,39 @@ def test_adafactor_is_counted_and_what_needs_a_closure_refused(target: str):
     with pytest.raises(NapkinError, match=r"LBFGS evaluates.*inside") as refusal:
         count(module, torch.zeros(2, 8), optimizer=torch.optim.LBFGS, target=target)  # pyright: ignore
     assert "\n" not in str(refusal.value)
+
+
+class Head(nn.Module):
+    """A vocabulary of 1000, rows of 64 numbers, the loss in chunks."""
+
+    def __init__(self, loss: Callable[..., Tensor], chunk_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1000, 64))
+        self.loss = partial(loss, chunk_size=chunk_size)
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.loss(hidden.requires_grad_(), self.weight, targets)
+
+
+@pytest.mark.parametrize("loss", [linear_cross_entropy, fused_linear_cross_entropy])
+def test_a_gpu_adds_the_heads_gradient_up_in_its_place(loss: Callable[..., Tensor]):
+    batch = torch.randn(2048, 64), torch.zeros(2048, dtype=torch.int64)
+    few, many = (count(Head(loss, size), batch, target=H100) for size in (1024, 256))
+    for ledger, size, n_chunks in ((few, 1024, 2), (many, 256, 8)):
+        added = [row for row in ledger.rows if row.operator == "addmm"]
+        # Products of the logits in bf16 with rows in bf16, added to the gradient in fp32.
+        expected = (4 * 1000 * 64 + 2 * size * (1000 + 64), 4 * 1000 * 64, 0, "bf16", (1, 1000, 64, size))
+        found = {(row.bytes_read, row.bytes_written, row.bytes_allocated, row.format, row.contraction) for row in added}
+        assert (len(added), found) == (n_chunks, {expected})
+    # Each chunk more reads the weight twice, and reads and writes the gradient; the rest is rows and single numbers.
+    moved = [sum(row.bytes_read + row.bytes_written for row in ledger.rows) for ledger in (few, many)]
+    assert 6 * 12 * 64_000 <= moved[1] - moved[0] <= 6 * 12 * 64_000 * 1.05
+    # Nothing beside logits grows with a chunk.
+    assert 0 < few.peak_bytes - many.peak_bytes <= 768 * 1000 * 8
+
+
+def test_a_cpu_has_a_product_of_each_chunk_beside_the_gradient():
+    batch = torch.randn(2048, 64), torch.zeros(2048, dtype=torch.int64)
+    rows = count(Head(linear_cross_entropy, 256), batch).rows
+    assert sum(row.contraction == (1, 1000, 64, 256) and row.bytes_allocated == 128_000 for row in rows) == 8

@@ -1,9 +1,9 @@
 """Trace a CUDA step on fake CPU tensors: where torch behaves differently on CUDA, the trace does what CUDA does.
 
-Fake CUDA tensors abort a CPU build of torch as soon as autograd is involved. So the tensors stay on the CPU, and five
+Fake CUDA tensors abort a CPU build of torch as soon as autograd is involved. So the tensors stay on the CPU, and six
 things are changed for fake tensors while a step is traced: the kernel of scaled_dot_product_attention, fused dropout,
-fused root-mean-square normalisation, the operators that autocast runs in fp32, and the foreach implementation, which
-torch's optimizers and its clipping use by default.
+fused root-mean-square normalisation, the operators that autocast runs in fp32, the foreach implementation, which
+torch's optimizers and its clipping use by default, and what napkin's own kernels take a tensor's device for.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,6 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from napkin.accounting.cuda.attention import AttentionCall, attend_on_cuda
 from napkin.hardware.target import CudaTarget
+from napkin.kernels.operators import tracing_for_cuda
 
 aten = torch.ops.aten
 
@@ -40,7 +41,7 @@ def as_on_cuda(target: CudaTarget) -> Iterator[None]:
             if name == "rms_norm" and not target.rms_norm_in_fp32:
                 continue
             library.impl(name, _in_fp32(name), "AutocastCPU")
-        with _autocast_on_cpu(), _foreach_by_default():
+        with _autocast_on_cpu(), _foreach_by_default(), tracing_for_cuda():
             yield
 
 

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from napkin.kernels.loss.cross_entropy import CHUNK_SIZE, add_narrow_, bound_, loss_rows_
+from napkin.kernels.loss.cross_entropy import add_product_, bound_, chunk_size_of, loss_rows_
 from napkin.kernels.operators import dtype_of_product, early_gradient, is_computed, scaled
 
 
@@ -39,7 +39,7 @@ def linear_log_probabilities(
     coefficients: Float[Tensor, " n"] | None = None,
     *,
     temperature: float = 1.0,
-    chunk_size: int = CHUNK_SIZE,
+    chunk_size: int | None = None,
     logit_softcap: float | None = None,
     compiled: bool = False,
 ) -> LinearScores:
@@ -47,11 +47,12 @@ def linear_log_probabilities(
     logits = hidden · weightᵀ, bounded by a softcap if there is one.
 
     Both have gradients. With coefficients only their weighted sum has, which is computed in the forward pass and kept:
-    a second backward pass raises a RuntimeError. At most chunk_size rows of logits are held at a time. Under autocast
-    the products are in autocast's dtype. `compiled` takes the compiled loop where there is one: on a CPU, in fp32 and
-    bf16.
+    a second backward pass raises a RuntimeError. At most chunk_size rows of logits are held at a time; None is what
+    `loss_chunk_size` says for the weight's device. Under autocast the products are in autocast's dtype. `compiled`
+    takes the compiled loop where there is one: on a CPU, in fp32 and bf16.
     """
-    chunks = _Chunks(dtype_of_product(hidden, weight), temperature, chunk_size, logit_softcap, compiled)
+    size = chunk_size or chunk_size_of(weight)
+    chunks = _Chunks(dtype_of_product(hidden, weight), temperature, size, logit_softcap, compiled)
     # Dtypes are chosen here, operator by operator.
     with torch.autocast(hidden.device.type, enabled=False):
         if coefficients is None or not torch.is_grad_enabled():
@@ -263,8 +264,7 @@ class _Gradients:
 
     def add(self, rows: slice, gradient: Tensor, factors: Tensor | None) -> None:
         """Add the products of a chunk's negative gradient with respect to its logits, each row times its factor."""
-        dtype, wide = self.chunks.dtype, self.chunks.wide
-        temperature = self.chunks.temperature
+        dtype, temperature = self.chunks.dtype, self.chunks.temperature
         scale = -1 / temperature if factors is None else factors[:, None] / -temperature
         gradient = gradient.to(dtype)
         if self.hidden is not None:
@@ -272,9 +272,4 @@ class _Gradients:
         if self.weight is None:
             return
         inputs = (self.inputs[rows] * scale).to(dtype)
-        if dtype == wide:
-            self.weight.addmm_(gradient.T, inputs)
-        elif self.chunks.compiled and dtype == torch.bfloat16 and is_computed(gradient):
-            add_narrow_(self.weight, gradient.T @ inputs)
-        else:
-            self.weight += gradient.T @ inputs
+        add_product_(self.weight, gradient, inputs, in_loops=self.chunks.compiled and is_computed(gradient))

@@ -62,7 +62,7 @@ def choice_of(resolved: ResolvedRecipe) -> Choice:
         layout=resolved.layout,
         micro_batch_size=training.resolved_micro_batch_size,
         recompute=training.recompute,
-        loss_chunk_size=training.loss_chunk_size,
+        loss_chunk_size=training.resolved_loss_chunk_size,
     )
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from napkin.errors import NapkinError
+from napkin.kernels.loss.cross_entropy import loss_chunk_size
 from napkin.planning.layouts.costs import Choice, LayoutCosts
 from napkin.planning.layouts.layout_plan import LayoutPlan, one_stage_seconds, plan_layout, simulated, update_seconds
 from napkin.planning.layouts.rank_bytes import ranks_bytes
@@ -48,8 +49,6 @@ LEAST_TOKENS = 512
 """Fewest tokens of a rank's part of a sequence."""
 MOST_TOKENS = 2**17
 """Most tokens of a micro-batch on one rank."""
-CHUNK_SHARE = 1 / 16
-"""The part of the device's memory that the logits of a chunk of the loss take, in fp32."""
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 _REPEATS_FROM = 4
 """A schedule with more than so many times its ranks' micro-batches repeats itself."""
@@ -107,16 +106,10 @@ def search_layouts(
 def candidates(costs: LayoutCosts) -> Iterator[Choice]:
     """All choices that divide a recipe's model and batch among the machine's devices."""
     for layout, size in _layouts(costs.resolved, costs.site.n_devices, costs.interconnect.devices_per_node):
-        chunk = loss_chunk_size(costs, layout, size)
+        of_device = loss_chunk_size(-(-costs.model.vocab_size // layout.tensor), costs.machine.gpu_bytes)
+        chunk = min(of_device, size * costs.model.context_length // layout.context)
         for recompute in RECOMPUTE:
             yield Choice(layout=layout, micro_batch_size=size, recompute=recompute, loss_chunk_size=chunk)
-
-
-def loss_chunk_size(costs: LayoutCosts, layout: Layout, micro_batch_size: int) -> int:
-    """The largest chunk of the loss whose logits take a small part of the memory: fewer chunks are faster."""
-    tokens = micro_batch_size * costs.model.context_length // layout.context
-    fits = CHUNK_SHARE * costs.site.memory_bytes / (4 * costs.model.vocab_size / layout.tensor)
-    return min(tokens, max(512, 2 ** int(math.log2(max(1.0, fits)))))
 
 
 class _Search:

@@ -56,6 +56,8 @@ class Machine(ABC):
     """True if its ceilings were measured, False if they are a datasheet's."""
     memory_bytes: int
     """Memory of one device that is available for tensors."""
+    gpu_bytes: int | None
+    """Memory of one GPU in all, whatever uses it; None for a CPU."""
     target: Target | None
     """The device that a step is counted for; None is the device type of the precision."""
 
@@ -103,9 +105,11 @@ class ThisMachine(Machine):
         self.device_type: Literal["cpu", "cuda"] = choose_device(device)
         if self.device_type == "cuda":
             self.device_name = self.host.accelerators[0].name
+            self.gpu_bytes = self.host.accelerators[0].memory_bytes
             self.memory_bytes = torch.cuda.mem_get_info()[0]
         else:
             self.device_name = self.host.cpu_name
+            self.gpu_bytes = None
             available = min(self.host.available_bytes, psutil.virtual_memory().available)
             # The ranks of one machine divide its memory equally.
             self.memory_bytes = available // self._ranks_per_device
@@ -218,6 +222,7 @@ class CatalogueMachine(Machine):
         self.efficiency = efficiency or efficiency_of(device)
         self.device_name = device.name
         self.memory_bytes = device.usable_bytes
+        self.gpu_bytes = None if device.torch_device == "cpu" else device.memory_bytes
         self.target = target_of(device)
 
     def precision(self, wanted: Literal["auto"] | PrecisionName) -> Precision:

@@ -15,6 +15,7 @@ from napkin.accounting.rules import adamw_bytes_rule, bytes_per_parameter
 from napkin.errors import NapkinError
 from napkin.hardware.ceilings import Ceilings
 from napkin.hardware.device_file import catalogue
+from napkin.kernels.loss.cross_entropy import CHUNK_SIZE as SMALLEST_CHUNK
 from napkin.planning.rules import parameters_by_rule
 from napkin.planning.step.run_plan import Plan
 from napkin.planning.step.site import fits, memory_of, step_memory
@@ -78,7 +79,10 @@ def _changes(resolved: ResolvedRecipe) -> Iterator[dict[str, Any]]:
         if not is_set and (every < recipe.model.n_layers or every == 1):
             yield {"recompute": what, "recompute_every": every}
     tokens = size * recipe.model.context_length
-    if training.loss_chunk_size < tokens:
+    chunk = training.resolved_loss_chunk_size
+    if min(chunk, tokens) > SMALLEST_CHUNK:
+        yield {"loss_chunk_size": SMALLEST_CHUNK}
+    if chunk < tokens:
         yield {"loss_chunk_size": tokens}
     if resolved.precision.device_type != "cpu":
         yield {"offload_optimizer": not training.offload_optimizer}
