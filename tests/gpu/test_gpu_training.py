@@ -1,11 +1,16 @@
 """Training on a GPU, beside the same on the CPU."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from napkin.kernels import fused_linear_cross_entropy, linear_cross_entropy
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.recipe.recipe import Recipe
@@ -14,6 +19,7 @@ from napkin.training.run import train
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 pytestmark = pytest.mark.gpu
+PATHS = os.pathsep.join(filter(None, sys.path))
 MODELS = {
     "llama": ModelConfig(vocab_size=512, context_length=64, d_model=128, n_layers=2, n_heads=4, n_kv_heads=2),
     "gpt2": ModelConfig(
@@ -89,3 +95,39 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(device: str, texts: Path
     with pytest.raises(Stop):
         train(whole, folder, on_step=stop)
     assert losses_of(whole, folder) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [linear_cross_entropy, fused_linear_cross_entropy])
+def test_the_heads_gradient_in_bf16_adds_up_in_fp32(device: str, loss: Any) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(700, 64).bfloat16().double(), torch.randn(1000, 64).bfloat16().double()
+    targets = torch.randint(1000, (700,))
+    weight.requires_grad_()
+    (expected,) = torch.autograd.grad(torch.nn.functional.cross_entropy(hidden @ weight.T, targets), [weight])
+    given = weight.detach().to(device, torch.float32).requires_grad_()
+    with torch.autocast(device, torch.bfloat16):
+        loss(hidden.to(device, torch.float32), given, targets.to(device), chunk_size=128).backward()
+    assert given.grad is not None
+    torch.testing.assert_close(given.grad.cpu().double(), expected, rtol=0.02, atol=0.01 * float(expected.abs().max()))
+
+
+TRAINS = """
+import sys
+from oracles.tiny_run import tiny_recipe
+from napkin.training.run import train
+
+texts, folder, device, precision = sys.argv[1:]
+train(tiny_recipe(texts, steps=12, precision=precision, device=device, deterministic=True), folder)
+"""
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_deterministic_runs_have_the_same_bits(device: str, texts: Path, tmp_path: Path, precision: str) -> None:
+    weights = []
+    for name in ("first", "second"):
+        # cuBLAS is told of its workspaces before the first product of a process.
+        arguments = [sys.executable, "-c", TRAINS, str(texts), str(tmp_path / name), device, precision]
+        subprocess.run(arguments, check=True, cwd=Path(__file__).parents[1], env=os.environ | {"PYTHONPATH": PATHS})
+        (found,) = (tmp_path / name / "checkpoints").glob("*12/model.safetensors")
+        weights.append(found.read_bytes())
+    assert weights[0] == weights[1]

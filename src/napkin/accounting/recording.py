@@ -26,7 +26,7 @@ from napkin.accounting.attribution import Attribution
 from napkin.accounting.collectives import collective_of, needs_other_ranks, waits_unseen
 from napkin.accounting.compiled.listening import Kernel, Origin, listening
 from napkin.accounting.contractions import BATCHED_PRODUCTS, FUSED_ATTENTION, MATRIX_PRODUCTS
-from napkin.accounting.cuda.scratch import cuda_scratch_bytes
+from napkin.accounting.cuda.scratch import cuda_scratch_bytes, workspace_bytes
 from napkin.accounting.custom_operators import OperatorWork, declared_work
 from napkin.accounting.fake_results import PLAIN_VALUES
 from napkin.accounting.ledger import Ledger, Phase, Row
@@ -298,14 +298,14 @@ class Recorder(TorchDispatchMode):
         thread = torch._C._current_graph_task_id() != -1
         if operator.overloadpacket in MATRIX_PRODUCTS and thread not in self.multiplied:
             self.multiplied.add(thread)
-            self.memory.take(cuda.workspace_bytes)
-        self.memory.take_and_give_back(*cuda_scratch_bytes(operator, args, inputs))
+            self.memory.take(workspace_bytes(cuda))
+        self.memory.take_and_give_back(*cuda_scratch_bytes(operator, args, inputs, cuda))
 
     def take_workspaces(self) -> None:
         """Book the workspaces of cuBLAS, as if both threads had called it."""
         if self.cuda:
             for _ in {False, True} - self.multiplied:
-                self.memory.take(self.cuda.workspace_bytes)
+                self.memory.take(workspace_bytes(self.cuda))
             self.multiplied = {False, True}
 
     # What programs of torch.compile tell.

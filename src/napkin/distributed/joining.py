@@ -14,6 +14,10 @@ def join_ranks(training: TrainingConfig) -> Iterator[Ranks]:
 
     Raises NapkinError, in one line, where another process has exited or does not answer within `rank_timeout` seconds.
     """
+    if training.deterministic:
+        from napkin.kernels.deterministic import fix_cublas_workspace
+
+        fix_cublas_workspace()
     info = rank_info_of(os.environ)
     if info.world_size == 1:
         yield Ranks(info)

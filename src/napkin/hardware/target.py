@@ -17,6 +17,9 @@ class CudaTarget:
     cudnn_attention: bool = True
     """True if torch has cuDNN 9.15.1 or newer, whose attention it then prefers on capabilities 9.x and 10.x."""
 
+    multiprocessors: int = 132
+    """How many there are; the sums of deterministic attention are as many."""
+
     rms_norm_in_fp32: bool = True
     """True if autocast widens the inputs of F.rms_norm to fp32, as torch does from version 2.12 on."""
 
@@ -59,4 +62,7 @@ def cuda_target(target: CudaTarget | str) -> CudaTarget | None:
         raise NapkinError(f"{target!r} is not a target: use 'cpu', 'cuda' or a CudaTarget")
     import torch
 
-    return CudaTarget(torch.cuda.get_device_capability()) if torch.cuda.is_available() else CudaTarget()
+    if not torch.cuda.is_available():
+        return CudaTarget()
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return CudaTarget((found.major, found.minor), multiprocessors=found.multi_processor_count)

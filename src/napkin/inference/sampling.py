@@ -28,6 +28,7 @@ from torch import Tensor
 from napkin.data.permutation import random_word
 from napkin.errors import NapkinError
 from napkin.inference.settings import Sampling
+from napkin.kernels.deterministic import cumulative_sums
 
 NOT_FINITE = "the model's logits hold infinity or NaN, nothing can be drawn: use an earlier checkpoint"
 _FIRST_LOOK = 256
@@ -175,7 +176,7 @@ def _joined(parts: "Sequence[array[Any]]", dtype: torch.dtype) -> Tensor:
 
 def inverted(weights: Float[Tensor, "row vocab_size"], uniforms: Sequence[float]) -> Int[Tensor, " row"]:
     """The token at which each row's cumulative weight, in the order of ids, passes its uniform number."""
-    cumulative = weights.cumsum(dim=-1)
+    cumulative = cumulative_sums(weights)
     wanted = torch.tensor(uniforms, dtype=weights.dtype, device=weights.device)[:, None] * cumulative[:, -1:]
     # The first that exceeds it, which has a weight above 0; rounding up to the whole sum would find none.
     wanted = torch.minimum(wanted, cumulative[:, -1:].nextafter(torch.zeros_like(wanted)))
@@ -209,7 +210,7 @@ def _kept(
         within = sorted_weights.where(torch.arange(n_looked, device=weights.device) < limits, 0)
         whole = weights.sum(dim=-1, keepdim=True).where(limits >= n_all, within.sum(dim=-1, keepdim=True))
         # The likeliest token is always kept: the sum before it is 0.
-        before = within.cumsum(dim=-1) - within
+        before = cumulative_sums(within) - within
         kept = (before < column([each.top_p for each in settings]) * whole) & (within > 0)
         kept &= within >= column([each.min_p for each in settings])
         n_kept = kept.sum(dim=-1, keepdim=True)

@@ -24,6 +24,7 @@ from napkin.errors import NapkinError
 from napkin.kernels.loss.cross_entropy import loss_chunk_size
 from napkin.planning.layouts.layout_plan import LayoutPlan, plan_layout
 from napkin.planning.layouts.stages import schedule_of, stages_of_ranks
+from napkin.planning.step.deterministic_price import deterministic_price
 from napkin.planning.step.kernel_choice import (
     choose_compile,
     choose_kernels,
@@ -192,6 +193,7 @@ def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progr
         planned = planned_ranks(resolved, ledgers, price, site)
     else:
         planned = Plan(resolved, ledgers[0], price([ledgers[0]])[0], site)
+    planned = dataclasses.replace(planned, deterministic=deterministic_price(resolved, ledgers[0], ceilings))
     return _with_compile(planned, machine, progress)
 
 

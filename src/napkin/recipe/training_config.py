@@ -66,6 +66,11 @@ class TrainingConfig:
     and rounds updates stochastically; fp8 and int8 are bf16 with products of the blocks' linear layers in 8 bits,
     emulated where the hardware has none. auto is bf16 where the hardware multiplies it natively, otherwise fp32."""
 
+    deterministic: bool = False
+    """Whether a run on a GPU has the same bits each time, on the same device, versions and ranks: operators take forms
+    that add in a fixed order, and those without one raise an error. Its price is in the plan. On a CPU every run has
+    them."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """The device to train on; auto is the GPU if there is one."""
 

@@ -139,6 +139,8 @@ class PlanFile:
     """Bytes that each device sends per step, their seconds, and the seconds that are not overlapped with
     computation."""
     compile: dict[str, Any] = field(default_factory=dict)
+    deterministic: str = ""
+    """The price of deterministic algorithms in a line; empty where the run takes none, and on a CPU."""
     unknown_operators: dict[str, Natural] = field(default_factory=dict)
     """Calls per step of operators whose FLOPs could not be counted."""
     pipeline_peak_bytes: tuple[Natural, ...] = ()

@@ -12,6 +12,7 @@ from napkin.accounting.counting import count
 from napkin.accounting.ledger import Ledger
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
+from napkin.kernels.deterministic import deterministic_algorithms
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import TrainState, build_train_state
@@ -50,7 +51,8 @@ def count_step(
     traced = n_micro_batches if resolved.layout.pipeline > 1 else min(n_micro_batches, TRACED_MICRO_BATCHES)
     # Fake tensors are on the CPU for every target: fake CUDA tensors abort a CPU build of torch.
     on_cpu = dataclasses.replace(resolved.with_training(micro_batch_size=size), precision=resolved.precision.on("cpu"))
-    with FakeTensorMode(), _as_rank(resolved.world_size, rank) as ranks:
+    fixed_order = deterministic_algorithms(recipe.training.deterministic)
+    with fixed_order, FakeTensorMode(), _as_rank(resolved.world_size, rank) as ranks:
         train_state = build_train_state(on_cpu, ranks, compiled=compiled)
         tokens = torch.zeros(recipe.training.batch_size, recipe.model.context_length, dtype=torch.int64)
         others = [tokens.clone() for _ in range(2 if recipe.data.separate_documents else 1)]

@@ -16,6 +16,7 @@ from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath
 from napkin.json_files import read_json
+from napkin.kernels.deterministic import deterministic_algorithms
 from napkin.planning.planner import Planner, plan_resolved
 from napkin.planning.step.machine import Progress
 from napkin.planning.step.memory_savings import refuse_what_does_not_fit
@@ -127,7 +128,8 @@ def train_run(
             *method.callbacks(),
             *callbacks,
         ]
-        loop.run_to_end()
+        with deterministic_algorithms(method.recipe.training.deterministic):
+            loop.run_to_end()
         assert checkpointing.last is not None
         accounting.write(loop)
         stopped_by, last = interruption.signal, checkpointing.last.path

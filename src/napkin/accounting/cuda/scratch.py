@@ -15,24 +15,42 @@ from torch import Tensor
 # These make operators of torch.ops.napkin.
 import napkin.kernels.attention.flash
 import napkin.kernels.norms.normalization  # noqa: F401
+from napkin.hardware.target import CudaTarget
 from napkin.kernels.triton_tiles import MOST_NORM_PROGRAMS
 
 aten = torch.ops.aten
 
 
-def cuda_scratch_bytes(operator: torch._ops.OpOverload, args: tuple, inputs: list[Tensor]) -> list[int]:
+def cuda_scratch_bytes(
+    operator: torch._ops.OpOverload, args: tuple, inputs: list[Tensor], target: CudaTarget
+) -> list[int]:
     """Bytes of each scratch buffer, in the order of allocation; all are freed at the end of the call."""
+    if operator.overloadpacket is aten._scaled_dot_product_flash_attention_backward:
+        return _flash_backward(inputs, target)
     formula = SCRATCH.get(operator.overloadpacket)
     return [size for size in formula(args, inputs) if size] if formula else []
 
 
-def _flash_backward(args: Any, inputs: list[Tensor]) -> list[int]:
+def workspace_bytes(target: CudaTarget) -> int:
+    """The workspace of cuBLAS for each thread that multiplies; 8 of 4 MiB with deterministic algorithms."""
+    return 2**25 if torch.are_deterministic_algorithms_enabled() else target.workspace_bytes
+
+
+def ordered_sums(heads: int, target: CudaTarget) -> int:
+    """How many sums of the gradient of queries flash attention has with deterministic algorithms, for so many heads of
+    all sequences: each is of one program, and a multiprocessor shall have at least one."""
+    return -(-target.multiprocessors // heads)
+
+
+def _flash_backward(inputs: list[Tensor], target: CudaTarget) -> list[int]:
     # csrc of flash attention 2, mha_bwd: softmax_d, dq_accum, and keys' and values' gradients by query head.
     gradient, query, key, _, output = inputs[:5]
     batch, heads, queries, head_dim = query.shape
     rows, width = _up(queries, 128), _up(head_dim, 32) if head_dim <= 192 else 256
     copies = [0 if tensor.transpose(1, 2).is_contiguous() else tensor.nbytes for tensor in (gradient, output)]
-    return [*copies, 4 * batch * heads * rows, 4 * batch * rows * heads * width, *_by_query_head(query, key)]
+    sums = ordered_sums(batch * heads, target) if torch.are_deterministic_algorithms_enabled() else 1
+    found = [*copies, 4 * batch * heads * rows, sums * 4 * batch * rows * heads * width, *_by_query_head(query, key)]
+    return [size for size in found if size]
 
 
 def _own_flash_backward(args: Any, inputs: list[Tensor]) -> list[int]:
@@ -98,7 +116,6 @@ def _up(size: int, multiple: int) -> int:
 
 
 SCRATCH: dict[torch._ops.OpOverloadPacket, Callable[[Any, list[Tensor]], list[int]]] = {
-    aten._scaled_dot_product_flash_attention_backward: _flash_backward,
     aten._scaled_dot_product_cudnn_attention_backward: _cudnn_backward,
     aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
     torch.ops.napkin.flash_attention_backward: _own_flash_backward,

@@ -229,6 +229,8 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
     by_category = sorted(plan.memory.peak_by_category.items(), key=lambda item: -item[1])
     say("memory at the peak: " + ", ".join(f"{category} {format_bytes(size)}" for category, size in by_category))
     say(describe_compile(plan))
+    if plan.deterministic is not None:
+        say(plan.deterministic.describe())
     if by:
         _print_seconds(getattr(plan.price, f"by_{by}"), plan.price.seconds, by)
         if (computing := plan.computing) is not None and computing.counted is not None:

@@ -286,7 +286,8 @@ def machine_of(on: str | Machine | None, *, ranks: Ranks = ALONE, device: Litera
 def target_of(device: Device) -> Target:
     """The device as a count depends on it; one that does not run PyTorch's kernels is counted as a CPU."""
     if device.compute_capability:
-        return CudaTarget(device.compute_capability)
+        multiprocessors = device.multiprocessors or CudaTarget().multiprocessors
+        return CudaTarget(device.compute_capability, multiprocessors=multiprocessors)
     # ROCm's PyTorch has the same allocator, and flash attention.
     return CudaTarget(cudnn_attention=False) if device.vendor == "AMD" else "cpu"
 

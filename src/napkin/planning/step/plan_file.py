@@ -77,6 +77,7 @@ def plan_file_of(plan: Plan) -> PlanFile:
             "bubble_seconds": plan.bubble_seconds,
         },
         compile={**dataclasses.asdict(plan.compile_estimate), "says": describe_compile(plan)},
+        deterministic="" if plan.deterministic is None else plan.deterministic.describe(),
         unknown_operators=plan.ledger.unknown_operators,
         pipeline_peak_bytes=plan.pipeline_peak_bytes,
         failures=planned_failures(plan),

@@ -13,6 +13,7 @@ from napkin.checkpoint.folder import checkpoint_bytes
 from napkin.model.config import adapted_matrices
 from napkin.planning.layouts.layout_plan import LayoutPlan, SumAndCount
 from napkin.planning.rules import parameters_by_rule, parameters_formula, step_flops_by_rule
+from napkin.planning.step.deterministic_price import DeterministicPrice
 from napkin.planning.step.site import Site, fits
 from napkin.recipe.precision import NARROW
 from napkin.recipe.recipe import Recipe
@@ -57,6 +58,8 @@ class Plan:
     """The costs and savings of compilation. The ledger is of the uncompiled step; the seconds include compilation."""
     compiled: Ledger | None = None
     """The ledger of the step with compiled blocks, where the run compiles them; the plan's bytes are its."""
+    deterministic: DeterministicPrice | None = None
+    """What deterministic algorithms cost, where the run takes them on a GPU."""
     epochs: float | None = None
     """The number of times that all steps read the training files; None where there are none yet."""
     mixture: tuple[PlannedFile, ...] = ()
@@ -124,6 +127,8 @@ class Plan:
     def seconds_per_step(self) -> float:
         """Seconds of one step, exposed communication and a pipeline's bubble included."""
         computing = self.price.seconds - self.compile_estimate.seconds_less
+        if self.deterministic is not None and not self.site.measured:
+            computing += self.deterministic.seconds_beside
         return computing + self.exposed_seconds + self.bubble_seconds
 
     @property
