@@ -12,6 +12,8 @@ from napkin.model.transformer import Transformer
 
 BASE = ModelConfig(vocab_size=61, context_length=16, d_model=24, n_layers=2, n_heads=4, d_ff=32)
 
+LATENT: dict[str, Any] = {"kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+
 SWITCHES: dict[str, dict[str, Any]] = {
     "default": {},
     "untied": {"tie_embeddings": False},
@@ -28,6 +30,8 @@ SWITCHES: dict[str, dict[str, Any]] = {
         if kind != "none"
     },
     **{f"attention_{form}": {"attention": form, "n_kv_heads": 2} for form in get_args(names.AttentionImplementation)},
+    "attention_latent": {**LATENT},
+    "attention_latent_queries": {**LATENT, "q_lora_rank": 14, "rope_pairing": "interleaved", "attention": "plain"},
     "window": {"attention_window": 3},
     "window_plain": {"attention_window": 3, "attention": "plain"},
     "window_every_other": {"attention_window": 3, "full_attention_every": 2},

@@ -56,7 +56,8 @@ def hidden(
 
         def attend(x: Array, own: Weights = own, window: float = window) -> Array:
             same = [None if documents is None else documents[i] for i in range(len(x))]
-            return np.stack([_attention(own, row, config, window, same[i]) for i, row in enumerate(x)])
+            layer = _latent_attention if config.kv_lora_rank else _attention
+            return np.stack([layer(own, row, config, window, same[i]) for i, row in enumerate(x)])
 
         def think(x: Array, own: Weights = own) -> Array:
             flat = x.reshape(-1, x.shape[-1])
@@ -141,11 +142,39 @@ def _attention(own: Weights, x: Array, config: Any, window: float, documents: An
         k = _norm(own, "attention.qk_norm.key_norm", k, config)
     if config.positions == "rope":
         q, k = turned(q, config), turned(k, config)
-    scale = config.attention_scale or 1 / math.sqrt(width)
-    mixed = np.zeros((len(x), n_heads, width))
+    mixed = _mixed(q, k, v, config, window, documents)
+    return _linear(own, "attention.output", mixed.reshape(len(x), -1), config)
+
+
+def _latent_attention(own: Weights, x: Array, config: Any, window: float, documents: Any) -> Array:
+    """DeepSeek-V2's equations 9 to 19, one head after another; no form that saves products."""
+    n_heads, plain, wide = config.n_heads, config.qk_nope_head_dim, config.v_head_dim
+    rank, low = config.kv_lora_rank, config.q_lora_rank or 0
+    made = x @ own["attention.latents.weight"].T
+    latent = _norm(own, "attention.key_value_norm", made[:, low : low + rank], config)
+    shared = made[:, low + rank :]
+    read = _norm(own, "attention.query_norm", made[:, :low], config) if low else x
+    queries = (read @ own["attention.query.weight"].T).reshape(len(x), n_heads, -1)
+    both = (latent @ own["attention.key_value.weight"].T).reshape(len(x), n_heads, -1)
+    turn = turned if config.positions == "rope" else lambda part, _: part
+    q, k, v = [], [], []
+    for head in range(n_heads):
+        q.append(np.hstack((queries[:, head, :plain], turn(queries[:, head : head + 1, plain:], config)[:, 0])))
+        k.append(np.hstack((both[:, head, :plain], turn(shared[:, None], config)[:, 0])))
+        v.append(both[:, head, plain:])
+    assert v[0].shape[1] == wide
+    queries, keys, values = (np.stack(part, axis=1) for part in (q, k, v))
+    mixed = _mixed(queries, keys, values, config, window, documents)
+    return mixed.reshape(len(x), -1) @ own["attention.output.weight"].T
+
+
+def _mixed(q: Array, k: Array, v: Array, config: Any, window: float, documents: Any) -> Array:
+    n_heads, n_kv = q.shape[1], k.shape[1]
+    scale = config.attention_scale or 1 / math.sqrt(q.shape[2])
+    mixed = np.zeros((len(q), n_heads, v.shape[2]))
     for head in range(n_heads):
         shared = head * n_kv // n_heads
-        for i in range(len(x)):
+        for i in range(len(q)):
             seen = [j for j in range(i + 1) if i - j < window and (documents is None or documents[i] == documents[j])]
             scores = np.array([scale * q[i, head] @ k[j, shared] for j in seen])
             if config.attention_softcap:
@@ -154,7 +183,7 @@ def _attention(own: Weights, x: Array, config: Any, window: float, documents: An
                 scores = scores - _slope(head, n_heads) * np.array([i - j for j in seen])
             weights = np.exp(scores - scores.max())
             mixed[i, head] = sum(w * v[j, shared] for w, j in zip(weights / weights.sum(), seen, strict=True))
-    return _linear(own, "attention.output", mixed.reshape(len(x), -1), config)
+    return mixed
 
 
 def _slope(head: int, n_heads: int) -> float:

@@ -20,6 +20,7 @@ from napkin.train_step.step_ledger import count_step
 
 MODEL = ModelConfig(vocab_size=256, context_length=32, d_model=32, n_layers=2, n_heads=4, n_kv_heads=4)
 PLAIN: dict[str, Any] = {"attention": "plain"}
+LATENTS: dict[str, Any] = {"n_kv_heads": None, "kv_lora_rank": 24, "qk_rope_head_dim": 4, "v_head_dim": 6}
 # Of one sequence, and of one head, plain attention's products are of views where others are of copies.
 SOME: list[dict[str, Any]] = [PLAIN, {"attention_softcap": 50.0, "n_kv_heads": 2}]
 OTHERS: list[dict[str, Any]] = [
@@ -36,6 +37,8 @@ OTHERS: list[dict[str, Any]] = [
     {"n_kv_heads": 1},
     {"n_kv_heads": 1, **PLAIN},
     {"feed_forward": "gelu", "dropout": 0.1},
+    {**LATENTS, "q_lora_rank": 20},
+    {**LATENTS, **PLAIN},
     {"n_experts": 4, **PLAIN},
     {"n_experts": 4, "expert_capacity": 1.0},
     {"rope_pairing": "interleaved", "mup_base_d_model": 16},

@@ -32,6 +32,7 @@ SHAPES = {
     "window": replace(WIDE, attention_window=16, full_attention_every=2),
     "no gate": replace(WIDE, feed_forward="gelu", biases="all", positions="learned", norm="layer"),
     "untied": replace(WIDE, tie_embeddings=False, d_ff=96),
+    "latents": replace(WIDE, head_dim=None, n_kv_heads=None, kv_lora_rank=24, qk_nope_head_dim=16, v_head_dim=20),
     "experts": replace(WIDE, n_experts=8, experts_per_token=2, d_expert=48),
     "shared experts": replace(
         WIDE, n_experts=8, experts_per_token=3, n_shared_experts=1, d_expert=48, n_dense_layers=1

@@ -5,6 +5,10 @@ from reliability.rank_cases import Case
 EXPERTS: Case = {"n_experts": 4, "d_expert": 16}
 # Ranks with other tokens would balance each its own.
 UNBALANCED: Case = {**EXPERTS, "balance_weight": 0.0}
+LATENTS: Case = {
+    "n_kv_heads": None, "kv_lora_rank": 10, "q_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+}  # fmt: skip
 DOCUMENTS: Case = {"data": {"separate_documents": True}}
 TENSOR_2: Case = {"parallelism": {"tensor": 2}}
 TWO: dict[str, Case] = {
@@ -22,6 +26,7 @@ TWO: dict[str, Case] = {
         "optimizer": {"name": "muon"},
         "steps": 4,
     },
+    "tensor 2 with latents": {**TENSOR_2, "model": LATENTS, "training": {"recompute": "full"}, "steps": 4},
 }
 FOUR: dict[str, Case] = {
     "data 2 tensor 2": {
@@ -69,6 +74,7 @@ LONG_TWO: dict[str, Case] = {
     "tensor 2 experts": {**TENSOR_2, "model": EXPERTS, "training": {"micro_batch_size": 1}},
     "tensor 2 muon": {**TENSOR_2, "optimizer": {"name": "muon"}, "training": {"recompute": "full"}},
     "tensor 2 adafactor": {**TENSOR_2, "optimizer": {"name": "adafactor"}},
+    "tensor 2 latents": {**TENSOR_2, "model": {**LATENTS, "q_lora_rank": None}},
     "tensor 2 documents": {**TENSOR_2, **DOCUMENTS, "model": {"positions": "learned"}},
     "tensor 2 averaged": {**TENSOR_2, "optimizer": {"average_decay": 0.9}},
 }
@@ -101,6 +107,7 @@ LONG_FOUR: dict[str, Case] = {
         "optimizer": {"name": "muon", "average_decay": 0.9},
     },
     "context 2 tensor 2": {"parallelism": {"context": 2, "tensor": 2}, **DOCUMENTS},
+    "context 2 tensor 2 latents": {"parallelism": {"context": 2, "tensor": 2}, "model": LATENTS},
     "context 2 tensor 2 alibi": {"parallelism": {"context": 2, "tensor": 2}, "model": {"positions": "alibi"}},
     **{
         f"pipeline 2 tensor 2 {schedule}": {

@@ -53,23 +53,48 @@ def layered_parameters_rule(
     d_expert: int = 0,
     n_dense_layers: int = 0,
     positions: int = 0,
+    attention: int | None = None,
 ) -> int:
     """Parameters of any model of attention and feed-forward layers, by what its layers are.
 
     V·d for each embedding table, p·d for p learned positions, and per layer 2·d·c·(h + kv) for heads of width c, and
     3·d·ff, or 2·d·ff without a gate. Where experts of width e take the place of a feed-forward layer, 3·d·e for each of
     them, and d for each that is routed to. With the experts that a token uses as `n_experts`, the result is the
-    parameters that it uses.
+    parameters that it uses. `attention` are the parameters of one attention layer of another kind, as
+    `latent_attention_parameters_rule` says.
 
     Touvron et al. 2023, "Llama 2"; Ainslie et al. 2023 for grouped queries; Dai et al. 2024, "DeepSeekMoE", for
     experts. Norms and biases are missing: 0.098% under for GPT-2 small, 0.015% under for a Llama-like 125 M.
     """
-    attention = 2 * d_model * head_dim * (n_heads + n_kv_heads)
+    attention = 2 * d_model * head_dim * (n_heads + n_kv_heads) if attention is None else attention
     matrices = 3 if gated else 2
     dense = n_dense_layers if n_experts else n_layers
     routed = (n_layers - dense) * d_model * (n_experts * matrices * d_expert + n_routed)
     tables = (1 if tied else 2) * vocab_size + positions
     return n_layers * attention + dense * matrices * d_model * d_ff + routed + tables * d_model
+
+
+def latent_attention_parameters_rule(
+    *,
+    d_model: int,
+    n_heads: int,
+    kv_lora_rank: int,
+    q_lora_rank: int | None,
+    qk_nope_head_dim: int,
+    qk_rope_head_dim: int,
+    v_head_dim: int,
+) -> int:
+    """Parameters of a layer of multi-head latent attention: d·(rq + rk + r) + rq·h·(c + r) + rk·h·(c + v) + h·v·d.
+
+    rk and rq are the widths of the latents of keys and of queries, c, r and v those of a key's two parts and of a
+    value. Queries that are made of the residual stream have d·h·(c + r) in place of the terms with rq.
+
+    DeepSeek-V2 2024, equations 9 to 19. Only the norms of the latents are missing: 0.001% under for DeepSeek-V3's.
+    """
+    queries = n_heads * (qk_nope_head_dim + qk_rope_head_dim)
+    made = d_model * queries if q_lora_rank is None else q_lora_rank * (d_model + queries)
+    latents = d_model * (kv_lora_rank + qk_rope_head_dim)
+    return made + latents + kv_lora_rank * n_heads * (qk_nope_head_dim + v_head_dim) + n_heads * v_head_dim * d_model
 
 
 def matmul_flops_rule(m: int, k: int, n: int) -> int:
@@ -110,7 +135,8 @@ def training_flops_rule(parameters: float, tokens: float) -> float:
 def attention_flops_rule(*, n_layers: int, d_model: int, context_length: int, tokens: float) -> float:
     """FLOPs that attention adds to 6·N·T: 12·L·d·context per token, over all pairs; causal pairs alone are half.
 
-    Chowdhery et al. 2022, "PaLM", appendix B, where d = heads · head width. Exact for attention alone; 6·N·T + this is
+    Chowdhery et al. 2022, "PaLM", appendix B, where d = heads · head width; where values have another width than keys,
+    the mean of both. Exact for attention alone; 6·N·T + this is
     0.6% over for GPT-2 small at 1,024 tokens, and 21% over for a Llama-like 125 M whose untied embedding N includes.
     """
     return 12 * n_layers * d_model * context_length * tokens
@@ -202,6 +228,16 @@ def kv_cache_bytes_rule(
     return 2 * n_layers * n_kv_heads * head_dim * context_length * bytes_per_number
 
 
+def latent_cache_bytes_rule(
+    *, n_layers: int, kv_lora_rank: int, qk_rope_head_dim: int, context_length: int, bytes_per_number: int = 2
+) -> int:
+    """Bytes of the latents and rotated keys that latent attention keeps of a sequence: L·(rk + r)·s numbers.
+
+    DeepSeek-V2 2024, section 2.1.4. Exact for a cache of that length.
+    """
+    return n_layers * (kv_lora_rank + qk_rope_head_dim) * context_length * bytes_per_number
+
+
 def decode_seconds_rule(
     parameter_bytes: float, kv_cache_bytes: float, bytes_per_second: float, *, batch_size: int = 1
 ) -> float:
@@ -238,6 +274,11 @@ class Sizes:
     """True if the feed-forward layer has a third matrix, a gate."""
     head_dim: int | None = None
     """Width of a head; None is d_model / n_heads."""
+    value_dim: int | None = None
+    """Width of a value; None is that of a head."""
+    latent_cache: tuple[int, int] | None = None
+    """Numbers of the latent and of the rotated key that latent attention keeps of a token; None is ordinary
+    attention."""
     by_layers: int | None = None
     """All parameters by the closed form of the architecture's layers; None where only the sizes above are known."""
     formula: str = ""
@@ -249,6 +290,12 @@ class Sizes:
     sequences: int
     """Sequences per step, all micro-batches together."""
     context_length: int
+
+    @property
+    def width_of_pairs(self) -> int:
+        """Numbers of all heads that a query and a key are multiplied in: the mean of keys and values."""
+        width = self.head_dim or self.d_model // self.n_heads
+        return self.n_heads * (width + (self.value_dim or width)) // 2
 
     @property
     def tokens(self) -> int:
@@ -401,7 +448,7 @@ def _flops(ledger: Ledger, sizes: Sizes) -> Iterator[RuleRow]:
     yield from (replace(row, count=count) for row, count in zip(rows, counts, strict=True))
     row = attention_row(
         n_layers=sizes.n_layers,
-        d_model=sizes.n_heads * (sizes.head_dim or sizes.d_model // sizes.n_heads),
+        d_model=sizes.width_of_pairs,
         context_length=sizes.context_length,
         tokens=tokens,
     )
@@ -434,13 +481,8 @@ def _form_of_attention(ledger: Ledger) -> AttentionForm:
 
 
 def _use(ledger: Ledger, sizes: Sizes, bytes_per_second: float | None, batch_size: int) -> Iterator[RuleRow]:
-    cache = kv_cache_bytes_rule(
-        n_layers=sizes.n_layers,
-        n_kv_heads=sizes.n_kv_heads,
-        head_dim=sizes.head_dim or sizes.d_model // sizes.n_heads,
-        context_length=sizes.context_length,
-    )
-    yield RuleRow("KV cache of a sequence", "2·L·kv·c·s·2", "bytes", cache, note="generating, in 16 bits")
+    cache, formula = _cache_of(sizes)
+    yield RuleRow("KV cache of a sequence", formula, "bytes", cache, note="generating, in 16 bits")
     if bytes_per_second is not None:
         weights = 2 * ledger.parameters
         one = decode_seconds_rule(weights, cache, bytes_per_second)
@@ -453,6 +495,16 @@ def _use(ledger: Ledger, sizes: Sizes, bytes_per_second: float | None, batch_siz
     if products:
         largest = max(products, key=lambda row: row.flops)
         yield _intensity(largest.contraction, largest.flops, largest.bytes_read + largest.bytes_written)
+
+
+def _cache_of(sizes: Sizes) -> tuple[int, str]:
+    """Bytes of a sequence's cache in 16 bits, and their formula."""
+    shape = {"n_layers": sizes.n_layers, "context_length": sizes.context_length}
+    if sizes.latent_cache is not None:
+        latent, rotated = sizes.latent_cache
+        return latent_cache_bytes_rule(**shape, kv_lora_rank=latent, qk_rope_head_dim=rotated), "L·(rk + r)·s·2"
+    head_dim = sizes.head_dim or sizes.d_model // sizes.n_heads
+    return kv_cache_bytes_rule(**shape, n_kv_heads=sizes.n_kv_heads, head_dim=head_dim), "2·L·kv·c·s·2"
 
 
 def _intensity(contraction: tuple[int, int, int, int] | None, flops: int, moved: int) -> RuleRow:

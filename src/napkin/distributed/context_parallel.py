@@ -24,6 +24,7 @@ from napkin.model.attention import (
     Queries,
     additive_mask_of,
 )
+from napkin.model.latent_attention import LatentAttention
 from napkin.model.positions import NoPositions, Rotation
 from napkin.model.transformer import Transformer
 from napkin.recipe.layout import chunks
@@ -44,7 +45,7 @@ def split_sequences(model: Transformer, mesh: "DeviceMesh") -> None:
     replaced = {"rotation": OwnRotation(positions, columns), "embed": OwnEmbedding(positions, columns)}
     for name, replacement in replaced.items():
         setattr(positions, name, replacement)
-    layers = [module for module in model.modules() if isinstance(module, CausalSelfAttention)]
+    layers = [module for module in model.modules() if isinstance(module, CausalSelfAttention | LatentAttention)]
     rings = {attend: RingAttention(attend, columns) for attend in {layer.attend for layer in layers}}
     for layer in layers:
         layer.attend = rings[layer.attend]
@@ -110,6 +111,8 @@ class OwnEmbedding:
 
 class RingAttention(FusedAttention):
     """The numbers of any implementation of attention, computed in a ring."""
+
+    one_width = True
 
     def __init__(self, attend: PlainAttention | FusedAttention, columns: OwnColumns) -> None:
         super().__init__(attend.n_heads, scale=attend.scale, sees=attend.sees)

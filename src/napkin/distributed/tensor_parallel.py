@@ -34,6 +34,7 @@ from napkin.kernels.loss.cross_entropy import Vocabulary, linear_cross_entropy
 from napkin.kernels.products.linear import Multiply, is_narrow, takes_narrow
 from napkin.model.attention import CausalSelfAttention
 from napkin.model.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts, Routing
+from napkin.model.latent_attention import LatentAttention
 from napkin.model.layers import Embedding, Linear
 from napkin.model.norm import AllHeadsQKNorm, HeadQKNorm, LayerNorm, RMSNorm
 from napkin.model.positions import AlibiPositions, NoPositions
@@ -203,13 +204,16 @@ def split_tensors(model: Transformer, mesh: "DeviceMesh") -> Stacked:
     for module in model.modules():
         if isinstance(module, CausalSelfAttention):
             split.attention(module)
+        elif isinstance(module, LatentAttention):
+            split.latent_attention(module)
         elif isinstance(module, FeedForward | GatedFeedForward):
             split.feed_forward(module)
         elif isinstance(module, MixtureOfExperts):
             split.mixture(module)
     split.vocabulary(model)
     split.positions(model)
-    for attend in {module.attend for module in model.modules() if isinstance(module, CausalSelfAttention)}:
+    layers = (module for module in model.modules() if isinstance(module, CausalSelfAttention | LatentAttention))
+    for attend in {layer.attend for layer in layers}:
         attend.n_heads //= mesh.size()
     heights: Stacked = {}
     for name, module in model.named_modules():
@@ -243,6 +247,16 @@ class _Split:
             for norm in (qk_norm.query_norm, qk_norm.key_norm):
                 cast(Any, norm).forward = functools.partial(_norm_of_all_heads, norm, self.mesh)
                 self.divided[norm] = dict.fromkeys(("gain", "bias"), Divided(0))
+
+    def latent_attention(self, attention: LatentAttention) -> None:
+        """Each rank makes the latents of whole sequences, and of them the queries, keys and values of its heads."""
+        attention.gather = functools.partial(_gathered, self.group)
+        for linear in (attention.query, attention.key_value):
+            rows = Divided(0)
+            linear.multiply = self._multiply(linear, rows)
+            self.divided[linear] = {"weight": rows}
+        self._row_parallel(attention.output)
+        attention.n_heads //= self.size
 
     def feed_forward(self, layer: FeedForward | GatedFeedForward) -> None:
         first = layer.up if isinstance(layer, FeedForward) else layer.gate_up
@@ -292,7 +306,12 @@ class _Split:
 
 def _of_gathered(multiply: Multiply, group: "ProcessGroup", x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The product of the whole sequences, of which x is this rank's part."""
-    return multiply(all_gather(in_products_dtype(x), SEQUENCE, group), weight, bias)
+    return multiply(_gathered(group, x), weight, bias)
+
+
+def _gathered(group: "ProcessGroup", x: Tensor) -> Tensor:
+    """The whole sequences, of which x is this rank's part."""
+    return all_gather(in_products_dtype(x), SEQUENCE, group)
 
 
 def _scattered_sum(multiply: Multiply, group: "ProcessGroup", x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from napkin.errors import NapkinError
 from napkin.kernels.attention.decode import Slots, reads_slots
 from napkin.model.config import ModelConfig
-from napkin.model.kv_cache import NOWHERE, CachedPass, KVCache, NewKeys, bucket_of
+from napkin.model.kv_cache import NOWHERE, CachedPass, KVCache, NewKeys, NewValues, bucket_of
 from napkin.model.recurrent_state import RecurrentStates
 from napkin.model.transformer import Transformer
 from napkin.units import format_bytes
@@ -34,9 +34,10 @@ Table = Int[Tensor, "batch block"]
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype, kv: KVFormat = "auto") -> int:
     """Bytes of one token's keys and values in all layers that have them."""
-    width = config.resolved_head_dim
-    of_head = width * dtype.itemsize if kv == "auto" else width + _SCALE.itemsize
-    return 2 * config.n_attention_layers * config.resolved_n_kv_heads * of_head
+    if kv == "auto":
+        return config.cached_numbers * dtype.itemsize
+    heads, *widths = config.cached_widths
+    return config.cached_numbers + config.n_attention_layers * heads * sum(map(bool, widths)) * _SCALE.itemsize
 
 
 def state_bytes_per_sequence(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -96,14 +97,16 @@ class Blocks:
         self.dtype = dtype
         # Zeros, since what is hidden is multiplied by 0, not left out.
         self.numbers = torch.zeros(shape, dtype=dtype if kv == "auto" else torch.int8, device=device)
-        self.scales = None if kv == "auto" else torch.zeros((*shape[:-1], 1), dtype=_SCALE, device=device)
+        self.scales = (
+            None if kv == "auto" or not shape[-1] else torch.zeros((*shape[:-1], 1), dtype=_SCALE, device=device)
+        )
         self.tensors = [self.numbers] if self.scales is None else [self.numbers, self.scales]
 
     def put(self, blocks: Places, places: Places, new: NewKeys) -> None:
         """Keep those of new tokens in places of blocks."""
         rows = new.transpose(1, 2)
         if self.scales is None:
-            self.numbers[blocks, :, places] = rows.to(self.dtype)
+            self.numbers[blocks, :, places] = rows.to(self.numbers.dtype)
             return
         rows = rows.float()
         scales = (rows.abs().amax(-1, keepdim=True) / _LARGEST).to(_SCALE)
@@ -120,8 +123,9 @@ class Blocks:
         return blocks.transpose(1, 2).flatten(2, 3)[:, :, :longest]
 
 
-_SHAPE = "sequence_or_block kv_heads key head_dim"
-Held = Float[Tensor, _SHAPE] | Int8[Tensor, _SHAPE]
+_SHAPE = "sequence_or_block kv_heads key "
+Held = Float[Tensor, _SHAPE + "head_dim"] | Int8[Tensor, _SHAPE + "head_dim"]
+HeldValues = Float[Tensor, _SHAPE + "value_dim"] | Int8[Tensor, _SHAPE + "value_dim"]
 
 
 class PagedCache(KVCache):
@@ -146,10 +150,15 @@ class PagedCache(KVCache):
         self.has_windows = any(window is not None for window in config.attention_windows)
         self.padding_block = n_blocks
         """Takes what padding writes."""
-        shape = (n_blocks + 1, config.resolved_n_kv_heads, block_size, config.resolved_head_dim)
+        heads, *widths = config.cached_widths
         attending = [layer for layer, mixer in enumerate(config.layer_mixers) if mixer == "attention"]
-        self.keys = {layer: Blocks(shape, dtype, self.device, kv) for layer in attending}
-        self.values = {layer: Blocks(shape, dtype, self.device, kv) for layer in attending}
+        self.keys, self.values = (
+            {
+                layer: Blocks((n_blocks + 1, heads, block_size, width), dtype, self.device, kv)
+                for layer in attending
+            }
+            for width in widths
+        )
         self._tensors = [tensor for held in (*self.keys.values(), *self.values.values()) for tensor in held.tensors]
         self.first = next(iter(self.keys.values()), None)
         """The keys of one layer, where any has them."""
@@ -237,9 +246,10 @@ class PagedPass(CachedPass):
 
     def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
         keys, values = self.cache.keys[layer].scales, self.cache.values[layer].scales
-        return None if keys is None or values is None else (keys, values)
+        # The values of latent attention are in its keys.
+        return None if keys is None else (keys, keys if values is None else values)
 
-    def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Held, Held]:
+    def update(self, layer: int, keys: NewKeys, values: NewValues) -> tuple[Held, HeldValues]:
         return self._updated(self.cache.keys[layer], keys), self._updated(self.cache.values[layer], values)
 
     def _updated(self, held: Blocks, new: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from napkin.errors import NapkinError
 from napkin.model.attention import CausalSelfAttention
 from napkin.model.config import ADAPTED_MATRICES, adapted_matrices, refuse_unknown_matrices
 from napkin.model.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
+from napkin.model.latent_attention import LatentAttention
 from napkin.model.layers import Linear, Multiply
 from napkin.model.transformer import Transformer
 
@@ -270,6 +271,9 @@ def _matrices(module: nn.Module) -> list[tuple[Linear, list[Rows]]]:
             (module.query_key_value, _stacked("attention", {"query": queries, "key": keys, "value": keys})),
             (module.output, _stacked("attention", {"output": len(module.output.weight)})),
         ]
+    if isinstance(module, LatentAttention):
+        layers = {"query": module.query, "output": module.output}
+        return [(layer, _stacked("attention", {name: len(layer.weight)})) for name, layer in layers.items()]
     if isinstance(module, (FeedForward, GatedFeedForward)):
         d_ff = module.down.weight.shape[1]
         gated = isinstance(module, GatedFeedForward)

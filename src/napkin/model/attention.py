@@ -9,7 +9,7 @@ made from it. Functions that a kernel's compiler reads are exempt from the type 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, no_type_check
+from typing import Any, ClassVar, NamedTuple, Protocol, no_type_check
 
 import torch
 from einops import rearrange
@@ -36,6 +36,8 @@ from napkin.model.positions import PAIRINGS, NoPositions, RotaryEmbedding, Rotat
 Queries = Float[Tensor, "batch heads query head_dim"]
 Keys = Float[Tensor, "batch_or_block kv_heads key head_dim"] | Int8[Tensor, "batch_or_block kv_heads key head_dim"]
 """Int8 only with `Slots` that have scales."""
+Values = Float[Tensor, "batch_or_block kv_heads key value_dim"] | Int8[Tensor, "batch_or_block kv_heads key value_dim"]
+Mixed = Float[Tensor, "batch heads query value_dim"]
 Documents = Int[Tensor, "batch position"] | None
 
 HIDDEN = -30000.0
@@ -138,7 +140,7 @@ class CausalSelfAttention(nn.Module):
         self, x: Float[Tensor, "batch position d_model"], context: ForwardContext | None = None
     ) -> Float[Tensor, "batch position d_model"]:
         """Attend, with the rotation and mask of `context`; without one, from position 0 in one document."""
-        context = self._own_context(x) if context is None else context
+        context = own_context(self, x, self.head_dim) if context is None else context
         n_queries_and_keys = self.n_heads + self.n_kv_heads
         heads = rearrange(self.query_key_value(x), "b t (h c) -> b t h c", h=n_queries_and_keys + self.n_kv_heads)
         queries_and_keys, values = heads.split((n_queries_and_keys, self.n_kv_heads), dim=2)
@@ -150,14 +152,16 @@ class CausalSelfAttention(nn.Module):
         mixed = self.attend(queries, keys, values, context.mask)
         return self.output(rearrange(mixed, "b h t c -> b t (h c)"))
 
-    def _own_context(self, x: Tensor) -> ForwardContext:
-        length = x.shape[1]
-        rotation: Rotation = ()
-        for pairing, (rotate, _) in PAIRINGS.items():
-            if self.rotate in (rotate, COMPILED_ROTATIONS[rotate], FUSED_ROTATIONS[rotate]):
-                with x.device:
-                    rotation = RotaryEmbedding(self.head_dim, length, pairing=pairing)(length)
-        return ForwardContext(rotation, self.attend.prepare(NoPositions(), length, None, x.device))
+
+def own_context(layer: Any, x: Float[Tensor, "batch position d_model"], rotated_dim: int) -> ForwardContext:
+    """The context of an attention layer by itself: from position 0 in one document."""
+    length = x.shape[1]
+    rotation: Rotation = ()
+    for pairing, (rotate, _) in PAIRINGS.items():
+        if layer.rotate in (rotate, COMPILED_ROTATIONS[rotate], FUSED_ROTATIONS[rotate]):
+            with x.device:
+                rotation = RotaryEmbedding(rotated_dim, length, pairing=pairing)(length)
+    return ForwardContext(rotation, layer.attend.prepare(NoPositions(), length, None, x.device))
 
 
 class CausalMask:
@@ -185,6 +189,9 @@ class PlainAttention:
 
     Scores and weights have the dtype of queries and keys; the softmax sums in fp32.
     """
+
+    one_width: ClassVar[bool] = False
+    """True if values have to be as wide as queries and keys."""
 
     def __init__(self, n_heads: int, *, scale: float, sees: CausalMask, softcap: float | None = None) -> None:
         self.n_heads = n_heads
@@ -220,7 +227,7 @@ class PlainAttention:
         query, key = cache.positions, cache.key_positions(layer)
         return additive_mask_at(self.sees, positions, self.n_heads, query, key, together)
 
-    def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
+    def __call__(self, queries: Queries, keys: Keys, values: Values, prepared: Any) -> Mixed:
         if isinstance(prepared, Slots):
             return attend_to_slots(queries, keys, values, prepared, self.scale, self.softcap)
         if self.softcap is None:
@@ -237,7 +244,7 @@ class FusedAttention(PlainAttention):
     def needs_mask(self, positions: NoPositions, documents: Documents) -> bool:
         return documents is not None or self.window is not None or positions.has_bias
 
-    def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
+    def __call__(self, queries: Queries, keys: Keys, values: Values, prepared: Any) -> Mixed:
         if isinstance(prepared, Slots):
             return attend_to_slots(queries, keys, values, prepared, self.scale)
         return fused_attention(queries, keys, values, prepared, self.scale)
@@ -255,10 +262,12 @@ class FlashAttention(PlainAttention):
     With a cache of keys and values it is plain attention.
     """
 
+    one_width = True
+
     def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> FlashBounds:
         return FlashBounds(None if documents is None else document_bounds(documents))
 
-    def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
+    def __call__(self, queries: Queries, keys: Keys, values: Values, prepared: Any) -> Mixed:
         if not isinstance(prepared, FlashBounds):
             return super().__call__(queries, keys, values, prepared)
         (bounds,) = prepared
@@ -281,7 +290,7 @@ class CompiledAttention(PlainAttention):
     def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> FirstKeys:
         return FirstKeys(first_keys_of(documents, self.window, length, 0, device))
 
-    def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
+    def __call__(self, queries: Queries, keys: Keys, values: Values, prepared: Any) -> Mixed:
         if not isinstance(prepared, FirstKeys):
             return super().__call__(queries, keys, values, prepared)
         (first_keys,) = prepared
@@ -302,11 +311,11 @@ class FlexAttention(PlainAttention):
         self,
         queries: Queries,
         keys: Keys,
-        values: Keys,
+        values: Values,
         prepared: Any,
         *,
         kernel: Callable[..., Tensor] | None = None,
-    ) -> Queries:
+    ) -> Mixed:
         """Mix the values by their weights; `kernel` replaces the compiled kernel."""
         if prepared is None or isinstance(prepared, (Tensor, Slots)):
             return super().__call__(queries, keys, values, prepared)

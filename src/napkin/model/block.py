@@ -15,6 +15,7 @@ from napkin.model.attention import (
     ForwardContext,
     PlainAttention,
 )
+from napkin.model.latent_attention import LatentAttention
 from napkin.model.layers import Device, moved
 from napkin.model.norm import sum_and_norm
 
@@ -25,7 +26,7 @@ Residual = Float[Tensor, "batch position d_model"]
 class BlockParts:
     """The parts of which a block is made; it makes as many norms as it needs."""
 
-    attention: CausalSelfAttention
+    attention: CausalSelfAttention | LatentAttention
     feed_forward: nn.Module
     make_norm: Callable[[], nn.Module]
     make_dropout: Callable[[], nn.Module]

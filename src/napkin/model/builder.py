@@ -29,6 +29,7 @@ from napkin.model.feed_forward import (
     MixtureOfExperts,
     SharedMixtureOfExperts,
 )
+from napkin.model.latent_attention import LatentAttention
 from napkin.model.layers import INITIAL_STDS, Linear, LinearFactory, make_dropout
 from napkin.model.norm import NORMS, QK_NORMS, LayerNorm
 from napkin.model.positions import (
@@ -66,7 +67,7 @@ class ModelBuilder:
             case "rope":
                 return RotaryPositions(
                     RotaryEmbedding(
-                        config.resolved_head_dim,
+                        config.resolved_qk_rope_head_dim,
                         config.context_length,
                         theta=config.rope_theta,
                         pairing=config.rope_pairing,
@@ -114,19 +115,8 @@ class ModelBuilder:
                 functools.partial(self.make_norm, config.d_model),
                 functools.partial(make_dropout, config.dropout),
             )
-        n_heads, n_kv_heads, head_dim = config.n_heads, config.resolved_n_kv_heads, config.resolved_head_dim
-        attention = CausalSelfAttention(
-            config.d_model,
-            n_heads,
-            n_kv_heads,
-            head_dim=head_dim,
-            attend=attend,
-            rotate=positions.rotate,
-            qk_norm=QK_NORMS[config.qk_norm](n_heads, n_kv_heads, head_dim, self.make_norm),
-            qkv_bias=config.biases != "none",
-            output_bias=config.biases == "all",
-            linears=self.linears,
-        )
+        make = self._attention if config.kv_lora_rank is None else self._latent_attention
+        attention = make(attend, positions)
         parts = BlockParts(
             attention=attention,
             feed_forward=self._feed_forward_of(layer),
@@ -143,6 +133,39 @@ class ModelBuilder:
         if self.config.n_experts and layer >= self.config.n_dense_layers:
             return self._experts()
         return self._feed_forward(self.config.resolved_d_ff)
+
+    def _attention(self, attend: PlainAttention, positions: NoPositions) -> CausalSelfAttention:
+        config = self.config
+        n_heads, n_kv_heads, head_dim = config.n_heads, config.resolved_n_kv_heads, config.resolved_head_dim
+        return CausalSelfAttention(
+            config.d_model,
+            n_heads,
+            n_kv_heads,
+            head_dim=head_dim,
+            attend=attend,
+            rotate=positions.rotate,
+            qk_norm=QK_NORMS[config.qk_norm](n_heads, n_kv_heads, head_dim, self.make_norm),
+            qkv_bias=config.biases != "none",
+            output_bias=config.biases == "all",
+            linears=self.linears,
+        )
+
+    def _latent_attention(self, attend: PlainAttention, positions: NoPositions) -> LatentAttention:
+        config = self.config
+        assert config.kv_lora_rank is not None
+        return LatentAttention(
+            config.d_model,
+            config.n_heads,
+            kv_rank=config.kv_lora_rank,
+            query_rank=config.q_lora_rank,
+            plain_dim=config.resolved_qk_nope_head_dim,
+            rotated_dim=config.resolved_qk_rope_head_dim,
+            value_dim=config.resolved_v_head_dim,
+            attend=attend,
+            rotate=positions.rotate,
+            make_norm=self.make_norm,
+            linears=self.linears,
+        )
 
     def _feed_forward(self, d_ff: int) -> FeedForward | GatedFeedForward:
         kind = FEED_FORWARDS[self.config.feed_forward]

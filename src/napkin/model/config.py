@@ -67,6 +67,24 @@ class ModelConfig:
     head_dim: Annotated[int | None, Bounds(1, 2**20)] = None
     """Width of one head; None is d_model / n_heads."""
 
+    kv_lora_rank: Annotated[int | None, Bounds(1, 2**20)] = None
+    """Width of the vector from which the keys and values of all heads of a token are made (multi-head latent attention,
+    DeepSeek-V2 2024): a KV cache holds it and the rotated part of a key, in place of keys and values. None is ordinary
+    attention. DeepSeek-V3 has 512."""
+
+    q_lora_rank: Annotated[int | None, Bounds(1, 2**20)] = None
+    """Width of the vector from which latent attention makes its queries; None makes them of the residual stream."""
+
+    qk_nope_head_dim: Annotated[int | None, Bounds(1, 2**20)] = None
+    """Width of the part of a latent attention's query or key that is not rotated; None is d_model / n_heads."""
+
+    qk_rope_head_dim: Annotated[int | None, Bounds(1, 2**20)] = None
+    """Width of the rotated part of a latent attention's query or key, which all heads of keys share; None is half of
+    the other part, as in DeepSeek-V3."""
+
+    v_head_dim: Annotated[int | None, Bounds(1, 2**20)] = None
+    """Width of a latent attention's value; None is qk_nope_head_dim."""
+
     d_ff: Annotated[int | None, Bounds(1, 2**22)] = None
     """Width of the feed-forward layer; None is 4 · d_model, and for the gated kinds 8/3 · d_model rounded up to a
     multiple of 32: with three matrices they then have as many parameters as the plain layer (Shazeer 2020), in sizes
@@ -235,8 +253,50 @@ class ModelConfig:
 
     @property
     def resolved_head_dim(self) -> int:
-        """head_dim with its default filled in. The field keeps None, so that a changed copy resolves it again."""
+        """Width of a query and of a key: head_dim with its default filled in, or both parts of latent attention's. The
+        field keeps None, so that a changed copy resolves it again."""
+        if self.kv_lora_rank is not None:
+            return self.resolved_qk_nope_head_dim + self.resolved_qk_rope_head_dim
         return self.d_model // self.n_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def resolved_qk_nope_head_dim(self) -> int:
+        """qk_nope_head_dim with its default filled in; 0 without latent attention."""
+        if self.kv_lora_rank is None:
+            return 0
+        return self.d_model // self.n_heads if self.qk_nope_head_dim is None else self.qk_nope_head_dim
+
+    @property
+    def resolved_qk_rope_head_dim(self) -> int:
+        """Width of the part of a query or key that rotary positions rotate: all of it, but in latent attention."""
+        if self.kv_lora_rank is None:
+            return self.resolved_head_dim
+        # Pairs are rotated.
+        half = 2 * max(1, self.resolved_qk_nope_head_dim // 4)
+        return half if self.qk_rope_head_dim is None else self.qk_rope_head_dim
+
+    @property
+    def resolved_v_head_dim(self) -> int:
+        """Width of a value: that of a key, but in latent attention."""
+        if self.kv_lora_rank is None:
+            return self.resolved_head_dim
+        return self.resolved_qk_nope_head_dim if self.v_head_dim is None else self.v_head_dim
+
+    @property
+    def cached_widths(self) -> tuple[int, int, int]:
+        """Heads that a layer's KV cache holds of a token, and the numbers of a key and of a value of each.
+
+        Latent attention holds one vector, of which all keys and values are made.
+        """
+        if self.kv_lora_rank is None:
+            return self.resolved_n_kv_heads, self.resolved_head_dim, self.resolved_head_dim
+        return 1, self.kv_lora_rank + self.resolved_qk_rope_head_dim, 0
+
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers that a KV cache holds of one token, in all layers."""
+        heads, key, value = self.cached_widths
+        return self.n_attention_layers * heads * (key + value)
 
     @property
     def resolved_n_kv_heads(self) -> int:
@@ -336,10 +396,11 @@ def _problems(config: ModelConfig) -> Iterator[str]:
             yield f"{name} is infinite: use a finite number"
     if config.dropout >= 1:
         yield f"dropout is {config.dropout}: use less than 1, or nothing is left"
-    if config.head_dim is None and config.d_model % config.n_heads:
+    width = "head_dim" if config.kv_lora_rank is None else "qk_nope_head_dim"
+    if getattr(config, width) is None and config.d_model % config.n_heads:
         yield (
             f"d_model {config.d_model} does not divide into n_heads {config.n_heads}: use d_model "
-            f"{_round_up(config.d_model, config.n_heads)}, another n_heads, or set head_dim"
+            f"{_round_up(config.d_model, config.n_heads)}, another n_heads, or set {width}"
         )
     if config.n_heads % config.resolved_n_kv_heads:
         yield (
@@ -347,7 +408,8 @@ def _problems(config: ModelConfig) -> Iterator[str]:
             f"a divisor of {config.n_heads}"
         )
 
-    if config.positions == "rope" and config.resolved_head_dim % 2:
+    yield from _problems_of_latents(config)
+    if config.positions == "rope" and config.kv_lora_rank is None and config.resolved_head_dim % 2:
         yield (
             f"d_model {config.d_model} over n_heads {config.n_heads} makes heads of {config.resolved_head_dim}, rotary "
             f"positions need an even number: use d_model {config.n_heads * (config.resolved_head_dim + 1)}"
@@ -373,7 +435,7 @@ def _problems(config: ModelConfig) -> Iterator[str]:
             f"rope_original_context is {config.rope_original_context} and rope_scaling is 'none': set rope_scaling "
             "too, or leave it out"
         )
-    if config.rope_scaling == "ntk" and config.resolved_head_dim == 2:
+    if config.rope_scaling == "ntk" and config.resolved_qk_rope_head_dim == 2:
         yield "rope_scaling is 'ntk' and heads are 2 wide: their one wavelength cannot be scaled, use 'linear'"
 
     if config.attention_softcap is not None and config.attention == "sdpa":
@@ -478,6 +540,37 @@ def mixer_pattern(mixers: str) -> tuple[TokenMixer, ...]:
         if len(pattern) > MOST_MIXERS:
             raise NapkinError(f"mixers names more than {MOST_MIXERS} layers: use a shorter pattern, it is repeated")
     return tuple(pattern)
+
+
+_OF_LATENTS = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_NOT_OF_LATENTS = {
+    "head_dim": "whose heads are qk_nope_head_dim + qk_rope_head_dim wide",
+    "mup_base_d_model": "whose layers have no multipliers",
+}
+
+
+def _problems_of_latents(config: ModelConfig) -> Iterator[str]:
+    """Values that latent attention does not go with, or that only it has."""
+    if config.kv_lora_rank is None:
+        for name in _OF_LATENTS:
+            if getattr(config, name) is not None:
+                yield f"{name} is {getattr(config, name)} and there is no latent attention: set kv_lora_rank too"
+        return
+    of = f"kv_lora_rank is {config.kv_lora_rank}, of latent attention"
+    for name, why in _NOT_OF_LATENTS.items():
+        if getattr(config, name) is not None:
+            yield f"{name} is {getattr(config, name)} and {of}, {why}: leave {name} out"
+    if config.resolved_n_kv_heads != config.n_heads:
+        yield f"n_kv_heads is {config.n_kv_heads} and {of}, which makes a key for each query head: leave n_kv_heads out"
+    if config.qk_norm != "none":
+        yield f"qk_norm is '{config.qk_norm}' and {of}, which norms its latents instead: use qk_norm 'none'"
+    if config.biases != "none":
+        yield f"biases is '{config.biases}' and {of}, which has none: use biases 'none'"
+    if config.positions == "rope" and config.resolved_qk_rope_head_dim % 2:
+        yield (
+            f"qk_rope_head_dim is {config.qk_rope_head_dim}, rotary positions need an even number: use "
+            f"{config.resolved_qk_rope_head_dim + 1}"
+        )
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -110,8 +110,11 @@ def _norms_before_linears(block: nn.Module) -> list[nn.Module]:
 
 def _reads_by_linear(layer: nn.Module) -> bool:
     """True if a layer's input goes to a plain linear layer alone: not to a router, not through µP's scale."""
-    first = getattr(layer, "query_key_value", None) or getattr(layer, "up", None) or getattr(layer, "gate_up", None)
+    first = next((getattr(layer, name) for name in _FIRST_PRODUCTS if hasattr(layer, name)), None)
     return type(first) is Linear
+
+
+_FIRST_PRODUCTS = ("query_key_value", "latents", "up", "gate_up")
 
 
 Vectors = Float[Tensor, "*batch d_model"]

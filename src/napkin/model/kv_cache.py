@@ -23,7 +23,9 @@ from napkin.model.config import ModelConfig
 from napkin.model.recurrent_state import RecurrentStates, StatePass
 
 NewKeys = Float[Tensor, "batch kv_heads new head_dim"]
+NewValues = Float[Tensor, "batch kv_heads new value_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
+Values = Float[Tensor, "batch kv_heads key value_dim"]
 
 NOWHERE = 2**30
 """The position of a slot without a key: after every query, so that a causal mask hides it."""
@@ -74,13 +76,16 @@ class CachedPass:
         """The factors of a layer's keys and values in their blocks, if they are held as integers."""
         return None
 
-    def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Tensor, Tensor]:
+    def update(self, layer: int, keys: NewKeys, values: NewValues) -> tuple[Tensor, Tensor]:
         """Keep a layer's new keys and values; return all that the queries may see."""
         raise NotImplementedError
 
 
 class KVCache:
-    """Keys and values of a batch of sequences in all layers; `extend` gives the next `CachedPass`."""
+    """Keys and values of a batch of sequences in all layers; `extend` gives the next `CachedPass`.
+
+    Of latent attention the keys are what all keys and values are made of, and the values are 0 numbers wide.
+    """
 
     device: torch.device
     nbytes: int
@@ -117,12 +122,11 @@ class ContiguousCache(KVCache):
         self.slack = slack if min(windows) < capacity else 0
         self.n_slots = [min(window + self.slack, capacity) for window in windows]
         """Slots of a sequence in each layer."""
-        heads, width, place = config.resolved_n_kv_heads, config.resolved_head_dim, {"dtype": dtype, "device": device}
+        (heads, *widths), place = config.cached_widths, {"dtype": dtype, "device": device}
         # One slot more takes what padding writes. Zeros, since what is hidden is multiplied by 0, not left out.
         attends = [mixer == "attention" for mixer in config.layer_mixers]
         held = [n + 1 if attends else 0 for n, attends in zip(self.n_slots, attends, strict=True)]
-        self.keys = [torch.zeros(batch_size, heads, n, width, **place) for n in held]
-        self.values = [torch.zeros(batch_size, heads, n, width, **place) for n in held]
+        self.keys, self.values = ([torch.zeros(batch_size, heads, n, width, **place) for n in held] for width in widths)
         self.device = self.keys[0].device
         self.states = None if all(attends) else RecurrentStates(config, batch_size, dtype, self.device)
         self.nbytes = sum(tensor.nbytes for tensor in (*self.keys, *self.values))
@@ -250,7 +254,7 @@ class ExtendingPass(CachedPass):
         places = places.clamp(max=by_position.shape[1] - 1).expand(len(by_position), -1)
         return self._documents[:, None, :, None] == by_position.gather(1, places)[:, None, None, :]
 
-    def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
+    def update(self, layer: int, keys: NewKeys, values: NewValues) -> tuple[Keys, Values]:
         cache = self.cache
         slots = self._places[cache.n_slots[layer]]
         return slots.updated(cache.keys[layer], keys), slots.updated(cache.values[layer], values)
@@ -326,7 +330,7 @@ class BranchingPass(CachedPass):
         held = self.sees.new_ones(len(self.sees), self._n_held(layer))
         return torch.cat((held, self.sees), dim=1)[None, None]
 
-    def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
+    def update(self, layer: int, keys: NewKeys, values: NewValues) -> tuple[Keys, Values]:
         n = self._n_held(layer)
         both = (self.cache.keys[layer], keys), (self.cache.values[layer], values)
         seen_keys, seen_values = (torch.cat((held[:, :, :n], new.to(held.dtype)), dim=2) for held, new in both)

@@ -25,6 +25,8 @@ from napkin.accounting.rules import (
     decode_seconds_rule,
     kv_cache_bytes_rule,
     largest_model_rule,
+    latent_attention_parameters_rule,
+    latent_cache_bytes_rule,
     layered_parameters_rule,
     matmul_flops_rule,
     matmul_intensity_rule,
@@ -325,6 +327,8 @@ def sizes_of(recipe: Recipe) -> Sizes:
         n_heads=model.n_heads,
         n_kv_heads=model.resolved_n_kv_heads,
         head_dim=model.resolved_head_dim,
+        value_dim=model.resolved_v_head_dim,
+        latent_cache=None if model.kv_lora_rank is None else (model.kv_lora_rank, model.resolved_qk_rope_head_dim),
         d_ff=model.resolved_d_ff,
         tied=model.tie_embeddings,
         gated=model.gated,
@@ -352,11 +356,21 @@ def step_flops_by_rule(model: ModelConfig, tokens: float) -> float:
     """6·N·T for the parameters that a token is multiplied with, and attention over all pairs."""
     attention = attention_flops_rule(
         n_layers=model.n_layers,
-        d_model=model.n_heads * model.resolved_head_dim,
+        d_model=model.n_heads * (model.resolved_head_dim + model.resolved_v_head_dim) // 2,
         context_length=model.context_length,
         tokens=tokens,
     )
     return training_flops_rule(multiplying_parameters_by_rule(model), tokens) + attention
+
+
+def cache_numbers_by_rule(model: ModelConfig, context_length: int) -> tuple[int, str]:
+    """Numbers that a KV cache holds of a sequence, and the formula for those of a token."""
+    shape = {"n_layers": model.n_layers, "context_length": context_length, "bytes_per_number": 1}
+    if model.kv_lora_rank is not None:
+        widths = {"kv_lora_rank": model.kv_lora_rank, "qk_rope_head_dim": model.resolved_qk_rope_head_dim}
+        return latent_cache_bytes_rule(**shape, **widths), "L·(rk + r)"
+    widths = {"n_kv_heads": model.resolved_n_kv_heads, "head_dim": model.resolved_head_dim}
+    return kv_cache_bytes_rule(**shape, **widths), "2·L·kv·c"
 
 
 def parameters_formula(model: ModelConfig) -> str:
@@ -366,7 +380,11 @@ def parameters_formula(model: ModelConfig) -> str:
     if model.n_experts:
         n_experts = model.n_experts + model.n_shared_experts
         feed_forward = f"{n_experts} experts of {feed_forward.replace('ff', 'e')}"
-    return f"L·(2·d·c·(h + kv) + {feed_forward}) + {tables}"
+    attention = "2·d·c·(h + kv)"
+    if model.kv_lora_rank is not None:
+        queries = "d·h·(c + r)" if model.q_lora_rank is None else "rq·(d + h·(c + r))"
+        attention = f"{queries} + d·(rk + r) + rk·h·(c + v) + h·v·d"
+    return f"L·({attention} + {feed_forward}) + {tables}"
 
 
 def _layered(model: ModelConfig, n_experts: int) -> int:
@@ -385,6 +403,21 @@ def _layered(model: ModelConfig, n_experts: int) -> int:
         d_expert=model.resolved_d_expert or 0,
         n_dense_layers=model.n_dense_layers,
         positions=_learned_positions(model),
+        attention=_latent_attention(model),
+    )
+
+
+def _latent_attention(model: ModelConfig) -> int | None:
+    if model.kv_lora_rank is None:
+        return None
+    return latent_attention_parameters_rule(
+        d_model=model.d_model,
+        n_heads=model.n_heads,
+        kv_lora_rank=model.kv_lora_rank,
+        q_lora_rank=model.q_lora_rank,
+        qk_nope_head_dim=model.resolved_qk_nope_head_dim,
+        qk_rope_head_dim=model.resolved_qk_rope_head_dim,
+        v_head_dim=model.resolved_v_head_dim,
     )
 
 

@@ -120,7 +120,8 @@ def print_service(plan: "ServicePlan") -> None:
 
 
 def _counted(plan: "ServicePlan") -> Iterator[tuple[str, str, str, str]]:
-    from napkin.accounting.rules import forward_flops_rule, kv_cache_bytes_rule
+    from napkin.accounting.rules import forward_flops_rule
+    from napkin.planning.rules import cache_numbers_by_rule
 
     load, work, model = plan.load, plan.work, plan.model
     rule = format_flops(forward_flops_rule(work.parameters, load.input_tokens))
@@ -131,16 +132,10 @@ def _counted(plan: "ServicePlan") -> Iterator[tuple[str, str, str, str]]:
     rule = format_bytes(work.parameters * plan.weight_width)
     yield "weights", rule, format_bytes(plan.weight_bytes), "N·bytes"
     longest = load.input_tokens + load.output_tokens
-    numbers = kv_cache_bytes_rule(
-        n_layers=model.n_layers,
-        n_kv_heads=model.resolved_n_kv_heads,
-        head_dim=model.resolved_head_dim,
-        context_length=round(longest),
-        bytes_per_number=1,
-    )
+    numbers, formula = cache_numbers_by_rule(model, round(longest))
     # The engine keeps what is beyond a window.
     counted = work.kv_numbers * (longest if plan.cluster is None else work.kept(longest)) * plan.kv_width
-    yield "KV of a sequence", format_bytes(numbers * plan.kv_width), format_bytes(counted), "2·L·kv·c·bytes"
+    yield "KV of a sequence", format_bytes(numbers * plan.kv_width), format_bytes(counted), f"{formula}·bytes"
     if plan.ridge is None:
         return
     bound = "arithmetic" if plan.prefill_intensity > plan.ridge else "bytes"

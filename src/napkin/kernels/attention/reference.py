@@ -177,13 +177,13 @@ def _grouped(queries: Tensor, keys: Tensor) -> Tensor:
 def flex_attention(
     queries: Queries,
     keys: Keys,
-    values: Keys,
+    values: Values,
     score_mod: Callable[..., Tensor],
     block_mask: Any,
     scale: float,
     *,
     kernel: Callable[..., Tensor] | None = None,
-) -> Queries:
+) -> Mixed:
     """torch's flex_attention, compiled for a GPU: it skips blocks of pairs that `block_mask` hides entirely.
 
     `kernel` replaces the compiled kernel, as in tests on a CPU, where torch has no backward pass for it.

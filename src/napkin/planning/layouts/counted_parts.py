@@ -245,13 +245,18 @@ def _head_working(
     return np.concatenate([_bilinear(beside, split), _bilinear(of_chunk, split)], axis=1)
 
 
+_LATENT_WIDTHS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
 def with_tensor(resolved: ResolvedRecipe, tensor: int) -> ResolvedRecipe:
     """The recipe of a model with the matrices of one rank of tensor: its heads, its part of d_ff, its token ids."""
     model = resolved.recipe.model
+    # Heads keep their widths, and each rank makes all latents.
+    widths = ("head_dim",) if model.kv_lora_rank is None else _LATENT_WIDTHS
     changes: dict[str, int] = {
         "n_heads": model.n_heads // tensor,
         "n_kv_heads": max(1, model.resolved_n_kv_heads // tensor),
-        "head_dim": model.resolved_head_dim,
+        **{name: model.resolved(name) for name in widths},
         "d_ff": max(1, model.resolved_d_ff // tensor),
         "vocab_size": -(-model.vocab_size // tensor),
     }

@@ -51,6 +51,7 @@ class ServiceWork:
     n_layers: int
     d_model: int
     n_kv_heads: int
+    """Heads that the cache holds; of latent attention one, which every rank of tensor has."""
     kv_numbers: int
     """Numbers that one token leaves in the cache, in all layers."""
     window: int | None
@@ -68,11 +69,18 @@ class ServiceWork:
     products: int
     """Matrix products with weights in a step, the head's left out."""
     pair_flops: float
-    """FLOPs of attention per pair of a query and a key that it sees, in all layers."""
+    """FLOPs of attention per pair of a query and a key that it sees, in all layers, in a decode step."""
+    prompt_pair_flops: float
+    """The same of a prompt: fewer with latent attention, which makes the keys of each head then."""
     whole_bytes: float
     """Bytes per token that unfused elementwise operators read and write, of norms and the residual stream."""
     divided_bytes: float
     """The same within attention and feed-forward layers, which ranks of tensor divide."""
+
+    @property
+    def compares_latents(self) -> bool:
+        """True if a decode step compares queries with the latents of latent attention."""
+        return self.pair_flops > self.prompt_pair_flops
 
     def pairs(self, tokens: float) -> float:
         """Pairs of a query and a key that a causal mask leaves of a prompt; the mean of blocks with and without the
@@ -91,7 +99,7 @@ class ServiceWork:
 
     def prefill_flops(self, tokens: float) -> float:
         """FLOPs of a prompt: all positions through the blocks, the last through the head."""
-        return 2 * self.block_weights * tokens + 2 * self.head_weights + self.pair_flops * self.pairs(tokens)
+        return 2 * self.block_weights * tokens + 2 * self.head_weights + self.prompt_pair_flops * self.pairs(tokens)
 
     def decode_flops(self, sequences: float, context: float) -> float:
         """FLOPs of one token of each sequence, with so many in the cache."""
@@ -120,8 +128,8 @@ def count_work(config: ModelConfig) -> ServiceWork:
         parameters=round(whole["parameters"]),
         n_layers=config.n_layers,
         d_model=config.d_model,
-        n_kv_heads=config.resolved_n_kv_heads,
-        kv_numbers=round(whole["kv_bytes"]) // _BYTES,
+        n_kv_heads=config.cached_widths[0],
+        kv_numbers=config.cached_numbers,
         window=config.attention_window,
         windowed_share=sum(window is not None for window in config.attention_windows) / config.n_layers,
         # A decode step has one token, so that the FLOPs of products are twice the numbers of their matrices.
@@ -132,6 +140,7 @@ def count_work(config: ModelConfig) -> ServiceWork:
         head_weights=round(whole["head_flops"]) // 2,
         products=round(whole["products"]),
         pair_flops=whole["pair_flops"],
+        prompt_pair_flops=whole["prompt_pair_flops"],
         whole_bytes=whole["whole_bytes"],
         divided_bytes=whole["divided_bytes"],
     )
@@ -148,8 +157,6 @@ def _figures(config: ModelConfig) -> dict[str, float]:
     for row in prefill.rows:
         if not row.contraction and row.component != "embedding":
             touched[row.component in _WHOLE] += row.bytes_read + row.bytes_written
-    # What fused attention reads in a decode step.
-    before, after = (sum(row.bytes_read for row in step.rows if row.is_fused_attention) for step in (short, long))
     return {
         "parameters": short.parameters,
         "block_flops": sum(row.flops for row in blocks),
@@ -157,7 +164,7 @@ def _figures(config: ModelConfig) -> dict[str, float]:
         "head_flops": sum(row.flops for row in products if row.component == "head"),
         "products": len(blocks),
         "pair_flops": (long.attention_flops - short.attention_flops) / TRACED_TOKENS,
-        "kv_bytes": (after - before) / TRACED_TOKENS,
+        "prompt_pair_flops": prefill.attention_flops / TRACED_TOKENS**2,
         "whole_bytes": touched[True] / TRACED_TOKENS,
         "divided_bytes": touched[False] / TRACED_TOKENS,
     }
@@ -277,8 +284,12 @@ class Replica:
         flops = 2 * work.block_weights * tokens / tensor / (self.product_peak * server.product_share)
         products = np.cbrt(weights * weights * weights + flops * flops * flops)
         head = 2 * work.head_weights / tensor / (bandwidth * server.weight_share)
-        cache = sequences * work.kept(context) * self.kv_token_bytes / (bandwidth * server.kv_share)
-        attention = work.pair_flops * pairs / tensor / (self._attention_peak * server.attention_share)
+        kept, rate = work.kept(context), tensor * self._attention_peak * server.attention_share
+        cache = sequences * kept * self.kv_token_bytes / (bandwidth * server.kv_share)
+        if work.compares_latents:
+            # All heads read the same bytes: the products may take longer.
+            cache = np.maximum(cache, sequences * kept * work.pair_flops / rate)
+        attention = work.prompt_pair_flops * pairs / rate
         touched = tokens * (work.whole_bytes + work.divided_bytes / tensor)
         elementwise = server.activation_share * touched / bandwidth
         fixed = work.n_layers * server.layer_seconds + server.step_seconds + server.sequence_seconds * sequences

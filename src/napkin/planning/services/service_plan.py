@@ -419,7 +419,7 @@ def _plan_here(
         load=load,
         weight_bytes=weight_bytes,
         weight_width=dtype.itemsize,
-        kv_width=per_token / (2 * config.n_layers * config.resolved_n_kv_heads * config.resolved_head_dim),
+        kv_width=per_token / config.cached_numbers,
         ridge=None,
         prefill_flops=work.prefill_flops(load.input_tokens),
         prefill_bytes=read(1, load.input_tokens, load.input_tokens),
