@@ -153,10 +153,7 @@ class PagedCache(KVCache):
         heads, *widths = config.cached_widths
         attending = [layer for layer, mixer in enumerate(config.layer_mixers) if mixer == "attention"]
         self.keys, self.values = (
-            {
-                layer: Blocks((n_blocks + 1, heads, block_size, width), dtype, self.device, kv)
-                for layer in attending
-            }
+            {layer: Blocks((n_blocks + 1, heads, block_size, width), dtype, self.device, kv) for layer in attending}
             for width in widths
         )
         self._tensors = [tensor for held in (*self.keys.values(), *self.values.values()) for tensor in held.tensors]
