@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from napkin.errors import NapkinError
-from napkin.model.config import ModelConfig, mixer_pattern
+from napkin.model.config import ModelConfig
+from napkin.model.config_checks import mixer_pattern
 from napkin.model.kv_cache import ContiguousCache
 from napkin.model.state_space import Mamba2
 from napkin.model.transformer import Transformer

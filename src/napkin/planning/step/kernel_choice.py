@@ -10,7 +10,8 @@ from napkin.accounting.ledger import Ledger
 from napkin.accounting.pricing import CompileEstimate, estimate_compile, price
 from napkin.errors import NapkinError
 from napkin.hardware.ceilings import Ceilings
-from napkin.model.config import WIDEST_FLASH_HEAD, AttentionImplementation, ModelConfig
+from napkin.model.config import AttentionImplementation, ModelConfig
+from napkin.model.config_checks import WIDEST_FLASH_HEAD
 from napkin.model.kernel_forms import is_worth_compiling
 from napkin.optim.registry import optimizer_entry
 from napkin.planning.step.machine import Machine

@@ -34,7 +34,7 @@ from napkin.hardware.microbenchmarks import current_machine
 from napkin.hardware.rank_calibration import RankCalibration, ranks_of_this_machine
 from napkin.hardware.target import CudaTarget, Target
 from napkin.kernels.operators import triton_obstacle
-from napkin.model.config import mixer_pattern
+from napkin.model.config_checks import mixer_pattern
 from napkin.planning.step.site import Site, fits
 from napkin.recipe.precision import NARROW, Precision, PrecisionName, choose_device, choose_precision
 from napkin.recipe.resolved import ResolvedRecipe
