@@ -29,7 +29,9 @@ from napkin.planning.step.kernel_choice import (
     choose_compile,
     choose_kernels,
     choose_triton,
+    graph_bytes,
     refuse_impossible_compile,
+    refuse_impossible_graph,
     with_kernels_that_run,
 )
 from napkin.planning.step.machine import CatalogueMachine, Machine, Progress, machine_of
@@ -94,6 +96,7 @@ def resolve(recipe: Recipe, machine: Machine) -> ResolvedRecipe:
     refuse_impossible_layout(recipe, resolved.layout)
     if machine.measured:
         refuse_impossible_compile(resolved)
+        refuse_impossible_graph(resolved)
     if recipe.training.offload_optimizer and precision.device_type == "cpu":
         raise NapkinError(
             "training.offload_optimizer is True, but the run is on a CPU, whose optimizer state is in host memory "
@@ -194,7 +197,7 @@ def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progr
     else:
         planned = Plan(resolved, ledgers[0], price([ledgers[0]])[0], site)
     planned = dataclasses.replace(planned, deterministic=deterministic_price(resolved, ledgers[0], ceilings))
-    return _with_compile(planned, machine, progress)
+    return _with_graph(_with_compile(planned, machine, progress), machine)
 
 
 def _with_compile(planned: Plan, machine: Machine, progress: Progress) -> Plan:
@@ -212,6 +215,15 @@ def _with_compile(planned: Plan, machine: Machine, progress: Progress) -> Plan:
         with contextlib.suppress(NapkinError):
             compiled = count_step(resolved, compiled=True)
     return dataclasses.replace(planned, resolved=resolved, compile_estimate=estimate, compiled=compiled)
+
+
+def _with_graph(planned: Plan, machine: Machine) -> Plan:
+    """The plan with the bytes of a CUDA graph, where there is one; on this machine, with the choice written out."""
+    planned = dataclasses.replace(planned, graph_bytes=graph_bytes(planned, here=machine.measured))
+    if not machine.measured:
+        return planned
+    chosen = "on" if planned.graph_bytes else "off"
+    return dataclasses.replace(planned, resolved=planned.resolved.with_training(cuda_graphs=chosen))
 
 
 def _planned_layout(
@@ -349,9 +361,11 @@ _FREE = {
         "on_non_finite",
         "most_skipped",
         "compile",
+        "cuda_graphs",
     },
 }
-"""Fields whose value changes nothing of a step's operators and their shapes. Compilation is decided for each run."""
+"""Fields whose value changes nothing of a step's operators and their shapes. Compilation and graphs are decided for
+each run."""
 _ZERO_OR_NOT = {"momentum", "beta1", "beta2", "weight_decay", "dropout"}
 """Fields of which only counts whether they are 0: then an operator is left out."""
 

@@ -138,6 +138,11 @@ class TrainingConfig:
     """Whether torch.compile fuses the operators between a block's matrix products, with different rounding. auto is on
     where the run is long enough to save more than the compilation takes, by the plan."""
 
+    cuda_graphs: Literal["auto", "on", "off"] = "auto"
+    """Whether the forward and backward pass of a micro-batch is recorded as a CUDA graph and replayed, with the same
+    numbers. auto is on for pre-training on a GPU of this machine where launching the step's operators would take longer
+    than computing them, by the plan, and the graph's memory fits."""
+
     def __post_init__(self) -> None:
         refuse_outside("training", self)
         if self.batch_size % self.resolved_micro_batch_size:

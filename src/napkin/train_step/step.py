@@ -43,6 +43,7 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.tuning_recipe import AdapterConfig, ReinforcementRecipe, RewardModelRecipe, TuningRecipe
 from napkin.tensors import HostCopy, together
 from napkin.train_step.compile import compile_blocks, recompute_blocks
+from napkin.train_step.step_graph import MicroBatchGraph, Recorder
 
 
 class ExpertCounts:
@@ -114,6 +115,8 @@ class TrainState:
     """The scale of fp16 losses; None in other formats."""
     compiled: bool = False
     """True if the blocks are compiled."""
+    graph: MicroBatchGraph | None = None
+    """The CUDA graph of a micro-batch of `step`, if there is to be one."""
 
     @property
     def recipe(self) -> Recipe:
@@ -149,7 +152,8 @@ class TrainState:
         self._begin(number)
         documents_by_part = [None] * (len(inputs) // size) if documents is None else documents.split(size)
         batch = zip(inputs.split(size), targets.split(size), documents_by_part, weights, strict=True)
-        loss = self.parallel_model.gradients([MicroBatch(*part) for part in batch], self._passes(watch))
+        gradients = self.parallel_model.gradients if self.graph is None else self.graph.gradients
+        loss = gradients([MicroBatch(*part) for part in batch], self._passes(watch))
         return self._update(number, loss, watch, is_fit)
 
     def step_on_sequences(
@@ -320,13 +324,15 @@ def build_train_state(
     ranks: Ranks = ALONE,
     *,
     compiled: bool = False,
+    recorder: Recorder | None = None,
     initialize: Initialize | None = None,
     drawn: bool = True,
 ) -> TrainState:
     """Build a model, with weights drawn from `training.init_seed`, and its optimizer; with fsdp, this rank's shard of
     them.
 
-    `compiled` is whether the blocks are compiled, at their first step. `initialize` sets other weights than those drawn
+    `compiled` is whether the blocks are compiled, at their first step. `recorder` records the micro-batches of steps
+    that are replayed, see `step_graph.py`. `initialize` sets other weights than those drawn
     from the seed. Without `drawn` the weights may be any numbers, because a checkpoint is loaded into them.
     """
     resolved = replace(resolved, world_size=ranks.world_size)
@@ -381,6 +387,7 @@ def build_train_state(
         expert_counts=expert_counts,
         loss_scale=loss_scale,
         compiled=compiled,
+        graph=None if recorder is None else MicroBatchGraph(parallel_model, recorder),
     )
 
 

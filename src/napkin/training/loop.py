@@ -37,6 +37,7 @@ from napkin.tensors import random_state_kept
 from napkin.tokenizer.base import Tokenizer
 from napkin.torch_compile import compiled_folder, stoppable_compiler
 from napkin.train_step.step import Initialize, TrainState, build_train_state
+from napkin.train_step.step_graph import record_cuda_graph
 from napkin.training.signals import Interrupted, Interruption, agree_on_signal
 from napkin.units import format_seconds
 
@@ -126,10 +127,16 @@ class TrainingLoop:
         torch.set_num_threads(self.recipe.training.threads)
         keep_freed_memory()
         compiled = self.recipe.training.compile == "on"
+        recorder = record_cuda_graph if self.recipe.training.cuda_graphs == "on" else None
         begins = not checkpoint_paths(run.checkpoints)
         initialize = preparation.initialize if begins else None
         self.train_state = build_train_state(
-            preparation.resolved, self.ranks, compiled=compiled, initialize=initialize, drawn=begins
+            preparation.resolved,
+            self.ranks,
+            compiled=compiled,
+            recorder=recorder,
+            initialize=initialize,
+            drawn=begins,
         )
         self.watch = Stopwatch(self.device_type)
         self.history = History()

@@ -73,7 +73,7 @@ class Interruption:
         @contextmanager
         def watched(part: str) -> Iterator[None]:
             nonlocal done
-            if part == "forward":
+            if part in ("forward", "forward and backward"):
                 elapsed = time.perf_counter() - begin
                 if done and elapsed / done * (micro_batches - done) > PATIENCE_SECONDS:
                     self.give_up()

@@ -16,11 +16,13 @@ from napkin.model.kernel_forms import is_worth_compiling
 from napkin.optim.registry import optimizer_entry
 from napkin.planning.step.machine import Machine
 from napkin.planning.step.run_plan import Plan
+from napkin.planning.step.site import fits
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import ParallelismConfig
 from napkin.train_step.compile import missing_compiler
+from napkin.train_step.step_graph import graph_obstacle
 from napkin.train_step.step_ledger import count_step
 from napkin.units import format_seconds
 
@@ -123,6 +125,38 @@ def compile_obstacle(resolved: ResolvedRecipe) -> str | None:
         "with ranks that divide matrices": layout.tensor > 1,
     }
     return next((f"compiled blocks have not been tested {how}" for how, is_so in untested.items() if is_so), None)
+
+
+LAUNCH_SECONDS = 5e-6
+"""Seconds in which a host launches an operator of an uncompiled step: Python, autograd and torch's dispatcher take 5 to
+10 microseconds for an operator of torch on a current processor, and more for those of napkin."""
+
+
+def graph_bytes(plan: Plan, *, here: bool) -> int:
+    """Bytes of the CUDA graph of a run's micro-batches, 0 where none is recorded.
+
+    Where the recipe leaves it open there is one if launching takes longer than computing, and if it fits beside steps
+    without a graph: the first ones, and evaluations. `here` is whether the run will be on this machine; for another one
+    the plan cannot know how fast its host is.
+    """
+    chosen, memory = plan.recipe.training.cuda_graphs, plan.memory
+    if chosen == "off" or (chosen == "auto" and not here) or graph_obstacle(plan.resolved) is not None:
+        return 0
+    pool = max(memory.peak_bytes - memory.resident_bytes, 1)
+    if chosen == "auto":
+        launched = sum(row.phase != "optimizer" for row in memory.rows) * LAUNCH_SECONDS
+        if launched < plan.seconds_per_step or not fits(plan.peak_bytes + pool, plan.site.memory_bytes):
+            return 0
+    return pool
+
+
+def refuse_impossible_graph(resolved: ResolvedRecipe) -> None:
+    """Raise NapkinError where training.cuda_graphs is "on" and the recipe does not allow it."""
+    if resolved.recipe.training.cuda_graphs == "on" and (obstacle := graph_obstacle(resolved)) is not None:
+        raise NapkinError(
+            f"training.cuda_graphs is 'on', but {obstacle}: use --training.cuda-graphs off, or in the recipe.toml of a "
+            'run cuda_graphs = "off"'
+        )
 
 
 def describe_compile(plan: Plan) -> str:

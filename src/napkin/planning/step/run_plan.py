@@ -60,6 +60,8 @@ class Plan:
     """The ledger of the step with compiled blocks, where the run compiles them; the plan's bytes are its."""
     deterministic: DeterministicPrice | None = None
     """What deterministic algorithms cost, where the run takes them on a GPU."""
+    graph_bytes: int = 0
+    """Bytes that the private pool of a CUDA graph keeps reserved; 0 where none is recorded."""
     epochs: float | None = None
     """The number of times that all steps read the training files; None where there are none yet."""
     mixture: tuple[PlannedFile, ...] = ()
@@ -116,7 +118,7 @@ class Plan:
     @property
     def fits(self) -> bool:
         """True if that fits into the device's memory, as `site.fits` says."""
-        return fits(self.peak_bytes, self.site.memory_bytes)
+        return fits(self.peak_bytes + self.graph_bytes, self.site.memory_bytes)
 
     @property
     def disturbed(self) -> bool:
@@ -245,6 +247,10 @@ class Plan:
         if (reserved := self.memory.reserved_bytes) is not None:
             note = "what the caching allocator takes in segments, gaps included; it gives back what is free before it "
             yield QuantityRow("reserved bytes", "bytes", None, reserved, note=f"{note}fails")
+
+        if self.graph_bytes:
+            note = "the pool of a CUDA graph stays reserved, beside steps that are computed without it"
+            yield QuantityRow("bytes of the graph", "bytes", None, self.graph_bytes, note=note)
 
     def _stored_rows(self) -> Iterator[QuantityRow]:
         """The bytes that a run of adapters writes to the disk: frozen weights once, and checkpoints of what is
