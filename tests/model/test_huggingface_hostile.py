@@ -101,7 +101,9 @@ def test_settings_of_any_type_and_size_are_refused_or_ignored(folder: Path) -> N
     settings = json.loads((folder / "config.json").read_text())
     # Those that others share with Llama are read by the same code.
     shared = (
-        set(FAMILIES["llama"].write(CONFIGS["llama"])) if settings["model_type"] in ("gemma2", "mixtral") else set()
+        {"model_type"} | set(FAMILIES["llama"].write(CONFIGS["llama"]))
+        if settings["model_type"] in ("gemma2", "mixtral")
+        else set()
     )
     for name in settings.keys() - shared:
         for value in VALUES:

@@ -59,7 +59,9 @@ def test_the_layer_is_mamba2s_definition_token_by_token() -> None:
             state[head] = decay * state[head] + step * torch.outer(value[head], key[head // 4])
             y[head] = state[head] @ query[head // 4] + layer.skip[head] * value[head]
         gated = y.flatten() * F.silu(gate[t])
-        outputs.append(layer.output.weight @ (gated * (gated.square().mean() + 1e-5).rsqrt() * layer.norm.gain))
+        groups = gated.view(2, 32)
+        normed = (groups * (groups.square().mean(-1, keepdim=True) + 1e-5).rsqrt()).flatten() * layer.norm.gain
+        outputs.append(layer.output.weight @ normed)
     torch.testing.assert_close(layer(x)[0], torch.stack(outputs), rtol=1e-5, atol=1e-6)
 
 

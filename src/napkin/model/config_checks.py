@@ -4,8 +4,9 @@
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast, get_args
 
 from napkin.errors import NapkinError, suggestion
@@ -216,3 +217,15 @@ def mixer_pattern(mixers: str) -> tuple[TokenMixer, ...]:
 def round_up(value: int, multiple: int) -> int:
     """The smallest multiple that is at least value."""
     return -(-value // multiple) * multiple
+
+
+def same_pattern(mixers: Sequence[str]) -> str:
+    """The pattern of layers with those mixers, equal patterns in equal words.
+
+    >>> same_pattern(["mamba2", "mamba2", "attention"]), same_pattern(["mamba2", "mamba2"])
+    ('mamba2*2,attention', 'mamba2')
+    """
+    if len(set(mixers)) == 1:
+        return mixers[0]
+    runs = [(name, len(list(same))) for name, same in itertools.groupby(mixers)]
+    return ",".join(name if number == 1 else f"{name}*{number}" for name, number in runs)

@@ -65,12 +65,27 @@ class CausalConvolution(nn.Module):
         return inputs * (of == of[:, -1:])[..., None]
 
 
+class GroupedRMSNorm(RMSNorm):
+    """A norm of each group of heads by itself, with one gain for each number."""
+
+    def __init__(self, width: int, n_groups: int, *, eps: float) -> None:
+        super().__init__(width, eps=eps)
+        self.n_groups = n_groups
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.n_groups == 1:
+            return self.normalize(x, self.gain, self.eps)
+        parts = x.unflatten(-1, (self.n_groups, -1))
+        normed = self.normalize(parts, self.gain.new_ones(parts.shape[-1]), self.eps)
+        return normed.flatten(-2) * self.gain.to(x.dtype)
+
+
 class Mamba2(nn.Module):
     """Mamba-2's layer (Dao & Gu 2024), with one number A per head.
 
     One product makes a gate, the inputs of a convolution and a step Δ per head; the convolution makes values x, keys B
     and queries C. A token's state decays by exp(Δ·A) and gets B ⊗ Δ·x; D·x is added to what C reads. The sum is gated,
-    normed, and multiplied with the output matrix.
+    normed group by group, and multiplied with the output matrix.
     """
 
     def __init__(
@@ -94,7 +109,7 @@ class Mamba2(nn.Module):
         first, last = _FIRST_DECAYS
         self.log_decay = nn.Parameter((first + spread * (last - first)).log())
         self.skip = nn.Parameter(torch.ones(self.n_heads))
-        self.norm = RMSNorm(width, eps=config.norm_eps)
+        self.norm = GroupedRMSNorm(width, self.n_groups, eps=config.norm_eps)
         self.output = linears.residual_output(width, config.d_model, bias=bias)
 
     def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:

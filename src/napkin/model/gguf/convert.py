@@ -29,7 +29,7 @@ from napkin.model.huggingface.convert import (
     fill,
     refuse_other_function,
 )
-from napkin.model.huggingface.families import FAMILIES, Family
+from napkin.model.huggingface.families import Family
 from napkin.model.layers import Embedding, Linear, deferred_draws
 from napkin.model.positions import llama3, rope_frequencies
 from napkin.model.quantized import Int4Linear, Int8Linear, QuantizedLinear, put_quantized
@@ -394,7 +394,7 @@ def save_gguf(
     file exists, if no architecture of llama.cpp computes what the model does, and if it cannot be written.
     """
     family, settings = family_of(model.config)
-    (kind,) = (name for name, each in FAMILIES.items() if each is family)
+    kind = settings["model_type"]
     if kind not in ARCHITECTURES:
         raise NapkinError(f"a {kind} model cannot be written as GGUF: it is read there as {', '.join(ARCHITECTURES)}")
     architecture = ARCHITECTURES[kind]

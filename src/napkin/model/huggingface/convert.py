@@ -23,8 +23,9 @@ from torch import Tensor
 from napkin.errors import CorruptFile, NapkinError, first_line
 from napkin.files import StrPath, atomic_write_text, draft_folder, sync_file, sync_folder
 from napkin.model.config import ModelConfig
-from napkin.model.huggingface.families import FAMILIES, Family
+from napkin.model.huggingface.families import Family
 from napkin.model.huggingface.folder_files import SEPARATOR, TextForm, path_inside, read_json, write_tokenizer
+from napkin.model.huggingface.stateful_families import ALL_FAMILIES
 from napkin.model.transformer import Transformer
 from napkin.optim.tensor_parts import Parts, matrix_parts, whole_parts
 from napkin.tokenizer.base import Tokenizer
@@ -36,6 +37,12 @@ _MAX_TABLE = 2**28
 
 # Fields that do not change what the weights compute: initialization, training, the implementation of attention.
 _NOT_STORED = frozenset("init init_std depth_scaled dropout attention z_weight balance_weight router_z_weight".split())
+# Fields without meaning where no layer has attention, or none carries a state.
+_OF_ATTENTION = frozenset(
+    "n_heads n_kv_heads head_dim rope_theta rope_pairing rope_scaling rope_factor rope_original_context "
+    "attention_window full_attention_every attention_softcap attention_scale qk_norm".split()
+)
+_OF_STATES = frozenset("state_size state_heads state_head_dim state_groups conv_width".split())
 
 
 def load_huggingface(folder: StrPath, *, dtype: torch.dtype = torch.float32) -> Transformer:
@@ -137,9 +144,9 @@ def save_huggingface(
     """Write a model as a new Hugging Face folder, weights in their own dtype; with a tokenizer, it goes there too.
 
     It is saved as the first family that has all its settings: gpt2, llama, granite for a model with scales of its own,
-    as of a tied embedding, mistral, mixtral, qwen2, qwen3, olmo2 or gemma2. `separator` is the special token with which
-    documents begin and end: `transformers` puts it before every text and stops at it; `form`, in its place, is that of
-    a model of conversations.
+    as of a tied embedding, mistral, mixtral, qwen2, qwen3, olmo2, gemma2, mamba2 or granitemoehybrid. `separator` is
+    the special token with which documents begin and end: `transformers` puts it before every text and stops at it;
+    `form`, in its place, is that of a model of conversations.
 
     The folder appears whole or not at all. Raises NapkinError if it exists, if no family has the model's architecture,
     naming the first setting that differs from the nearest, and if the tokenizer is not a byte-level BPE.
@@ -153,6 +160,8 @@ def save_huggingface(
         whole = as_matrix(parameters[mapping.ours].detach())
         for name, part in zip(mapping.theirs, whole.split(mapping.rows or len(whole)), strict=True):
             stored = part - mapping.less if mapping.less else part
+            if parameters[mapping.ours].ndim == 3 and parameters[mapping.ours].shape[1] == 1:
+                stored = stored[:, None]  # the filters of a convolution
             tensors[family.full_name(name)] = (stored.T if mapping.transposed else stored).contiguous()
     with new_folder(Path(folder)) as draft:
         save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
@@ -199,9 +208,9 @@ def config_of(settings: dict[str, Any], path: Path) -> tuple[ModelConfig, Family
     """The config that the settings of a config.json describe, its family, and the factors of weights by an expression
     for their names; `path` is named in errors. Raises NapkinError for what is not supported."""
     kind = settings.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise NapkinError(f"'{path}' holds a model of type {str(kind)[:100]!r}: use one of {', '.join(FAMILIES)}")
-    family = FAMILIES[kind]
+    if not isinstance(kind, str) or kind not in ALL_FAMILIES:
+        raise NapkinError(f"'{path}' holds a model of type {str(kind)[:100]!r}: use one of {', '.join(ALL_FAMILIES)}")
+    family = ALL_FAMILIES[kind]
     for field in msgspec.structs.fields(family.settings):
         if field.required and field.name not in settings:
             raise NapkinError(f"'{path}' lacks {field.name!r}: a {kind} model needs it")
@@ -232,26 +241,30 @@ def family_of(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
     Raises NapkinError where none does, naming the first settings that differ from the nearest.
     """
     obstacles: list[list[str]] = []
-    for family in FAMILIES.values():
-        settings = family.write(config)
-        stored = family.read(msgspec.convert(settings, family.settings))
+    for kind, family in ALL_FAMILIES.items():
+        settings = {"model_type": kind, **family.write(config)}
+        try:
+            stored = family.read(msgspec.convert(settings, family.settings))
+        except NapkinError:
+            continue  # The family has no way of writing a value, such as no feed-forward layer.
         different = [f"{name} {ours!r}" for name, ours, _ in differences(config, stored)]
         if not different:
             return family, settings
         obstacles.append(different)
     nearest = min(obstacles, key=len)
-    raise NapkinError(
-        f"none of {', '.join(FAMILIES)} has {' and '.join(nearest[:2])}: it cannot be saved as a Hugging Face folder"
-    )
+    names = ", ".join(ALL_FAMILIES)
+    raise NapkinError(f"none of {names} has {' and '.join(nearest[:2])}: it cannot be saved as a Hugging Face folder")
 
 
 def differences(config: ModelConfig, other: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
     """The fields that make two models compute something else of the same weights, and their values."""
+    without = _NOT_STORED | (frozenset() if config.n_attention_layers else _OF_ATTENTION)
+    without |= frozenset() if config.has_states else _OF_STATES
     for field in dataclasses.fields(ModelConfig):
         ours, theirs = config.resolved(field.name), other.resolved(field.name)
         are_floats = isinstance(ours, float) and isinstance(theirs, float)
         same = math.isclose(ours, theirs, rel_tol=1e-12) if are_floats else ours == theirs
-        if not same and field.name not in _NOT_STORED:
+        if not same and field.name not in without:
             yield field.name, ours, theirs
 
 
@@ -307,9 +320,10 @@ class _Weights:
         return len(self.file_of)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, which is not read."""
+        """The shape of a tensor, which is not read; filters of a convolution are a matrix."""
         known = self._known(name)
-        return tuple(self.file_of[known].get_slice(known).get_shape())
+        shape = tuple(self.file_of[known].get_slice(known).get_shape())
+        return (shape[0], shape[2]) if len(shape) == 3 and shape[1] == 1 else shape
 
     def read(self, name: str, rows: slice, columns: slice, *, transposed: bool) -> Tensor:
         """Read some rows and columns of a matrix, which may be stored transposed, widened to fp32; a vector is a
@@ -318,6 +332,8 @@ class _Weights:
         stored = self.file_of[known].get_slice(known)
         if len(stored.get_shape()) == 1:
             return stored[rows].float()[:, None]
+        if len(stored.get_shape()) == 3:
+            return stored[rows, :, columns].float()[:, 0]
         return stored[columns, rows].float().T if transposed else stored[rows, columns].float()
 
     def _known(self, name: str) -> str:

@@ -56,19 +56,11 @@ def _gpt2_mappings(config: ModelConfig) -> Iterator[WeightMapping]:
 
 def _llama_mappings(config: ModelConfig) -> Iterator[WeightMapping]:
     yield WeightMapping("embedding.weight", ("embed_tokens.weight",))
-    kv_rows = config.resolved_n_kv_heads * config.resolved_head_dim
-    rows = (config.n_heads * config.resolved_head_dim, kv_rows, kv_rows)
     for layer in range(config.n_layers):
         ours, theirs = f"blocks.{layer}", f"layers.{layer}"
         for norm, name in _NORMS[config.block].items():
             yield WeightMapping(f"{ours}.{norm}.gain", (f"{theirs}.{name}.weight",))
-        for kind in ("weight", "bias") if config.biases == "qkv" else ("weight",):
-            names = tuple(f"{theirs}.self_attn.{name}_proj.{kind}" for name in "qkv")
-            yield WeightMapping(f"{ours}.attention.query_key_value.{kind}", names, rows)
-        if config.qk_norm != "none":
-            yield WeightMapping(f"{ours}.attention.qk_norm.query_norm.gain", (f"{theirs}.self_attn.q_norm.weight",))
-            yield WeightMapping(f"{ours}.attention.qk_norm.key_norm.gain", (f"{theirs}.self_attn.k_norm.weight",))
-        yield WeightMapping(f"{ours}.attention.output.weight", (f"{theirs}.self_attn.o_proj.weight",))
+        yield from attention_mappings(config, ours, theirs)
         if config.n_experts:
             yield from _expert_mappings(config, f"{ours}.feed_forward", f"{theirs}.block_sparse_moe")
         else:
@@ -78,6 +70,19 @@ def _llama_mappings(config: ModelConfig) -> Iterator[WeightMapping]:
     yield WeightMapping("norm.gain", ("norm.weight",))
     if not config.tie_embeddings:
         yield WeightMapping("head.weight", ("lm_head.weight",))
+
+
+def attention_mappings(config: ModelConfig, ours: str, theirs: str) -> Iterator[WeightMapping]:
+    """The matrices of a layer's attention, with biases and norms where there are any."""
+    kv_rows = config.resolved_n_kv_heads * config.resolved_head_dim
+    rows = (config.n_heads * config.resolved_head_dim, kv_rows, kv_rows)
+    for kind in ("weight", "bias") if config.biases == "qkv" else ("weight",):
+        names = tuple(f"{theirs}.self_attn.{name}_proj.{kind}" for name in "qkv")
+        yield WeightMapping(f"{ours}.attention.query_key_value.{kind}", names, rows)
+    if config.qk_norm != "none":
+        yield WeightMapping(f"{ours}.attention.qk_norm.query_norm.gain", (f"{theirs}.self_attn.q_norm.weight",))
+        yield WeightMapping(f"{ours}.attention.qk_norm.key_norm.gain", (f"{theirs}.self_attn.k_norm.weight",))
+    yield WeightMapping(f"{ours}.attention.output.weight", (f"{theirs}.self_attn.o_proj.weight",))
 
 
 _NORMS = {
@@ -275,14 +280,14 @@ _SCALINGS = {"default": "none", "linear": "linear", "yarn": "yarn", "llama3": "l
 def _read_gpt2(settings: Gpt2Settings) -> dict[str, Any]:
     if settings.scale_attn_by_inverse_layer_idx or not settings.tie_word_embeddings:
         raise NapkinError("scores scaled by layer and untied heads are not supported: use GPT-2 as published")
-    return _read_fields(settings, _GPT2_FIELDS) | {
+    return read_fields(settings, _GPT2_FIELDS) | {
         "attention_scale": None if settings.scale_attn_weights else 1.0,
         "dropout": settings.resid_pdrop,
     }
 
 
 def _write_gpt2(config: ModelConfig) -> dict[str, Any]:
-    return _write_fields(config, _GPT2_FIELDS) | {
+    return write_fields(config, _GPT2_FIELDS) | {
         "scale_attn_weights": config.attention_scale != 1,
         "tie_word_embeddings": True,
         "resid_pdrop": config.dropout,
@@ -291,9 +296,10 @@ def _write_gpt2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _read_llama(settings: LlamaSettings) -> dict[str, Any]:
-    _refuse(settings, "attention_bias", "mlp_bias")
-    fields = _read_fields(settings, _LLAMA_FIELDS)
+def read_llama(settings: LlamaSettings) -> dict[str, Any]:
+    """Fields of a config, of the settings that all relatives of Llama have."""
+    refuse_settings(settings, "attention_bias", "mlp_bias")
+    fields = read_fields(settings, _LLAMA_FIELDS)
     return fields | {"tie_embeddings": settings.tie_word_embeddings} | _read_rope(settings)
 
 
@@ -321,7 +327,8 @@ def _read_rope(settings: LlamaSettings) -> dict[str, Any]:
     }
 
 
-def _write_llama(config: ModelConfig) -> dict[str, Any]:
+def write_llama(config: ModelConfig) -> dict[str, Any]:
+    """The settings that all relatives of Llama have."""
     scaling = config.rope_scaling if config.rope_scaling in _SCALINGS else "default"
     rope: dict[str, Any] = {"rope_type": scaling, "rope_theta": config.rope_theta}
     if scaling != "default":
@@ -329,7 +336,7 @@ def _write_llama(config: ModelConfig) -> dict[str, Any]:
         rope |= {"factor": config.rope_factor, "original_max_position_embeddings": context}
     if scaling == "llama3":
         rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    return _write_fields(config, _LLAMA_FIELDS) | {
+    return write_fields(config, _LLAMA_FIELDS) | {
         "rope_parameters": rope,
         "rope_scaling": rope,
         "tie_word_embeddings": config.tie_embeddings,
@@ -338,11 +345,12 @@ def _write_llama(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _write_granite(config: ModelConfig) -> dict[str, Any]:
+def write_granite(config: ModelConfig) -> dict[str, Any]:
+    """Granite's scales, those of weights being in the weights."""
     return {"attention_multiplier": _scale(config), "residual_multiplier": 1.0, "logits_scaling": 1.0}
 
 
-def _granite_factors(settings: GraniteSettings) -> dict[str, float]:
+def granite_factors(settings: GraniteSettings) -> dict[str, float]:
     """The scales of what layers write, and of logits: the head may be the embedding, its input is scaled instead."""
     residual, logits = settings.residual_multiplier, settings.logits_scaling
     if not logits > 0:
@@ -367,7 +375,7 @@ def _write_qwen(config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_gemma2(settings: Gemma2Settings) -> dict[str, Any]:
-    _refuse(settings, "use_bidirectional_attention")
+    refuse_settings(settings, "use_bidirectional_attention")
     if not settings.query_pre_attn_scalar > 0:
         raise NapkinError(f"query_pre_attn_scalar is {settings.query_pre_attn_scalar}: use a number above 0")
     settings.hidden_act = settings.hidden_activation
@@ -419,7 +427,8 @@ def _scale(config: ModelConfig) -> float:
     return config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
 
 
-def _read_fields(settings: Any, fields: Mapping[str, str]) -> dict[str, Any]:
+def read_fields(settings: Any, fields: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of a config, as settings have them."""
     found = {ours: getattr(settings, theirs) for theirs, ours in fields.items()}
     return found | {
         fields[name]: _looked_up(table, getattr(settings, name), name)
@@ -428,7 +437,8 @@ def _read_fields(settings: Any, fields: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _write_fields(config: ModelConfig, fields: Mapping[str, str]) -> dict[str, Any]:
+def write_fields(config: ModelConfig, fields: Mapping[str, str]) -> dict[str, Any]:
+    """Settings, as fields of a config have them."""
     written = {theirs: config.resolved(ours) for theirs, ours in fields.items()}
     for name in _ACTIVATIONS.keys() & fields:
         known = [theirs for theirs, ours in _ACTIVATIONS[name].items() if ours == config.feed_forward]
@@ -442,7 +452,7 @@ def _looked_up(table: Mapping[str, str], name: str, setting: str) -> str:
     return table[name]
 
 
-def _refuse(settings: Any, *names: str) -> None:
+def refuse_settings(settings: Any, *names: str) -> None:
     """Raise NapkinError for the first of these settings that is on."""
     for name in names:
         if getattr(settings, name):
@@ -469,8 +479,8 @@ class Family:
     factors: Callable[[Any], dict[str, float]] = lambda settings: {}
     """Factors by expressions for parameters' names: their layers have a factor there, which is multiplied into the
     weights here."""
-    read_base: Callable[[Any], dict[str, Any]] = _read_llama
-    write_base: Callable[[ModelConfig], dict[str, Any]] = _write_llama
+    read_base: Callable[[Any], dict[str, Any]] = read_llama
+    write_base: Callable[[ModelConfig], dict[str, Any]] = write_llama
     mappings: Callable[[ModelConfig], Iterator[WeightMapping]] = _llama_mappings
     prefix: str = "model."
     """Prefix of all names except the head's."""
@@ -482,7 +492,7 @@ class Family:
     def read(self, settings: Any) -> ModelConfig:
         """The config of a model with those settings. Raises NapkinError for one that is not supported."""
         more, base = self.read_more(settings), self.read_base(settings)
-        own = _read_fields(settings, self.fields)
+        own = read_fields(settings, self.fields)
         config = ModelConfig(**{"embedding_scale": 1.0, **self.fixed, **base, **own, **more})
         if self.attention_scale is None:
             return config
@@ -490,16 +500,14 @@ class Family:
         return replace(config, attention_scale=None if math.isclose(scale, usual, rel_tol=1e-6) else scale)
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        """config.json, as far as it can say what a config says."""
-        (kind,) = (name for name, family in FAMILIES.items() if family is self)
+        """config.json without its model_type, as far as it can say what a config says."""
         return {
             "architectures": [self.architecture],
-            "model_type": kind,
             **self.write_base(config),
             # The tokenizer says which tokens these are.
             "bos_token_id": None,
             "eos_token_id": None,
-            **_write_fields(config, self.fields),
+            **write_fields(config, self.fields),
             **self.write_more(config),
         }
 
@@ -521,8 +529,8 @@ FAMILIES = {
         settings=GraniteSettings,
         fields={"embedding_multiplier": "embedding_scale"},
         attention_scale=lambda settings: settings.attention_multiplier,
-        write_more=_write_granite,
-        factors=_granite_factors,
+        write_more=write_granite,
+        factors=granite_factors,
     ),
     "mistral": Family(
         architecture="MistralForCausalLM", settings=MistralSettings, fields={"sliding_window": "attention_window"}
