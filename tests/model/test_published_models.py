@@ -37,7 +37,9 @@ def test_gemma_with_its_vision_tower_has_the_parameters_of_its_files() -> None:
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("name", ["gemma-3-270m", "gemma-3-4b", "gemma-3-27b", "gpt-oss-20b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize(
+    "name", ["gemma-3-270m", "gemma-3-4b", "gemma-3-27b", "gpt-oss-20b", "qwen3-30b-a3b", "mamba2-130m", "mamba2-2.7b"]
+)
 def test_a_preset_has_the_parameters_of_the_same_config_in_transformers(name: str) -> None:
     transformers = peer("transformers")
     found = presets()[name]
@@ -53,6 +55,16 @@ def test_a_preset_has_the_parameters_of_the_same_config_in_transformers(name: st
     }
     if name.startswith("gemma"):
         kind, config = transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig(**sizes)
+    elif name.startswith("mamba2"):
+        config = transformers.Mamba2Config(
+            vocab_size=model.vocab_size,
+            hidden_size=model.d_model,
+            num_hidden_layers=model.n_layers,
+            num_heads=model.resolved_state_heads,
+            n_groups=model.state_groups,
+            tie_word_embeddings=True,
+        )
+        kind = transformers.Mamba2ForCausalLM
     elif name.startswith("gpt"):
         config = transformers.GptOssConfig(**sizes, num_local_experts=model.n_experts)
         kind = transformers.GptOssForCausalLM
@@ -75,6 +87,7 @@ def test_the_families_that_people_ask_for_are_there() -> None:
     wanted += " qwen3-30b-a3b qwen2.5-0.5b qwen2.5-1.5b qwen2.5-3b qwen2.5-7b qwen2.5-14b qwen2.5-32b qwen2.5-72b"
     wanted += " llama-3.3-70b qwen3-235b-a22b qwen3-coder-480b-a35b gemma-3-270m gemma-3-1b"
     wanted += " gemma-3-4b gemma-3-12b gemma-3-27b gpt-oss-20b gpt-oss-120b"
+    wanted += " mamba2-130m mamba2-370m mamba2-780m mamba2-1.3b mamba2-2.7b"
     assert set(wanted.split()) == set(presets())
     assert all(found.source.count("/") == 1 for found in presets().values())
 

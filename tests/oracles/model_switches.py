@@ -41,7 +41,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "alibi_plain": {"positions": "alibi", "attention": "plain", "n_kv_heads": 2},
     "attention_scale": {"attention_scale": 0.7},
     **{f"qk_norm_{kind}": {"qk_norm": kind, "n_kv_heads": 2} for kind in get_args(names.QKNorm)},
-    **{f"feed_forward_{kind}": {"feed_forward": kind} for kind in get_args(names.FeedForwardKind)},
+    **{f"feed_forward_{kind}": {"feed_forward": kind} for kind in get_args(names.FeedForwardKind) if kind != "none"},
     **{f"norm_{kind}": {"norm": kind} for kind in get_args(names.NormKind)},
     **{f"block_{kind}": {"block": kind} for kind in get_args(names.BlockKind)},
     **{f"biases_{kind}": {"biases": kind, "norm": "layer"} for kind in get_args(names.Biases)},
