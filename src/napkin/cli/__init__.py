@@ -82,6 +82,9 @@ EVALUATE = Forms(
             Command("run sampled programs against tests, and estimate pass@k", "evaluate.programs:evaluate_programs"),
             ("--problems", "--completions"),
         ),
+        "ngrams": Form(
+            Command("bits per byte of n-gram models, a baseline", "evaluate.ngrams:evaluate_ngrams"), ("--train",)
+        ),
         "votes": Form(
             Command("rate models by votes between pairs of answers", "evaluate.votes:votes_command"),
             ("--bootstrap", "--models"),

@@ -26,6 +26,7 @@ from torch import Tensor
 from napkin.data.permutation import KeyedPermutation
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
+from napkin.evaluation.ngrams.model import NgramModel
 from napkin.hardware.host import detect_host
 from napkin.kernels.loss.cross_entropy import target_log_probabilities
 from napkin.model.transformer import HasModes, evaluation_mode
@@ -92,6 +93,8 @@ class SampledBits:
     gzip_bits_per_byte: float
     """Compressed size of the same bytes, as one stream."""
     xz_bits_per_byte: float
+    ngram_bits_per_byte: float | None = None
+    """That of a model of n-grams on the same bytes, as one document, where one was given."""
 
 
 def documents_of_tokens(token_file: TokenFile, tokenizer: Tokenizer) -> Documents:
@@ -149,6 +152,7 @@ def sampled_bits(
     max_windows: int | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    ngrams: NgramModel | None = None,
     progress: Callable[[int, int, float | None], None] = lambda done, total, error: None,
 ) -> SampledBits:
     """Score windows in random order until the standard error is at most `error` bits per byte.
@@ -197,6 +201,7 @@ def sampled_bits(
         seed=seed,
         gzip_bits_per_byte=8 * len(gzip.compress(text, compresslevel=9)) / len(text),
         xz_bits_per_byte=8 * len(lzma.compress(text, preset=9)) / len(text),
+        ngram_bits_per_byte=None if ngrams is None else ngrams.bits_per_byte([text]),
     )
 
 

@@ -124,7 +124,9 @@ def test_an_answer_is_the_number_that_is_marked_or_concluded() -> None:
     task = Task("t", "number", (item,), max_tokens=4)
 
     class Writes(LoadedModel):
-        def complete(self, prompts: Any, max_new_tokens: int, stop: Any) -> Iterator[tuple[int, str]]:
+        def complete(
+            self, prompts: Any, max_new_tokens: int, stop: Any, sampling: Any = None
+        ) -> Iterator[tuple[int, str]]:
             yield 0, "therefore 1026.0"
 
     with open_log(None, {}) as log:

@@ -72,7 +72,9 @@ def _beside_compressors(found: "Evaluation | SampledBits") -> list[tuple[str, st
         "this model": found.bits_per_byte,
         "xz -9": found.xz_bits_per_byte,
     }
-    return [(name, f"{value:.4f}") for name, value in bits.items()]
+    ngrams = getattr(found, "ngram_bits_per_byte", None)
+    named = {"n-grams": ngrams} if ngrams is not None else {}
+    return [(name, f"{value:.4f}") for name, value in (named | bits).items()]
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class TextOptions(ModelOptions):
     """Tokens from one window to the next, in which as many are scored; None is half the context."""
     error: float | None = None
     """Score windows drawn at random until the standard error is so many bits per byte, such as 0.01."""
+    ngrams: str | None = None
+    """A model of n-grams that napkin evaluate ngrams has written, as a baseline on the same bytes."""
     max_tokens: int | None = None
     """Score about so many tokens at most, drawn at random."""
 
@@ -102,6 +106,7 @@ def evaluate_text(options: TextOptions) -> None:
         refuse_existing(path)
     with progress_line("opening the model") as line:
         from napkin.evaluation.bits_per_byte import bits_result
+        from napkin.evaluation.ngrams import NgramModel
         from napkin.evaluation.tasks.results import versions
         from napkin.evaluation.text_windows import sampled_bits
         from napkin.inference.loaded_model import load
@@ -121,6 +126,7 @@ def evaluate_text(options: TextOptions) -> None:
             max_tokens=options.max_tokens,
             seed=options.seed or 0,
             device=model.model.device,
+            ngrams=None if options.ngrams is None else NgramModel.load(options.ngrams),
         )
         if options.plan:
             told = _plan(measure, options)
