@@ -1,16 +1,17 @@
-"""Triton's kernels compiled ahead of time for A100, H100, B200 and MI300X, without a GPU: registers, spills, occupancy.
+"""Triton's kernels compiled ahead of time for data centres' GPUs, cards of sm_86, sm_89 and sm_120, and MI300X, without
+a GPU: registers, spills, shared memory, occupancy.
 
     pip install 'napkin-lm[triton]'
     python benchmarks/cubins.py
-    python benchmarks/cubins.py --only attention --show
+    python benchmarks/cubins.py --only attention --for sm_86 sm_120 --show
 
-Each launch of a kernel is caught and compiled for sm_80, sm_90, sm_100 and, by ROCm's backend, for gfx942. Registers
+Each launch of a kernel is caught and compiled for each of them, by ROCm's backend for gfx942. Registers
 and spilled bytes per thread are what cuobjdump, a part of Triton, reads in the cubin, and what the code object for
 gfx942 says. Occupancy is the share of a multiprocessor's warps that can be resident, by registers, shared memory and
 blocks; none means that a block does not fit. Planned microseconds are those of the roofline: the larger of FLOPs over
 the datasheet's peak and bytes over its bandwidth, every tensor read or written once, or both. On a machine with one of
 these GPUs the kernels also run, and the last column is their median. The exit status is 1 if a kernel spills for
-NVIDIA, whose tiles are the defaults.
+NVIDIA, whose tiles are the defaults, or has more shared memory than a block may.
 """
 
 # pyright: reportMissingImports=false
@@ -40,7 +41,7 @@ from napkin.kernels.attention import triton_decode, triton_flash
 from napkin.kernels.loss import triton_cross_entropy
 from napkin.kernels.norms import triton_norms
 from napkin.kernels.pointwise import triton_adamw, triton_pointwise
-from napkin.kernels.products import triton_grouped, triton_quantized
+from napkin.kernels.products import triton_fp8, triton_grouped, triton_quantized
 from result_files import write_result
 
 BATCH, LENGTH, HEADS, KV_HEADS = 4, 2048, 16, 4
@@ -67,7 +68,7 @@ class Processor:
     blocks: int
 
 
-def _nvidia(device: str, capability: int, shared_kib: int) -> Processor:
+def _nvidia(device: str, capability: int, shared_kib: int, *, warps: int = 64, blocks: int = 32) -> Processor:
     """CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability"; CUDA occupancy calculator."""
     return Processor(
         device,
@@ -76,19 +77,24 @@ def _nvidia(device: str, capability: int, shared_kib: int) -> Processor:
         register_unit=256,
         shared_bytes=shared_kib * 1024,
         reserved_bytes=1024,
-        warps=64,
-        blocks=32,
+        warps=warps,
+        blocks=blocks,
     )
 
 
 PROCESSORS = {
     "sm_80": _nvidia("A100-SXM-80GB", 80, 164),
+    "sm_86": _nvidia("RTX-3090", 86, 100, warps=48, blocks=16),
+    "sm_89": _nvidia("RTX-4090", 89, 100, warps=48, blocks=24),
     "sm_90": _nvidia("H100-SXM-80GB", 90, 228),
     "sm_100": _nvidia("B200", 100, 228),
+    "sm_120": _nvidia("RTX-5090", 120, 100, warps=48, blocks=24),
     # LLVM's user guide for AMDGPU, gfx90a and later: 4 × 512 registers for each of 64 lanes, allocated by 8; at most 8
     # wavefronts on each of 4 units; 64 KiB of shared memory.
     "gfx942": Processor("MI300X", GPUTarget("hip", "gfx942", 64), 4 * 512 * 64, 8 * 64, 64 * 1024, 0, 32, 32),
 }
+E4M3 = ("sm_89", "sm_90", "sm_100", "sm_120")
+"""The architectures that convert numbers to e4m3; MI300X has another format of that name."""
 REWRITTEN = {"cross_entropy": (0,)}
 """Which tensors a kernel reads and writes, by place among them."""
 FOUND_BY_ADDRESS = {"adamw": (4 * 4 + 3 * 4 + 2) * WIDTH**2}
@@ -110,6 +116,7 @@ def main() -> int:
     """Compile, print and keep the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose names contain this")
+    parser.add_argument("--for", nargs="+", default=list(PROCESSORS), choices=PROCESSORS, dest="architectures")
     parser.add_argument("--show", action="store_true", help="print only, keep no file")
     options = parser.parse_args()
     lines = [
@@ -122,19 +129,23 @@ def main() -> int:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
-    spills = False
+    spills = exceeds = False
     for case, (run, flops) in cases().items():
         if options.only not in case:
             continue
-        for architecture, processor in PROCESSORS.items():
+        for architecture in options.architectures:
+            processor = PROCESSORS[architecture]
+            if case.startswith("fp8") and architecture not in E4M3:
+                continue
             for name, launch in caught(run, architecture).items():
                 registers, spilled = resources(launch.kernel)
+                exceeds |= launch.kernel.metadata.shared > processor.shared_bytes - processor.reserved_bytes
                 spills |= spilled > 0 and processor.target.backend == "cuda"
                 lines.append(line(case, name, architecture, launch, registers, spilled, flops.get(name, 0)))
                 print(lines[-1], flush=True)
     if not options.show:
         write_result("cubins", lines)
-    return int(spills)
+    return int(spills or exceeds)
 
 
 def cases() -> dict[str, tuple[Callable[[str], object], dict[str, int]]]:
@@ -156,6 +167,8 @@ def cases() -> dict[str, tuple[Callable[[str], object], dict[str, int]]]:
     for bits in (8, 4):
         for vectors in (1, 64):
             made[f"int{bits} product {vectors}"] = (functools.partial(run_quantized, bits, vectors), {})
+    for dtype in (torch.bfloat16, torch.float32):
+        made[f"fp8 rounding of {short(dtype)}"] = (functools.partial(run_fp8, dtype), {})
     for dtype in (torch.bfloat16, torch.float16):
         made[f"norms {short(dtype)}"] = (functools.partial(run_norms, dtype), {})
         made[f"elementwise {short(dtype)}"] = (functools.partial(run_elementwise, dtype), {})
@@ -210,6 +223,12 @@ def run_quantized(bits: int, vectors: int, device: str) -> None:
         values = torch.zeros(WIDTH, WIDTH // 2, dtype=torch.uint8, device=device)
         scales = x.new_zeros(WIDTH, WIDTH // 64)
         triton_quantized.quantized_product(x, values, scales, scales)
+
+
+def run_fp8(dtype: torch.dtype, device: str) -> None:
+    """An input and a gradient of it."""
+    for gradient in (False, True):
+        triton_fp8.fp8_quantize(torch.zeros(TOKENS, WIDTH, dtype=dtype, device=device), gradient)
 
 
 def run_norms(dtype: torch.dtype, device: str) -> None:

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from napkin.accounting.recording import record
 from napkin.kernels.products.linear import fp8_linear, fp8_linear_emulated
 
 
@@ -34,3 +35,12 @@ def test_products_are_of_numbers_rounded_to_fp8(native: bool) -> None:
         assert (found.double() - expected).abs().max() < 0.015 * expected.abs().max()
     assert y.dtype == torch.bfloat16
     assert weight.grad.dtype == torch.float32
+
+
+def test_the_hardwares_product_rounds_each_tensor_in_one_operator() -> None:
+    x, weight = torch.randn(16, 32, requires_grad=True), torch.randn(48, 32, requires_grad=True)
+    ledger = record(torch.nn.Identity(), lambda: fp8_linear(x, weight, None).float().sum().backward(), warm_up=0)
+    rounded = [row for row in ledger.rows if row.operator == "fp8_quantize"]
+    # The input and the weight in fp32, the gradient in bf16; a byte per number, and the scale.
+    assert [(row.bytes_read, row.bytes_written) for row in rounded] == [(2048, 516), (6144, 1540), (1536, 772)]
+    assert not ledger.unknown_operators

@@ -160,10 +160,10 @@ _MOVING = frozenset(
 # napkin's own fused operators, which compute and are not contractions.
 OWN_COMPUTING = frozenset(
     """
-    compiled_add compiled_gelu_tanh compiled_gelu_tanh_backward compiled_loss_rows compiled_norm compiled_norm_backward
-    compiled_rotation compiled_swiglu compiled_swiglu_backward fused_adamw fused_cross_entropy fused_gelu_tanh
-    fused_gelu_tanh_backward fused_norm fused_norm_backward fused_rotate fused_swiglu fused_swiglu_backward
-    int8_quantize int8_restore
+    compiled_add compiled_gelu_tanh compiled_gelu_tanh_backward compiled_loss_rows compiled_norm
+    compiled_norm_backward compiled_rotation compiled_swiglu compiled_swiglu_backward fp8_quantize fused_adamw
+    fused_cross_entropy fused_gelu_tanh fused_gelu_tanh_backward fused_norm fused_norm_backward fused_rotate
+    fused_swiglu fused_swiglu_backward int8_quantize int8_restore
     """.split()
 )
 

@@ -67,7 +67,7 @@ def rotate(x: Tensor, cosines: Tensor, signed_sines: Tensor, interleaved: bool, 
     if x.numel():
         block = triton.next_power_of_2(heads), triton.next_power_of_2(head_dim)
         table_batch = 0 if cosines.shape[0] == 1 else length * head_dim
-        rotate_kernel[(length, batch)](
+        rotate_kernel[(length * batch,)](
             x, cosines, signed_sines, result, *x.stride()[:3], table_batch, length, heads,
             HEAD=head_dim, INTERLEAVED=interleaved, TRANSPOSED=transposed, HEADS=block[0], WIDTH=block[1],
             num_warps=tuned("rotation", ROTATION, x, heads * head_dim).warps,
@@ -115,8 +115,12 @@ def rotate_kernel(
     x, cosines, sines, result, x_batch, x_position, x_head, table_batch, length, n_heads,
     HEAD: tl.constexpr, INTERLEAVED: tl.constexpr, TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """All heads of one position: queries and keys, side by side as the model has them, share a row of the tables."""
-    position, batch = tl.cast(tl.program_id(0), tl.int64), tl.cast(tl.program_id(1), tl.int64)
+    """All heads of one position: queries and keys, side by side as the model has them, share a row of the tables.
+
+    The grid has one axis: a second one ends at 65,535 sequences.
+    """
+    program = tl.cast(tl.program_id(0), tl.int64)
+    position, batch = program % length, program // length
     heads, columns = tl.arange(0, HEADS), tl.arange(0, WIDTH)
     in_head = columns < HEAD
     inside = (heads < n_heads)[:, None] & in_head[None, :]

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -42,6 +43,8 @@ def _fake_matmul(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
 
 @operator("grouped_matmul(Tensor x, Tensor weight, Tensor starts) -> Tensor", fake=_fake_matmul)
 def _matmul(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
+    if _suits_torch(x, *weight.shape[1:]):
+        return grouped_matmul_by_torch(x, weight, starts)
     result = _fake_matmul(x, weight, starts)
     for group, rows in enumerate(_groups(starts, len(x))):
         torch.mm(x[rows], weight[group].T, out=result[rows])
@@ -55,10 +58,37 @@ def _fake_outer(left: Tensor, right: Tensor, starts: Tensor) -> Tensor:
 @operator("grouped_outer(Tensor left, Tensor right, Tensor starts) -> Tensor", fake=_fake_outer)
 def _outer(left: Tensor, right: Tensor, starts: Tensor) -> Tensor:
     """leftᵀ · right for the rows of each group: [groups, columns of left, columns of right]."""
+    if _suits_torch(left, left.shape[1], right.shape[1]):
+        return grouped_outer_by_torch(left, right, starts)
     result = _fake_outer(left, right, starts)
     for group, rows in enumerate(_groups(starts, len(left))):
         torch.mm(left[rows].T, right[rows], out=result[group])
     return result
+
+
+def _suits_torch(x: Tensor, *widths: int) -> bool:
+    """True if torch multiplies groups in one kernel: on Hopper and Blackwell in bf16, where rows begin at multiples of
+    16 bytes. Elsewhere its own form reads on the host how many rows each has, as the loops here do."""
+    if not x.is_cuda or x.dtype != torch.bfloat16 or torch.version.hip is not None or not len(x):
+        return False
+    return torch.cuda.get_device_capability(x.device)[0] in (9, 10) and all(width % 8 == 0 for width in widths)
+
+
+def grouped_matmul_by_torch(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
+    """`grouped_matmul_reference` by torch's product of groups, whose sizes the host does not read."""
+    return F.grouped_mm(x.contiguous(), weight.transpose(1, 2), offs=_ends(starts, len(x)))
+
+
+def grouped_outer_by_torch(left: Tensor, right: Tensor, starts: Tensor) -> Tensor:
+    """leftᵀ · right for the rows of each group, likewise."""
+    ends = _ends(starts, len(left))
+    products = F.grouped_mm(left.contiguous().T, right.contiguous(), offs=ends)
+    # torch does not say what a group without rows gets.
+    return products.masked_fill_((ends == starts)[:, None, None], 0)
+
+
+def _ends(starts: Tensor, n_rows: int) -> Tensor:
+    return torch.cat((starts[1:], starts.new_full((1,), n_rows))).to(torch.int32)
 
 
 def _groups(starts: Tensor, n_rows: int) -> list[slice]:

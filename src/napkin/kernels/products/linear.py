@@ -31,6 +31,7 @@ from napkin.kernels.operators import (
     may_be_compiled,
     on_python_threads,
     on_threads,
+    operator,
 )
 
 Rows = Float[Tensor, "*batch in_features"]
@@ -250,8 +251,8 @@ class _FP8Product(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Tensor, native: bool) -> Tensor:
         # Dtypes are chosen here, operator by operator.
         with torch.autocast(rows.device.type, enabled=False):
-            x, x_scale = _fp8_tensor(rows, _FORWARD)
-            w, w_scale = _fp8_tensor(weight, _FORWARD)
+            x, x_scale = _fp8_tensor(rows, False, native)
+            w, w_scale = _fp8_tensor(weight, False, native)
             ctx.save_for_backward(x, x_scale, w, w_scale)
             ctx.native, ctx.dtypes = native, (rows.dtype, weight.dtype)
             return _fp8_product(x, x_scale, w.T, w_scale, native)
@@ -260,7 +261,7 @@ class _FP8Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, x_scale, w, w_scale = ctx.saved_tensors
-        g, g_scale = _fp8_tensor(grad_outputs[0], _BACKWARD)
+        g, g_scale = _fp8_tensor(grad_outputs[0], True, ctx.native)
         grad_rows = _fp8_product(g, g_scale, w, w_scale, ctx.native)
         if not ctx.needs_input_grad[1]:
             return grad_rows.to(ctx.dtypes[0]), None, None
@@ -268,10 +269,29 @@ class _FP8Product(torch.autograd.Function):
         return grad_rows.to(ctx.dtypes[0]), grad_weight.to(ctx.dtypes[1]), None
 
 
-def _fp8_tensor(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x divided by its scale in an fp8 format, and the scale."""
+def _fp8_tensor(x: Tensor, gradient: bool, native: bool) -> tuple[Tensor, Tensor]:
+    # torch.compile fuses the plain form by itself, and an emulated product is counted operator by operator.
+    fused = native and not torch.compiler.is_compiling()
+    return _fp8_quantize(x, gradient) if fused else fp8_quantize_reference(x, gradient)
+
+
+def fp8_quantize_reference(x: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+    """x divided by its scale in the fp8 format of gradients or of what is multiplied forward, and the scale."""
+    dtype = _BACKWARD if gradient else _FORWARD
     scale = (x.abs().amax().float() / torch.finfo(dtype).max).clamp(min=_SMALLEST_SCALE).log2().ceil().exp2()
     return (x / scale).to(dtype), scale
+
+
+def _fake_fp8_quantize(x: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+    rounded = x.new_empty(x.shape, dtype=_BACKWARD if gradient else _FORWARD)
+    return rounded, x.new_empty((), dtype=torch.float32)
+
+
+_fp8_quantize = operator(
+    "fp8_quantize(Tensor x, bool gradient) -> (Tensor, Tensor)",
+    fake=_fake_fp8_quantize,
+    triton="products.triton_fp8.fp8_quantize",
+)(fp8_quantize_reference)
 
 
 def _fp8_product(left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tensor, native: bool) -> Tensor:
