@@ -38,6 +38,7 @@ from triton.runtime.jit import JITFunction
 
 from napkin.hardware.device_file import find_device
 from napkin.kernels.attention import triton_decode, triton_flash
+from napkin.kernels.decoding import triton_block_step
 from napkin.kernels.loss import triton_cross_entropy
 from napkin.kernels.norms import triton_norms
 from napkin.kernels.pointwise import triton_adamw, triton_pointwise
@@ -164,6 +165,18 @@ def cases() -> dict[str, tuple[Callable[[str], object], dict[str, int]]]:
     for head_dim in (64, 128, 256):
         for kv in ("bf16", "int8"):
             made[f"decode d {head_dim} {kv}"] = (functools.partial(run_decode, head_dim, kv), {})
+    for head_dim, dtype, normed, int8 in (
+        (128, torch.bfloat16, False, False),
+        (128, torch.bfloat16, True, True),
+        (256, torch.bfloat16, True, False),
+        (64, torch.float16, False, False),
+        (128, torch.float32, False, False),
+        (128, torch.float32, True, True),
+    ):
+        for vectors in (1, 32):
+            name = f"block step {vectors} d {head_dim} {short(dtype)}{', head norms, int8' if int8 else ''}"
+            run = functools.partial(run_block_step, vectors, head_dim, dtype, normed=normed, int8=int8)
+            made[name + (", head norms" if normed and not int8 else "")] = (run, {})
     for bits in (8, 4):
         for vectors in (1, 64):
             made[f"int{bits} product {vectors}"] = (functools.partial(run_quantized, bits, vectors), {})
@@ -229,6 +242,32 @@ def run_fp8(dtype: torch.dtype, device: str) -> None:
     """An input and a gradient of it."""
     for gradient in (False, True):
         triton_fp8.fp8_quantize(torch.zeros(TOKENS, WIDTH, dtype=dtype, device=device), gradient)
+
+
+def run_block_step(vectors: int, head_dim: int, dtype: torch.dtype, device: str, *, normed: bool, int8: bool) -> None:
+    """The launches of a block for one new token of some sequences; int8: of keys and values, and of weights."""
+
+    def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def matrix(rows: int, columns: int) -> list[Tensor]:
+        return [zeros(rows, columns, dtype=torch.int8), zeros(rows)] if int8 else [zeros(rows, columns)]
+
+    x, gain = zeros(vectors, WIDTH), zeros(WIDTH)
+    held = [zeros(64, KV_HEADS, 16, head_dim, dtype=torch.int8 if int8 else dtype) for _ in range(2)]
+    scales = [zeros(64, KV_HEADS, 16, 1, dtype=torch.bfloat16) if int8 else None for _ in range(2)]
+    angles = zeros(vectors, head_dim, dtype=torch.float32)
+    places = zeros(vectors, dtype=torch.int64)
+    of_head = zeros(head_dim) if normed else None
+    norm = (None, 1.0, gain, None, 1e-5, False)
+    triton_block_step.project_heads(
+        x, matrix((HEADS + 2 * KV_HEADS) * head_dim, WIDTH), *norm, HEADS, of_head, of_head, 1e-5, angles, angles,
+        False, places, places, *held, *scales,
+    )  # fmt: skip
+    triton_block_step.project_activation(x, matrix(2 * WIDTH, WIDTH), *norm, "silu", True)
+    parts = zeros(vectors, HEADS, 8 if vectors == 1 else 1, head_dim, dtype=torch.float32)
+    logsumexp = zeros(*parts.shape[:3], dtype=torch.float32)
+    triton_block_step.add_product(parts, logsumexp, matrix(WIDTH, HEADS * head_dim), None, 1.0, x)
 
 
 def run_norms(dtype: torch.dtype, device: str) -> None:

@@ -251,8 +251,9 @@ def test_every_formula_reads_arguments_that_its_operator_has():
     rows = [(packet, "query key value") for packet in (own.compiled_attention, own.compiled_attention_backward)]
     grouped = [(packet, "x weight") for packet in (own.grouped_matmul, own.fused_grouped_matmul)]
     outer = [(packet, "left right") for packet in (own.grouped_outer, own.fused_grouped_outer, own.int8_product)]
-    slots = (own.attend_to_slots, own.fused_attend_to_slots)
+    slots = (own.attend_to_slots, own.fused_attend_to_slots, own.fused_attend_to_splits)
     decoded = [(packet, "query key value longest") for packet in slots]
+    decoded += [(packet, "x matrix") for packet in (own.project_heads, own.project_activation, own.add_product)]
     decoded += [(own.multiply_vector, "input weight bias"), (own.quantized_product, "x values")]
     for packet, names in (*grouped, *outer, *ring, *blocks, *rows, *decoded):
         assert set(names.split()) <= {argument.name for argument in packet.default._schema.arguments}

@@ -16,6 +16,7 @@ import napkin.kernels.attention.by_rows
 import napkin.kernels.attention.decode
 import napkin.kernels.attention.flash
 import napkin.kernels.attention.ring
+import napkin.kernels.decoding.block_step
 import napkin.kernels.products.grouped
 import napkin.kernels.products.linear
 import napkin.kernels.products.quantized  # noqa: F401
@@ -79,6 +80,12 @@ def _own_grouped_matmul(given: dict, result: Tensor) -> Work:
 def _own_quantized_product(given: dict, result: Tensor) -> Work:
     n_vectors, in_features = given["x"].shape
     return _product(1, n_vectors, len(given["values"]), in_features)
+
+
+def _product_of_step(given: dict, result: Tensor) -> Work:
+    # x is [vector, ...], split by split where attention has them.
+    rows, columns = given["matrix"][0].shape
+    return _product(1, len(given["x"]), rows, columns)
 
 
 def _own_grouped_outer(given: dict, result: Tensor) -> Work:
@@ -370,8 +377,12 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     torch.ops.napkin.ring_attention_backward: _attention_backward,
     torch.ops.napkin.quantized_product: _own_quantized_product,
     torch.ops.napkin.integer_product: _own_quantized_product,
+    torch.ops.napkin.project_heads: _product_of_step,
+    torch.ops.napkin.project_activation: _product_of_step,
+    torch.ops.napkin.add_product: _product_of_step,
     torch.ops.napkin.attend_to_slots: _attention_to_slots,
     torch.ops.napkin.fused_attend_to_slots: _attention_to_slots,
+    torch.ops.napkin.fused_attend_to_splits: _attention_to_slots,
     torch.ops.napkin.compiled_attention: _attention,
     torch.ops.napkin.compiled_attention_backward: _attention_backward,
     torch.ops.napkin.flash_attention: _attention,

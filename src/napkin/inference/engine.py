@@ -18,12 +18,15 @@ import torch
 from torch import Tensor
 
 from napkin.errors import NapkinError, first_line
+from napkin.inference.decoding_graphs import DecodingGraphs
 from napkin.inference.paged_cache import KVFormat, PagedCache, bytes_per_token, n_blocks_that_fit
 from napkin.inference.sampling import NOT_FINITE, Draw, draw, told_draws
 from napkin.inference.scheduler import BlockPool, Pass, ScheduledSequence, Scheduler
 from napkin.inference.settings import Sampling
+from napkin.model.kernel_forms import use_decoding_kernels
 from napkin.model.kv_cache import bucket_of
 from napkin.model.transformer import Transformer
+from napkin.tensors import sent_to
 
 Finish = Literal["stop", "length", "cancelled", "failed"]
 """A stop id was drawn; as many tokens were drawn as asked for; the rest is not wanted; it cannot be computed."""
@@ -195,6 +198,9 @@ class Engine:
             n_states=max_running,
         )
         self._state_slots: dict[EngineSequence, int] = {}
+        if not torch.is_autocast_enabled(model.device.type):
+            use_decoding_kernels(model)
+        self.graphs = DecodingGraphs(model, self.cache)
         self._arrived: deque[EngineSequence] = deque()
         self._unwanted: deque[Completion] = deque()
         self._lock = threading.Lock()
@@ -350,6 +356,14 @@ class Engine:
         sequence is computed to its end. Only the cache changes: what raises changes nothing, since the same places are
         written again."""
         sequences, n_new, firsts = work.sequences, work.n_new, work.firsts
+        if all(each.decodes for each in sequences):
+            replayed = self.graphs.step(
+                [each.tokens[-1] for each in sequences],
+                [each.table for each in sequences],
+                [each.n_computed for each in sequences],
+            )
+            if replayed is not None:
+                return {}, dict(zip(sequences, self._draws(sequences, *replayed), strict=True))
         row_of = {place: row for row, place in enumerate(dict.fromkeys(firsts))}
         computed = [sequences[place] for place in row_of]
         lengths, counts = [each.n_computed for each in computed], [n_new] * len(computed)
@@ -357,10 +371,8 @@ class Engine:
         new = [[*each.tokens[start : start + n_new], *padding] for each, start in zip(computed, lengths, strict=True)]
         slots = self._slots_of(computed)
         extending = self.cache.extend([each.table for each in computed], lengths, counts, len(new[0]), states=slots)
-        hidden = self.model.hidden(torch.tensor(new, device=self.cache.device), cache=extending)[:, :n_new]
-        if not bool(hidden.isfinite().all()):
-            # Before others may share what these sequences leave in the cache.
-            raise NapkinError(NOT_FINITE)
+        hidden = self.model.hidden(sent_to(self.cache.device, torch.tensor(new)), cache=extending)[:, :n_new]
+        finite = hidden.isfinite().all()
         self._copy_to_equals(work)
         rows = [row_of[first] for first in firsts]
         scored = {
@@ -373,7 +385,16 @@ class Engine:
             for row, sequence in zip(rows, sequences, strict=True)
             if sequence.n_computed + n_new == len(sequence.tokens) and sequence.wants_more
         }
-        drawn = dict(zip(drawing, self._draws([*drawing], [*drawing.values()]), strict=True))
+        drawn: dict[EngineSequence, Draw] = {}
+        if drawing:
+            states = torch.stack([*drawing.values()])
+            # One product for each row, where a row's must not depend on how many there are.
+            parts = states[:, None] if self.scheduler.batch_invariant else states[None]
+            logits = torch.cat([self.model.logits_of(part) for part in parts])
+            drawn = dict(zip(drawing, self._draws([*drawing], logits, finite), strict=True))
+        elif not bool(finite):
+            # Before others may share what these sequences leave in the cache.
+            raise NapkinError(NOT_FINITE)
         if extending.states is not None:
             # Last, since a pass that raises is computed again from the states that it read.
             extending.states.keep(rows, self._slots_of(sequences))
@@ -401,19 +422,15 @@ class Engine:
         if blocks:
             self.cache.copy(blocks, others)
 
-    def _draws(self, sequences: Sequence[EngineSequence], last: Sequence[Tensor]) -> list[Draw]:
-        """A token for each sequence, from the hidden state of its last one."""
-        if not sequences:
-            return []
-        states = torch.stack(list(last))
-        # One product for each row, where a row's must not depend on how many there are.
-        parts = states[:, None] if self.scheduler.batch_invariant else states[None]
+    def _draws(self, sequences: Sequence[EngineSequence], logits: Tensor, finite: Tensor) -> list[Draw]:
+        """A token for each sequence, from the logits of its last one; `finite` says if these can be drawn from."""
         return draw(
-            torch.cat([self.model.logits_of(part) for part in parts]).float(),
+            logits,
             [each.completion.request.sampling for each in sequences],
             [len(each.completion.draws) for each in sequences],
             [each.tokens for each in sequences],
             tell_sampled=any(each.completion.request.sampled_logprobs for each in sequences),
+            finite=finite,
         )
 
     def _scores(self, sequence: EngineSequence, hidden: Tensor) -> list[Draw]:

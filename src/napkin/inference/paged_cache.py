@@ -3,7 +3,9 @@
 Layers that carry a state have no blocks: a sequence that runs has a slot of fixed bytes for all of its states.
 """
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import psutil
@@ -13,10 +15,13 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.kernels.attention.decode import Slots, reads_slots
+from napkin.kernels.decoding.block_step import NewSlots
+from napkin.kernels.operators import triton_obstacle
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import NOWHERE, CachedPass, KVCache, NewKeys, NewValues, bucket_of
 from napkin.model.recurrent_state import RecurrentStates
 from napkin.model.transformer import Transformer
+from napkin.tensors import sent_to
 from napkin.units import format_bytes
 
 KVFormat = Literal["auto", "int8"]
@@ -147,7 +152,8 @@ class PagedCache(KVCache):
     ) -> None:
         self.block_size, self.device = block_size, torch.device(device)
         self.most_positions = config.context_length
-        self.has_windows = any(window is not None for window in config.attention_windows)
+        self.windows = config.attention_windows
+        self.has_windows = any(window is not None for window in self.windows)
         self.padding_block = n_blocks
         """Takes what padding writes."""
         heads, *widths = config.cached_widths
@@ -190,47 +196,72 @@ class PagedCache(KVCache):
         tables[b] are the blocks of sequence b, which have room for them; lengths[b] of its tokens are held. states[b]
         is the slot of its states, None is b; what the pass leaves there is held when `states.keep` is called.
         """
-        made = PagedPass(self, tables, lengths, counts, n_new)
+        after = [length + count for length, count in zip(lengths, counts, strict=True)]
+        longest = max(after)
+        # Keys that are read where they are need no padding.
+        n_keys = longest if self.reads_blocks(n_new) else bucket_of(longest, self.device)
+        n_blocks = -(-n_keys // self.block_size)
+        padding = [self.padding_block] * n_blocks
+        padded = itertools.chain.from_iterable([*table, *padding][:n_blocks] for table in tables)
+        # One copy to the device.
+        numbers = sent_to(self.device, torch.tensor([*lengths, *after, *padded]))
+        n = len(lengths)
+        starts, ends, table = numbers[:n], numbers[n : 2 * n], numbers[2 * n :].view(n, n_blocks)
+        alike = len(set(after)) == 1 and n_keys == longest
+        made = PagedPass(self, table, starts, ends, n_new, longest, n_keys, alike=alike)
         if self.states is not None:
             slots = range(len(tables)) if states is None else states
             made.states = self.states.extend(slots, lengths, counts, n_new)
         return made
 
+    def extend_by_one(
+        self, table: Int[Tensor, "batch block"], ends: Int[Tensor, " batch"], longest: int
+    ) -> "PagedPass":
+        """A pass over one new token of each sequence, all of whose numbers are on the device: ends[b] of its tokens are
+        held then, `longest` at most."""
+        return PagedPass(self, table, ends - 1, ends, 1, longest, longest, alike=False)
+
+    def reads_blocks(self, n_new: int) -> bool:
+        """True if so many new tokens of each sequence are compared with keys in their blocks."""
+        if n_new != 1 or self.first is None:
+            return False
+        numbers = self.first.numbers
+        if not reads_slots(numbers.dtype, numbers.device, numbers.shape[1] * numbers.shape[3]):
+            return False
+        # Windows are known to Triton's kernels alone.
+        return not self.has_windows or triton_obstacle(self.device.type) is None
+
 
 class PagedPass(CachedPass):
-    """A pass that extends sequences of a `PagedCache`."""
+    """A pass that extends sequences of a `PagedCache`, made of tensors on its device.
+
+    starts[b] tokens of sequence b are held in blocks table[b], and ends[b] afterwards. Where keys are not read in their
+    blocks, `n_keys` of each sequence are gathered. `longest` is the largest of the ends or more; `alike` says that all
+    are equal to it.
+    """
 
     def __init__(
         self,
         cache: PagedCache,
-        tables: Sequence[Sequence[int]],
-        lengths: Sequence[int],
-        counts: Sequence[int],
+        table: Table,
+        starts: Int[Tensor, " batch"],
+        ends: Int[Tensor, " batch"],
         n_new: int,
+        longest: int,
+        n_keys: int,
+        *,
+        alike: bool,
     ) -> None:
-        self.cache = cache
-        size, device = cache.block_size, cache.device
-        after = [length + count for length, count in zip(lengths, counts, strict=True)]
-        numbers = None if cache.first is None else cache.first.numbers
-        reads = numbers is not None and reads_slots(numbers.dtype, numbers.device, numbers.shape[1] * numbers.shape[3])
-        in_blocks = n_new == 1 and not cache.has_windows and reads
-        longest = max(after)
-        # Keys that are read where they are need no padding.
-        self._longest = longest if in_blocks else bucket_of(longest, device)
-        n_blocks = -(-self._longest // size)
-        padding = [cache.padding_block] * n_blocks
-        self._table = torch.tensor([[*table, *padding][:n_blocks] for table in tables], device=device)
-        self._ends = torch.tensor(after, device=device)
-        starts = torch.tensor(lengths, device=device)[:, None]
-        positions = starts + torch.arange(n_new, device=device)
-        real = positions < self._ends[:, None]
-        new_blocks = self._table.gather(1, (positions // size).clamp(max=n_blocks - 1))
+        self.cache, self._table, self._ends, self._longest = cache, table, ends, n_keys
+        size, n_blocks = cache.block_size, table.shape[1]
+        positions = starts[:, None] + torch.arange(n_new, device=cache.device)
+        real = positions < ends[:, None]
+        new_blocks = table.gather(1, (positions // size).clamp(max=n_blocks - 1))
         self._new = new_blocks.where(real, cache.padding_block), positions % size
         self.positions = positions.clamp(max=cache.most_positions - 1)
         self.document_positions = self.positions
-        alike = len(set(after)) == 1 and self._longest == longest
         self.all_seen = n_new == 1 and alike and not cache.has_windows
-        self._slots = Slots(self._ends, self._table, longest) if in_blocks else None
+        self._slots = Slots(ends, table, longest) if cache.reads_blocks(n_new) else None
 
     def key_positions(self, layer: int) -> Int[Tensor, "batch key"]:
         """Positions of all cached keys, including the new ones."""
@@ -238,13 +269,19 @@ class PagedPass(CachedPass):
         return positions.where(positions < self._ends[:, None], NOWHERE)
 
     def slots(self, layer: int) -> Slots | None:
-        """All that a sequence holds, where one new token of each is compared with keys in their blocks."""
-        return self._slots
+        """What a sequence holds, or the layer's window of it, where one new token of each is compared with keys in
+        their blocks."""
+        window = self.cache.windows[layer]
+        return self._slots if self._slots is None or window is None else replace(self._slots, window=window)
 
     def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
         keys, values = self.cache.keys[layer].scales, self.cache.values[layer].scales
         # The values of latent attention are in its keys.
         return None if keys is None else (keys, keys if values is None else values)
+
+    def new_slots(self, layer: int, scales: tuple[Tensor, Tensor] | None) -> NewSlots:
+        (blocks, slots), cache = self._new, self.cache
+        return NewSlots(cache.keys[layer].numbers, cache.values[layer].numbers, blocks[:, 0], slots[:, 0], scales)
 
     def update(self, layer: int, keys: NewKeys, values: NewValues) -> tuple[Held, HeldValues]:
         return self._updated(self.cache.keys[layer], keys), self._updated(self.cache.values[layer], values)

@@ -12,12 +12,13 @@ Of logits z, one for each token of the vocabulary, in this order:
 
 u is a function of (seed, number of the draw) and not of a generator's state, so a sequence continues alike whatever
 else is in its batch. `plain_draw` is this page in Python, a token at a time; `draw` the same for a batch of tensors,
-which sorts a few of the likeliest tokens and not the vocabulary. The tests hold one to the other.
+which sorts a few of the likeliest tokens and not the vocabulary. The tests hold one to the other. All but u is computed
+where the logits are, and the host reads tokens once.
 """
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from napkin.data.permutation import random_word
 from napkin.errors import NapkinError
 from napkin.inference.settings import Sampling
 from napkin.kernels.deterministic import cumulative_sums
+from napkin.tensors import sent_to
 
 NOT_FINITE = "the model's logits hold infinity or NaN, nothing can be drawn: use an earlier checkpoint"
 _FIRST_LOOK = 256
@@ -98,29 +100,80 @@ def draw(
     histories: Sequence[Sequence[int]],
     *,
     tell_sampled: bool = False,
+    finite: Bool[Tensor, ""] | None = None,
 ) -> list[Draw]:
     """Draw a token for each row of logits.
 
     numbers[i] is how many tokens sequence i drew before, histories[i] its tokens so far, prompt included, which only
     repetition_penalty reads. With `tell_sampled` draws have a `sampled_logprob`, which is 0 at temperature 0. Raises
-    NapkinError where logits hold NaN or infinity, as those of a diverged model may.
+    NapkinError where logits hold NaN or infinity, as those of a diverged model may, or `finite` is False.
+
+    The settings go to the device in one copy, and tokens come back in one, unless many tokens are nearly as likely as
+    the likeliest, or `logprobs` is asked for.
     """
     logits = logits.float()
+    all_finite = logits.isfinite().all() if finite is None else logits.isfinite().all() & finite
     changed = _changed(logits, settings, histories)
-    tokens = changed.argmax(dim=-1)
-    sampled = torch.zeros(len(settings), dtype=torch.float64, device=logits.device)
-    random = [row for row, each in enumerate(settings) if each.temperature > 0]
-    if random:
-        chosen = [settings[row] for row in random]
-        uniforms = [uniform(each.seed, numbers[row]) for row, each in zip(random, chosen, strict=True)]
-        weights = _weights(changed if len(random) == len(settings) else changed[random], chosen)
-        tokens[random] = drawn = inverted(weights, uniforms)
-        if tell_sampled:
-            sampled[random] = (weights.gather(1, drawn[:, None])[:, 0] / weights.sum(dim=-1)).log()
-    draws = told(logits, tokens.tolist(), settings)
+    columns = Columns.of(settings, numbers, logits.device)
+    n_looked = columns.n_looked
+    while True:
+        tokens, logprobs, sure = drawn_tokens(changed, columns, n_looked)
+        # Ids are exact in float64.
+        parts = tokens.double(), logprobs, torch.stack((all_finite, sure)).double()
+        *found, is_finite, is_sure = torch.cat(parts).tolist()
+        if not is_finite:
+            raise NapkinError(NOT_FINITE)
+        if is_sure:
+            break
+        n_looked = min(8 * n_looked, logits.shape[1])
+    draws = told(logits, [int(each) for each in found[: len(settings)]], settings)
     if not tell_sampled:
         return draws
-    return [replace(each, sampled_logprob=value) for each, value in zip(draws, sampled.tolist(), strict=True)]
+    return [replace(each, sampled_logprob=value) for each, value in zip(draws, found[len(settings) :], strict=True)]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The settings of a batch of draws on their device, and what the host knows of them."""
+
+    values: Float[Tensor, "5 row 1"]
+    """Temperatures, top_k, top_p, min_p, and the uniform numbers; a row at temperature 0 has top_k 1."""
+    draws: bool
+    """False if all temperatures are 0."""
+    n_looked: int
+    """Likeliest tokens that are sorted at first; 0 if no setting leaves tokens out."""
+
+    @classmethod
+    def of(cls, settings: Sequence[Sampling], numbers: Sequence[int], device: torch.device) -> "Columns":
+        """The settings in one copy to the device."""
+        rows = [
+            (1.0, 1.0, 1.0, 0.0, 0.0)
+            if each.temperature == 0
+            else (each.temperature, each.top_k or math.inf, each.top_p, each.min_p, uniform(each.seed, number))
+            for each, number in zip(settings, numbers, strict=True)
+        ]
+        random = [each for each in settings if each.temperature > 0]
+        filters = any(each.top_k is not None or each.top_p < 1 or each.min_p > 0 for each in random)
+        n_looked = max(_FIRST_LOOK, *(1 + (each.top_k or 0) for each in random)) if filters else 0
+        values = torch.tensor(rows, dtype=torch.float64).T[..., None].contiguous()
+        return cls(sent_to(device, values), bool(random), n_looked)
+
+
+def drawn_tokens(
+    logits: Float[Tensor, "row vocab_size"], columns: Columns, n_looked: int
+) -> tuple[Int[Tensor, " row"], Float[Tensor, " row"], Bool[Tensor, ""]]:
+    """A token for each row and the log-probability with which it was drawn, without a look by the host; they are right
+    where the last tensor is True, which says that sorting `n_looked` tokens was enough."""
+    likeliest = logits.argmax(dim=-1)
+    if not columns.draws:
+        nothing = torch.zeros_like(likeliest, dtype=torch.float64)
+        return likeliest, nothing, torch.ones((), dtype=torch.bool, device=logits.device)
+    weights, sure = _weights(logits, columns, n_looked)
+    drawn = _inverted(weights, columns.values[4])
+    logprobs = (weights.gather(1, drawn[:, None]) / weights.sum(dim=-1, keepdim=True)).log()[:, 0]
+    # Of several tokens at the largest logit argmax takes any; a weight may be 1 for a smaller logit too.
+    takes_likeliest = (columns.values[1] == 1)[:, 0]
+    return likeliest.where(takes_likeliest, drawn), logprobs.where(~takes_likeliest, 0.0), sure
 
 
 @torch.inference_mode()
@@ -128,14 +181,20 @@ def distributions(
     logits: Float[Tensor, "sequence vocab_size"], settings: Sequence[Sampling], histories: Sequence[Sequence[int]]
 ) -> Float[Tensor, "sequence vocab_size"]:
     """The probabilities with which `draw` draws each token, in float64. Every temperature is above 0."""
-    weights = _weights(_changed(logits.float(), settings, histories), settings)
-    return weights / weights.sum(dim=-1, keepdim=True)
+    logits = logits.float()
+    if not logits.isfinite().all():
+        raise NapkinError(NOT_FINITE)
+    columns = Columns.of(settings, [0] * len(settings), logits.device)
+    n_looked, changed = columns.n_looked, _changed(logits, settings, histories)
+    while True:
+        weights, sure = _weights(changed, columns, n_looked)
+        if sure:
+            return weights / weights.sum(dim=-1, keepdim=True)
+        n_looked = min(8 * n_looked, logits.shape[1])
 
 
 def _changed(logits: Tensor, settings: Sequence[Sampling], histories: Sequence[Sequence[int]]) -> Tensor:
-    """Logits after penalties and biases, finite as the given ones are, which stay."""
-    if not logits.isfinite().all():
-        raise NapkinError(NOT_FINITE)
+    """Logits after penalties and biases, finite where the given ones are, which stay."""
     penalized = [row for row, each in enumerate(settings) if each.repetition_penalty != 1]
     biased = [row for row, each in enumerate(settings) if each.logit_bias]
     if not (penalized or biased):
@@ -143,19 +202,17 @@ def _changed(logits: Tensor, settings: Sequence[Sampling], histories: Sequence[S
     changed, device = logits.clone(), logits.device
     if penalized:
         places = _places(penalized, [array("q", histories[row]) for row in penalized], device)
-        penalties = torch.ones(len(settings), device=device)
-        penalties[penalized] = torch.tensor([settings[row].repetition_penalty for row in penalized], device=device)
-        found, penalty = changed[places], penalties[places[0]]
+        penalties = torch.tensor([each.repetition_penalty for each in settings], dtype=torch.float32)
+        found, penalty = changed[places], sent_to(device, penalties)[places[0]]
         # A token that occurred several times is written several times, each time with the same number.
         changed[places] = torch.where(found > 0, found / penalty, found * penalty)
     if biased:
         arrays = [settings[row].bias_arrays for row in biased]
+        if (largest := max(max(ids) for ids, _ in arrays)) >= logits.shape[1]:
+            raise NapkinError(f"logit_bias names token {largest}: the model has 0 to {logits.shape[1] - 1}")
         places = _places(biased, [ids for ids, _ in arrays], device)
-        if int(places[1].max()) >= logits.shape[1]:
-            wrong = int(places[1].max())
-            raise NapkinError(f"logit_bias names token {wrong}: the model has 0 to {logits.shape[1] - 1}")
         biases = _joined([each for _, each in arrays], torch.float32)
-        changed.index_put_(places, biases.to(device), accumulate=True)
+        changed.index_put_(places, sent_to(device, biases), accumulate=True)
     # Logits near the end of their range would become infinite.
     limits = torch.finfo(changed.dtype)
     return changed.clamp_(limits.min, limits.max)
@@ -163,8 +220,10 @@ def _changed(logits: Tensor, settings: Sequence[Sampling], histories: Sequence[S
 
 def _places(rows: Sequence[int], ids: "Sequence[array[int]]", device: torch.device) -> tuple[Tensor, Tensor]:
     """The row and the id of each element: ids[i] are those of rows[i]."""
-    counts = torch.tensor([len(each) for each in ids], device=device)
-    return torch.tensor(rows, device=device).repeat_interleave(counts), _joined(ids, torch.int64).to(device)
+    each = [row for row, of_row in zip(rows, ids, strict=True) for _ in of_row]
+    both = torch.stack((torch.tensor(each, dtype=torch.int64), _joined(ids, torch.int64)))
+    first, second = sent_to(device, both)
+    return first, second
 
 
 def _joined(parts: "Sequence[array[Any]]", dtype: torch.dtype) -> Tensor:
@@ -176,51 +235,51 @@ def _joined(parts: "Sequence[array[Any]]", dtype: torch.dtype) -> Tensor:
 
 def inverted(weights: Float[Tensor, "row vocab_size"], uniforms: Sequence[float]) -> Int[Tensor, " row"]:
     """The token at which each row's cumulative weight, in the order of ids, passes its uniform number."""
+    return _inverted(weights, torch.tensor(uniforms, dtype=weights.dtype, device=weights.device)[:, None])
+
+
+def _inverted(weights: Tensor, uniforms: Float[Tensor, "row 1"]) -> Int[Tensor, " row"]:
     cumulative = cumulative_sums(weights)
-    wanted = torch.tensor(uniforms, dtype=weights.dtype, device=weights.device)[:, None] * cumulative[:, -1:]
+    wanted = uniforms * cumulative[:, -1:]
     # The first that exceeds it, which has a weight above 0; rounding up to the whole sum would find none.
     wanted = torch.minimum(wanted, cumulative[:, -1:].nextafter(torch.zeros_like(wanted)))
-    return torch.searchsorted(cumulative, wanted, right=True)[:, 0]
+    # Of weights that are no numbers it would be none of the tokens.
+    return torch.searchsorted(cumulative, wanted, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
 
 
-def _weights(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
-    """Probabilities that do not add up to 1, in float64; 0 for what top-k, top-p and min-p leave out."""
-
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
-
+def _weights(logits: Tensor, columns: Columns, n_looked: int) -> tuple[Tensor, Bool[Tensor, ""]]:
+    """Probabilities that do not add up to 1, in float64; 0 for what top-k, top-p and min-p leave out. They are right if
+    the second tensor is True."""
     # In float64 the probabilities of a large vocabulary add up to 1. The maximum is subtracted first, so that division
     # by a small temperature cannot overflow.
-    scaled = (logits.double() - logits.amax(dim=-1, keepdim=True)) / column([each.temperature for each in settings])
-    weights = scaled.exp()
-    if any(each.top_k is not None or each.top_p < 1 or each.min_p > 0 for each in settings):
-        weights = weights.where(_kept(weights, settings, column), 0)
-    return weights
+    weights = ((logits.double() - logits.amax(dim=-1, keepdim=True)) / columns.values[0]).exp()
+    if not n_looked:
+        return weights, torch.ones((), dtype=torch.bool, device=logits.device)
+    kept, sure = _kept(weights, columns, min(n_looked, logits.shape[1]))
+    return weights.where(kept, 0), sure
 
 
 def _kept(
-    weights: Tensor, settings: Sequence[Sampling], column: Callable[[list[float]], Tensor]
-) -> Bool[Tensor, "sequence vocab_size"]:
-    """Return a mask of the tokens that top-k, top-p and min-p leave; among equally likely ones the first ids stay."""
+    weights: Tensor, columns: Columns, n_looked: int
+) -> tuple[Bool[Tensor, "sequence vocab_size"], Bool[Tensor, ""]]:
+    """Return a mask of the tokens that top-k, top-p and min-p leave, and True if `n_looked` sorted ones were enough to
+    find them; among equally likely ones the first ids stay."""
     n_all = weights.shape[-1]
-    n_looked = min(max(_FIRST_LOOK, *(1 + (each.top_k or 0) for each in settings)), n_all)
-    while True:
-        sorted_weights = weights.topk(n_looked, dim=-1).values
-        limits = column([each.top_k or n_all for each in settings])
-        within = sorted_weights.where(torch.arange(n_looked, device=weights.device) < limits, 0)
-        whole = weights.sum(dim=-1, keepdim=True).where(limits >= n_all, within.sum(dim=-1, keepdim=True))
-        # The likeliest token is always kept: the sum before it is 0.
-        before = cumulative_sums(within) - within
-        kept = (before < column([each.top_p for each in settings]) * whole) & (within > 0)
-        kept &= within >= column([each.min_p for each in settings])
-        n_kept = kept.sum(dim=-1, keepdim=True)
-        if n_looked == n_all or not bool((n_kept == n_looked).any()):
-            break
-        n_looked = min(8 * n_looked, n_all)
-    least = sorted_weights.gather(1, n_kept - 1)
+    _, limits, top_ps, min_ps, _ = columns.values
+    sorted_weights = weights.topk(n_looked, dim=-1).values
+    within = sorted_weights.where(torch.arange(n_looked, device=weights.device) < limits, 0)
+    whole = weights.sum(dim=-1, keepdim=True).where(limits >= n_all, within.sum(dim=-1, keepdim=True))
+    # The likeliest token is always kept: the sum before it is 0.
+    before = cumulative_sums(within) - within
+    kept = (before < top_ps * whole) & (within > 0)
+    kept &= within >= min_ps
+    n_kept = kept.sum(dim=-1, keepdim=True)
+    sure = (n_kept < n_looked).all() if n_looked < n_all else torch.ones((), dtype=torch.bool, device=weights.device)
+    # Of no numbers at all nothing is kept.
+    least = sorted_weights.gather(1, (n_kept - 1).clamp(min=0))
     equal = weights == least
     room = n_kept - (weights > least).sum(dim=-1, keepdim=True)
-    return (weights > least) | (equal & (equal.cumsum(dim=-1) <= room))
+    return (weights > least) | (equal & (equal.cumsum(dim=-1) <= room)), sure
 
 
 def told_draws(logits: Float[Tensor, "position vocab_size"], tokens: Sequence[int], n_top: int) -> list[Draw]:

@@ -7,7 +7,7 @@ matrices in the format of autocast, or frozen matrices that are held in it, or a
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from napkin.kernels.loss.log_probabilities import linear_log_probabilities
 from napkin.kernels.norms.normalization import compiled_rms_norm, fused_layer_norm, fused_rms_norm, layer_norm, rms_norm
+from napkin.kernels.operators import triton_obstacle
 from napkin.kernels.pointwise.activations import compiled_gelu_tanh, compiled_swiglu, fused_gelu_tanh, fused_swiglu
 from napkin.kernels.pointwise.rotary import COMPILED_ROTATIONS, FUSED_ROTATIONS
 from napkin.kernels.products.grouped import fused_grouped_matmul, grouped_matmul
 from napkin.kernels.products.linear import Multiply, linear, takes_narrow
 from napkin.model.block import Block, ParallelBlock, PostNormBlock, ReorderedBlock
 from napkin.model.config import ModelConfig
+from napkin.model.decoding_step import DecodingStep, decoded
 from napkin.model.feed_forward import DroplessExperts, MixtureOfExperts, SwiGLU, TanhGELU
 from napkin.model.layers import Linear
 from napkin.model.norm import LayerNorm, RMSNorm
@@ -131,6 +133,20 @@ def use_triton_kernels(model: Transformer) -> None:
         setattr(module, name, form)
         if isinstance(module, (RMSNorm, LayerNorm)):
             module.adds = True
+
+
+def use_decoding_kernels(model: Transformer) -> str | None:
+    """Let blocks compute single new tokens of a few sequences by the launches of `napkin.kernels.decoding`, where
+    Triton runs on the model's device. Return why they do not; None if all do."""
+    if isinstance(model.run_block, functools.partial) and model.run_block.func is decoded:
+        return None
+    if (obstacle := triton_obstacle(model.device.type)) is not None:
+        return obstacle
+    obstacles = {block: DecodingStep.obstacle(block) for block in model.blocks}
+    steps = {block: DecodingStep(cast(Block, block)) for block, reason in obstacles.items() if reason is None}
+    if steps:
+        model.run_block = functools.partial(decoded, steps, model.run_block)
+    return next((reason for reason in obstacles.values() if reason is not None), None)
 
 
 def _rms_norm(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.kernels.attention.decode import Slots, reads_slots
+from napkin.kernels.decoding.block_step import NewSlots
 from napkin.model.config import ModelConfig
 from napkin.model.recurrent_state import RecurrentStates, StatePass
 
@@ -75,6 +76,11 @@ class CachedPass:
     def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """The factors of a layer's keys and values in their blocks, if they are held as integers."""
         return None
+
+    def new_slots(self, layer: int, scales: tuple[Tensor, Tensor] | None) -> NewSlots:
+        """The slots that one new token of each sequence gets, where there are `slots`: a kernel that computes its keys
+        and values puts them there."""
+        raise NotImplementedError
 
     def update(self, layer: int, keys: NewKeys, values: NewValues) -> tuple[Tensor, Tensor]:
         """Keep a layer's new keys and values; return all that the queries may see."""
@@ -246,6 +252,10 @@ class ExtendingPass(CachedPass):
         rows = torch.arange(len(n_seen), device=cache.device)
         return Slots(torch.tensor(n_seen, device=cache.device), rows[:, None], max(n_seen))
 
+    def new_slots(self, layer: int, scales: tuple[Tensor, Tensor] | None) -> NewSlots:
+        blocks, slots = self._places[self.cache.n_slots[layer]].indices
+        return NewSlots(self.cache.keys[layer], self.cache.values[layer], blocks[:, 0], slots[:, 0])
+
     def together(self, layer: int) -> Bool[Tensor, "batch_or_1 1 new key"] | None:
         """True for queries and keys of one document."""
         if self._kept_documents is None:
@@ -268,7 +278,6 @@ class _Places:
         self.longest = max(made.cache.lengths)
         # In a full ring, several new keys would overwrite those that the first of their queries still sees.
         self.in_place = self.longest <= n_slots or made.n_new == 1
-        self._indices: tuple[Tensor, Tensor] | None = None
 
     def key_positions(self) -> Int[Tensor, "batch_or_1 key"]:
         positions = self.made.positions
@@ -294,14 +303,18 @@ class _Places:
 
     def _put(self, held: Tensor, new: Tensor) -> None:
         """Keep what stays of each sequence when all have been put; padding goes to the slot beyond."""
-        if self._indices is None:
-            positions, device = self.made.positions, self.made.positions.device
-            after = torch.tensor(self.made.cache.lengths, device=device)[:, None]
-            stays = self.made.real[: len(positions)] & (positions >= after - self.n_slots)
-            slots = (positions % self.n_slots).where(stays, self.n_slots)
-            self._indices = torch.arange(len(held), device=device)[:, None], slots.expand(len(held), -1)
-        rows, slots = self._indices
+        rows, slots = self.indices
         held[rows, :, slots] = new.transpose(1, 2)
+
+    @cached_property
+    def indices(self) -> tuple[Int[Tensor, "batch 1"], Int[Tensor, "batch new"]]:
+        """The sequence and the slot of each new token."""
+        positions, device = self.made.positions, self.made.positions.device
+        after = torch.tensor(self.made.cache.lengths, device=device)[:, None]
+        stays = self.made.real[: len(positions)] & (positions >= after - self.n_slots)
+        slots = (positions % self.n_slots).where(stays, self.n_slots)
+        rows = torch.arange(len(after), device=device)[:, None]
+        return rows, slots.expand(len(after), -1)
 
 
 def _held_positions(lengths: Sequence[int], n_slots: int, device: torch.device) -> Int[Tensor, "batch_or_1 slot"]:

@@ -4,7 +4,10 @@
 Loop and kernels are operators, which a meter sees: what is computed does not depend on whether it is metered.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Int8
@@ -34,7 +37,7 @@ class Slots:
     """The slots of the keys that the one new token of each sequence sees.
 
     Sequence b sees the first counts[b] slots of its blocks, which are numbers table[b] of keys and values
-    [block, kv_heads, slot, head_dim]; counts are at least 1.
+    [block, kv_heads, slot, head_dim]; counts are at least 1. With a window it sees the last of them only.
     """
 
     counts: Int[Tensor, " batch"]
@@ -43,6 +46,8 @@ class Slots:
     """The largest of the counts."""
     scales: tuple[Scales, Scales] | None = None
     """Factors of keys and values that are held in int8."""
+    window: int = 0
+    """Slots that are seen at most, which only Triton's kernels know; 0 is all."""
 
 
 def attend_to_slots_reference(
@@ -54,24 +59,33 @@ def attend_to_slots_reference(
     softcap: float | None = None,
 ) -> Float[Tensor, "batch heads 1 head_dim"]:
     """Attend in fp32, one sequence after another: the formula."""
+    rows = [
+        scores.softmax(dim=-1) @ seen
+        for scores, seen in _scores_and_values(queries, keys, values, slots, scale, softcap)
+    ]
+    return torch.stack(rows).to(queries.dtype)
+
+
+def _scores_and_values(
+    queries: Tensor, keys: Tensor, values: Tensor, slots: Slots, scale: float, softcap: float | None
+) -> Iterator[tuple[Float[Tensor, "heads 1 key"], Float[Tensor, "heads key head_dim"]]]:
+    """The scores of the keys that each sequence sees, and their values, in fp32."""
     if slots.scales is not None:
         keys, values = (
             each.float() * scales.float() for each, scales in zip((keys, values), slots.scales, strict=True)
         )
-    rows = []
     for query, count, blocks in zip(queries.float(), slots.counts.tolist(), slots.table, strict=True):
+        first = max(0, count - slots.window) if slots.window else 0
         seen_keys, seen_values = (
             each[blocks]
             .transpose(0, 1)
-            .flatten(1, 2)[:, :count]
+            .flatten(1, 2)[:, first:count]
             .float()
             .repeat_interleave(len(query) // each.shape[1], 0)
             for each in (keys, values)
         )
         scores = query @ seen_keys.mT * scale
-        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-        rows.append(scores.softmax(dim=-1) @ seen_values)
-    return torch.stack(rows).to(queries.dtype)
+        yield scores if softcap is None else softcap * torch.tanh(scores / softcap), seen_values
 
 
 def attend_to_slots(
@@ -88,17 +102,19 @@ def attend_to_slots(
     so their scales.
     """
     key_scales, value_scales = (None, None) if slots.scales is None else slots.scales
-    where = slots.counts, slots.table, slots.longest
-    attend = _attend if queries.device.type == "cpu" and not is_interpreted() else _fused_attend
-    return attend(queries, keys, values, *where, key_scales, value_scales, scale, softcap or 0.0)
+    given = queries, keys, values, slots.counts, slots.table, slots.longest, key_scales, value_scales, scale
+    if queries.device.type == "cpu" and not is_interpreted():
+        assert not slots.window
+        return _attend(*given, softcap or 0.0)
+    return _fused_attend(*given, softcap or 0.0, slots.window)
 
 
 def reads_slots(dtype: torch.dtype, device: torch.device, width: int) -> bool:
     """True if `attend_to_slots` is faster than torch for keys of that kind, `width` numbers per token."""
     if not may_be_compiled():
         return False
-    if device.type == "cuda":
-        return (dtype in DTYPES or dtype == torch.int8) and triton_obstacle("cuda") is None
+    if device.type == "cuda" or is_interpreted():
+        return (dtype in DTYPES or dtype == torch.int8) and triton_obstacle(device.type) is None
     return dtype in (torch.bfloat16, torch.float32, torch.int8) and device.type == "cpu" and width >= _SMALLEST_WIDTH
 
 
@@ -143,25 +159,82 @@ def _attend(
     return mixed.to(query.dtype)
 
 
-def _plain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    counts: Tensor,
-    table: Tensor,
-    longest: int,
-    key_scales: Tensor | None,
-    value_scales: Tensor | None,
+def attend_to_splits(
+    queries: Float[Tensor, "batch heads 1 head_dim"],
+    keys: Blocks,
+    values: Blocks,
+    slots: Slots,
     scale: float,
-    cap: float,
-) -> Tensor:
-    scales = None if key_scales is None or value_scales is None else (key_scales, value_scales)
-    return attend_to_slots_reference(query, key, value, Slots(counts, table, longest, scales), scale, cap or None)
+    softcap: float | None = None,
+) -> tuple[Float[Tensor, "batch heads split head_dim"], Float[Tensor, "batch heads split"]]:
+    """`attend_to_slots` before its last launch: the mixtures of the values of each split, and the base-2 logarithms of
+    its sums of exponentials, by which they are to be weighted. A single split is the result."""
+    key_scales, value_scales = (None, None) if slots.scales is None else slots.scales
+    given = queries, keys, values, slots.counts, slots.table, slots.longest, key_scales, value_scales, scale
+    return _fused_splits(*given, softcap or 0.0, slots.window)
+
+
+KEYS_OF_SPLIT = 512
+"""Keys of a split, unless that makes more than MOST_SPLITS of the longest sequence."""
+MOST_SPLITS = 64
+KEYS_AT_ONCE = 64
+"""Keys that a program of the Triton kernel reads at a time."""
+
+
+def split_sizes(longest: int, window: int) -> tuple[int, int]:
+    """Splits of the longest sequence, and the keys of each."""
+    seen = min(longest, window or longest)
+    splits = min(MOST_SPLITS, -(-seen // KEYS_OF_SPLIT))
+    return splits, -(-seen // (splits * KEYS_AT_ONCE)) * KEYS_AT_ONCE
+
+
+def _slots(given: tuple[Any, ...]) -> tuple[Slots, float, float]:
+    """The arguments of a fused operator behind its tensors of queries, keys and values."""
+    counts, table, longest, key_scales, value_scales, scale, cap, window = given
+    scales = None if key_scales is None else (key_scales, value_scales)
+    return Slots(counts, table, longest, scales, window), scale, cap
+
+
+def _plain(query: Tensor, key: Tensor, value: Tensor, *given: Any) -> Tensor:
+    slots, scale, cap = _slots(given)
+    return attend_to_slots_reference(query, key, value, slots, scale, cap or None)
+
+
+def _plain_splits(query: Tensor, key: Tensor, value: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    slots, scale, cap = _slots(given)
+    parts, sums = _empty_splits(query, key, value, *given)
+    parts.zero_()
+    sums.fill_(-torch.inf)
+    _, keys_of_split = split_sizes(slots.longest, slots.window)
+    seen = _scores_and_values(query, key, value, slots, scale, cap or None)
+    for row, (scores, values) in enumerate(seen):
+        pairs = zip(scores.split(keys_of_split, dim=2), values.split(keys_of_split, dim=1), strict=True)
+        for split, (of_split, split_values) in enumerate(pairs):
+            parts[row, :, split] = (of_split.softmax(dim=-1) @ split_values)[:, 0]
+            sums[row, :, split] = of_split.logsumexp(dim=-1)[:, 0] / math.log(2)
+    return parts, sums
+
+
+def _empty_splits(
+    query: Tensor, key: Tensor, value: Tensor, counts: Tensor, table: Tensor, longest: int, *others: Any
+) -> tuple[Tensor, Tensor]:
+    n_sequences, n_heads, _, width = query.shape
+    splits, _ = split_sizes(longest, others[-1])
+    dtype = query.dtype if splits == 1 else torch.float32
+    parts = query.new_empty(n_sequences, n_heads, splits, width, dtype=dtype)
+    return parts, query.new_empty(n_sequences, n_heads, splits, dtype=torch.float32)
 
 
 _fused_attend = operator(
     "fused_attend_to_slots(Tensor query, Tensor key, Tensor value, Tensor counts, Tensor table, int longest, "
-    "Tensor? key_scales, Tensor? value_scales, float scale, float cap) -> Tensor",
+    "Tensor? key_scales, Tensor? value_scales, float scale, float cap, int window) -> Tensor",
     fake=lambda query, *others: torch.empty_like(query, memory_format=torch.contiguous_format),
     triton="attention.triton_decode.attend_to_slots",
 )(_plain)
+
+_fused_splits = operator(
+    "fused_attend_to_splits(Tensor query, Tensor key, Tensor value, Tensor counts, Tensor table, int longest, "
+    "Tensor? key_scales, Tensor? value_scales, float scale, float cap, int window) -> (Tensor, Tensor)",
+    fake=_empty_splits,
+    triton="attention.triton_decode.attend_to_splits",
+)(_plain_splits)

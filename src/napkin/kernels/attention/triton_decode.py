@@ -15,14 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from napkin.kernels.attention.decode import KEYS_AT_ONCE, split_sizes
 from napkin.kernels.attention.triton_flash import LOG2_E, tanh
 from napkin.kernels.triton_tiles import dot_precision
-
-KEYS_OF_SPLIT = 512
-"""Keys of a split, unless that makes more than MOST_SPLITS of the longest sequence."""
-MOST_SPLITS = 64
-_KEYS = 64
-"""Keys that are read at a time."""
 
 
 def attend_to_slots(
@@ -36,27 +31,54 @@ def attend_to_slots(
     value_scales: Tensor | None,
     scale: float,
     cap: float,
+    window: int,
 ) -> Tensor:
     """See `napkin.kernels.attention.decode.attend_to_slots_reference`."""
+    given = counts, table, longest, key_scales, value_scales, scale, cap, window
+    parts, logsumexp = attend_to_splits(query, key, value, *given)
+    return parts if parts.shape[2] == 1 else joined(parts, logsumexp, query.dtype)
+
+
+def attend_to_splits(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    counts: Tensor,
+    table: Tensor,
+    longest: int,
+    key_scales: Tensor | None,
+    value_scales: Tensor | None,
+    scale: float,
+    cap: float,
+    window: int,
+) -> tuple[Tensor, Tensor]:
+    """See `napkin.kernels.attention.decode.attend_to_splits`."""
     n_sequences, n_heads, _, width = query.shape
     n_kv_heads, block_size = key.shape[1:3]
     group = n_heads // n_kv_heads
-    splits = min(MOST_SPLITS, triton.cdiv(longest, KEYS_OF_SPLIT))
-    keys_of_split = triton.cdiv(triton.cdiv(longest, splits), _KEYS) * _KEYS
-    mixed = query.new_empty(n_sequences, n_heads, 1, width)
-    parts = query.new_empty(n_sequences, n_heads, splits, width, dtype=torch.float32)
+    splits, keys_of_split = split_sizes(longest, window)
+    dtype = query.dtype if splits == 1 else torch.float32
+    parts = query.new_empty(n_sequences, n_heads, splits, width, dtype=dtype)
     logsumexp = query.new_empty(n_sequences, n_heads, splits, dtype=torch.float32)
-    shape = {"HEAD": width, "WIDTH": max(16, triton.next_power_of_2(width))}
     split_kernel[(n_sequences * n_kv_heads, splits)](
         query, key, value, counts, table, key_scales, value_scales, parts, logsumexp,
         query.stride(0), query.stride(1), *key.stride()[:3], *value.stride()[:3],
-        table.shape[1], block_size, n_kv_heads, group, splits, keys_of_split, scale, cap,
-        **shape, GROUP=max(16, triton.next_power_of_2(group)), QUANTIZED=key_scales is not None, CAPPED=cap > 0,
-        BLOCK=_KEYS, PRECISION=dot_precision(query.dtype), num_warps=4, num_stages=2,
+        table.shape[1], block_size, n_kv_heads, group, splits, keys_of_split, window, scale, cap,
+        HEAD=width, WIDTH=max(16, triton.next_power_of_2(width)), GROUP=max(16, triton.next_power_of_2(group)),
+        QUANTIZED=key_scales is not None, CAPPED=cap > 0, WINDOWED=window > 0,
+        BLOCK=KEYS_AT_ONCE, PRECISION=dot_precision(query.dtype), num_warps=4, num_stages=2,
     )  # fmt: skip
+    return parts, logsumexp
+
+
+def joined(parts: Tensor, logsumexp: Tensor, dtype: torch.dtype) -> Tensor:
+    """The splits of each head of each sequence in one: [sequence, head, 1, number]."""
+    n_sequences, n_heads, splits, width = parts.shape
+    mixed = parts.new_empty(n_sequences, n_heads, 1, width, dtype=dtype)
     join_kernel[(n_sequences * n_heads,)](
-        parts, logsumexp, mixed, splits, **shape, SPLITS=triton.next_power_of_2(splits), num_warps=4
-    )
+        parts, logsumexp, mixed, splits, HEAD=width, WIDTH=max(16, triton.next_power_of_2(width)),
+        SPLITS=triton.next_power_of_2(splits), num_warps=4,
+    )  # fmt: skip
     return mixed
 
 
@@ -65,9 +87,9 @@ def attend_to_slots(
 def split_kernel(
     query, key, value, counts, table, key_scales, value_scales, parts, logsumexp,
     q_batch, q_head, k_block, k_head, k_slot, v_block, v_head, v_slot,
-    n_blocks, block_size, n_kv_heads, group, splits, keys_of_split, scale, cap,
+    n_blocks, block_size, n_kv_heads, group, splits, keys_of_split, window, scale, cap,
     HEAD: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A part of the keys of one sequence and head of keys: grid [sequences · kv_heads, splits]."""
     sequence = tl.cast(tl.program_id(0) // n_kv_heads, tl.int64)
@@ -75,6 +97,8 @@ def split_kernel(
     split = tl.program_id(1)
     count = tl.load(counts + sequence).to(tl.int32)
     begin = split * keys_of_split
+    if WINDOWED:
+        begin += tl.maximum(count - window, 0)
     end = tl.minimum(begin + keys_of_split, count)
 
     numbers = tl.arange(0, WIDTH)
@@ -124,7 +148,8 @@ def split_kernel(
         mask=heads < group,
     )
     parts_at = parts + (row * splits + split)[:, None] * HEAD + numbers[None, :]
-    tl.store(parts_at, mixture / tl.where(some, total, 1.0)[:, None], mask=here)
+    mixture /= tl.where(some, total, 1.0)[:, None]
+    tl.store(parts_at, mixture.to(parts.dtype.element_ty), mask=here)
 
 
 @triton.jit
