@@ -152,7 +152,9 @@ def test_a_step_is_that_of_the_plain_path(form: str, kv: KVFormat, monkeypatch: 
     # In int8 a number of the cache may be rounded to its other neighbour.
     bound = {"rtol": 2e-5, "atol": 2e-5} if kv == "auto" else {"rtol": 2e-2, "atol": 2e-2}
     torch.testing.assert_close(found.double(), expected, **bound)
-    for ours, plain in zip((*cache.keys.values(), *cache.values.values()), (*held.keys.values(), *held.values.values()), strict=True):
+    for ours, plain in zip(
+        (*cache.keys.values(), *cache.values.values()), (*held.keys.values(), *held.values.values()), strict=True
+    ):
         numbers = ours.numbers.nan_to_num() if kv == "auto" else ours.numbers
         torch.testing.assert_close(numbers.double(), plain.numbers.double(), rtol=1e-5, atol=2e-5 + (kv == "int8"))
 
