@@ -12,6 +12,7 @@ from typing import Literal
 
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.quantities import Unit
+from napkin.accounting.state_rules import StateSizes, scan_flops_rule, state_bytes_rule, state_kept_bytes_rule
 from napkin.optim.registry import optimizer_entry
 
 
@@ -54,6 +55,8 @@ def layered_parameters_rule(
     n_dense_layers: int = 0,
     positions: int = 0,
     attention: int | None = None,
+    n_state_layers: int = 0,
+    state_layer: int = 0,
 ) -> int:
     """Parameters of any model of attention and feed-forward layers, by what its layers are.
 
@@ -61,7 +64,8 @@ def layered_parameters_rule(
     3·d·ff, or 2·d·ff without a gate. Where experts of width e take the place of a feed-forward layer, 3·d·e for each of
     them, and d for each that is routed to. With the experts that a token uses as `n_experts`, the result is the
     parameters that it uses. `attention` are the parameters of one attention layer of another kind, as
-    `latent_attention_parameters_rule` says.
+    `latent_attention_parameters_rule` says; `state_layer` are those of a layer that carries a state in its place, of
+    which there are `n_state_layers`, as `state_parameters_rule` says.
 
     Touvron et al. 2023, "Llama 2"; Ainslie et al. 2023 for grouped queries; Dai et al. 2024, "DeepSeekMoE", for
     experts. Norms and biases are missing: 0.098% under for GPT-2 small, 0.015% under for a Llama-like 125 M.
@@ -71,7 +75,8 @@ def layered_parameters_rule(
     dense = n_dense_layers if n_experts else n_layers
     routed = (n_layers - dense) * d_model * (n_experts * matrices * d_expert + n_routed)
     tables = (1 if tied else 2) * vocab_size + positions
-    return n_layers * attention + dense * matrices * d_model * d_ff + routed + tables * d_model
+    mixers = (n_layers - n_state_layers) * attention + n_state_layers * state_layer
+    return mixers + dense * matrices * d_model * d_ff + routed + tables * d_model
 
 
 def latent_attention_parameters_rule(
@@ -279,6 +284,8 @@ class Sizes:
     latent_cache: tuple[int, int] | None = None
     """Numbers of the latent and of the rotated key that latent attention keeps of a token; None is ordinary
     attention."""
+    states: StateSizes | None = None
+    """The layers that carry a state in place of attention; None is none."""
     by_layers: int | None = None
     """All parameters by the closed form of the architecture's layers; None where only the sizes above are known."""
     formula: str = ""
@@ -296,6 +303,11 @@ class Sizes:
         """Numbers of all heads that a query and a key are multiplied in: the mean of keys and values."""
         width = self.head_dim or self.d_model // self.n_heads
         return self.n_heads * (width + (self.value_dim or width)) // 2
+
+    @property
+    def n_attention_layers(self) -> int:
+        """Layers without a state."""
+        return self.n_layers - (0 if self.states is None else self.states.n_layers)
 
     @property
     def tokens(self) -> int:
@@ -447,14 +459,20 @@ def _flops(ledger: Ledger, sizes: Sizes) -> Iterator[RuleRow]:
     counts = (ledger.forward_flops, ledger.backward_flops, ledger.flops)
     yield from (replace(row, count=count) for row, count in zip(rows, counts, strict=True))
     row = attention_row(
-        n_layers=sizes.n_layers,
+        n_layers=sizes.n_attention_layers,
         d_model=sizes.width_of_pairs,
         context_length=sizes.context_length,
         tokens=tokens,
     )
-    yield replace(row, count=ledger.attention_flops or None)
     whole, attention = rows[-1].rule, row.rule
-    yield RuleRow("FLOPs, with attention", "6·N·T + 12·L·d·s·T", "FLOP", whole + attention, ledger.flops)
+    scans = [each.flops for each in ledger.rows if each.of_activations and each.module.endswith(".mixer")]
+    if sizes.n_attention_layers:
+        yield replace(row, count=(ledger.attention_flops - sum(scans)) or None)
+        yield RuleRow("FLOPs, with attention", "6·N·T + 12·L·d·s·T", "FLOP", whole + attention, ledger.flops)
+    if sizes.states is not None:
+        scan = scan_flops_rule(sizes.states, context_length=sizes.context_length, tokens=tokens)
+        yield RuleRow("FLOPs, scans of states", "2·L·T·(4·Q·g·n + 3·Q·w + 7·n·w)", "FLOP", scan, sum(scans))
+        attention += scan
     if sizes.multiplying is not None:
         used = training_flops_rule(sizes.multiplying, tokens) + attention
         note = "N: what a token is multiplied with, of experts those that it uses, and no table that is looked up"
@@ -469,8 +487,22 @@ def _bytes(ledger: Ledger, sizes: Sizes, block: str) -> Iterator[RuleRow]:
     micro_batches = sizes.sequences // sizes.batch_size
     ran = _form_of_attention(ledger)
     shape = {name: getattr(sizes, name) for name in ("batch_size", "context_length", "d_model", "n_heads")}
+    if sizes.states is not None:
+        tokens = sizes.batch_size * sizes.context_length
+        rule = state_kept_bytes_rule(sizes.states, context_length=sizes.context_length, tokens=tokens)
+        of_states = 0 if ran == "checkpointed" else _kept_by_a_state(ledger) / micro_batches
+        formula = "4·T·(d + 6·w + 3·u + 4·h + n·w/Q)"
+        yield RuleRow("activations per layer, states", formula, "bytes", rule, of_states or None, "rule: in fp32")
+    if not sizes.n_attention_layers:
+        return
     for form, row in activation_rows(**shape):
         yield replace(row, count=(kept / micro_batches or None) if form == ran else None)
+
+
+def _kept_by_a_state(ledger: Ledger) -> int:
+    """Bytes that the first layer with a state and its norm keep."""
+    kept = [(row.module.split(".mixer")[0], row.bytes_kept) for row in ledger.rows if ".mixer" in row.module]
+    return sum(own for block, own in kept if block == kept[0][0])
 
 
 def _form_of_attention(ledger: Ledger) -> AttentionForm:
@@ -482,7 +514,13 @@ def _form_of_attention(ledger: Ledger) -> AttentionForm:
 
 def _use(ledger: Ledger, sizes: Sizes, bytes_per_second: float | None, batch_size: int) -> Iterator[RuleRow]:
     cache, formula = _cache_of(sizes)
-    yield RuleRow("KV cache of a sequence", formula, "bytes", cache, note="generating, in 16 bits")
+    if sizes.n_attention_layers:
+        yield RuleRow("KV cache of a sequence", formula, "bytes", cache, note="generating, in 16 bits")
+    if sizes.states is not None:
+        states = state_bytes_rule(sizes.states)
+        note = "generating, in 16 bits, sums in fp32"
+        yield RuleRow("states of a sequence", "L·(4·n·w + 2·(k-1)·u)", "bytes", states, note=note)
+        cache += states
     if bytes_per_second is not None:
         weights = 2 * ledger.parameters
         one = decode_seconds_rule(weights, cache, bytes_per_second)
@@ -499,7 +537,7 @@ def _use(ledger: Ledger, sizes: Sizes, bytes_per_second: float | None, batch_siz
 
 def _cache_of(sizes: Sizes) -> tuple[int, str]:
     """Bytes of a sequence's cache in 16 bits, and their formula."""
-    shape = {"n_layers": sizes.n_layers, "context_length": sizes.context_length}
+    shape = {"n_layers": sizes.n_attention_layers, "context_length": sizes.context_length}
     if sizes.latent_cache is not None:
         latent, rotated = sizes.latent_cache
         return latent_cache_bytes_rule(**shape, kv_lora_rank=latent, qk_rope_head_dim=rotated), "L·(rk + r)·s·2"

@@ -35,6 +35,7 @@ from napkin.accounting.rules import (
     step_flops_rows,
     training_flops_rule,
 )
+from napkin.accounting.state_rules import StateSizes, scan_flops_rule, state_parameters_rule
 from napkin.errors import NapkinError
 from napkin.hardware.cluster import find_cluster
 from napkin.hardware.device import Device
@@ -329,6 +330,7 @@ def sizes_of(recipe: Recipe) -> Sizes:
         head_dim=model.resolved_head_dim,
         value_dim=model.resolved_v_head_dim,
         latent_cache=None if model.kv_lora_rank is None else (model.kv_lora_rank, model.resolved_qk_rope_head_dim),
+        states=_states(model),
         d_ff=model.resolved_d_ff,
         tied=model.tie_embeddings,
         gated=model.gated,
@@ -353,19 +355,21 @@ def multiplying_parameters_by_rule(model: ModelConfig) -> int:
 
 
 def step_flops_by_rule(model: ModelConfig, tokens: float) -> float:
-    """6·N·T for the parameters that a token is multiplied with, and attention over all pairs."""
+    """6·N·T for the parameters that a token is multiplied with, attention over all pairs, and scans of states."""
     attention = attention_flops_rule(
-        n_layers=model.n_layers,
+        n_layers=model.n_attention_layers,
         d_model=model.n_heads * (model.resolved_head_dim + model.resolved_v_head_dim) // 2,
         context_length=model.context_length,
         tokens=tokens,
     )
-    return training_flops_rule(multiplying_parameters_by_rule(model), tokens) + attention
+    states = _states(model)
+    scans = 0 if states is None else scan_flops_rule(states, context_length=model.context_length, tokens=tokens)
+    return training_flops_rule(multiplying_parameters_by_rule(model), tokens) + attention + scans
 
 
 def cache_numbers_by_rule(model: ModelConfig, context_length: int) -> tuple[int, str]:
     """Numbers that a KV cache holds of a sequence, and the formula for those of a token."""
-    shape = {"n_layers": model.n_layers, "context_length": context_length, "bytes_per_number": 1}
+    shape = {"n_layers": model.n_attention_layers, "context_length": context_length, "bytes_per_number": 1}
     if model.kv_lora_rank is not None:
         widths = {"kv_lora_rank": model.kv_lora_rank, "qk_rope_head_dim": model.resolved_qk_rope_head_dim}
         return latent_cache_bytes_rule(**shape, **widths), "L·(rk + r)"
@@ -384,10 +388,16 @@ def parameters_formula(model: ModelConfig) -> str:
     if model.kv_lora_rank is not None:
         queries = "d·h·(c + r)" if model.q_lora_rank is None else "rq·(d + h·(c + r))"
         attention = f"{queries} + d·(rk + r) + rk·h·(c + v) + h·v·d"
-    return f"L·({attention} + {feed_forward}) + {tables}"
+    layers = [f"L·({attention} + {feed_forward})"]
+    if model.has_states:
+        state = "d·(2·w + u + h) + k·u"
+        own = state if model.feed_forward == "none" else f"{state} + {feed_forward}"
+        layers = [f"Ls·({own})", *(layers if model.n_attention_layers else [])]
+    return f"{' + '.join(layers)} + {tables}"
 
 
 def _layered(model: ModelConfig, n_experts: int) -> int:
+    states = _states(model)
     return layered_parameters_rule(
         vocab_size=model.vocab_size,
         d_model=model.d_model,
@@ -404,6 +414,22 @@ def _layered(model: ModelConfig, n_experts: int) -> int:
         n_dense_layers=model.n_dense_layers,
         positions=_learned_positions(model),
         attention=_latent_attention(model),
+        n_state_layers=model.n_layers - model.n_attention_layers,
+        state_layer=0 if states is None else state_parameters_rule(states),
+    )
+
+
+def _states(model: ModelConfig) -> StateSizes | None:
+    if not model.has_states:
+        return None
+    return StateSizes(
+        n_layers=model.n_layers - model.n_attention_layers,
+        d_model=model.d_model,
+        n_heads=model.resolved_state_heads,
+        head_dim=model.state_head_dim,
+        n_groups=model.state_groups,
+        state_size=model.state_size,
+        conv_width=model.conv_width,
     )
 
 

@@ -18,16 +18,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from napkin.kernels.operators import in_autocast_dtype
+from napkin.kernels.recurrences import CHUNK
 
 Values = Float[Tensor, "batch position heads head_dim"]
 Keys = Float[Tensor, "batch position groups state_size"]
 LogDecay = Float[Tensor, "batch position heads"]
 State = Float[Tensor, "batch heads state_size head_dim"]
 Documents = Int[Tensor, "batch position"] | None
-
-CHUNK = 64
-"""Tokens of a chunk. Products within chunks grow with it, and the states that are kept for the backward pass shrink; at
-64 and states of 128 the former are a third of all products."""
 
 
 def plain_scan(
