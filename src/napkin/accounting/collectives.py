@@ -113,15 +113,18 @@ def waits_unseen() -> Iterator[None]:
 
 # A rank waits in three ways: in the call itself, in `Work.wait` or `wait_tensor`, and, where C++ waits as DDP does at
 # the end of a backward pass, between two operators. What a collective takes beyond that is hidden behind computation.
+#
+# On a GPU the host waits in none of them: it queues a wait on the stream that computes. Moments are events on that
+# stream then, recorded before and after what the host does, and seconds are those between two events.
 
 
 @dataclass(slots=True)
 class TimedCollective:
-    """One collective of a step, in seconds of `time.perf_counter`."""
+    """One collective of a step, in seconds of this rank's clock."""
 
     call: CollectiveCall
     entered: float
-    """Time at which this rank called it."""
+    """Time at which this rank called it; on a GPU, at which its stream reached the call."""
     exposed: float = 0.0
     """Seconds for which the rank computed nothing because of it."""
     done: float | None = None
@@ -132,98 +135,163 @@ class TimedCollective:
         return self.exposed if self.done is None else max(self.exposed, self.done - self.entered)
 
 
+class HostMoments:
+    """Moments of the host, in seconds of `time.perf_counter`."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def seconds_at(self, moment: float) -> float:
+        return moment
+
+
+class StreamMoments:
+    """Moments of the device's stream, in seconds since the first of them; they are read when the device has passed
+    them."""
+
+    def __init__(self) -> None:
+        self._first = self.now()
+
+    def now(self) -> "torch.cuda.Event":
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds_at(self, moment: "torch.cuda.Event") -> float:
+        moment.synchronize()
+        return self._first.elapsed_time(moment) / 1000
+
+
 # Runs for every operator of a step.
 @no_type_check
 class CollectiveClock(TorchDispatchMode):
     """The collectives of the step that runs in `timing`, and the step's seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str = "cpu") -> None:
         super().__init__()
         self.collectives: list[TimedCollective] = []
         self.seconds = 0.0
+        self._on_device = device_type == "cuda"
+        self._moments = StreamMoments() if self._on_device else HostMoments()
         self._thread = get_ident()
-        self._starts: list[float] = []
-        self._ends: list[float] = []
-        self._by_work: dict[int, tuple[Any, TimedCollective]] = {}
-        self._waited: set[int] = set()
+        self._calls: list[list[Any]] = []
+        """Of each collective the call, the moment at which it was entered, waits as pairs of moments, and its end."""
+        self._operators: list[tuple[Any, Any]] = []
+        """The moments before and after each operator and each wait."""
+        self._by_work: dict[int, tuple[Any, list[Any]]] = {}
 
     @contextmanager
     def timing(self) -> Iterator[None]:
         """Time the block, which is one step."""
-        wait = torch.distributed.Work.wait
+        wait, now = torch.distributed.Work.wait, self._moments.now
 
         def wait_(work: Any, *arguments: Any, **keywords: Any) -> Any:
-            begin = time.perf_counter()
+            begin = now()
             try:
                 return wait(work, *arguments, **keywords)
             finally:
-                end = time.perf_counter()
-                if get_ident() == self._thread:
+                end = now()
+                # The backward pass of a GPU runs on a thread of its own.
+                if self._on_device or get_ident() == self._thread:
                     self._waits(self._by_work.get(id(work), (None, None))[1], begin, end)
 
-        begin = time.perf_counter()
+        begin = now()
         with patch.object(torch.distributed.Work, "wait", wait_), self:
             yield
-        self.seconds = time.perf_counter() - begin
-        self._add_waits_of_cpp()
+        self._read(begin, now())
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
-        if get_ident() != self._thread and operator.namespace not in DISTRIBUTED:
+        if get_ident() != self._thread and operator.namespace not in DISTRIBUTED and not self._on_device:
             return operator(*args, **kwargs)
-        begin = time.perf_counter()
+        begin = self._moments.now()
         result = operator(*args, **kwargs)
-        end = time.perf_counter()
-        self._starts.append(begin)
-        self._ends.append(end)
+        end = self._moments.now()
+        self._operators.append((begin, end))
         if operator.namespace in DISTRIBUTED:
             self._note(operator, args, kwargs, result, begin, end)
         return result
 
-    def _note(self, operator: Any, args: tuple, kwargs: dict, result: Any, begin: float, end: float) -> None:
+    def _note(self, operator: Any, args: tuple, kwargs: dict, result: Any, begin: Any, end: Any) -> None:
         call = collective_of(operator, args, kwargs)
         if call is None:
-            if operator.overloadpacket.__name__ == "wait_tensor" and self.collectives:
-                self._waits(self._by_work.get(id(args[0]), (None, self.collectives[-1]))[1], begin, end)
+            if operator.overloadpacket.__name__ == "wait_tensor" and self._calls:
+                self._waits(self._by_work.get(id(args[0]), (None, self._calls[-1]))[1], begin, end)
             return
-        timed = TimedCollective(call, begin, end - begin)
-        self.collectives.append(timed)
+        noted = [call, begin, [(begin, end)], None]
+        self._calls.append(noted)
         if operator.namespace != "c10d":
-            self._by_work[id(result)] = (result, timed)
+            self._by_work[id(result)] = (result, noted)
             return
         work = torch.distributed.Work.unbox(result[-1] if isinstance(result, tuple) else result)
         # Kept, so that the same object is returned to whoever waits for it.
-        self._by_work[id(work)] = (work, timed)
+        self._by_work[id(work)] = (work, noted)
+        if self._on_device:
+            return  # A future of NCCL is done when its collective is queued.
         # gloo's sends and receives have none.
         with suppress(RuntimeError):
-            work.get_future().add_done_callback(lambda _: _ended(timed))
+            work.get_future().add_done_callback(lambda _: _ended(noted))
 
-    def _waits(self, timed: TimedCollective | None, begin: float, end: float) -> None:
-        self._starts.append(begin)
-        self._ends.append(end)
-        if timed is not None:
-            timed.exposed += end - begin
-            timed.done = end if timed.done is None else min(end, timed.done)
-            self._waited.add(id(timed))
+    def _waits(self, noted: list[Any] | None, begin: Any, end: Any) -> None:
+        self._operators.append((begin, end))
+        if noted is not None:
+            noted[2].append((begin, end))
 
-    def _add_waits_of_cpp(self) -> None:
-        """Add the waits of C++ code, which are neither operators nor calls of `Work.wait`.
+    def _read(self, begin: Any, end: Any) -> None:
+        """Turn moments into seconds, when all is queued: events that the device has not passed are waited for here."""
+        at = self._moments.seconds_at
+        self.seconds = at(end) - at(begin)
+        unwaited: list[TimedCollective] = []
+        for call, entered, waits, ended in self._calls:
+            timed = TimedCollective(call, at(entered), sum(at(stop) - at(start) for start, stop in waits))
+            ends = [at(stop) for _, stop in waits[1:]] + ([] if ended is None else [at(ended)])
+            timed.done = min(ends, default=None)
+            self.collectives.append(timed)
+            if len(waits) == 1:
+                unwaited.append(timed)
+        operators = sorted((at(start), at(stop)) for start, stop in self._operators)
+        if self._on_device:
+            _add_waits_of_streams(unwaited, operators, at(end))
+        else:
+            _add_waits_of_cpp(unwaited, operators)
 
-        A collective that no Python code waited for and that ended between two operators was waited for there: from the
-        end of the operator before it to its own end it is exposed.
-        """
-        waited_until = 0.0
-        unwaited = (timed for timed in self.collectives if id(timed) not in self._waited)
-        pending = [(timed.done, timed) for timed in unwaited if timed.done is not None]
-        for done, timed in sorted(pending, key=lambda pair: pair[0]):
-            after = bisect.bisect_right(self._starts, done)
-            free = max(self._ends[after - 1] if after else 0.0, waited_until, timed.entered)
-            if done > free:
-                timed.exposed += done - free
-                waited_until = done
+
+def _add_waits_of_cpp(unwaited: list[TimedCollective], operators: list[tuple[float, float]]) -> None:
+    """Add the waits of C++ code, which are neither operators nor calls of `Work.wait`.
+
+    A collective that no Python code waited for and that ended between two operators was waited for there: from the end
+    of the operator before it to its own end it is exposed.
+    """
+    waited_until = 0.0
+    starts = [start for start, _ in operators]
+    pending = [(timed.done, timed) for timed in unwaited if timed.done is not None]
+    for done, timed in sorted(pending, key=lambda pair: pair[0]):
+        after = bisect.bisect_right(starts, done)
+        free = max(operators[after - 1][1] if after else 0.0, waited_until, timed.entered)
+        if done > free:
+            timed.exposed += done - free
+            waited_until = done
 
 
-def _ended(timed: TimedCollective) -> None:
-    timed.done = time.perf_counter()
+def _add_waits_of_streams(
+    unwaited: list[TimedCollective], operators: list[tuple[float, float]], step_end: float
+) -> None:
+    """Add the waits that C++ code has queued on a stream: after the last of the collectives that no Python code waited
+    for, the stream's longest pause between two operators.
+
+    A host that launches the next operator too late makes such a pause too.
+    """
+    if not unwaited:
+        return
+    last = max(unwaited, key=lambda timed: timed.entered)
+    later = [(start, stop) for start, stop in operators if start >= last.entered]
+    pauses = zip(later, [*later[1:], (step_end, step_end)], strict=True)
+    free, resumed = max(((before[1], after[0]) for before, after in pauses), key=lambda pause: pause[1] - pause[0])
+    last.exposed += max(0.0, resumed - free)
+    last.done = resumed
+
+
+def _ended(noted: list[Any]) -> None:
+    noted[3] = time.perf_counter()

@@ -4,6 +4,7 @@
 computation hides.
 """
 
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -118,26 +119,62 @@ def told(clock: "CollectiveClock", peak_bytes: int, offset: float = 0.0) -> dict
     return {"peak_bytes": peak_bytes, "seconds": clock.seconds, "calls": calls}
 
 
+def on_one_clock(everyone: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What ranks have told, each by a clock that began at any time, by the clock of rank 0.
+
+    A collective that two ranks wait for ends for both at the same time. The clocks run alike, as those of GPUs do, so
+    that one number per rank, the median over these ends, brings them together; clocks of hosts are not needed.
+    """
+    ends: list[dict[tuple[Any, ...], tuple[float, bool]]] = []
+    for each, keys in zip(everyone, _keys(everyone), strict=True):
+        calls = zip(keys, each["calls"], strict=True)
+        ends.append({key: (entered + spent, waited > 0) for key, (*_, entered, waited, spent) in calls if key})
+    ahead: dict[int, float] = {0: 0.0}
+    reached = [0]
+    for known in reached:
+        for rank in range(len(everyone)):
+            shared = ends[known].keys() & ends[rank].keys()
+            if rank in ahead or not shared:
+                continue
+            both = [key for key in shared if ends[known][key][1] and ends[rank][key][1]]
+            apart = (ends[rank][key][0] - ends[known][key][0] for key in both or shared)
+            ahead[rank] = ahead[known] + statistics.median(apart)
+            reached.append(rank)
+    return [
+        {**each, "calls": [[*call[:3], call[3] - ahead.get(rank, 0.0), *call[4:]] for call in each["calls"]]}
+        for rank, each in enumerate(everyone)
+    ]
+
+
+def _keys(everyone: Sequence[dict[str, Any]]) -> list[list[tuple[Any, ...]]]:
+    """For each call of each rank the collective that it is a part of, the same for all of its ranks; () for messages
+    between two."""
+    keys: list[list[tuple[Any, ...]]] = []
+    for each in everyone:
+        keys.append([])
+        times: defaultdict[tuple[int, ...], int] = defaultdict(int)
+        for operation, _, ranks, *_ in each["calls"]:
+            group = tuple(ranks)
+            if operation in ("send", "receive"):
+                keys[-1].append(())
+                continue
+            # All ranks of a group call its collectives in the same order.
+            keys[-1].append((group, times[group]))
+            times[group] += 1
+    return keys
+
+
 def seconds_of_ranks(everyone: Sequence[dict[str, Any]], *, pipelined: bool) -> tuple[list[RankSeconds], int | None]:
     """Each rank's seconds from what all have told, and the straggler, if there is one.
 
     `pipelined` is whether sends and receives are those of a pipeline's stages.
     """
     last_to_enter: dict[tuple[Any, ...], tuple[float, int]] = {}
-    keys: list[list[tuple[Any, ...]]] = []
+    keys = _keys(everyone)
     for rank, each in enumerate(everyone):
-        keys.append([])
-        times: defaultdict[tuple[int, ...], int] = defaultdict(int)
-        for operation, _, ranks, entered, *_ in each["calls"]:
-            group = tuple(ranks)
-            if operation in ("send", "receive"):
-                keys[-1].append(())
-                continue
-            # All ranks of a group call its collectives in the same order.
-            key = (group, times[group])
-            times[group] += 1
-            keys[-1].append(key)
-            last_to_enter[key] = max(last_to_enter.get(key, (entered, rank)), (entered, rank))
+        for key, (_, _, _, entered, *_) in zip(keys[rank], each["calls"], strict=True):
+            if key:
+                last_to_enter[key] = max(last_to_enter.get(key, (entered, rank)), (entered, rank))
     caused = [0.0] * len(everyone)
     found: list[RankSeconds] = []
     for rank, (each, own_keys) in enumerate(zip(everyone, keys, strict=True)):

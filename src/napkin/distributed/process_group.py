@@ -5,8 +5,12 @@ Collectives on activations have gradients: torch's functional ones, whose result
 
 import datetime
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -103,6 +107,7 @@ def join(info: RankInfo, *, device: Literal["auto", "cpu", "cuda"], timeout: flo
             )
         torch.cuda.set_device(info.local_rank)
         backend = "cpu:gloo,cuda:nccl"
+        record_flights(os.environ)
     with _in_one_line(info, timeout):
         limit = datetime.timedelta(seconds=timeout)
         store, _, _ = next(rendezvous("env://", info.rank, info.world_size, timeout=limit))
@@ -118,9 +123,35 @@ def join(info: RankInfo, *, device: Literal["auto", "cpu", "cuda"], timeout: flo
         dist.destroy_process_group()
 
 
+def record_flights(environment: MutableMapping[str, str]) -> None:
+    """Switch on torch's flight recorder, which keeps the last collectives of NCCL, and writes them to a file per rank
+    where one of them hangs; what the user has set stays."""
+    environment.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+    environment.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    job = f"napkin-flight-{os.getuid()}-{environment.get('MASTER_PORT', '')}-rank-"
+    environment.setdefault(_DUMP, str(Path(tempfile.gettempdir()) / job))
+
+
+_DUMP = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+
+
+def flight_dump(environment: Mapping[str, str], rank: int, since: float) -> str:
+    """Where the flight recorder has written a rank's last collectives after `since`, in seconds of `time.time`, for an
+    error; "" where it has not."""
+    path = Path(f"{environment.get(_DUMP, '')}{rank}")
+    with suppress(OSError):
+        if _DUMP in environment and path.stat().st_mtime >= since:
+            return (
+                f"; its last collectives are in '{path}': `python -m torch.distributed.flight_recorder.fr_trace "
+                f"--prefix {path.name.removesuffix(str(rank))} {path.parent}` compares those of all ranks"
+            )
+    return ""
+
+
 @contextmanager
 def _in_one_line(info: RankInfo, timeout: float) -> Iterator[None]:
     """Errors of this rank name it; the loss of another rank is reported in one line, without a traceback."""
+    since = time.time()
     try:
         yield
     except NapkinError as error:
@@ -133,7 +164,7 @@ def _in_one_line(info: RankInfo, timeout: float) -> Iterator[None]:
         raise NapkinError(
             f"rank {info.rank} has lost another rank, or had no answer from it in {timeout:.0f} s ({reason}): the last "
             "message of that rank is the cause; the run continues from its newest "
-            "checkpoint, with `napkin resume` or torchrun's --max-restarts"
+            f"checkpoint, with `napkin resume` or torchrun's --max-restarts{flight_dump(os.environ, info.rank, since)}"
         ) from error
 
 

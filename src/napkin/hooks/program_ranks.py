@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from napkin.accounting.rank_seconds import RankSeconds, seconds_of_ranks
+from napkin.accounting.rank_seconds import RankSeconds, on_one_clock, seconds_of_ranks
 from napkin.distributed.fake_ranks import fake_ranks
 
 PATIENCE_SECONDS = 20.0
@@ -73,4 +73,7 @@ class ProgramRanks:
 def seconds_by_rank(told: Sequence[dict[str, Any]]) -> tuple[list[RankSeconds], int | None]:
     """Bytes and seconds of each rank's step, and the straggler; none unless all ranks have timed their collectives."""
     steps = [each["step"] for each in told if each.get("step")]
-    return seconds_of_ranks(steps, pipelined=False) if len(steps) == len(told) > 1 else ([], None)
+    if not len(steps) == len(told) > 1:
+        return [], None
+    steps = on_one_clock(steps) if any(step.get("own_clock") for step in steps) else steps
+    return seconds_of_ranks(steps, pipelined=False)

@@ -288,7 +288,7 @@ class WatchedLoop(LoopFigures):
             self._begin_recording(metering(self.module, partial(self.recorded.setdefault, size), device=self.device))
         elif self.ranks.world_size > 1 and self.recorded and self._clock is None and not _profiles():
             # Every rank does so in the same step.
-            self._clock, self._is_recorded = CollectiveClock(), True
+            self._clock, self._is_recorded = CollectiveClock(self.device.type), True
             self._begin_recording(self._clock.timing())
         self._step_processor = time.thread_time()
         self._step_begin = time.perf_counter()
@@ -418,8 +418,7 @@ class WatchedLoop(LoopFigures):
         step = None
         if found is not None and clock is not None and clock.seconds:
             step = told(clock, found.peak_bytes)
-            if not self.ranks.has_one_clock:
-                step["calls"] = [[*call[:3], 0.0, *call[4:]] for call in step["calls"]]
+            step["own_clock"] = self.device.type == "cuda" or not self.ranks.has_one_clock
         own = {"peak_bytes": None if found is None else found.peak_bytes, "steps": self.steps, "step": step}
         if self.ranks.rank:
             self.ranks.tell(own)

@@ -18,7 +18,7 @@ from napkin.accounting.collectives import CollectiveClock
 from napkin.accounting.metering import METERED_STEP, StepMeasurement, meter_step
 from napkin.accounting.pricing import Measurement, hfu, mfu
 from napkin.accounting.quantities import QuantityTable
-from napkin.accounting.rank_seconds import RankSeconds, seconds_of_ranks, told
+from napkin.accounting.rank_seconds import RankSeconds, on_one_clock, seconds_of_ranks, told
 from napkin.checkpoint.folder import checkpoint_path, checkpoint_paths, read_checkpoint
 from napkin.checkpoint.restore import load_train_state
 from napkin.checkpoint.shard_files import frozen_path, stored_bytes
@@ -177,7 +177,7 @@ class MeteredStep(ABC):
     def _time_ranks(self, loop: TrainingLoop, batch: Any, verdict: Verdict) -> None:
         """Time the collectives of a step on every rank; a collective."""
         assert self.metered is not None
-        clock = CollectiveClock()
+        clock = CollectiveClock(loop.device_type)
         with clock.timing():
             self.train(loop, loop.step, batch, no_watch, verdict)
         self._keep_seconds(loop, clock.seconds)
@@ -186,6 +186,8 @@ class MeteredStep(ABC):
         loop.ranks.all_reduce_max(0)
         offset = 0.0 if info.local_world_size == info.world_size else time.perf_counter()
         everyone = loop.ranks.all_gather(told(clock, self.metered.peak_bytes, offset))
+        if loop.device_type == "cuda":
+            everyone = on_one_clock(everyone)
         pipelined = loop.train_state.parallel_model.layout.pipeline > 1
         self.ranks, self.straggler = seconds_of_ranks(everyone, pipelined=pipelined)
 
