@@ -46,7 +46,7 @@ def take_one_step_of_each(folder: Path) -> None:
             train_state.model.eval()
             # Of another size than the micro-batches.
             nats = train_state.parallel_model.evaluation_nats(tokens[:3], tokens[:3])
-            left = {"trained": trained, "evaluated": done, "experts": train_state.expert_tokens(), "nats": nats}
+            left = {"trained": trained, "evaluated": done, "experts": train_state.expert_tokens(), "nats": float(nats)}
             (folder / f"{name}-{ranks.info.rank}.json").write_text(json.dumps(left))
 
 

@@ -96,9 +96,7 @@ def losses(train_state: TrainState, steps: range) -> list[Figure]:
         if number % 3 == 2:
             with train_state.averaged(), torch.no_grad():
                 train_state.model.eval()
-                nats = parallel_model.ranks.all_reduce_sum(
-                    torch.tensor(parallel_model.evaluation_nats(inputs, targets, documents))
-                )
+                nats = parallel_model.ranks.all_reduce_sum(parallel_model.evaluation_nats(inputs, targets, documents))
                 figures.append(["evaluation", float(nats) / tokens[:, 1:].numel()])
                 train_state.model.train()
     return figures

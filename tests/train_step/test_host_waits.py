@@ -71,6 +71,21 @@ def test_a_step_waits_once_before_its_update(name: str, monkeypatch: pytest.Monk
         assert (tokens_per_expert is None) == ("experts" not in name)
 
 
+def test_an_evaluations_sums_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = train_state(dropout=0.1)
+    tokens = torch.randint(61, (6, 16), generator=torch.Generator().manual_seed(0))
+    targets = tokens.roll(-1, 1).masked_fill(torch.arange(16) % 3 == 0, -1)
+    state.model.eval()
+    with torch.no_grad(), host_waits(monkeypatch.setattr) as waits:
+        nats = state.parallel_model.evaluation_nats(tokens, targets)
+    assert waits.total == 0
+    with torch.no_grad():
+        logits = state.model(tokens)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+    assert nats.dtype == torch.float64
+    assert float(nats) == pytest.approx(float(expected) * 6 * 10, rel=1e-5)
+
+
 def test_a_step_on_sequences_waits_once_though_its_objective_has_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     state = train_state()
     draw = np.random.default_rng(0)

@@ -112,12 +112,12 @@ class ParallelModel:
         """The mean loss of one of this rank's micro-batches."""
         return self.model.loss(inputs, targets, documents)
 
-    def evaluation_nats(self, inputs: Tokens, targets: Tokens, documents: Tokens | None = None) -> float:
-        """The sum of the losses of some rows' targets, divided by the number of ranks that compute the same tokens:
-        summed over all ranks, each target counts once. Without gradients."""
+    def evaluation_nats(self, inputs: Tokens, targets: Tokens, documents: Tokens | None = None) -> Float[Tensor, ""]:
+        """The sum of the losses of some rows' targets in fp64, divided by the number of ranks that compute the same
+        tokens: summed over all ranks, each target counts once. Without gradients, and not read by the host."""
         inputs, targets, documents = self.own_columns(inputs, targets, documents)
-        n_targets = int((targets != IGNORE_INDEX).sum())
-        return float(self.model.loss(inputs, targets, documents)) * n_targets / self.layout.tensor
+        n_targets = (targets != IGNORE_INDEX).sum()
+        return self.model.loss(inputs, targets, documents).double() * n_targets / self.layout.tensor
 
     def parts(self, named: Mapping[str, Tensor]) -> Parts:
         """The parts that this rank has of parameters, or of an optimizer's state of them, which is named

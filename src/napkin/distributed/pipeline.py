@@ -125,12 +125,12 @@ class PipelineModel(ParallelModel):
         self.finish_gradients()
         return self._total(micro_batches[0].inputs.device)
 
-    def evaluation_nats(self, inputs: Tokens, targets: Tokens, documents: Tokens | None = None) -> float:
+    def evaluation_nats(self, inputs: Tokens, targets: Tokens, documents: Tokens | None = None) -> Float[Tensor, ""]:
         """The sum of the losses of some rows' targets where the last stage is, divided by the number of ranks that
         compute the same tokens, and 0 elsewhere. Without gradients."""
         inputs, targets, documents = self.own_columns(inputs, targets, documents)
-        n_targets = int((targets != IGNORE_INDEX).sum())
-        return float(self._forward(inputs, targets, documents)) * n_targets / self.layout.tensor
+        n_targets = (targets != IGNORE_INDEX).sum()
+        return self._forward(inputs, targets, documents).double() * n_targets / self.layout.tensor
 
     def reshard(self) -> None:
         """Free gathered parameters: a pass without gradients leaves them gathered."""

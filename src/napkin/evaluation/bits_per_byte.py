@@ -129,7 +129,7 @@ def mean_loss(
     context_length = model.config.context_length
     stride = context_length if stride is None else stride
     total = token_file.n_tokens - 1 if max_tokens is None else min(max_tokens, token_file.n_tokens - 1)
-    nats, done = 0.0, 0
+    nats, done = torch.zeros((), dtype=torch.float64, device=precision.device_type), 0
     computed = total * context_length // stride
     compiled = (precision.device_type, precision.products) == ("cpu", "bf16") and is_worth_compiling(
         model.config, computed, trained=False
@@ -160,7 +160,7 @@ def mean_loss(
                 progress(done, total)
             if done >= total:
                 break
-    return parallel_model.ranks.all_reduce_sum(torch.tensor(nats, dtype=torch.float64)).item() / done
+    return parallel_model.ranks.all_reduce_sum(nats.cpu()).item() / done
 
 
 FORMAT = "napkin-bits-per-byte"
