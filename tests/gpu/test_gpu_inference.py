@@ -5,8 +5,10 @@ import torch
 
 from napkin.inference.engine import Engine, Request
 from napkin.inference.generation import generate
+from napkin.inference.paged_cache import PagedCache
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
+from napkin.model.kernel_forms import use_decoding_kernels
 from napkin.model.transformer import Transformer
 
 pytestmark = pytest.mark.gpu
@@ -56,3 +58,37 @@ def test_an_engine_gives_each_request_the_plain_models_text(
     equal = sum(each.tokens == ids for each, ids in zip(completions, expected, strict=True))
     # Rounded keys and values may turn a near tie.
     assert equal == len(PROMPTS) if kv == "auto" else equal >= len(PROMPTS) - 1
+
+
+def test_replayed_steps_give_the_text_of_launched_ones(device: str, plain: Transformer) -> None:
+    model, texts = on(device, plain), []
+    for replays in (True, False):
+        engine = Engine(model, max_running=4)
+        if not replays:
+            engine.graphs.obstacle = "steps are launched one by one"
+        settings = [Sampling(temperature=0.7 * (seed % 2), seed=seed) for seed in range(len(PROMPTS))]
+        made = [engine.submit(Request(prompt, 40, each)) for prompt, each in zip(PROMPTS, settings, strict=True)]
+        engine.run()
+        texts.append([each.tokens for each in made])
+        if replays and device == "cuda":
+            assert engine.graphs.obstacle is None
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@torch.inference_mode()
+def test_a_step_in_few_launches_is_the_plain_one(device: str, plain: Transformer, dtype: torch.dtype) -> None:
+    tables, lengths = [[0, 1, 2], [5, 4, 3], [6]], [40, 33, 3]
+    hidden = []
+    for few in (False, True):
+        model = on(device, plain).to(dtype)
+        if few:
+            use_decoding_kernels(model)
+        cache = PagedCache(CONFIG, 7, 16, dtype=dtype, device=device)
+        for table, length in zip(tables, lengths, strict=True):
+            prompt = torch.arange(length, device=device)[None]
+            model.hidden(prompt, cache=cache.extend([table], [0], [length], length))
+        new = torch.tensor([[7], [8], [9]], device=device)
+        hidden.append(model.hidden(new, cache=cache.extend(tables, lengths, [1] * 3, 1)))
+    bound = 1e-4 if dtype == torch.float32 else 2e-2 if dtype == torch.float16 else 1e-1
+    torch.testing.assert_close(hidden[1], hidden[0], rtol=bound, atol=bound)

@@ -12,6 +12,7 @@ from torch import Tensor
 from napkin.errors import NapkinError
 from napkin.inference.sampling import Draw, draw
 from napkin.inference.settings import Sampling
+from napkin.model.kernel_forms import use_decoding_kernels
 from napkin.model.kv_cache import ContiguousCache
 from napkin.model.transformer import Transformer, evaluation_mode
 from napkin.tokenizer.base import Tokenizer
@@ -51,6 +52,8 @@ def continue_prompt(
     """
     if not prompt:
         raise NapkinError("the prompt holds no token: begin with a separator or with text")
+    if not torch.is_autocast_enabled(model.device.type):
+        use_decoding_kernels(model)
     limit = model.config.context_length
     tokens, ends = list(prompt), {*sampling.stop_ids, stop}
     cache = cache_for(model, 1, min(limit, len(prompt) + max(max_new_tokens, 1)))
