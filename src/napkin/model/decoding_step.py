@@ -138,7 +138,8 @@ def decoded(
 
 def _is_read(layer: nn.Module) -> bool:
     if isinstance(layer, Int8Linear):
-        return True
+        # Integers of a file may have scales of groups.
+        return layer.scales.ndim == 1
     return type(layer) in (Linear, MuPLinear) and layer.adapter is None and layer.multiply is linear
 
 
