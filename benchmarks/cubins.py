@@ -164,7 +164,9 @@ def cases() -> dict[str, tuple[Callable[[str], object], dict[str, int]]]:
                 made[name] = (attention(head_dim, dtype, bounded=bounded), flops)
     for head_dim in (64, 128, 256):
         for kv in ("bf16", "int8"):
-            made[f"decode d {head_dim} {kv}"] = (functools.partial(run_decode, head_dim, kv), {})
+            for window in (0, WINDOW + 1):
+                name = f"decode d {head_dim} {kv}{' window' if window else ''}"
+                made[name] = (functools.partial(run_decode, head_dim, kv, window), {})
     for head_dim, dtype, normed, int8 in (
         (128, torch.bfloat16, False, False),
         (128, torch.bfloat16, True, True),
@@ -214,7 +216,7 @@ def attention(head_dim: int, dtype: torch.dtype, *, bounded: bool) -> Callable[[
     return run
 
 
-def run_decode(head_dim: int, kv: str, device: str) -> None:
+def run_decode(head_dim: int, kv: str, window: int, device: str) -> None:
     """One new token of each sequence, keys and values in blocks of 16."""
     n_blocks = LENGTH // 16
     held = torch.bfloat16 if kv == "bf16" else torch.int8
@@ -223,7 +225,8 @@ def run_decode(head_dim: int, kv: str, device: str) -> None:
     scales = torch.zeros(*key.shape[:-1], 1, dtype=torch.bfloat16, device=device) if kv == "int8" else None
     counts = torch.full((BATCH,), LENGTH, device=device)
     table = torch.zeros(BATCH, n_blocks, dtype=torch.int64, device=device)
-    triton_decode.attend_to_slots(query, key, key, counts, table, LENGTH, scales, scales, head_dim**-0.5, 0.0)
+    given = query, key, key, counts, table, LENGTH, scales, scales, head_dim**-0.5, 0.0
+    triton_decode.attend_to_slots(*given, window)
 
 
 def run_quantized(bits: int, vectors: int, device: str) -> None:

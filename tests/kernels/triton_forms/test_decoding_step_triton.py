@@ -150,8 +150,8 @@ def test_a_step_is_that_of_the_plain_path(form: str, kv: KVFormat, monkeypatch: 
         "sum_kernel": 4
     }
     # In int8 a number of the cache may be rounded to its other neighbour.
-    bound = {"rtol": 2e-5, "atol": 2e-5} if kv == "auto" else {"rtol": 2e-2, "atol": 2e-2}
-    torch.testing.assert_close(found.double(), expected, **bound)
+    bound = 2e-5 if kv == "auto" else 2e-2
+    torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound)
     for ours, plain in zip(
         (*cache.keys.values(), *cache.values.values()), (*held.keys.values(), *held.values.values()), strict=True
     ):
@@ -264,10 +264,9 @@ def test_heads_in_fp16_go_to_their_slots_alone(width: int, interleaved: bool) ->
     heads = (normed @ weight.double().T).view(n, n_heads + 2, width)
     swapped = heads.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if interleaved else heads.roll(width // 2, dims=-1)
     turned = heads * angles[0][:, None] + swapped * angles[1][:, None]
-    bound = {"rtol": 2e-2, "atol": 5e-2}
-    torch.testing.assert_close(queries[:, :, 0].double(), turned[:, :n_heads], **bound)
-    torch.testing.assert_close(keys[blocks, :, slots].double(), turned[:, n_heads : n_heads + 1], **bound)
-    torch.testing.assert_close(values[blocks, :, slots].double(), heads[:, n_heads + 1 :], **bound)
+    torch.testing.assert_close(queries[:, :, 0].double(), turned[:, :n_heads], rtol=2e-2, atol=5e-2)
+    torch.testing.assert_close(keys[blocks, :, slots].double(), turned[:, n_heads : n_heads + 1], rtol=2e-2, atol=5e-2)
+    torch.testing.assert_close(values[blocks, :, slots].double(), heads[:, n_heads + 1 :], rtol=2e-2, atol=5e-2)
     for held in (keys, values):
         assert int(held.isfinite().sum()) == n * n_kv_heads * width
 
