@@ -45,6 +45,27 @@ def test_a_quantized_run_is_read_and_costs_what_was_said(napkin: Napkin, place: 
         assert len(refused.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_integers_are_chosen_by_what_layers_read(napkin: Napkin, place: Path, method: str) -> None:
+    done = napkin("quantize", "runs/tiny", "--method", method, "--group-size", "16", "--calibration-tokens", "500")
+    assert done.status == 0, done.err
+    assert f"{method} in " in done.out
+    folder = Path(f"runs/tiny-int4-{method}")
+    assert load(folder).generate("the", max_new_tokens=9)
+    said = quantize(
+        napkin, "--method", method, "--calibration-text", "one.txt", "--evaluation-tokens", "300", "--out", "of-text"
+    )
+    assert said["method"] == method
+    assert load("of-text").sampled_bits_per_byte(300) == (said["bits_per_byte"], said["tokens"])
+    for wrong, complaint in (
+        (("--to", "int8"), "is of int4"),
+        (("--calibration-tokens", "0"), "--calibration-tokens is 0"),
+        (("--calibration-text", "missing.txt"), "missing.txt"),
+    ):
+        refused = napkin("quantize", "runs/tiny", "--method", method, "--out", "new", *wrong)
+        assert (refused.status, complaint in refused.err) == (2, True), refused.err
+
+
 def test_what_it_costs_is_a_table_before_the_folder_is_named(napkin: Napkin, place: Path) -> None:
     done = napkin("quantize", "runs/tiny", "--to", "int4", "--group-size", "16", "--out", "new/folder")
     assert done.status == 0, done.err

@@ -62,6 +62,7 @@ _STAGES = (
     ("extract", "filters.document_stages:Extract", "make text of HTML pages and PDFs"),
     ("language", "filters.document_stages:Language", "find the language of documents, keep some languages"),
     ("length", "filters.document_stages:Length", "drop documents with too few or too many characters"),
+    ("perplexity", "filters.perplexity:Perplexity", "score documents by the bits per byte of an n-gram model"),
     ("personal-data", "filters.personal_data:PersonalData", "mask mail addresses, numbers of persons, and keys"),
     ("refinedweb", "filters.web_rules:RefinedWeb", "remove lines of menus and counters, by RefinedWeb's rules"),
     ("word-list", "filters.document_stages:WordList", "drop documents with words of a list"),

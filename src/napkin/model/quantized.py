@@ -12,6 +12,7 @@ Integers that come from a file have the scales of the file, in fp16 or fp32, and
 a compiled loop reads them as they are, however many vectors there are; elsewhere the weights are made again in fp32.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -43,6 +44,8 @@ class QuantizedLinear(nn.Module):
     values: Tensor
     scales: Tensor
     bias: Tensor | None
+    factors: Tensor | None
+    """What each number that the layer reads is multiplied by, for matrices of AWQ (`calibration.py`)."""
 
     def __init__(self, out_features: int, in_features: int, tensors: dict[str, Tensor]) -> None:
         super().__init__()
@@ -51,6 +54,8 @@ class QuantizedLinear(nn.Module):
             self.register_buffer(name, tensor)
         if "bias" not in tensors:
             self.bias = None
+        if "factors" not in tensors:
+            self.factors = None
         self._packed: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -93,14 +98,19 @@ class QuantizedLinear(nn.Module):
             return self._multiply_exactly(vectors).to(x.dtype).view(*x.shape[:-1], self.out_features)
         vectors = vectors.to(torch.bfloat16)
         if len(vectors) <= _FEW[self.format] and self.can_be_packed():
-            result = self.multiply_packed(self._columns_added(vectors))[:, : self.out_features]
+            result = self.multiply_packed(self._columns_added(self._scaled(vectors)))[:, : self.out_features]
         elif reads_integers(self.values, self.scales, len(vectors)):
-            result = quantized_product(vectors.contiguous(), self.values, self.scales, getattr(self, "middles", None))
+            result = quantized_product(
+                self._scaled(vectors).contiguous(), self.values, self.scales, getattr(self, "middles", None)
+            )
         else:
             result = F.linear(vectors, self.weight)
         if self.bias is not None:
             result = result + self.bias
         return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def _scaled(self, vectors: Tensor) -> Tensor:
+        return vectors if self.factors is None else vectors * self.factors
 
     def _multiply_exactly(self, vectors: Tensor) -> Float[Tensor, "vector out_features"]:
         if self.values.device.type == "cpu":
@@ -185,23 +195,39 @@ class Int4Linear(QuantizedLinear):
     @staticmethod
     def quantized(weight: Float[Tensor, "rows columns"], group_size: int = GROUP_SIZE) -> dict[str, Tensor]:
         """The nearest integers, with scales from the smallest to the largest number of each group."""
-        missing = -weight.shape[1] % (max(group_size, _MULTIPLE) if group_size in _PACKED_GROUPS else group_size)
-        # Filled up with the last column, which widens no group's range.
-        filled = torch.cat((weight, weight[:, -1:].expand(-1, missing)), dim=1)
-        groups = filled.float().unflatten(1, (-1, group_size))
-        least, most = groups.aminmax(dim=2)
-        scales = ((most - least) / 15).clamp(min=1e-20).to(torch.bfloat16)
-        middles = (least + 8 * scales.float()).to(torch.bfloat16)
+        groups = Int4Linear.filled(weight, group_size).float().unflatten(1, (-1, group_size))
+        scales, middles = Int4Linear.grid(groups)
         values = ((groups - middles.float()[..., None]) / scales.float()[..., None] + 8).round().clamp(0, 15)
         flat = values.flatten(1).to(torch.uint8)
         return {"values": flat[:, ::2] | (flat[:, 1::2] << 4), "scales": scales, "middles": middles}
 
+    @staticmethod
+    def filled(weight: Float[Tensor, "rows columns"], group_size: int) -> Float[Tensor, "rows padded"]:
+        """The matrix with its last column repeated, which widens no group's range, up to whole groups."""
+        missing = -weight.shape[1] % (max(group_size, _MULTIPLE) if group_size in _PACKED_GROUPS else group_size)
+        return torch.cat((weight, weight[:, -1:].expand(-1, missing)), dim=1)
+
+    @staticmethod
+    def grid(groups: Float[Tensor, "*group size"]) -> tuple[Float[Tensor, "*group"], Float[Tensor, "*group"]]:
+        """The scale and the middle of each group, in bf16, from its smallest to its largest number."""
+        least, most = groups.aminmax(dim=-1)
+        scales = ((most - least) / 15).clamp(min=1e-20).to(torch.bfloat16)
+        return scales, (least + 8 * scales.float()).to(torch.bfloat16)
+
+    def exact_weight(self) -> Float[Tensor, "out_features in_features"]:
+        """The matrix that integers, scales and factors stand for, in fp32, without rounding it to `dtype`."""
+        return self._exact(slice(None))
+
     def _numbers(self, rows: slice | Tensor) -> Float[Tensor, "rows in_features"]:
+        return self._exact(rows).to(self.dtype)
+
+    def _exact(self, rows: slice | Tensor) -> Float[Tensor, "rows in_features"]:
         groups = self._integers(rows).float().unflatten(1, (-1, self.group_size))
         scales, (middles, minima) = self.scales[rows].float()[..., None], self._offsets(rows)
         made = groups * scales + minima if minima is not None else (groups - 8) * scales
         made = made if middles is None else made + middles
-        return made.flatten(1)[:, : self.in_features].to(self.dtype)
+        made = made.flatten(1)[:, : self.in_features]
+        return made if self.factors is None else made * self.factors.float()
 
     def _offsets(self, rows: slice | Tensor) -> list[Tensor | None]:
         found = (getattr(self, name, None) for name in ("middles", "minima"))
@@ -252,18 +278,26 @@ class QuantizedEmbedding(nn.Module):
         return self.layer.rows(tokens)
 
 
-def quantize_model(model: Transformer, to: Format, *, group_size: int = GROUP_SIZE) -> None:
+def quantize_model(
+    model: Transformer,
+    to: Format,
+    *,
+    group_size: int = GROUP_SIZE,
+    calibrated: Mapping[str, dict[str, Tensor]] | None = None,
+) -> None:
     """Replace the matrices of a model's blocks by integers, and its head by int8; what is left becomes bf16.
 
     Left are embeddings (of a tied one the head is an int8 copy, and its rows are what that says), norms, biases,
-    routers and stacks of experts. The model is then for inference only. Raises NapkinError for an odd group size.
+    routers and stacks of experts. The model is then for inference only. `calibrated` has tensors of matrices that are
+    not rounded to the nearest, by name. Raises NapkinError for an odd group size.
     """
     if to == "int4" and (group_size < 2 or group_size % 2):
         raise NapkinError(f"groups of {group_size} numbers: use an even --group-size, such as {GROUP_SIZE}")
-    layers = _quantized_layers(model)
+    layers = quantized_layers(model)
     for name, layer in layers.items():
         parent, _, last = name.rpartition(".")
-        setattr(model.blocks.get_submodule(parent), last, _quantized(layer, to, group_size))
+        made = (calibrated or {}).get(name)
+        setattr(model.blocks.get_submodule(parent), last, _quantized(layer, to, group_size, made))
     head = _from_weight(model.head_weight.detach(), None, "int8", group_size)
     if model.head is None:
         with torch.no_grad():
@@ -278,7 +312,7 @@ def quantized_twin(model: Transformer, to: Format, tensors: dict[str, Tensor]) -
     Raises ValueError where they are not those of the model's matrices; its other weights stay as they are.
     """
     shapes = {"int8": Int8Linear, "int4": Int4Linear}
-    for name, layer in _quantized_layers(model).items():
+    for name, layer in quantized_layers(model).items():
         parent, _, last = name.rpartition(".")
         rows, columns = layer.weight.shape
         made = _checked(shapes[to](rows, columns, _of_layer(tensors, f"blocks.{name}.")), name)
@@ -317,6 +351,7 @@ def _for_inference(model: Transformer) -> None:
 def _checked(layer: QuantizedLinear, name: str) -> QuantizedLinear:
     """The layer, whose tensors come from a file. Raises ValueError where they are not those of its matrix."""
     rows, columns = layer.out_features, layer.in_features
+    wanted: dict[str, tuple[torch.dtype, tuple[int, ...]]]
     wanted = {"values": (torch.int8, (rows, columns)), "scales": (torch.bfloat16, (rows,))}
     found = dict(layer.named_buffers())
     if layer.format == "int4":
@@ -327,6 +362,8 @@ def _checked(layer: QuantizedLinear, name: str) -> QuantizedLinear:
             raise ValueError(f"{name} has {n_groups} groups in {halves} bytes for {columns} columns")
         groups = (torch.bfloat16, (rows, n_groups))
         wanted = {"values": (torch.uint8, (rows, halves)), "scales": groups, "middles": groups}
+    if "factors" in found:
+        wanted["factors"] = (torch.bfloat16, (columns,))
     if found.keys() - {"bias"} != wanted.keys():
         raise ValueError(f"{name} has {', '.join(found) or 'no tensors'}")
     for each, (dtype, shape) in wanted.items():
@@ -337,7 +374,8 @@ def _checked(layer: QuantizedLinear, name: str) -> QuantizedLinear:
     return layer
 
 
-def _quantized_layers(model: Transformer) -> dict[str, Linear]:
+def quantized_layers(model: Transformer) -> dict[str, Linear]:
+    """The matrices of a model's blocks that are quantized, by their names there."""
     return {
         name: layer
         for name, layer in model.blocks.named_modules()
@@ -349,7 +387,11 @@ def _of_layer(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _quantized(layer: Linear, to: Format, group_size: int) -> QuantizedLinear:
+def _quantized(layer: Linear, to: Format, group_size: int, made: dict[str, Tensor] | None) -> QuantizedLinear:
+    if made is not None:
+        biases = {} if layer.bias is None else {"bias": layer.bias.detach().clone()}
+        rows, columns = layer.weight.shape
+        return Int4Linear(rows, columns, made | biases)
     factor = layer.multiplier if isinstance(layer, MuPLinear) else 1.0
     bias = None if layer.bias is None else layer.bias.detach()
     return _from_weight(layer.weight.detach() * factor, bias, to, group_size)

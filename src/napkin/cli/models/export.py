@@ -2,6 +2,7 @@
 
 import copy
 import shlex
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -11,10 +12,12 @@ from napkin.cli.common.options import RunOptions, Switch, command
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
-from napkin.units import format_bytes
+from napkin.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from napkin.cli.common.progress import ProgressLine
     from napkin.inference.loaded_model import LoadedModel
+    from napkin.model.calibration import CalibratedLayer
     from napkin.model.gguf.convert import GgufFormat
 
 
@@ -76,6 +79,13 @@ class QuantizeOptions(RunOptions):
 
     to: Literal["int8", "int4"] = "int4"
     """int8 has one scale per row of a matrix; int4 a scale and a middle per group."""
+    method: Literal["nearest", "gptq", "awq"] = "nearest"
+    """How int4 numbers are chosen: the nearest; or by what each layer reads of a text: GPTQ makes up for each rounding
+    with the columns that are left, AWQ rounds those columns finer that read large numbers."""
+    calibration_tokens: int = 16_384
+    """Tokens of the calibration text, in windows of the model's context drawn from it."""
+    calibration_text: tuple[str, ...] = ()
+    """Text files or folders that gptq and awq look at; None is the run's training tokens."""
     group_size: int = 64
     """Numbers of a row that share a scale in int4."""
     out: str | None = None
@@ -88,8 +98,13 @@ class QuantizeOptions(RunOptions):
 def quantize_command(options: QuantizeOptions) -> None:
     if options.evaluation_tokens < 0:
         raise NapkinError(f"--evaluation-tokens is {options.evaluation_tokens}: use 0 or more")
-    run = Path(options.run)
-    out = run.with_name(f"{run.resolve().name}-{options.to}") if options.out is None else Path(options.out)
+    if options.method != "nearest" and options.to != "int4":
+        raise NapkinError(f"--method {options.method} is of int4: leave it out, or use --to int4")
+    if not 1 <= options.calibration_tokens <= 2**24:
+        raise NapkinError(f"--calibration-tokens is {options.calibration_tokens}: use 1 to {2**24:,}")
+    run, calibrates = Path(options.run), options.method != "nearest"
+    kind = f"{options.to}-{options.method}" if calibrates else options.to
+    out = run.with_name(f"{run.resolve().name}-{kind}") if options.out is None else Path(options.out)
     refuse_existing(out)
     with progress_line("opening the run") as line:
         from napkin.inference.loaded_model import load
@@ -105,7 +120,15 @@ def quantize_command(options: QuantizeOptions) -> None:
         before, n_tokens = _bits_per_byte(trained, options.evaluation_tokens)
         line.retitle("quantizing")
         model = copy.deepcopy(trained.model).to("cpu")
-        quantize_model(model, options.to, group_size=options.group_size)
+        begin = time.perf_counter()
+        layers = _calibrated(trained, options, line)
+        quantize_model(
+            model,
+            options.to,
+            group_size=options.group_size,
+            calibrated={name: each.tensors for name, each in layers.items()},
+        )
+        seconds = time.perf_counter() - begin
         line.retitle("evaluating")
         after, _ = _bits_per_byte(
             trained.with_model(model.to(trained.precision.device_type)), options.evaluation_tokens
@@ -117,9 +140,16 @@ def quantize_command(options: QuantizeOptions) -> None:
                 format_bytes(sum(tensor.nbytes for tensor in each.state_dict().values())),
                 f"{bits:.4f}" if n_tokens else "no text",
             )
-            for name, each, bits in (("this run", trained.model, before), (options.to, model, after))
+            for name, each, bits in (("this run", trained.model, before), (kind, model, after))
         ]
         print_table(("", "weights", "bits per byte"), rows)
+        if layers:
+            n = len(layers)
+            error, nearest = (sum(getattr(x, at) for x in layers.values()) / n for at in ("error", "rounding_error"))
+            say(
+                f"{options.method} in {format_seconds(seconds)}: products of {n:,} matrices differ by {error:.3g} of "
+                f"their squares on the calibration text, by {nearest:.3g} if rounded to the nearest"
+            )
     about = QuantizedRun(
         "napkin-quantized", 1, options.to, options.group_size, trained.step, str(run), n_tokens, after, before, {}
     )
@@ -129,10 +159,56 @@ def quantize_command(options: QuantizeOptions) -> None:
     if options.json:
         print_json(
             {"folder": out, "bytes": size, "tokens": n_tokens, "bits_per_byte": after, "original_bits_per_byte": before}
+            | {"method": options.method, "seconds": seconds}
         )
         return
     loss = f"{100 * (after / before - 1):+.2f}% bits per byte on {n_tokens:,} tokens" if n_tokens else "not measured"
-    say(f"wrote {out}: {options.to}, {format_bytes(size)}; {loss}")
+    say(f"wrote {out}: {kind}, {format_bytes(size)}; {loss}")
+
+
+def _calibrated(trained: "LoadedModel", options: QuantizeOptions, line: "ProgressLine") -> "dict[str, CalibratedLayer]":
+    """The tensors of matrices by GPTQ or AWQ, on windows of a text, in fp32."""
+    import numpy as np
+    import torch
+
+    from napkin.data.corpus import read_documents
+    from napkin.data.token_file import TokenFile
+    from napkin.model.calibration import calibrate
+    from napkin.recipe.data_config import paths_and_weights
+    from napkin.recipe.tuning_recipe import TuningRecipe
+
+    if options.method == "nearest":
+        return {}
+    if options.calibration_text:
+        ids = [id for each in read_documents(options.calibration_text) for id in trained.encode_prompt(each.text)]
+        tokens = np.array(ids)
+    else:
+        recipe = trained.recipe
+        path = None
+        if not isinstance(recipe, TuningRecipe):
+            path = trained.run.token_file(paths_and_weights(recipe.data.train)[0][0])
+        if path is None or not Path(path).is_file():
+            raise NapkinError(
+                f"'{options.run}' has no training tokens to calibrate on: name a text with --calibration-text"
+            )
+        tokens = TokenFile.open(path, tokenizer_fingerprint=trained.tokenizer.fingerprint).tokens
+    length = min(trained.context_length, len(tokens))
+    if not length:
+        raise NapkinError("the calibration text has no tokens: name another with --calibration-text")
+    n = max(1, min(options.calibration_tokens // length, len(tokens) // length))
+    starts = np.random.default_rng(0).integers(0, len(tokens) - length + 1, size=n)
+    windows = torch.from_numpy(
+        np.stack([np.asarray(tokens[at : at + length], dtype=np.int64) for at in starts.tolist()])
+    )
+    line.retitle("calibrating")
+    model = copy.deepcopy(trained.model).to("cpu").float()
+    return calibrate(
+        model,
+        list(windows.split(max(1, 4096 // length))),
+        options.method,
+        group_size=options.group_size,
+        progress=lambda done, total: line(done, total, f"{done:,}/{total:,} blocks"),
+    )
 
 
 def _bits_per_byte(trained: "LoadedModel", max_tokens: int) -> tuple[float, int]:
