@@ -4,7 +4,8 @@
 # make test   set up .venv and check: lint, types, and the tests that find most: 13 minutes on two cores
 # make thorough  the other tests: more cases of the same, and the long ones; the CI runs both
 # make peers  set up .venv-peers (3 GB) and compare with transformers, TRL, lm-eval and other libraries; run the kernels
-#             for GPUs in Triton's interpreter, and a pipeline on two nodes of a Ray cluster on this machine
+#             for GPUs in Triton's interpreter and as compiled, and a pipeline on two nodes of a Ray cluster on this
+#             machine
 # make gpu    the first hour on a machine with a GPU: tests by layer, speeds, one report
 # make docs   build the site into site/: the pages of docs/ and a reference from the docstrings
 
@@ -57,6 +58,7 @@ torture: $(READY)
 
 peers: $(PEERS)/.ready
 	NAPKIN_PEERS=1 TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PEERS)/bin/python -m pytest -m peers $(WORKERS)
+	NAPKIN_PEERS=1 OMP_NUM_THREADS=1 $(PEERS)/bin/python -m pytest -m peers $(WORKERS) tests/kernels/triton_compiled
 
 gpu: $(READY)
 	$(VENV)/bin/python -c "import triton" 2>/dev/null || $(VENV)/bin/python -m pip install --quiet -e '.[triton]'

@@ -4,45 +4,14 @@ import dataclasses
 
 import pytest
 import torch
-from torch import Tensor
 
 from napkin.accounting.recording import record
 from napkin.kernels.attention.decode import (
-    Slots,
     attend_to_slots,
     attend_to_slots_reference,
     attend_to_splits,
 )
-
-
-def randn(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def problem(
-    heads: int, kv_heads: int, width: int, block_size: int, counts: list[int], *, kv: str, dtype: torch.dtype
-) -> tuple[tuple[Tensor, Tensor, Tensor], Slots]:
-    """Blocks in any order; what no sequence has is NaN, or with int8 a scale of NaN."""
-    n_blocks = [-(-count // block_size) for count in counts]
-    order = torch.randperm(sum(n_blocks), generator=torch.Generator().manual_seed(3)).tolist()
-    table = torch.zeros(len(counts), max(n_blocks), dtype=torch.int64)
-    for row, n in enumerate(n_blocks):
-        table[row, :n] = torch.tensor([order.pop() for _ in range(n)])
-    shape = (sum(n_blocks), kv_heads, block_size, width)
-    queries = randn(len(counts), heads, 1, width, seed=0, dtype=dtype)
-    if kv == "int8":
-        draw = torch.Generator().manual_seed(1)
-        keys, values = (torch.randint(-127, 128, shape, generator=draw, dtype=torch.int8) for _ in range(2))
-        factors = [randn(*shape[:-1], 1, seed=seed, dtype=torch.float32).abs() / 100 for seed in (4, 5)]
-        scales = hidden = (factors[0], factors[1])
-    else:
-        keys, values = (randn(*shape, seed=seed, dtype=dtype) for seed in (1, 2))
-        scales, hidden = None, (keys, values)
-    for row, count in enumerate(counts):
-        if count % block_size:
-            for each in hidden:
-                each[table[row, n_blocks[row] - 1], :, count % block_size :] = float("nan")
-    return (queries, keys, values), Slots(torch.tensor(counts), table, max(counts), scales)
+from oracles.paged_attention import problem_of_slots
 
 
 @torch.inference_mode()
@@ -61,7 +30,7 @@ def test_kernels_equal_the_formula(
     heads: int, kv_heads: int, width: int, block_size: int, counts: list[int], kv: str
 ) -> None:
     for softcap in (None, 5.0):
-        inputs, slots = problem(heads, kv_heads, width, block_size, counts, kv=kv, dtype=torch.float32)
+        inputs, slots = problem_of_slots(heads, kv_heads, width, block_size, counts, kv=kv, dtype=torch.float32)
         # A slot beyond the end has no number that may be read.
         found = attend_to_slots(*inputs, slots, width**-0.5, softcap)
         expected = attend_to_slots_reference(*inputs, slots, width**-0.5, softcap)
@@ -73,7 +42,7 @@ def test_kernels_equal_the_formula(
 @pytest.mark.parametrize("kv", ["auto", "int8"])
 def test_only_a_window_is_read(window: int, kv: str) -> None:
     block_size, counts = 16, [1300, 40, 601]
-    inputs, slots = problem(4, 2, 64, block_size, counts, kv=kv, dtype=torch.float32)
+    inputs, slots = problem_of_slots(4, 2, 64, block_size, counts, kv=kv, dtype=torch.float32)
     expected = attend_to_slots_reference(*inputs, dataclasses.replace(slots, window=window), 0.125)
     for row, count in enumerate(counts):
         for place in range(max(0, count - window) // block_size):
@@ -86,7 +55,7 @@ def test_only_a_window_is_read(window: int, kv: str) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("window", [0, 600])
 def test_splits_weighted_by_their_sums_are_the_result(window: int) -> None:
-    inputs, slots = problem(4, 2, 64, 16, [1300, 40, 601], kv="auto", dtype=torch.float32)
+    inputs, slots = problem_of_slots(4, 2, 64, 16, [1300, 40, 601], kv="auto", dtype=torch.float32)
     slots = dataclasses.replace(slots, window=window)
     parts, sums = attend_to_splits(*inputs, slots, 0.125)
     assert parts.shape[2] == (2 if window else 3)
@@ -98,14 +67,14 @@ def test_splits_weighted_by_their_sums_are_the_result(window: int) -> None:
 
 @torch.inference_mode()
 def test_kernels_equal_the_formula_in_fp16() -> None:
-    inputs, slots = problem(8, 2, 64, 16, [300, 33], kv="auto", dtype=torch.float16)
+    inputs, slots = problem_of_slots(8, 2, 64, 16, [300, 33], kv="auto", dtype=torch.float16)
     found = attend_to_slots(*inputs, slots, 0.125)
     torch.testing.assert_close(found, attend_to_slots_reference(*inputs, slots, 0.125), rtol=2e-3, atol=2e-3)
 
 
 @torch.inference_mode()
 def test_attention_to_blocks_is_one_operator_that_is_counted() -> None:
-    inputs, slots = problem(4, 2, 64, 16, [40, 1], kv="auto", dtype=torch.float32)
+    inputs, slots = problem_of_slots(4, 2, 64, 16, [40, 1], kv="auto", dtype=torch.float32)
     ledger = record(torch.nn.Identity(), lambda: attend_to_slots(*inputs, slots, 0.125), warm_up=0)
     assert [row.operator for row in ledger.rows] == ["fused_attend_to_slots"]
     assert ledger.flops > 0
