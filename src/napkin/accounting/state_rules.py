@@ -2,7 +2,7 @@
 
 The letters: d is the width of the model; h heads of p numbers are w = h·p numbers wide; g groups of heads share keys
 and queries of n numbers; a convolution sees k tokens of u = w + 2·g·n channels; a scan goes by chunks of Q tokens. The
-layer and its scan: Dao & Gu 2024, "Transformers are SSMs", sections 6 and 7.
+layer and its scan are those of Dao & Gu 2024, "Transformers are SSMs", sections 6 and 7.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class StateSizes:
 def state_parameters_rule(sizes: StateSizes) -> int:
     """Parameters of one layer: d·(w + u + h) into it, w·d out of it, and filters of k·u.
 
-    Only vectors are missing, of norms, biases, steps, decays and skips: 0.13% under for Mamba-2 130M.
+    Dao & Gu 2024, section 7. Only vectors are missing, of norms, biases, steps, decays and skips: 0.13% under for Mamba-2 130M.
     """
     matrices = sizes.d_model * (2 * sizes.width + sizes.channels + sizes.n_heads)
     return matrices + sizes.conv_width * sizes.channels
@@ -45,7 +45,7 @@ def state_parameters_rule(sizes: StateSizes) -> int:
 def scan_flops_rule(sizes: StateSizes, *, context_length: int, tokens: float) -> float:
     """FLOPs that the scans of all layers add to 6·N·T: per token and layer 2·(4·Q·g·n + 3·Q·w + 7·n·w).
 
-    Of these Q·(g·n + w) + 2·n·w products are the forward pass, over all pairs of a chunk; the backward pass computes
+    Dao & Gu 2024, section 6. Of these Q·(g·n + w) + 2·n·w products are the forward pass, over all pairs of a chunk; the backward pass computes
     scores, weights and what is read of the states again. The last chunk is as long as the others. Exact.
     """
     chunk = min(CHUNK, context_length)
@@ -58,7 +58,7 @@ def scan_flops_rule(sizes: StateSizes, *, context_length: int, tokens: float) ->
 def state_bytes_rule(sizes: StateSizes, *, bytes_per_number: int = 2) -> int:
     """Bytes that all layers keep of a sequence that is generated, however long it is: L·(4·n·w + (k-1)·u·b).
 
-    The sums are in fp32, the inputs of the convolution in the format of the weights. Exact.
+    Dao & Gu 2024, section 7. The sums are in fp32, the inputs of the convolution in the format of the weights. Exact.
     """
     inputs = (sizes.conv_width - 1) * sizes.channels * bytes_per_number
     return sizes.n_layers * (4 * sizes.state_size * sizes.width + inputs)
@@ -68,10 +68,10 @@ def state_kept_bytes_rule(sizes: StateSizes, *, context_length: int, tokens: flo
     """Bytes that one layer and the norm before it keep for the backward pass, in fp32: 4·(d + 6·w + 3·u + 4·h + n·w/Q)
     per token.
 
-    What the layer reads, the products of its first matrix, the convolution before and after SiLU, steps, values,
-    outputs, the gate after SiLU, what it gates and its norm, and a state per chunk; of several groups the norm before
-    its gain too, w more. 0.2% under for widths of 128: two
-    norms keep a number per token more, the convolution k - 1 tokens per sequence.
+    Of the layer of Dao & Gu 2024: what it reads, the products of its first matrix, the convolution before and after
+    SiLU, steps, values, outputs, the gate after SiLU, what it gates and its norm, and a state per chunk; of several
+    groups the norm before its gain too, w more. 0.2% under at a width of 128: two norms keep a number per token more,
+    the convolution k - 1 tokens per sequence.
     """
     chunk = min(CHUNK, context_length)
     states = sizes.state_size * sizes.width / chunk
