@@ -30,6 +30,7 @@ MAMBA = ModelConfig(
     state_size=16,
     state_head_dim=32,
 )
+DELTA = replace(MAMBA, mixers="gated_delta,attention", feed_forward="swiglu", state_groups=2, n_layers=4)
 HYBRID = replace(MAMBA, mixers="attention,mamba2*2", feed_forward="swiglu", state_groups=2)
 
 
@@ -52,6 +53,16 @@ def test_flops_kept_bytes_and_states_by_rule_are_those_of_the_count(model: Model
     assert made[1] - made[0] == 2 * states
     if model is MAMBA:
         assert ContiguousCache(small, 2, dtype=torch.bfloat16).nbytes == 2 * states
+
+
+def test_flops_and_parameters_of_a_delta_rule_are_those_of_the_count() -> None:
+    recipe = Recipe(model=DELTA, training=TrainingConfig(batch_size=2, device="cpu", precision="fp32"))
+    resolved = resolve(recipe, ThisMachine(device="cpu"))
+    rows = {row.quantity: row for row in rules_table(count_step(resolved), sizes_of(resolved.recipe))}
+    assert rows["FLOPs, scans of states"].rule == rows["FLOPs, scans of states"].count
+    assert rows["FLOPs, by layer"].error == pytest.approx(0, abs=0.01)
+    assert rows["parameters, by layer"].error == pytest.approx(0, abs=0.01)
+    assert rows["states of a sequence"].rule == state_bytes_per_sequence(DELTA, torch.bfloat16)
 
 
 @pytest.mark.parametrize("model", [MAMBA, HYBRID], ids=["mamba2", "hybrid"])

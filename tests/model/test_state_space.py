@@ -26,7 +26,8 @@ SIZES: dict[str, Any] = {
 }
 MAMBA = ModelConfig(**SIZES, mixers="mamba2", feed_forward="none", state_head_dim=8, state_groups=2, positions="none")
 HYBRID = ModelConfig(**SIZES, mixers="mamba2*2, attention", state_head_dim=8, attention_window=24)
-MODELS = {"mamba2": MAMBA, "hybrid": HYBRID}
+DELTA = replace(HYBRID, mixers="attention,gated_delta", state_groups=4)
+MODELS = {"mamba2": MAMBA, "hybrid": HYBRID, "gated_delta": DELTA}
 each_model = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 
 
@@ -127,6 +128,7 @@ def test_a_pattern_of_mixers_is_repeated_over_the_layers() -> None:
     [
         ({"mixers": "mamba"}, "'mamba'"),
         ({"mixers": "mamba2*0"}, "mamba2*0"),
+        ({"mixers": "mamba2,gated_delta"}, "gated_delta"),
         ({"mixers": "mamba2,"}, "''"),
         ({"block": "post"}, "'post'"),
         ({"norm": "none"}, "'none'"),

@@ -465,13 +465,16 @@ def _flops(ledger: Ledger, sizes: Sizes) -> Iterator[RuleRow]:
         tokens=tokens,
     )
     whole, attention = rows[-1].rule, row.rule
-    scans = [each.flops for each in ledger.rows if each.of_activations and each.module.endswith(".mixer")]
+    # The layers of a mixer are modules of their own: what is left is its scan.
+    scans = [each for each in ledger.rows if each.module.endswith(".mixer") and each.phase != "recompute"]
     if sizes.n_attention_layers:
-        yield replace(row, count=(ledger.attention_flops - sum(scans)) or None)
+        of_pairs = ledger.attention_flops - sum(each.flops for each in scans if each.of_activations)
+        yield replace(row, count=of_pairs or None)
         yield RuleRow("FLOPs, with attention", "6·N·T + 12·L·d·s·T", "FLOP", whole + attention, ledger.flops)
     if sizes.states is not None:
         scan = scan_flops_rule(sizes.states, context_length=sizes.context_length, tokens=tokens)
-        yield RuleRow("FLOPs, scans of states", "2·L·T·(4·Q·g·n + 3·Q·w + 7·n·w)", "FLOP", scan, sum(scans))
+        formula = "2·L·T·(8·Q·h·n + 5·Q·w + 9·n·w)" if sizes.states.delta else "2·L·T·(4·Q·g·n + 3·Q·w + 7·n·w)"
+        yield RuleRow("FLOPs, scans of states", formula, "FLOP", scan, sum(each.flops for each in scans))
         attention += scan
     if sizes.multiplying is not None:
         used = training_flops_rule(sizes.multiplying, tokens) + attention
@@ -492,7 +495,8 @@ def _bytes(ledger: Ledger, sizes: Sizes, block: str) -> Iterator[RuleRow]:
         rule = state_kept_bytes_rule(sizes.states, context_length=sizes.context_length, tokens=tokens)
         of_states = 0 if ran == "checkpointed" else _kept_by_a_state(ledger) / micro_batches
         formula = "4·T·(d + 6·w + 3·u + 4·h + n·w/Q)"
-        yield RuleRow("activations per layer, states", formula, "bytes", rule, of_states or None, "rule: in fp32")
+        if not sizes.states.delta:
+            yield RuleRow("activations per layer, states", formula, "bytes", rule, of_states or None, "rule: in fp32")
     if not sizes.n_attention_layers:
         return
     for form, row in activation_rows(**shape):

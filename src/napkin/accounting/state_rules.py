@@ -21,6 +21,8 @@ class StateSizes:
     n_groups: int
     state_size: int
     conv_width: int
+    delta: bool = False
+    """True if they are of the gated delta rule, False if they are Mamba-2's."""
 
     @property
     def width(self) -> int:
@@ -34,22 +36,31 @@ class StateSizes:
 
 
 def state_parameters_rule(sizes: StateSizes) -> int:
-    """Parameters of one layer: d·(w + u + h) into it, w·d out of it, and filters of k·u.
+    """Parameters of one layer: d·(w + u + h) into it, w·d out of it, and filters of k·u; a delta rule has d·h more.
 
-    Dao & Gu 2024, section 7. Only vectors are missing, of norms, biases, steps, decays and skips: 0.13% under for Mamba-2 130M.
+    Dao & Gu 2024, section 7; Yang et al. 2024. Only vectors are missing, of norms, biases, steps, decays and skips:
+    0.13% under for Mamba-2 130M.
     """
-    matrices = sizes.d_model * (2 * sizes.width + sizes.channels + sizes.n_heads)
+    per_head = 2 if sizes.delta else 1
+    matrices = sizes.d_model * (2 * sizes.width + sizes.channels + per_head * sizes.n_heads)
     return matrices + sizes.conv_width * sizes.channels
 
 
 def scan_flops_rule(sizes: StateSizes, *, context_length: int, tokens: float) -> float:
     """FLOPs that the scans of all layers add to 6·N·T: per token and layer 2·(4·Q·g·n + 3·Q·w + 7·n·w).
 
-    Dao & Gu 2024, section 6. Of these Q·(g·n + w) + 2·n·w products are the forward pass, over all pairs of a chunk; the backward pass computes
-    scores, weights and what is read of the states again. The last chunk is as long as the others. Exact.
+    Dao & Gu 2024, section 6. Of these Q·(g·n + w) + 2·n·w products are the forward pass, over all pairs of a chunk; the
+    backward pass computes scores, weights and what is read of the states again. The last chunk is as long as the
+    others. Of a delta rule (Yang et al. 2024) it is 2·(8·Q·h·n + 5·Q·w + 9·n·w), with the triangular systems, and
+    8·Q·n·w less per sequence: no gradient goes beyond its first state or comes from its last. Exact.
     """
     chunk = min(CHUNK, context_length)
     computed = -(-context_length // chunk) * chunk / context_length * tokens
+    if sizes.delta:
+        keys = sizes.n_heads * sizes.state_size
+        products = 8 * chunk * keys + 5 * chunk * sizes.width + 9 * sizes.state_size * sizes.width
+        ends = 8 * chunk * sizes.state_size * sizes.width * tokens / context_length
+        return sizes.n_layers * (2 * products * computed - ends)
     keys = sizes.n_groups * sizes.state_size
     products = 4 * chunk * keys + 3 * chunk * sizes.width + 7 * sizes.state_size * sizes.width
     return 2 * sizes.n_layers * products * computed

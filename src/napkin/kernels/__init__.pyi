@@ -51,5 +51,7 @@ from .products.linear import int8_linear_emulated as int8_linear_emulated
 from .products.linear import narrow_linear as narrow_linear
 from .products.linear import takes_narrow as takes_narrow
 from .recurrences.convolution import causal_convolution as causal_convolution
+from .recurrences.delta_rule import chunked_delta_rule as chunked_delta_rule
+from .recurrences.delta_rule import plain_delta_rule as plain_delta_rule
 from .recurrences.state_space import chunked_scan as chunked_scan
 from .recurrences.state_space import plain_scan as plain_scan

@@ -81,9 +81,10 @@ class ModelConfig:
     that fill matrix units."""
 
     mixers: str = "attention"
-    """What mixes the tokens in each layer, a pattern that is repeated over the layers: attention, or mamba2, the
-    state-space layer of Mamba-2 (Dao & Gu 2024), whose state has one size however long the sequence is. Names are
-    separated by commas and may have a number of layers: mamba2*5,attention is one attention layer in six."""
+    """What mixes the tokens in each layer, a pattern that is repeated over the layers: attention, or a
+    layer with a state of one size however long the sequence is: mamba2, Mamba-2's state space (Dao & Gu 2024), or
+    gated_delta, Gated DeltaNet (Yang et al. 2024). Names are separated by commas and may have a number of layers:
+    mamba2*5,attention is one attention layer in six."""
 
     state_size: Annotated[int, Bounds(1, 2**16)] = 128
     """Numbers of a key in a layer with a state: the state of a head is state_size · state_head_dim numbers."""

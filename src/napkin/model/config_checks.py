@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 
 from napkin.errors import NapkinError, suggestion
 
-TokenMixer = Literal["attention", "mamba2"]
+TokenMixer = Literal["attention", "mamba2", "gated_delta"]
 TOKEN_MIXERS: tuple[TokenMixer, ...] = get_args(TokenMixer)
 
 WIDEST_FLASH_HEAD = 256
@@ -138,6 +138,11 @@ def _problems_of_mixers(config: Any) -> Iterator[str]:
             yield "feed_forward is 'none', and n_experts or d_ff is set: leave them out, or choose a feed-forward layer"
     if not stateful:
         return
+    if len(set(stateful)) > 1:
+        yield (
+            f"mixers '{config.mixers}' names {' and '.join(dict.fromkeys(stateful))}, whose sizes are the same fields: "
+            "use one of them, with attention"
+        )
     if config.block != "pre":
         yield f"block is '{config.block}', layers with a state are in blocks of the kind 'pre': use that"
     if config.norm == "none":

@@ -390,7 +390,7 @@ def parameters_formula(model: ModelConfig) -> str:
         attention = f"{queries} + d·(rk + r) + rk·h·(c + v) + h·v·d"
     layers = [f"L·({attention} + {feed_forward})"]
     if model.has_states:
-        state = "d·(2·w + u + h) + k·u"
+        state = f"d·(2·w + u + {'2·' if 'gated_delta' in model.layer_mixers else ''}h) + k·u"
         own = state if model.feed_forward == "none" else f"{state} + {feed_forward}"
         layers = [f"Ls·({own})", *(layers if model.n_attention_layers else [])]
     return f"{' + '.join(layers)} + {tables}"
@@ -430,6 +430,7 @@ def _states(model: ModelConfig) -> StateSizes | None:
         n_groups=model.state_groups,
         state_size=model.state_size,
         conv_width=model.conv_width,
+        delta="gated_delta" in model.layer_mixers,
     )
 
 
