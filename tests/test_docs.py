@@ -55,8 +55,8 @@ def is_same_everywhere(command: str) -> bool:
 
 
 LONG = set(
-    "adapters benchmarking books compiling evaluation extraction first-run index install layouts memory preferences "
-    "profiling scaling tokenizers watching".split()
+    "adapters benchmarking books compiling course evaluation extraction first-run index install layouts memory "
+    "preferences profiling scaling tokenizers watching".split()
 )
 """Pages whose commands train, measure or install for long."""
 

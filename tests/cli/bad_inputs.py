@@ -69,6 +69,7 @@ BASES = {
     "stacks": "megatron",
     "hardware": "H100",
     "formats": "1",
+    "notes check": "one.txt",
     "diff": "tiny.toml tiny.toml --on H100",
     "check": "missing.py --ranks 1",
     "mcp": "--wrong",

@@ -140,6 +140,11 @@ BENCH = Forms(
     },
 )
 
+NOTES = Group(
+    "napkin notes",
+    {"check": Command("compare the figures of lecture notes or a paper with what they should be", "plan.notes")},
+)
+
 GROUPS: dict[str, dict[str, Command]] = {
     "begin": {
         "demo": Command("train a model on Python's own library, and account for it", "demo:demo_command"),
@@ -167,6 +172,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "stacks": Command("print the stacks that plans are made for, or calibrate one", "plan.stacks:stacks_command"),
         "hardware": Command("print the catalogue of accelerators, or all about one", "plan.catalogue:hardware_command"),
         "formats": Command("print the number formats, or a number rounded to each", "plan.catalogue:formats_command"),
+        "notes": Command("check the figures that lecture notes or a paper state", NOTES),
     },
     "train": {
         "train": Command("plan, train, meter and reconcile a run", "train.train:train_command"),
