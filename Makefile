@@ -7,6 +7,7 @@
 #             for GPUs in Triton's interpreter and as compiled, and a pipeline on two nodes of a Ray cluster on this
 #             machine
 # make gpu    the first hour on a machine with a GPU: tests by layer, speeds, one report
+# make gpu-speed  speeds on a GPU beside nanochat, torchtitan, vLLM and plain PyTorch: one report of ratios
 # make docs   build the site into site/: the pages of docs/ and a reference from the docstrings
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -22,7 +23,7 @@ export NAPKIN_CACHE_DIR ?= $(CURDIR)/.cache
 # Each worker, and each process that a test starts, would compile the package anew: two thirds of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo align-demo chat test tests thorough check lint types torture peers gpu docs clean
+.PHONY: demo align-demo chat test tests thorough check lint types torture peers gpu gpu-speed docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -63,6 +64,10 @@ peers: $(PEERS)/.ready
 gpu: $(READY)
 	$(VENV)/bin/python -c "import triton" 2>/dev/null || $(VENV)/bin/python -m pip install --quiet -e '.[triton]'
 	$(VENV)/bin/python benchmarks/gpu_first_hour.py
+
+gpu-speed: $(READY)
+	$(VENV)/bin/python -c "import triton" 2>/dev/null || $(VENV)/bin/python -m pip install --quiet -e '.[triton]'
+	$(VENV)/bin/python benchmarks/gpu_speed.py
 
 # An environment of its own, so that `make test` proves what an installation without them can do. datatrove asks for an
 # older huggingface_hub than transformers, and uses neither in what is compared.

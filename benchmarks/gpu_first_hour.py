@@ -132,9 +132,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU that torch can use: --device cpu shows that the steps run")
-    heading = _heading(options.device)
-    kept = ROOT / "first-hour" / f"{options.device}.json"
-    passed = {} if options.again else _kept(kept, heading)
+    heading = heading_of(options.device, "The first hour")
+    file = ROOT / "first-hour" / f"{options.device}.json"
+    passed = {} if options.again else kept(file, heading)
     end = time.monotonic() + 60 * options.minutes
     found: dict[str, Found] = {}
     for step in STEPS:
@@ -147,14 +147,15 @@ def main() -> int:
             print(f"{step.layer}: {step.name} …", flush=True)
             found[step.name] = run(step, options.device, left)
             print(f"    {found[step.name].outcome} after {found[step.name].seconds:.0f} s", flush=True)
-        _keep(kept, heading, passed | found)
+        keep(file, heading, passed | found)
     lines = report(found, options.device, heading)
     print("\n".join(lines))
     write_result(f"gpu-first-hour-{options.device}", lines)
     return int(any(each.outcome in ("failed", "too long") for each in found.values()))
 
 
-def _heading(device: str) -> list[str]:
+def heading_of(device: str, title: str) -> list[str]:
+    """Return the device, its driver, versions and the commit, as the first lines of a report."""
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
@@ -162,7 +163,7 @@ def _heading(device: str) -> list[str]:
     else:
         name = "the CPU, in place of a GPU"
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, commit {commit.stdout.strip()}"
-    return [f"# The first hour on {name}", "", f"{versions}, {datetime.now(UTC):%Y-%m-%d}"]
+    return [f"# {title} on {name}", "", f"{versions}, {datetime.now(UTC):%Y-%m-%d}"]
 
 
 def _driver() -> str:
@@ -173,7 +174,7 @@ def _driver() -> str:
         return "driver unknown"
 
 
-def _kept(path: Path, heading: list[str]) -> dict[str, Found]:
+def kept(path: Path, heading: list[str]) -> dict[str, Found]:
     """Return what has passed on this machine, with these versions, on this commit and day."""
     try:
         raw = json.loads(path.read_bytes())
@@ -188,7 +189,8 @@ def _kept(path: Path, heading: list[str]) -> dict[str, Found]:
         return {}
 
 
-def _keep(path: Path, heading: list[str], found: dict[str, Found]) -> None:
+def keep(path: Path, heading: list[str], found: dict[str, Found]) -> None:
+    """Keep what was found beside its heading."""
     path.parent.mkdir(exist_ok=True)
     atomic_write_text(path, json.dumps({"heading": heading, "found": msgspec.to_builtins(found)}), overwrite=True)
 

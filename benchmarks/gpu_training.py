@@ -17,7 +17,7 @@ import gc
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
@@ -172,7 +172,7 @@ def peers(
     layers, width, heads = shape
 
     def plain() -> nn.Module:
-        return _OnDevice(vocab_size, length, layers, width, heads)
+        return PlainGPT2(vocab_size, length, layers, width, heads)
 
     found: dict[str, Callable[[], nn.Module]] = {"plain loop": plain}
     if compiled:
@@ -180,14 +180,6 @@ def peers(
     if find_spec("transformers"):
         found["transformers"] = lambda: _Theirs(shape, length, vocab_size)
     return found
-
-
-class _OnDevice(PlainGPT2):
-    """The plain model makes its positions on the CPU; here they are made where its weights are."""
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        with torch.device(tokens.device):
-            return super().forward(tokens, targets)
 
 
 class _Theirs(nn.Module):
@@ -207,9 +199,11 @@ class _Theirs(nn.Module):
         return self.model(input_ids=tokens, labels=tokens, use_cache=False).loss
 
 
-def plain_step(model: nn.Module, micro_batch_size: int, device: str) -> Step:
-    """The loop that people copy, in its best settings."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+def plain_step(
+    model: nn.Module, micro_batch_size: int, device: str, optimizers: Sequence[torch.optim.Optimizer] | None = None
+) -> Step:
+    """The loop that people copy, in its best settings; `optimizers` take the place of a fused AdamW."""
+    optimizers = optimizers or [torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)]
 
     def step(inputs: Tensor, targets: Tensor) -> None:
         parts = len(inputs) // micro_batch_size
@@ -218,8 +212,9 @@ def plain_step(model: nn.Module, micro_batch_size: int, device: str) -> Step:
                 loss = model(a, b)
             (loss / parts).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad(set_to_none=True)
 
     return step
 
