@@ -283,6 +283,9 @@ class PagedPass(CachedPass):
         (blocks, slots), cache = self._new, self.cache
         return NewSlots(cache.keys[layer].numbers, cache.values[layer].numbers, blocks[:, 0], slots[:, 0], scales)
 
+    def held(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.cache.keys[layer].numbers, self.cache.values[layer].numbers
+
     def update(self, layer: int, keys: NewKeys, values: NewValues) -> tuple[Held, HeldValues]:
         return self._updated(self.cache.keys[layer], keys), self._updated(self.cache.values[layer], values)
 

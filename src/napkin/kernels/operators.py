@@ -227,8 +227,8 @@ def on_threads(
     worth it.
     """
     loop, first, last = _loaded(kernel), _as_integers(before), _as_integers(after)
+    team, _ = team_of_threads()
     n_threads = torch.get_num_threads()
-    team = _team() if n_threads > 1 and os.getpid() == _process else None
     smallest = _SMALLEST_SHARE_OF_PYTHON if team is None else _SMALLEST_SHARE
     n = min(n_threads, n_rows, max(n_rows * n_columns // smallest, 1))
     if n == 1:
@@ -277,6 +277,12 @@ class _Team(NamedTuple):
     parallel: Callable[..., None]
     thread_number: int
     n_threads: int
+    barrier: int
+
+    @property
+    def functions(self) -> tuple[int, int, int]:
+        """The addresses of omp_get_thread_num, omp_get_num_threads and GOMP_barrier."""
+        return self.thread_number, self.n_threads, self.barrier
 
     def run(self, kernel: "CompiledFunction", parts: Sequence[tuple[int, ...]], n_threads: int) -> None:
         """Make the calls, on a team as large as that of torch's operators: it would be made anew for another size."""
@@ -291,13 +297,21 @@ def _team() -> _Team | None:
     try:
         library = ctypes.CDLL(torch._C.__file__)
         parallel, *asked = (
-            getattr(library, name) for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+            getattr(library, name)
+            for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier")
         )
     except (OSError, AttributeError):
         return None
     parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     parallel.restype = None
     return _Team(parallel, *(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in asked))
+
+
+def team_of_threads() -> tuple[_Team | None, int]:
+    """The team that computes torch's operators, and how many threads it has; None and 1 where this thread is alone."""
+    n_threads = torch.get_num_threads()
+    team = _team() if n_threads > 1 and os.getpid() == _process else None
+    return team, 1 if team is None else n_threads
 
 
 @functools.cache

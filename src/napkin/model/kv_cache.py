@@ -82,6 +82,10 @@ class CachedPass:
         and values puts them there."""
         raise NotImplementedError
 
+    def held(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The blocks of a layer's keys and values that `slots` numbers, for a loop that writes the new ones itself."""
+        raise NotImplementedError
+
     def update(self, layer: int, keys: NewKeys, values: NewValues) -> tuple[Tensor, Tensor]:
         """Keep a layer's new keys and values; return all that the queries may see."""
         raise NotImplementedError
@@ -255,6 +259,9 @@ class ExtendingPass(CachedPass):
     def new_slots(self, layer: int, scales: tuple[Tensor, Tensor] | None) -> NewSlots:
         blocks, slots = self._places[self.cache.n_slots[layer]].indices
         return NewSlots(self.cache.keys[layer], self.cache.values[layer], blocks[:, 0], slots[:, 0])
+
+    def held(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.cache.keys[layer], self.cache.values[layer]
 
     def together(self, layer: int) -> Bool[Tensor, "batch_or_1 1 new key"] | None:
         """True for queries and keys of one document."""

@@ -73,6 +73,11 @@ class QuantizedLinear(nn.Module):
         """The matrix in `dtype`, made anew."""
         return self._numbers(slice(None))
 
+    @property
+    def multiplies_exactly(self) -> bool:
+        """True if a compiled loop multiplies the integers for a file's numbers."""
+        return self.dtype == torch.float32 and self.device.type == "cpu"
+
     def rows(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch in_features"]:
         """Some rows of the matrix, as an embedding's."""
         return self._numbers(ids.flatten()).view(*ids.shape, self.in_features)
@@ -113,7 +118,7 @@ class QuantizedLinear(nn.Module):
         return vectors if self.factors is None else vectors * self.factors
 
     def _multiply_exactly(self, vectors: Tensor) -> Float[Tensor, "vector out_features"]:
-        if self.values.device.type == "cpu":
+        if self.multiplies_exactly:
             offsets = getattr(self, "middles", None), getattr(self, "minima", None)
             result = integer_product(vectors, self.values, self.scales, *offsets)
         else:

@@ -100,6 +100,8 @@ class Transformer(nn.Module):
                 if config.tie_embeddings
                 else Linear(config.d_model, config.vocab_size, std=head_std, generator=generator)
             )
+            self.decode_blocks: Callable[..., Tensor | None] | None = None
+            """Computes the blocks for one new token of each sequence, in one compiled pass; it may decline."""
             self.quantized_head: Any = None
             """A `napkin.model.quantized.Int8Linear` that multiplies in place of the head."""
             self.scalar_head: Linear | None = None
@@ -233,6 +235,8 @@ class Transformer(nn.Module):
             if start is None
             else self.positions.rotation(start + n_new, query_offset=start)
         )
+        if self.decode_blocks is not None and (decoded := self.decode_blocks(self, x, rotation, cache)) is not None:
+            return self.normalized(decoded)
         masks: dict[Preparation, Any] = {}
         for layer, block in enumerate(self.blocks):
             shared = cast(Block, block).preparation

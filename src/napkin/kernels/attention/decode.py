@@ -25,7 +25,7 @@ from napkin.kernels.operators import (
     triton_obstacle,
 )
 
-_SMALLEST_WIDTH = 256
+_SMALLEST_WIDTH = 128
 """Numbers of a token's keys from which the compiled attention is used; that of smaller models is soon done."""
 
 Scales = Float[Tensor, "n_blocks kv_heads slot 1"]

@@ -19,8 +19,8 @@ LEAST = np.float32(-3e38)
 
 
 def _attention(
-    name: str, number_size: int, numbers_at: Callable[..., Any], wide: Callable[..., Any], scaled: bool
-) -> CompiledFunction:
+    number_size: int, numbers_at: Callable[..., Any], wide: Callable[..., Any], scaled: bool
+) -> Callable[..., Any]:
     """The loop over numbers of so many bytes, their pointers, how one becomes a float32, and whether there are scales:
     all of it is compiled into the loop."""
 
@@ -77,7 +77,7 @@ def _attention(
                             for c in range(width):
                                 result[g * width + c] += weight * wide(value[c])
 
-    return CompiledFunction(attend, name=name, fastmath=FASTMATH)
+    return attend
 
 
 @jitted_with(fastmath=FASTMATH, inline="always")
@@ -106,6 +106,9 @@ def _as_float32(number):
     return np.float32(number)
 
 
-attend_bf16 = _attention("attend_bf16", 2, bf16_at, widened, False)
-attend_float32 = _attention("attend_float32", 4, f32_at, _as_float32, False)
-attend_int8 = _attention("attend_int8", 1, i8_at, _as_float32, True)
+_FLOAT32 = _attention(4, f32_at, _as_float32, False)
+attend_bf16 = CompiledFunction(_attention(2, bf16_at, widened, False), name="attend_bf16", fastmath=FASTMATH)
+attend_float32 = CompiledFunction(_FLOAT32, name="attend_float32", fastmath=FASTMATH)
+attend_int8 = CompiledFunction(_attention(1, i8_at, _as_float32, True), name="attend_int8", fastmath=FASTMATH)
+attend_to_float32 = jitted_with(fastmath=FASTMATH)(_FLOAT32)
+"""The loop of `attend_float32`, for compiled functions."""

@@ -37,15 +37,24 @@ def _vector(kind: Any, n: int) -> Any:
     return ir.VectorType(kind, n)
 
 
-def _dots(bits: int, zero: int, n_rows: int) -> Any:
-    """The operation that returns Σ scale · Σ (q - zero) · n for so many rows.
+def _dots(bits: int, zero: int, has_offsets: bool, n_rows: int) -> Any:
+    """The operation that returns Σ scale · piece's scale · Σ (q - zero) · n + offset · Σ x for so many rows; scales and
+    offsets, if any, are float32, one for each piece of each row.
 
     A row has 16 or 32 bytes per piece. In 4 bits, the even numbers of a piece are in the lower halves of its bytes, and
     the odd ones in the upper: the vector's even numbers stand before its odd ones.
     """
 
     def emit(
-        builder: Any, values: Any, row_bytes: Any, numbers: Any, scales: Any, scales_bytes: Any, n_pieces: Any
+        builder: Any,
+        values: Any,
+        row_bytes: Any,
+        numbers: Any,
+        scales: Any,
+        offsets: Any,
+        vector_scales: Any,
+        vector_sums: Any,
+        n_pieces: Any,
     ) -> Any:
         int64 = values.type
 
@@ -83,46 +92,64 @@ def _dots(bits: int, zero: int, n_rows: int) -> Any:
             return low, high
 
         sums_type = _vector(_F32, 8)
-        # One instruction where the processor has it.
-        name, kind = "llvm.fmuladd.v8f32", ir.FunctionType(sums_type, [sums_type] * 3)
-        fused = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-        rows = [builder.add(values, builder.mul(row_bytes, int64(i))) for i in range(n_rows)]
-        scale_rows = [builder.add(scales, builder.mul(scales_bytes, int64(i))) for i in range(n_rows)]
+
+        def fused(kind: Any, suffix: str) -> Any:
+            """a · b + c, in one instruction where the processor has it."""
+            name = f"llvm.fmuladd.{suffix}"
+            return builder.module.globals.get(name) or ir.Function(
+                builder.module, ir.FunctionType(kind, [kind] * 3), name
+            )
+
+        of_vectors, of_numbers = fused(sums_type, "v8f32"), fused(_F32, "f32")
+        scale_bytes = builder.mul(n_pieces, int64(4))
+        rows, scale_rows, offset_rows = (
+            [builder.add(first, builder.mul(step, int64(i))) for i in range(n_rows)]
+            for first, step in ((values, row_bytes), (scales, scale_bytes), (offsets, scale_bytes))
+        )
         before = builder.block
         loop, after = builder.append_basic_block("pieces"), builder.append_basic_block("summed")
         builder.branch(loop)
         builder.position_at_end(loop)
         piece = builder.phi(int64)
         sums = [builder.phi(sums_type) for _ in range(n_rows)]
+        shifts = [builder.phi(_F32) for _ in range(n_rows if has_offsets else 0)]
         first = load(plus(numbers, piece, 64), _vector(_I16, 16))
         second = load(builder.add(plus(numbers, piece, 64), int64(32)), _vector(_I16, 16))
-        new = []
+        of_piece = load(plus(vector_scales, piece, 4), _F32)
+        new, new_shifts = [], []
+        if has_offsets:
+            sum_of_piece = load(plus(vector_sums, piece, 4), _F32)
+            for offset_row, shift in zip(offset_rows, shifts, strict=True):
+                offset = load(plus(offset_row, piece, 4), _F32)
+                new_shifts.append(builder.call(of_numbers, [offset, sum_of_piece, shift]))
         for row, scale_row, total in zip(rows, scale_rows, sums, strict=True):
             low, high = integers(plus(row, piece, 4 * bits))
             summed = builder.sitofp(builder.add(pairs(low, first), pairs(high, second)), sums_type)
-            scale = load(plus(scale_row, piece, 4), _F32)
+            scale = builder.fmul(load(plus(scale_row, piece, 4), _F32), of_piece)
             alone = builder.insert_element(ir.Constant(sums_type, ir.Undefined), scale, ir.Constant(_I32, 0))
             spread = builder.shuffle_vector(alone, alone, ir.Constant(_vector(_I32, 8), [0] * 8))
-            new.append(builder.call(fused, [summed, spread, total]))
+            new.append(builder.call(of_vectors, [summed, spread, total]))
         following = builder.add(piece, int64(1))
         piece.add_incoming(int64(0), before)
         piece.add_incoming(following, loop)
-        for total, next_total in zip(sums, new, strict=True):
-            total.add_incoming(ir.Constant(sums_type, [0.0] * 8), before)
+        for total, next_total in zip([*sums, *shifts], [*new, *new_shifts], strict=True):
+            zeros = [0.0] * 8 if total.type == sums_type else 0.0
+            total.add_incoming(ir.Constant(total.type, zeros), before)
             total.add_incoming(next_total, loop)
         builder.cbranch(builder.icmp_signed("<", following, n_pieces), loop, after)
         builder.position_at_end(after)
         totals = []
-        for vector in new:
+        for i, vector in enumerate(new):
             for half in (4, 2, 1):
                 upper = [i + half if i < half else 0 for i in range(8)]
                 other = builder.shuffle_vector(vector, vector, ir.Constant(_vector(_I32, 8), upper))
                 vector = builder.fadd(vector, other)
-            totals.append(builder.extract_element(vector, ir.Constant(_I32, 0)))
+            total = builder.extract_element(vector, ir.Constant(_I32, 0))
+            totals.append(builder.fadd(total, new_shifts[i]) if has_offsets else total)
         return totals if n_rows > 1 else totals[0]
 
     result = types.UniTuple(types.float32, n_rows) if n_rows > 1 else types.float32
-    return operation(result, *[types.int64] * 6)(emit)
+    return operation(result, *[types.int64] * 8)(emit)
 
 
 @jitted_with(fastmath=FASTMATH)
@@ -145,29 +172,22 @@ def _widen_scales(address, kind, start, n, to):
 
 
 @jitted_with(fastmath=FASTMATH)
-def _offsets_part(offsets, sums, n_groups, pieces_per_group):
-    """Σ offset · the sum of the vector's numbers in the offset's group."""
-    total = np.float32(0)
-    if pieces_per_group == 1:
-        for g in range(n_groups):
-            total += offsets[g] * sums[g]
-    else:
-        for g in range(n_groups):
-            for p in range(g * pieces_per_group, (g + 1) * pieces_per_group):
-                total += offsets[g] * sums[p]
-    return total
+def _for_each_piece(groups, n_groups, pieces_per_group, pieces):
+    """pieces = the number of each group, once for each piece of it."""
+    for g in range(n_groups):
+        for p in range(g * pieces_per_group, (g + 1) * pieces_per_group):
+            pieces[p] = groups[g]
 
 
 @jitted_with(fastmath=FASTMATH)
-def _both_scales(row_scales, vector_scales, n_groups, pieces_per_group, to):
-    """to[p] = the scale of piece p in the row, times that in the vector."""
+def _scales_of_pieces(address, kind, first, n_groups, pieces_per_group, pieces, buffer):
+    """The scales, or offsets, of n_groups groups from `first` on, as one float32 for each piece."""
     if pieces_per_group == 1:
-        for p in range(n_groups):
-            to[p] = row_scales[p] * vector_scales[p]
+        _widen_scales(address, kind, first, n_groups, pieces)
     else:
-        for g in range(n_groups):
-            for p in range(g * pieces_per_group, (g + 1) * pieces_per_group):
-                to[p] = row_scales[g] * vector_scales[p]
+        groups = f32_at(buffer)
+        _widen_scales(address, kind, first, n_groups, groups)
+        _for_each_piece(groups, n_groups, pieces_per_group, pieces)
 
 
 @jitted_with(fastmath=FASTMATH)
@@ -217,7 +237,8 @@ def vectors_to_integers(x, is_bf16, numbers, scales, sums, start, stop, n, n_pie
 
 def _products(bits: int, zero: int) -> Any:
     """The compiled loop over rows of integers of so many bits, of which `zero` is subtracted."""
-    dots_of_four, dots_of_one = _dots(bits, zero, _ROWS), _dots(bits, zero, 1)
+    four, one = (_dots(bits, zero, False, n_rows) for n_rows in (_ROWS, 1))
+    four_with_offsets, one_with_offsets = (_dots(bits, zero, True, n_rows) for n_rows in (_ROWS, 1))
 
     @jitted_with(fastmath=FASTMATH)
     def multiply(
@@ -226,41 +247,38 @@ def _products(bits: int, zero: int) -> Any:
     ):  # fmt: skip
         """y[v, i] = the product of vector v and the row i, for the rows start to stop; y is float32 with y_row numbers
         per vector. Scales and offsets, 0 for none, are [row, n_groups] in the format `kind`. The buffer holds
-        4 · (2 · n_groups + n_pieces) float32."""
+        12 · n_pieces float32."""
         row_bytes = n_pieces * 4 * bits
         per_group = n_pieces // n_groups
         result = f32_at(y)
-        both = buffer + 4 * _ROWS * 2 * n_groups
+        wide, shifts, rest = buffer, buffer + 16 * n_pieces, buffer + 32 * n_pieces
         i = start
         while i < stop:
             n_rows = _ROWS if i + _ROWS <= stop else 1
             # The scales of consecutive rows stand one after the other.
-            _widen_scales(scales, kind, i * n_groups, n_rows * n_groups, f32_at(buffer))
+            first, n = i * n_groups, n_rows * n_groups
+            _scales_of_pieces(scales, kind, first, n, per_group, f32_at(wide), rest)
             if offsets:
-                _widen_scales(offsets, kind, i * n_groups, n_rows * n_groups, f32_at(buffer + 4 * _ROWS * n_groups))
+                _scales_of_pieces(offsets, kind, first, n, per_group, f32_at(shifts), rest)
+            at = values + i * row_bytes
             for v in range(n_vectors):
-                vector = numbers + 2 * PIECE * n_pieces * v
-                of_pieces = f32_at(vector_scales + 4 * n_pieces * v)
-                for r in range(n_rows):
-                    _both_scales(
-                        f32_at(buffer + 4 * n_groups * r), of_pieces, n_groups, per_group,
-                        f32_at(both + 4 * n_pieces * r),
-                    )  # fmt: skip
-                at = values + i * row_bytes
+                x = numbers + 2 * PIECE * n_pieces * v
+                of_x, sums_of_x = vector_scales + 4 * n_pieces * v, vector_sums + 4 * n_pieces * v
                 place = v * y_row + i
-                if n_rows == _ROWS:
-                    a, b, c, d = dots_of_four(at, row_bytes, vector, both, 4 * n_pieces, n_pieces)
-                    result[place] = a
-                    result[place + 1] = b
-                    result[place + 2] = c
-                    result[place + 3] = d
-                else:
-                    result[place] = dots_of_one(at, row_bytes, vector, both, 4 * n_pieces, n_pieces)
+                if n_rows == 1:
+                    if offsets:
+                        result[place] = one_with_offsets(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces)
+                    else:
+                        result[place] = one(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces)
+                    continue
                 if offsets:
-                    of_vector = f32_at(vector_sums + 4 * n_pieces * v)
-                    for r in range(n_rows):
-                        row_offsets = f32_at(buffer + 4 * n_groups * (_ROWS + r))
-                        result[place + r] += _offsets_part(row_offsets, of_vector, n_groups, per_group)
+                    a, b, c, d = four_with_offsets(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces)
+                else:
+                    a, b, c, d = four(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces)
+                result[place] = a
+                result[place + 1] = b
+                result[place + 2] = c
+                result[place + 3] = d
             i += n_rows
 
     return multiply

@@ -48,7 +48,8 @@ def reads_integers(values: Tensor, scales: Tensor, n_vectors: int) -> bool:
 
 PIECE = 32
 """The groups of `integer_product` are multiples of this."""
-_KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+SCALE_FORMATS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+"""The numbers of formats of scales and offsets, see numba_integers.py."""
 
 
 def integer_form(values: Tensor, minima: Tensor | None) -> int:
@@ -83,9 +84,9 @@ def integer_product(x: Tensor, values: Tensor, scales: Tensor, middles: Tensor |
     on_threads(
         "products.numba_integers.multiply_integers",
         (numbers, *of_pieces, values, scales, middles if minima is None else minima, result),
-        (n_vectors, n_pieces, n_groups, _KINDS[scales.dtype], n_rows, form),
+        (n_vectors, n_pieces, n_groups, SCALE_FORMATS[scales.dtype], n_rows, form),
         n_rows=n_rows,
         n_columns=n * n_vectors,
-        buffer_size=4 * (2 * n_groups + n_pieces),
+        buffer_size=12 * n_pieces,
     )
     return result

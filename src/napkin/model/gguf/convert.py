@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath
+from napkin.model.compiled_blocks import CompiledBlocks
 from napkin.model.config import ModelConfig
 from napkin.model.gguf.block_formats import Integers, format_named
 from napkin.model.gguf.gguf_file import GgufFile, Metadata, text_of, write_gguf
@@ -192,6 +193,8 @@ def load_gguf(path: StrPath, *, dtype: torch.dtype = torch.float32, integers: bo
             if layer.bias is not None:
                 parts[f"{name.removesuffix('.weight')}.bias"] = parts_of(layer.bias)
         fill(parts, config, weights, factors)
+        if layers:
+            model.decode_blocks = CompiledBlocks()
     return model.eval()
 
 

@@ -1,0 +1,128 @@
+"""The blocks of a model of integers in one compiled pass, beside the model's own modules."""
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from napkin.accounting.recording import record
+from napkin.inference.engine import Engine, Request
+from napkin.inference.generation import cache_for, prefill
+from napkin.inference.settings import Sampling
+from napkin.kernels.blocks.decode import IntegerBlocks
+from napkin.model.compiled_blocks import CompiledBlocks, integer_blocks
+from napkin.model.config import ModelConfig
+from napkin.model.gguf import load_gguf, save_gguf
+from napkin.model.gguf.convert import GgufFormat
+from napkin.model.transformer import Transformer
+from oracles.model_switches import disturbed
+
+LLAMA = ModelConfig(
+    vocab_size=96, context_length=64, d_model=192, n_layers=2, n_heads=6, n_kv_heads=2, head_dim=64, d_ff=96,
+    norm_eps=1e-6, rope_theta=500.0, embedding_scale=1.0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of sequences of each compiled pass, in a list."""
+    seen: list[int] = []
+    decode = IntegerBlocks.decode
+
+    def counted(self: IntegerBlocks, x: Tensor, *more: Any) -> Tensor:
+        seen.append(len(x))
+        return decode(self, x, *more)
+
+    monkeypatch.setattr(IntegerBlocks, "decode", counted)
+    return seen
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def opened(config: ModelConfig, to: GgufFormat, folder: Path) -> Transformer:
+    save_gguf(disturbed(config), folder / f"{to}.gguf", to=to)
+    return load_gguf(folder / f"{to}.gguf", integers=True)
+
+
+def by_modules(model: Transformer) -> Transformer:
+    plain = copy.deepcopy(model)
+    plain.decode_blocks = None
+    return plain
+
+
+def logits_of(model: Transformer, n_sequences: int) -> list[Tensor]:
+    cache = cache_for(model, n_sequences, 40)
+    made = [prefill(model, [list(range(5 + b)) for b in range(n_sequences)], cache)]
+    return made + [prefill(model, [[7 * t + b] for b in range(n_sequences)], cache) for t in range(5)]
+
+
+@pytest.mark.parametrize(("to", "changes"), [("Q4_0", {}), ("Q8_0", {"biases": "qkv", "tie_embeddings": False})])
+@pytest.mark.parametrize("n_sequences", [1, 3])
+def test_the_compiled_pass_gives_the_logits_of_the_modules(
+    n_sequences: int, to: GgufFormat, changes: dict[str, Any], passes: list[int], threads: None, tmp_path: Path
+) -> None:
+    model = opened(dataclasses.replace(LLAMA, **changes), to, tmp_path)
+    expected = logits_of(by_modules(model), n_sequences)
+    assert passes == []
+    torch.set_num_threads(1)
+    found = logits_of(model, n_sequences)
+    assert passes == [n_sequences] * 5
+    for ours, theirs in zip(found, expected, strict=True):
+        # Sums in another order, and numbers that are then rounded to another integer of 16 bits.
+        assert (ours - theirs).norm() < 1e-3 * theirs.norm()
+    # Rows of a matrix are whose they are: threads change nothing.
+    torch.set_num_threads(3)
+    for ours, theirs in zip(logits_of(model, n_sequences), found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_an_engine_decodes_its_requests_together_by_the_compiled_pass(passes: list[int], tmp_path: Path) -> None:
+    model = opened(LLAMA, "Q8_0", tmp_path)
+    requests = [Request([3 + i, 5, 8, 13], 6 + i, Sampling(temperature=0.0)) for i in range(3)]
+    tokens = []
+    for each in (model, by_modules(model)):
+        engine = Engine(each, cache_bytes=2**20, max_running=4)
+        completions = [engine.submit(request) for request in requests]
+        engine.run()
+        tokens.append([completion.tokens for completion in completions])
+    assert tokens[0] == tokens[1]
+    assert max(passes) == 3
+
+
+def test_a_meter_sees_the_operators_of_the_modules(passes: list[int], tmp_path: Path) -> None:
+    model = opened(LLAMA, "Q8_0", tmp_path)
+    cache = cache_for(model, 1, 20)
+    prefill(model, [[1, 2, 3]], cache)
+    ledger = record(model, lambda: prefill(model, [[4]], cache), warm_up=0)
+    assert passes == []
+    n_matrices = sum(row.operator == "integer_product" for row in ledger.rows)
+    assert n_matrices == 4 * LLAMA.n_layers + 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"attention_window": 8}, {"qk_norm": "head"}, {"feed_forward": "geglu_tanh"}, {"block": "sandwich"}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_other_architectures_are_declined(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = opened(LLAMA, "Q8_0", tmp_path)
+    assert integer_blocks(model) is not None
+    other = Transformer(dataclasses.replace(LLAMA, **changes)).eval()
+    for mine, theirs in zip(other.blocks, model.blocks, strict=True):
+        for part, name in (("attention", "query_key_value"), ("attention", "output")):
+            setattr(mine.get_submodule(part), name, getattr(theirs.get_submodule(part), name))
+        for name in ("gate_up", "down"):
+            setattr(mine.get_submodule("feed_forward"), name, getattr(theirs.get_submodule("feed_forward"), name))
+    other.decode_blocks = CompiledBlocks()
+    assert integer_blocks(other) is None
+    assert all(torch.equal(a, b) for a, b in zip(logits_of(other, 1), logits_of(by_modules(other), 1), strict=True))
