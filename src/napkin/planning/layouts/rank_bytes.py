@@ -129,6 +129,10 @@ def _rank_bytes(
             moments.append((whole, costs.working_bytes(size, recompute)))
         if content.last:
             of_head = costs.head_working_bytes(size, choice.loss_chunk_size, recompute)
+            if micro_batches > 1 and not is_sharded(costs, layout):
+                # The loss has the gradient of the head's matrix in its forward pass, beside the sum of those before;
+                # of shards, `_whole_bytes` has it.
+                of_head += 4 * costs.model.vocab_size * costs.model.d_model / layout.tensor
             moments.append((at_head, workspaces + of_head))
         if content.first and micro_batches > 1:
             moments.append((whole, workspaces + 4 * costs.parameters(layout.tensor).embedding - freed))
