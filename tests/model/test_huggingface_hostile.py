@@ -35,6 +35,12 @@ CONFIGS = {
         vocab_size=53, context_length=12, d_model=24, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=8, norm_eps=1e-6,
         tie_embeddings=False, n_experts=3,
     ),
+    "deepseek_v3": ModelConfig(
+        vocab_size=53, context_length=12, d_model=24, n_layers=2, n_heads=4, d_ff=8, norm_eps=1e-6,
+        tie_embeddings=False, kv_lora_rank=8, q_lora_rank=6, rope_pairing="interleaved", n_experts=4, d_expert=8,
+        n_shared_experts=1, n_dense_layers=1, router="sigmoid", router_bias=True, rope_scaling="yarn", rope_factor=2.0,
+        rope_length=1.0, attention_scale=0.5,
+    ),
 }  # fmt: skip
 
 VALUES: list[Any] = [
@@ -102,7 +108,7 @@ def test_settings_of_any_type_and_size_are_refused_or_ignored(folder: Path) -> N
     # Those that others share with Llama are read by the same code.
     shared = (
         {"model_type"} | set(FAMILIES["llama"].write(CONFIGS["llama"]))
-        if settings["model_type"] in ("gemma2", "mixtral")
+        if settings["model_type"] in ("gemma2", "mixtral", "deepseek_v3")
         else set()
     )
     for name in settings.keys() - shared:

@@ -86,7 +86,7 @@ def test_the_families_that_people_ask_for_are_there() -> None:
     wanted += " llama-3.1-8b llama-3.1-70b llama-3.2-1b llama-3.2-3b mistral-7b qwen3-1.7b qwen3-4b qwen3-14b qwen3-32b"
     wanted += " qwen3-30b-a3b qwen2.5-0.5b qwen2.5-1.5b qwen2.5-3b qwen2.5-7b qwen2.5-14b qwen2.5-32b qwen2.5-72b"
     wanted += " llama-3.3-70b qwen3-235b-a22b qwen3-coder-480b-a35b gemma-3-270m gemma-3-1b"
-    wanted += " gemma-3-4b gemma-3-12b gemma-3-27b gpt-oss-20b gpt-oss-120b"
+    wanted += " gemma-3-4b gemma-3-12b gemma-3-27b gpt-oss-20b gpt-oss-120b deepseek-v2-lite deepseek-v3"
     wanted += " mamba2-130m mamba2-370m mamba2-780m mamba2-1.3b mamba2-2.7b"
     assert set(wanted.split()) == set(presets())
     assert all(found.source.count("/") == 1 for found in presets().values())

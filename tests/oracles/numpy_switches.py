@@ -198,6 +198,7 @@ def _slope(head: int, n_heads: int) -> float:
 def turned(x: Array, config: Any) -> Array:
     """Heads [position, head, head_dim] turned by their positions."""
     frequencies, length = rope_frequencies(config, x.shape[-1])
+    length = config.rope_length or length
     turned = np.empty_like(x)
     half = x.shape[-1] // 2
     for t in range(len(x)):
@@ -293,13 +294,29 @@ GATES = {
 }
 
 
+def _chosen_experts(ranked: Array, config: Any) -> NDArray[np.int64]:
+    """Of each token, the experts of the best groups with the largest numbers."""
+    chosen = []
+    each = config.n_experts // config.n_expert_groups
+    for row in ranked:
+        groups = [sorted(row[start : start + each])[::-1] for start in range(0, config.n_experts, each)]
+        worth = [sum(group[: 2 if config.router == "sigmoid" else 1]) for group in groups]
+        best = np.argsort(-np.array(worth), kind="stable")[: config.expert_groups_per_token]
+        left = [expert for expert in range(config.n_experts) if expert // each in best]
+        chosen.append(sorted(left, key=lambda expert: -row[expert])[: config.experts_per_token])
+    return np.array(chosen)
+
+
 def _mixture(own: Weights, x: Array, config: Any, routings: list | None) -> Array:
     """One token after another; with a capacity, all first choices are seated before the second ones."""
     n, k = config.n_experts, config.experts_per_token
     scores = x @ own["feed_forward.router.weight"].T
     probabilities = np.exp(scores - scores.max(axis=1, keepdims=True))
     probabilities /= probabilities.sum(axis=1, keepdims=True)
-    choices = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]
+    weighed = _sigmoid(scores) if config.router == "sigmoid" else probabilities
+    if config.router == "sigmoid":
+        probabilities = weighed / weighed.sum(axis=1, keepdims=True)
+    choices = _chosen_experts(weighed + own.get("feed_forward.choice_bias", 0.0), config)
     seated = np.zeros(n, dtype=int)
     room = len(x) * k if config.expert_capacity is None else math.ceil(config.expert_capacity * len(x) * k / n)
     result = np.zeros_like(x)
@@ -310,9 +327,9 @@ def _mixture(own: Weights, x: Array, config: Any, routings: list | None) -> Arra
             if seated[expert] > room:
                 continue
             z = _between(own["feed_forward.experts.up"][expert] @ x[token], config.feed_forward)
-            weight = probabilities[token, expert]
+            weight = config.expert_scale * weighed[token, expert]
             if config.normalize_expert_weights:
-                weight /= probabilities[token, choices[token]].sum()
+                weight /= weighed[token, choices[token]].sum()
             result[token] += weight * (own["feed_forward.experts.down"][expert] @ z)
     if routings is not None:
         share = np.array([(choices == expert).sum() / choices.size for expert in range(n)])

@@ -18,8 +18,12 @@ def test_the_parameters_of_a_preset_by_rule_are_within_two_percent_of_its_weight
     assert parameters_by_rule(preset(name)) == pytest.approx(presets()[name].parameters, rel=0.02)
 
 
-# As their makers say: 12.9 B of Mixtral's 46.7 B, and 2.8 B of DeepSeekMoE's 16.4 B, embeddings included.
-@pytest.mark.parametrize(("name", "active"), [("mixtral-8x7b", 12.9e9), ("deepseek-moe-16b", 2.8e9)])
+# As their makers say, embeddings included: 12.9 B of Mixtral's 46.7 B, 2.8 B of DeepSeekMoE's 16.4 B, 37 B of the 671 B
+# of DeepSeek-V3. The 2.4 B of DeepSeek-V2-Lite are without the embedding.
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [("mixtral-8x7b", 12.9e9), ("deepseek-moe-16b", 2.8e9), ("deepseek-v2-lite", 2.61e9), ("deepseek-v3", 37e9)],
+)
 def test_the_parameters_that_a_token_uses_by_rule_are_those_that_are_published(name: str, active: float) -> None:
     model = preset(name)
     looked_up = model.vocab_size * model.d_model

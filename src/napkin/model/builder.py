@@ -27,6 +27,7 @@ from napkin.model.feed_forward import (
     FeedForward,
     GatedFeedForward,
     MixtureOfExperts,
+    RoutingRule,
     SharedMixtureOfExperts,
 )
 from napkin.model.latent_attention import LatentAttention
@@ -74,6 +75,7 @@ class ModelBuilder:
                         scaling=config.rope_scaling,
                         factor=config.rope_factor,
                         original_context=config.resolved_original_context,
+                        length=config.rope_length,
                     )
                 )
             case "learned":
@@ -184,6 +186,10 @@ class ModelBuilder:
         settings = {
             "experts_per_token": config.experts_per_token,
             "normalize": config.normalize_expert_weights,
+            "routing": RoutingRule(
+                config.router, config.n_expert_groups, config.expert_groups_per_token, config.expert_scale
+            ),
+            "choice_bias": config.router_bias,
             "linears": self.linears,
         }
         if not config.n_shared_experts:

@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -25,6 +26,7 @@ FeedForwardKind = Literal[
 NormKind = Literal["rms", "layer", "none"]
 BlockKind = Literal["pre", "post", "sandwich", "reordered", "parallel"]
 Biases = Literal["none", "qkv", "all"]
+RouterScores = Literal["softmax", "sigmoid"]
 InitialStd = Literal["fan_in", "glorot", "fixed"]
 
 
@@ -137,6 +139,10 @@ class ModelConfig:
     """Context that the model was trained on before scaling, for yarn and llama3; None is context_length /
     rope_factor."""
 
+    rope_length: Annotated[float | None, Bounds(1e-6, 10**6)] = None
+    """Factor of the length of rotated vectors; None is the scaling's own, 0.1 · ln(rope_factor) + 1 for yarn and else
+    1."""
+
     attention: AttentionImplementation = "auto"
     """The implementation of attention; all compute the same numbers. sdpa is torch's fused operator; plain is products
     and a softmax, holds all scores, and is fastest on a CPU in bf16 up to some hundred tokens; flex is compiled for a
@@ -194,6 +200,24 @@ class ModelConfig:
 
     d_expert: Annotated[int | None, Bounds(1, 2**22)] = None
     """Width of one expert; None is d_ff."""
+
+    router: RouterScores = "softmax"
+    """How a router's logits become the scores of experts: softmax over all, or sigmoid for each alone (DeepSeek-V3
+    2024)."""
+
+    router_bias: bool = False
+    """Whether scores get a number per expert before experts are chosen, which their weights do not have (DeepSeek-V3).
+    Training leaves it as it is."""
+
+    n_expert_groups: Annotated[int, Bounds(1, 2**16)] = 1
+    """Groups that experts are divided into; a token's experts are of few of them, by the largest score of a group, or
+    with sigmoid by the sum of its two largest (DeepSeek-V2, DeepSeek-V3)."""
+
+    expert_groups_per_token: Annotated[int, Bounds(1, 2**16)] = 1
+    """Groups that a token's experts are of."""
+
+    expert_scale: Annotated[float, Bounds(1e-6, 10**6)] = 1.0
+    """Factor of the weights of a token's experts."""
 
     n_dense_layers: Annotated[int, Bounds(0, 4096)] = 0
     """Number of first blocks that keep one feed-forward layer for all tokens."""
@@ -370,6 +394,13 @@ class ModelConfig:
         if self.embedding_scale is not None:
             return self.embedding_scale
         return (self.mup_base_d_model or self.d_model) ** 0.5 if self.tie_embeddings else 1.0
+
+    @property
+    def resolved_rope_length(self) -> float:
+        """rope_length with its default filled in."""
+        if self.rope_length is not None:
+            return self.rope_length
+        return 0.1 * math.log(self.rope_factor) + 1 if self.rope_scaling == "yarn" else 1.0
 
     @property
     def resolved_original_context(self) -> float:

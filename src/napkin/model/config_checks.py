@@ -105,7 +105,7 @@ def problems_of(config: Any) -> Iterator[str]:
 
     yield from _problems_of_mixers(config)
     if not config.n_experts:
-        for name in ("n_shared_experts", "n_dense_layers", "d_expert", "expert_capacity"):
+        for name in ("n_shared_experts", "n_dense_layers", "d_expert", "expert_capacity", "router_bias"):
             if getattr(config, name):
                 yield f"{name} is {getattr(config, name)} and there are no experts: set n_experts too"
         return
@@ -114,6 +114,19 @@ def problems_of(config: Any) -> Iterator[str]:
             f"experts_per_token {config.experts_per_token} exceeds n_experts {config.n_experts}: use at most "
             f"{config.n_experts}"
         )
+    groups = config.n_expert_groups
+    if config.n_experts % groups:
+        yield f"n_expert_groups {groups} does not divide n_experts {config.n_experts}: use a divisor of it"
+    if config.expert_groups_per_token > groups:
+        yield f"expert_groups_per_token {config.expert_groups_per_token} exceeds n_expert_groups: use at most {groups}"
+    in_groups = config.n_experts // groups * config.expert_groups_per_token
+    if config.experts_per_token > in_groups:
+        yield (
+            f"experts_per_token {config.experts_per_token} exceeds the {in_groups} experts of a token's groups: use "
+            "more expert_groups_per_token"
+        )
+    if config.router == "sigmoid" and 1 < groups == config.n_experts:
+        yield f"n_expert_groups {groups} leaves groups of one expert, of which two are summed: use fewer groups"
     if config.biases == "all":
         yield "biases 'all' and n_experts: experts have no biases, use 'none' or 'qkv'"
     if config.mup_base_d_model is not None:

@@ -193,6 +193,45 @@ class Routing:
         return self
 
 
+@dataclass(frozen=True)
+class RoutingRule:
+    """The rule by which a router's logits choose a token's experts and weigh them."""
+
+    scores: str = "softmax"
+    """softmax over all experts, or sigmoid for each."""
+    n_groups: int = 1
+    groups_per_token: int = 1
+    scale: float = 1.0
+    """Factor of the weights."""
+
+    def probabilities(
+        self, logits: Float[Tensor, "token n_experts"]
+    ) -> tuple[Float[Tensor, "token n_experts"], Float[Tensor, "token n_experts"]]:
+        """Scores of experts, and the same with a sum of 1."""
+        if self.scores == "softmax":
+            scores = logits.softmax(dim=-1)
+            return scores, scores
+        scores = logits.sigmoid()
+        return scores, scores / scores.sum(dim=-1, keepdim=True)
+
+    def choose(
+        self, scores: Float[Tensor, "token n_experts"], bias: Float[Tensor, " n_experts"] | None, k: int
+    ) -> tuple[Float[Tensor, "token choice"], Int[Tensor, "token choice"]]:
+        """The scores of a token's experts and their numbers, by score and bias, the first first."""
+        if bias is None and self.n_groups == 1:
+            return scores.topk(k, dim=-1)
+        ranked = scores.detach() if bias is None else scores.detach() + bias.detach()
+        if self.n_groups > 1:
+            grouped = ranked.unflatten(-1, (self.n_groups, -1))
+            # DeepSeek-V3 sums two, DeepSeek-V2 takes the largest.
+            of_groups = grouped.topk(2 if self.scores == "sigmoid" else 1, dim=-1).values.sum(dim=-1)
+            best = of_groups.topk(self.groups_per_token, dim=-1).indices
+            left_out = torch.ones_like(of_groups, dtype=torch.bool).scatter(-1, best, False)
+            ranked = grouped.masked_fill(left_out.unsqueeze(-1), float("-inf")).flatten(-2)
+        chosen = ranked.topk(k, dim=-1).indices
+        return scores.gather(-1, chosen), chosen
+
+
 class MixtureOfExperts(nn.Module):
     """The weighted sum of the outputs of each token's chosen experts.
 
@@ -207,18 +246,24 @@ class MixtureOfExperts(nn.Module):
         *,
         experts_per_token: int,
         normalize: bool = True,
+        routing: RoutingRule | None = None,
+        choice_bias: bool = False,
         linears: LinearFactory | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.n_experts = len(experts.up)
+        self.rule = routing or RoutingRule()
         self.experts_per_token = experts_per_token
         self.normalize_weights = normalize
         linears = (linears or LinearFactory()).on(device, dtype)
         self.router = Linear(
             d_model, self.n_experts, generator=linears.generator, device=linears.device, dtype=linears.dtype
         )
+        zeros = torch.zeros(self.n_experts, device=linears.device, dtype=linears.dtype)
+        self.choice_bias = nn.Parameter(zeros) if choice_bias else None
+        """Is added to scores where experts are chosen, which has no gradient: an optimizer leaves it as it is."""
         self.experts = moved(experts, device, dtype)
         self._routing: Routing | None = None
 
@@ -231,8 +276,8 @@ class MixtureOfExperts(nn.Module):
         tokens = x.reshape(-1, x.shape[-1])
         with torch.autocast(x.device.type, enabled=False):
             logits = self.router(tokens.to(self.router.weight.dtype)).float()
-        probabilities = logits.softmax(dim=-1)
-        likeliest, chosen = probabilities.topk(self.experts_per_token, dim=-1)
+        scores, probabilities = self.rule.probabilities(logits)
+        likeliest, chosen = self.rule.choose(scores, self.choice_bias, self.experts_per_token)
         counts = chosen.new_zeros(self.n_experts).scatter_add(0, chosen.flatten(), torch.ones_like(chosen).flatten())
         outputs, dropped = self.experts(tokens, chosen, counts)
         routing = Routing(
@@ -242,6 +287,10 @@ class MixtureOfExperts(nn.Module):
             dropped=dropped,
         )
         weights = likeliest / likeliest.sum(dim=-1, keepdim=True) if self.normalize_weights else likeliest
+        weights = weights if self.rule.scale == 1 else weights * self.rule.scale
+        if self.choice_bias is not None:
+            # A gradient of zeros, as every parameter of a step has one.
+            weights = weights + 0 * self.choice_bias.sum()
         mixed = (outputs.view(*chosen.shape, -1) * weights.unsqueeze(-1)).sum(dim=1)
         return mixed.to(x.dtype).view(x.shape), routing
 

@@ -36,8 +36,9 @@ Scaled = tuple[Float[Tensor, " half_head_dim"], float]
 class RotaryEmbedding(nn.Module):
     """The angles' cosines and sines for positions 0 .. context_length - 1, tabulated in fp32.
 
-    `pairing` is a key of PAIRINGS and `scaling` one of ROPE_SCALINGS, which takes `factor` and `original_context`. The
-    tables are buffers that no checkpoint stores: they follow from the config.
+    `pairing` is a key of PAIRINGS and `scaling` one of ROPE_SCALINGS, which takes `factor` and `original_context`;
+    `length` is the factor of rotated vectors' length, None is the scaling's. The tables are buffers that no checkpoint
+    stores: they follow from the config.
     """
 
     cosines: Float[Tensor, "context_length head_dim"]
@@ -53,11 +54,13 @@ class RotaryEmbedding(nn.Module):
         scaling: str = "none",
         factor: float = 1.0,
         original_context: float | None = None,
+        length: float | None = None,
     ) -> None:
         super().__init__()
         self.rotate, lay_out = PAIRINGS[pairing]
         frequencies = rope_frequencies(head_dim, theta)
-        frequencies, length = ROPE_SCALINGS[scaling](frequencies, theta, factor, original_context or context_length)
+        frequencies, usual = ROPE_SCALINGS[scaling](frequencies, theta, factor, original_context or context_length)
+        length = usual if length is None else length
         angles = torch.outer(torch.arange(context_length, dtype=torch.float64), frequencies)
         cosines, sines = (length * angles.cos()).float(), (length * angles.sin()).float()
         self.register_buffer("cosines", lay_out(cosines, cosines), persistent=False)

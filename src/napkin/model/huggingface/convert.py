@@ -242,8 +242,8 @@ def family_of(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
     """
     obstacles: list[list[str]] = []
     for kind, family in ALL_FAMILIES.items():
-        settings = {"model_type": kind, **family.write(config)}
         try:
+            settings = {"model_type": kind, **family.write(config)}
             stored = family.read(msgspec.convert(settings, family.settings))
         except NapkinError:
             continue  # The family has no way of writing a value, such as no feed-forward layer.

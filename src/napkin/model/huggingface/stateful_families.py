@@ -1,7 +1,7 @@
 """Families of Hugging Face models whose layers carry a state: Mamba-2, and Granite 4 without experts, a hybrid.
 
-Their state-space layers have the same weights under the same names. `ALL_FAMILIES` are these and those of
-`families.py`.
+Their state-space layers have the same weights under the same names. `ALL_FAMILIES` are these, DeepSeek's and those
+of `families.py`.
 """
 
 import math
@@ -13,6 +13,7 @@ import msgspec
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.model.config_checks import same_pattern
+from napkin.model.huggingface.deepseek_family import DEEPSEEK_V3
 from napkin.model.huggingface.families import (
     FAMILIES,
     Family,
@@ -212,6 +213,7 @@ def _hybrid_factors(settings: Any) -> dict[str, float]:
 
 ALL_FAMILIES: Mapping[str, Family] = {
     **FAMILIES,
+    "deepseek_v3": DEEPSEEK_V3,
     "mamba2": Family(
         architecture="Mamba2ForCausalLM",
         settings=Mamba2Settings,
