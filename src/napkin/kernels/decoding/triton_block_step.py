@@ -29,9 +29,11 @@ def _vectors(n: int) -> int:
     return max(16, triton.next_power_of_2(n))
 
 
-def _columns(dtype: torch.dtype, rows: int) -> int:
-    """Columns that are multiplied at a time: 16 KiB of a program's rows at most."""
-    return max(16, min(128, 16384 // (rows * dtype.itemsize)))
+def _columns(dtype: torch.dtype, rows: int, vectors: int) -> int:
+    """Columns that are multiplied at a time in the format of the vectors: 16 KiB of a program's rows at most. Products
+    in fp32 hold what they multiply in registers."""
+    most = 128 if dtype.itemsize == 2 else 64 if vectors == 16 else 32
+    return max(16, min(most, 16384 // (rows * dtype.itemsize)))
 
 
 def project_heads(
@@ -72,7 +74,7 @@ def project_heads(
         HEAD=width, INT8=len(matrix) > 1, BIASED=bias is not None, CENTRED=centred, SHIFTED=norm_bias is not None,
         HEAD_NORMED=query_gain is not None, ROTATED=cosines is not None, INTERLEAVED=interleaved,
         QUANTIZED=key_scales is not None, VECTORS=_vectors(n_vectors), PAIRS=pairs,
-        COLUMNS=_columns(matrix[0].dtype, 2 * pairs), PRECISION=dot_precision(x.dtype),
+        COLUMNS=_columns(x.dtype, 2 * pairs, _vectors(n_vectors)), PRECISION=dot_precision(x.dtype),
         # Warps of NVIDIA's have 32 threads, those of AMD's 64.
         num_warps=8 if torch.version.hip is None and _vectors(n_vectors) * pairs >= 4096 else 4, num_stages=3,
     )  # fmt: skip
@@ -99,7 +101,8 @@ def project_activation(
         x, matrix[0], matrix[-1], bias, factor, gain, norm_bias, eps, result, n_vectors, n_rows, n_columns, x.stride(0),
         INT8=len(matrix) > 1, BIASED=bias is not None, CENTRED=centred, SHIFTED=norm_bias is not None,
         ACTIVATION=ACTIVATIONS.index(activation), GATED=gated, VECTORS=_vectors(n_vectors), ROWS=_ROWS,
-        COLUMNS=_columns(matrix[0].dtype, 2 * _ROWS), PRECISION=dot_precision(x.dtype), num_warps=4, num_stages=3,
+        COLUMNS=_columns(x.dtype, 2 * _ROWS, _vectors(n_vectors)), PRECISION=dot_precision(x.dtype),
+        num_warps=4, num_stages=3,
     )  # fmt: skip
     return result
 
@@ -113,7 +116,9 @@ def add_product(
         x, splits = joined(x, logsumexp, residual.dtype), 1
     n_rows = len(matrix[0])
     result = torch.empty_like(residual)
-    columns = _columns(matrix[0].dtype, _ROWS) if splits == 1 else max(16, triton.next_power_of_2(width))
+    columns = (
+        _columns(residual.dtype, _ROWS, _vectors(n_vectors)) if splits == 1 else max(16, triton.next_power_of_2(width))
+    )
     sum_kernel[(triton.cdiv(n_rows, _ROWS),)](
         x, logsumexp, matrix[0], matrix[-1], bias, factor, residual, result, n_vectors, n_rows, n_heads, splits,
         residual.stride(0),
