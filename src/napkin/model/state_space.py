@@ -252,5 +252,5 @@ def _of_length_1(x: Tensor) -> Tensor:
     return (wide * torch.rsqrt(wide.square().sum(dim=-1, keepdim=True) + _SMALLEST_SQUARE)).to(x.dtype)
 
 
-STATEFUL_MIXERS: dict[str, type[StatefulMixer]] = {"mamba2": Mamba2, "gated_delta": GatedDeltaNet}
+STATEFUL_MIXERS: dict[str, type[Mamba2] | type[GatedDeltaNet]] = {"mamba2": Mamba2, "gated_delta": GatedDeltaNet}
 """Layers with a state by their name in `ModelConfig.mixers`."""
