@@ -82,6 +82,27 @@ def test_a_cast_of_two_numbers_puts_the_first_into_the_upper_half() -> None:
     assert torch.equal(pairs, expected)
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)])
+def test_a_cast_to_fp8_rounds_to_nearest_even_up_to_the_largest(kind: str, dtype: torch.dtype) -> None:
+    numbers = floats(7, 5.0)
+    step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    numbers[:12] = torch.tensor([0.0, -0.0, 0.5, 1.5, -2.5, 17.0, 19.0, 1.0, 0.25, 0.75, 7.5, 15.5]) * step
+    numbers[12:18] = torch.tensor([1.0625, 1.1875, 1.125, 1.375, 1e30, -1e30])
+    pairs = computed(f"cvt.rn.satfinite.{kind}x2.f32 d, a, b", floats(8), numbers, result=torch.int16)
+    largest = torch.finfo(dtype).max
+    expected = torch.stack([each.clamp(-largest, largest).to(dtype).view(torch.uint8) for each in (numbers, floats(8))])
+    assert torch.equal(pairs.view(torch.uint8).view(-1, 2).T, expected)
+
+
+def test_a_cast_towards_zero_is_not_larger() -> None:
+    narrow = computed("cvt.rz.f16.f32 d, a", floats(9, 2.0), result=torch.float16).double()
+    exact = floats(9, 2.0).double()
+    nearest = exact.to(torch.float16).double()
+    assert (narrow.abs() <= exact.abs()).all()
+    assert torch.equal(narrow[nearest.abs() <= exact.abs()], nearest[nearest.abs() <= exact.abs()])
+    assert ((exact - narrow).abs() < 2 * 2.0**-11 * exact.abs() + 2**-24).all()
+
+
 def test_fma_rounds_once() -> None:
     a, b = floats(3), floats(4)
     # Sums that cancel, and sums whose exact value is next to the middle between two results.

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from napkin.kernels.products.grouped import fused_grouped_matmul, grouped_matmul_reference
+from napkin.kernels.products.linear import fp8_quantize_reference
 from napkin.kernels.products.quantized import quantized_product
 from napkin.kernels.triton_tiles import ProductTile, forced
 from napkin.model.quantized import Int4Linear, Int8Linear
@@ -14,6 +15,20 @@ from oracles.ptx.launches import executing_ptx
 
 SMALL = ProductTile(rows=16, columns=32, depth=16, warps=1, stages=2)
 """Products in fp32 take an instruction for each number of a thread."""
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_rounding_to_fp8_is_that_of_torch_to_the_bit(dtype: torch.dtype, gradient: bool) -> None:
+    from napkin.kernels.products.triton_fp8 import fp8_quantize
+
+    x = torch.randn(33, 129, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with executing_ptx(90) as executed:
+        found, scale = fp8_quantize(x, gradient)
+    expected, expected_scale = fp8_quantize_reference(x, gradient)
+    assert scale == expected_scale
+    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+    assert [each.kernel for each in executed] == ["largest_kernel", "round_kernel"]
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from oracles.ptx.numbers import (
     flushed,
     fused_multiply_add,
     permuted_bytes,
+    rounded_to_f16_towards_zero,
+    rounded_to_fp8,
     shifted,
 )
 from oracles.ptx.program import Address, Instruction, Name, PtxError, Register, Vector
@@ -126,8 +128,10 @@ def _move(machine: Machine, instruction: Instruction, mask: Mask | None) -> None
 def _convert(machine: Machine, instruction: Instruction, mask: Mask | None) -> None:
     to, of = instruction.types
     target, *sources = instruction.operands
-    rest = set(instruction.modifiers) - {to, of} - {"rn", "rz", "rzi", "sat", "rna"}
-    if rest or "sat" in instruction.modifiers:
+    roundings = set(instruction.modifiers) - {to, of}
+    known = {"rna"} if to == "tf32" else {"rzi"} if to[0] in "su" and of[0] == "f" else {"rn"}
+    known |= {"satfinite"} if to in ("e4m3x2", "e5m2x2") else {"rz"} if (to, of) == ("f16", "f32") else set()
+    if roundings - known:
         raise PtxError("the instruction is not known here")
     assert isinstance(target, Register)
     width = machine.program.width(target)
@@ -135,7 +139,13 @@ def _convert(machine: Machine, instruction: Instruction, mask: Mask | None) -> N
         upper, lower = (encode(machine.read(each, of), to[:-2], 32) for each in sources)
         machine.write(target, (upper << np.uint32(16)) | lower, mask)
         return
+    if to in ("e4m3x2", "e5m2x2"):
+        upper, lower = (rounded_to_fp8(machine.read(each, of), to[:-2]) for each in sources)
+        machine.write(target, (upper << np.uint16(8)) | lower, mask)
+        return
     numbers = machine.read(sources[0], of)
+    if "rz" in roundings:
+        numbers = rounded_to_f16_towards_zero(numbers)
     if to == "tf32":
         # To nearest, ties away from zero.
         machine.write(target, (numbers.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000), mask)

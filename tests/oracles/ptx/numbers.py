@@ -70,6 +70,24 @@ def rounded_to_bf16(numbers: Numbers) -> Numbers:
     return np.where(np.isnan(numbers), np.uint32(0x7FFF), nearest).astype(np.uint16)
 
 
+def rounded_to_fp8(numbers: Numbers, kind: str) -> Numbers:
+    """The bits of the nearest e4m3 or e5m2, ties to even; beyond the largest it is the largest, and NaN is 0x7f."""
+    mantissa, bias, largest = (3, 7, 0x7E) if kind == "e4m3" else (2, 15, 0x7B)
+    size = np.abs(numbers.astype(np.float64))
+    exponent = np.maximum(np.where(size == 0, -bias, np.frexp(size)[1] - 1), 1 - bias)
+    units = np.rint(np.minimum(np.ldexp(size, mantissa - exponent), 2.0 ** (mantissa + 2)))
+    # The leading bit of a number that is not subnormal adds 1 to the exponent before it.
+    raw = np.minimum(units + np.ldexp(exponent + bias - 1.0, mantissa), largest)
+    raw = np.where(np.isnan(size), 0x7F, raw).astype(np.uint16)
+    return raw | (np.signbit(numbers).astype(np.uint16) << np.uint16(7))
+
+
+def rounded_to_f16_towards_zero(numbers: Numbers) -> Numbers:
+    nearest = numbers.astype(np.float16)
+    beyond = np.abs(nearest.astype(np.float64)) > np.abs(numbers.astype(np.float64))
+    return np.where(beyond, np.nextafter(nearest, np.float16(0)), nearest)
+
+
 def fused_multiply_add(a: Numbers, b: Numbers, c: Numbers) -> Numbers:
     """a · b + c of fp32, rounded once.
 

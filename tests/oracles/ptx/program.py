@@ -89,7 +89,7 @@ class Program:
         return self.widths[register.name.rstrip("0123456789")]
 
 
-TYPE = re.compile(r"(pred|b\d+|u\d+|s\d+|f\d+|f16x2|bf16|bf16x2|tf32|e4m3|e5m2)")
+TYPE = re.compile(r"(pred|b\d+|u\d+|s\d+|f\d+|f16x2|bf16|bf16x2|tf32|e4m3x2|e5m2x2)")
 _NUMBER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?")
 
 
