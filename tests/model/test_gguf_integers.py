@@ -20,7 +20,7 @@ from napkin.model.gguf.block_formats import format_named
 from napkin.model.gguf.convert import GgufFormat, load_gguf_parts
 from napkin.model.gguf.gguf_file import GgufFile, write_gguf
 from napkin.model.layers import Linear
-from napkin.model.quantized import Int4Linear, Int8Linear, QuantizedLinear
+from napkin.model.quantized import Int4Linear, Int8Linear, QuantizedLinear, weight_bytes_of
 from napkin.optim.tensor_parts import Part
 from napkin.tokenizer import train_bpe
 from napkin.tokenizer.interchange.gguf import gguf_vocabulary
@@ -122,6 +122,7 @@ def test_a_model_in_integers_is_the_model_of_its_numbers(to: GgufFormat, changes
     with GgufFile(path) as file:
         in_file = sum(entry.n_bytes for entry in file.tensors.values())
     assert sum(held.values()) - tables == in_file
+    assert weight_bytes_of(integers) == in_file
 
 
 def test_matrices_of_several_formats_side_by_side_become_numbers(tmp_path: Path) -> None:

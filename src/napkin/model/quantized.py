@@ -328,6 +328,13 @@ def quantized_twin(model: Transformer, to: Format, tensors: dict[str, Tensor]) -
     _for_inference(model)
 
 
+def weight_bytes_of(model: nn.Module) -> int:
+    """Bytes of a model's parameters, and of its integers with their scales; what two layers share counts once."""
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    buffers = {buffer for layer in layers for buffer in layer.buffers()}
+    return sum(each.nbytes for each in (*model.parameters(), *buffers))
+
+
 def put_quantized(model: Transformer, layers: dict[str, QuantizedLinear]) -> None:
     """Put layers in the place of a model's matrices of those names, which end with ".weight".
 

@@ -22,6 +22,7 @@ from napkin.hardware.service_efficiency import FITTED, efficiency_of_server, gen
 from napkin.inference.paged_cache import bytes_per_token
 from napkin.inference.service_load import Served, ServiceLoad
 from napkin.model.config import ModelConfig
+from napkin.model.quantized import weight_bytes_of
 from napkin.model.transformer import Transformer
 from napkin.planning.services.replica import (
     KV_BYTES,
@@ -372,7 +373,7 @@ def _plan_here(
     work = count_work(config)
     weight_bytes = work.parameters * dtype.itemsize
     if given is not None:
-        weight_bytes = sum(each.nbytes for each in given.parameters())
+        weight_bytes = weight_bytes_of(given)
     needed, free = weight_bytes + cache_bytes, psutil.virtual_memory().available
     if given is None and needed > free:
         raise NapkinError(
@@ -384,7 +385,8 @@ def _plan_here(
     found = simulate_engine(load, steps, max_running, PREFILL_CHUNK, n_blocks=n_blocks, block_size=_BLOCK)
 
     def read(sequences: float, tokens: float, kept: float) -> float:
-        return (work.weights_read(tokens) + work.head_weights) * dtype.itemsize + sequences * kept * per_token
+        weights = work.weights_read(tokens) + work.head_weights
+        return weights * weight_bytes / work.parameters + sequences * kept * per_token
 
     times = ServiceTimes(
         statistics.mean(each.time_to_first_token for each in found.served),
