@@ -43,6 +43,7 @@ from napkin.kernels.loss import triton_cross_entropy
 from napkin.kernels.norms import triton_norms
 from napkin.kernels.pointwise import triton_adamw, triton_pointwise
 from napkin.kernels.products import triton_fp8, triton_grouped, triton_quantized
+from napkin.kernels.triton_tiles import compiled_for
 from result_files import write_result
 
 BATCH, LENGTH, HEADS, KV_HEADS = 4, 2048, 16, 4
@@ -334,8 +335,11 @@ def caught(run: Callable[[str], object], architecture: str) -> dict[str, Launch]
     try:
         # Kernels ask torch whether it is ROCm's.
         hip = "offline" if PROCESSORS[architecture].target.backend == "hip" else None
+        capability = re.fullmatch(r"sm_(\d+)(\d)", architecture)
+        token = compiled_for.set(capability and (int(capability[1]), int(capability[2])))
         with compiling_for(None if here else architecture), patch.object(torch.version, "hip", hip):
             run("cuda" if here else "meta")
+        compiled_for.reset(token)
     finally:
         JITFunction.run = launch
     return launches

@@ -13,6 +13,7 @@ import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -117,6 +118,16 @@ HALF_BOUNDED: _Tiles = {
 }
 """Tiles of half-precision attention with documents, a window or a soft cap, which take registers."""
 
+NARROW_ON_120: dict[tuple[AttentionKernel, bool], AttentionTile] = {
+    ("forward", False): AttentionTile(128, 64, 8, 3),
+    ("forward", True): AttentionTile(64, 64, 8, 3),
+    ("backward_keys", False): AttentionTile(64, 64, 8, 2),
+}
+"""Tiles of half-precision attention with heads up to 64 on sm_120, by kernel and whether it is bounded, where those
+above spill 16 to 72 bytes per thread."""
+compiled_for: ContextVar[tuple[int, int] | None] = ContextVar("compiled_for", default=None)
+"""The compute capability of a device that is not there, for which kernels are compiled ahead."""
+
 FULL: _Tiles = {
     "forward": _tiles((64, 32, 8, 2), (32, 32, 8, 1), (16, 16, 8, 1)),
     "backward_keys": _tiles((32, 32, 8, 1), (16, 32, 8, 1), (16, 16, 8, 1)),
@@ -213,8 +224,16 @@ def default_attention_tile(kernel: AttentionKernel, query: Tensor, *, bounded: b
     """The tile for queries of that dtype and width; `bounded`: whether there are documents, a window or a soft cap."""
     table = FULL if query.dtype == torch.float32 else HALF_BOUNDED if bounded else HALF
     tile = next(tile for width, tile in table[kernel].items() if query.shape[-1] <= width)
+    if query.dtype != torch.float32 and query.shape[-1] <= 64 and _capability(query) == (12, 0):
+        tile = NARROW_ON_120.get((kernel, bounded), tile)
     # ROCm's devices have 64 KiB of shared memory: three stages of heads of 128 would take 80.
     return replace(tile, stages=min(tile.stages, 2)) if torch.version.hip is not None else tile
+
+
+def _capability(tensor: Tensor) -> tuple[int, int] | None:
+    if tensor.is_cuda and torch.version.hip is None:
+        return torch.cuda.get_device_capability(tensor.device)
+    return compiled_for.get()
 
 
 def row_block(width: int) -> int:
