@@ -9,7 +9,7 @@ sequences that are decoded, and 8 prompts of 2048 tokens. Beside napkin's forms 
 they are installed, which the report says, and always a plain model of PyTorch, compiled. Each contender is a process
 of its own with a limit of minutes: what fails or is too long is a row with its reason. What has been measured on this
 commit, device and day is kept in first-hour/ and not measured again. The ratio is that of napkin's fastest form to the
-contender's speed. What the peers' interfaces are like was read in their sources; nobody has run them here.
+contender's speed. The calls into the peers' interfaces were written without them installed, and have never run.
 """
 
 import argparse
