@@ -52,7 +52,10 @@ SHAPES = {
     [
         *SHAPES.values(),
         *(
-            pytest.param(replace(preset(name), n_layers=2, context_length=512), marks=pytest.mark.torture)
+            pytest.param(
+                replace(preset(name), n_layers=max(2, preset(name).n_dense_layers + 1), context_length=512),
+                marks=pytest.mark.torture,
+            )
             for name in presets()
         ),
     ],
