@@ -82,7 +82,8 @@ def state_kept_bytes_rule(sizes: StateSizes, *, context_length: int, tokens: flo
     Of the layer of Dao & Gu 2024: what it reads, the products of its first matrix, the convolution before and after
     SiLU, steps, values, outputs, the gate after SiLU, what it gates and its norm, and a state per chunk; of several
     groups the norm before its gain too, w more. 0.2% under at a width of 128: two norms keep a number per token more,
-    the convolution k - 1 tokens per sequence.
+    the convolution k - 1 tokens per sequence. Where chunks do not divide the context, 18% under at 96 tokens: padded
+    copies are kept.
     """
     chunk = min(CHUNK, context_length)
     states = sizes.state_size * sizes.width / chunk
