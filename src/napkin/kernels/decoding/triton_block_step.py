@@ -76,7 +76,8 @@ def project_heads(
         QUANTIZED=key_scales is not None, VECTORS=_vectors(n_vectors), PAIRS=pairs,
         COLUMNS=_columns(x.dtype, 2 * pairs, _vectors(n_vectors)), PRECISION=dot_precision(x.dtype),
         # Warps of NVIDIA's have 32 threads, those of AMD's 64.
-        num_warps=8 if torch.version.hip is None and _vectors(n_vectors) * pairs >= 4096 else 4, num_stages=3,
+        num_warps=8 if torch.version.hip is None and _vectors(n_vectors) * pairs * x.element_size() >= 8192 else 4,
+        num_stages=3,
     )  # fmt: skip
     return queries
 
