@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from napkin.curation.filters import Perplexity
 from napkin.curation.registry import make_stage
 from napkin.curation.stage import Dropped, Record
 from napkin.errors import NapkinError
@@ -15,7 +16,8 @@ WANTED = [f"The proof of theorem {i} follows by induction on the length of the w
 def test_what_is_unlike_the_training_text_has_many_bits(tmp_path: Path) -> None:
     model = train_ngrams(WANTED[::2], 4)
     model.save(tmp_path / "model")
-    stage = make_stage("perplexity", {"model": str(tmp_path / "model"), "min_bits": 0.01, "max_bits": 3.0})
+    stage = Perplexity(str(tmp_path / "model"), min_bits=0.01, max_bits=3.0)
+    assert stage == make_stage("perplexity", {"model": str(tmp_path / "model"), "min_bits": 0.01, "max_bits": 3.0})
     record = Record(identity="a", text=WANTED[1])
     kept = stage.apply(record)
     assert isinstance(kept, Record)
@@ -30,4 +32,4 @@ def test_wrong_options_and_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NapkinError, match="max_bits is -1"):
         make_stage("perplexity", {"model": "m", "max_bits": -1.0})
     with pytest.raises(NapkinError, match="cannot be read"):
-        make_stage("perplexity", {"model": str(tmp_path / "none")}).apply(Record(identity="a", text="x"))
+        Perplexity(str(tmp_path / "none")).apply(Record(identity="a", text="x"))
