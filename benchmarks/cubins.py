@@ -292,8 +292,8 @@ def run_elementwise(dtype: torch.dtype, device: str) -> None:
     triton_pointwise.rotate(heads, table, table, False, False)
     parameter, gradient, average, square = (torch.zeros(WIDTH, WIDTH, device=device) for _ in range(4))
     copy = torch.zeros(WIDTH, WIDTH, dtype=dtype, device=device)
-    lists = ([each] for each in (parameter, gradient, average, square, copy))
-    triton_adamw.adamw(*lists, torch.ones((), device=device), 1e-3, 0.9, 0.95, 1e-8, 0.1, 1)
+    factor = torch.ones((), device=device)
+    triton_adamw.adamw([parameter], [gradient], [average], [square], [copy], factor, 1e-3, 0.9, 0.95, 1e-8, 0.1, 1)
 
 
 def run_cross_entropy(dtype: torch.dtype, device: str) -> None:

@@ -92,10 +92,10 @@ class HeldLatents(CachedPass):
     """Stands in for a pass of which one layer's latents are held."""
 
     def __init__(self, held: Tensor) -> None:
-        self.held = held
+        self.latents = held
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.cat((self.held, keys), dim=2), values
+        return torch.cat((self.latents, keys), dim=2), values
 
 
 @pytest.mark.parametrize(("n_new", "n_held"), [(1, 0), (1, 40), (5, 40), (40, 0), (40, 56)])

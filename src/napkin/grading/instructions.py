@@ -138,7 +138,7 @@ def _first_word_of_paragraph(text: str, parameters: Parameters) -> bool:
 
 
 def _postscript(text: str, parameters: Parameters) -> bool:
-    marker = parameters["postscript_marker"].lower()
+    marker: str = parameters["postscript_marker"].lower()
     # The usual ones may have spaces between their letters.
     spelled = {"p.s.": r"p\.\s?s\.", "p.p.s": r"p\.\s?p\.\s?s"}.get(marker, re.escape(marker))
     return re.search(spelled, text.lower()) is not None

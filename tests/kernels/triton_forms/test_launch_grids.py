@@ -45,7 +45,7 @@ def attention() -> None:
 def decode() -> None:
     query, key = meta(MANY, 4, 1, 64), meta(MANY, 2, 16, 64)
     counts, table = meta(MANY, dtype=torch.int64), meta(MANY, 1, dtype=torch.int64)
-    triton_decode.attend_to_slots(query, key, key, counts, table, 16, None, None, 0.125, 0.0)
+    triton_decode.attend_to_slots(query, key, key, counts, table, 16, None, None, 0.125, 0.0, 0)
 
 
 def rotation() -> None:
