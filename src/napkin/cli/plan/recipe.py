@@ -1,5 +1,6 @@
 """`napkin recipe` prints a recipe, `napkin plan` says what its run will take, `napkin count` traces its step."""
 
+import contextlib
 import dataclasses
 import re
 import textwrap
@@ -305,4 +306,9 @@ def _unset_field(recipe: Recipe, values: Any, field: dataclasses.Field[Any]) -> 
         known = getattr(replace(recipe.optimizer.resolved, warmup_steps=recipe.warmup_steps), field.name)
     else:
         known = getattr(values, f"resolved_{field.name}", None)
-    return [f"# {field.name} is not set"] if known is None else [f"# {tomli_w.dumps({field.name: known}).rstrip()}"]
+    if known is not None:
+        # Some sizes cannot be set where the model has no such part.
+        with contextlib.suppress(NapkinError):
+            replace(values, **{field.name: known})
+            return [f"# {tomli_w.dumps({field.name: known}).rstrip()}"]
+    return [f"# {field.name} is not set"]
