@@ -23,6 +23,7 @@ from napkin.inference.paged_cache import KVFormat, PagedCache, bytes_per_token, 
 from napkin.inference.sampling import NOT_FINITE, Draw, draw, told_draws
 from napkin.inference.scheduler import BlockPool, Pass, ScheduledSequence, Scheduler
 from napkin.inference.settings import Sampling
+from napkin.kernels.operators import is_interpreted
 from napkin.model.kernel_forms import use_decoding_kernels
 from napkin.model.kv_cache import bucket_of
 from napkin.model.transformer import Transformer
@@ -198,7 +199,8 @@ class Engine:
             n_states=max_running,
         )
         self._state_slots: dict[EngineSequence, int] = {}
-        if not torch.is_autocast_enabled(model.device.type):
+        # Triton's interpreter would take minutes for a text.
+        if not torch.is_autocast_enabled(model.device.type) and not is_interpreted():
             use_decoding_kernels(model)
         self.graphs = DecodingGraphs(model, self.cache)
         self._arrived: deque[EngineSequence] = deque()
