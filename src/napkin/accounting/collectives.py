@@ -175,7 +175,7 @@ class CollectiveClock(TorchDispatchMode):
         self._moments = StreamMoments() if self._on_device else HostMoments()
         self._thread = get_ident()
         self._calls: list[list[Any]] = []
-        """Of each collective the call, the moment at which it was entered, waits as pairs of moments, and its end."""
+        """Each collective: its call, the moment at which it was entered, waits as pairs of moments, and its end."""
         self._operators: list[tuple[Any, Any]] = []
         """The moments before and after each operator and each wait."""
         self._by_work: dict[int, tuple[Any, list[Any]]] = {}

@@ -41,7 +41,7 @@ class Calibration:
     error: float
     """The expected calibration error."""
     standard_error: float
-    """By drawing groups of items with replacement."""
+    """The standard error of `error`, by drawing groups of items with replacement."""
     chance: float
     """The mean error of a model that is calibrated, with the same confidences on as many items."""
     overconfidence: float

@@ -51,7 +51,7 @@ class Vote:
 def read_votes(path: StrPath) -> list[Vote]:
     """Read votes: JSONL of a, b, winner, which is a, b, tie or the name of one of the two, and item if there is one.
 
-    Raises NapkinError for a line that is no vote.
+    Raises NapkinError for a line that is not a vote.
     """
     votes = []
     lines = read_bounded(path, _MOST_BYTES, what="a file of votes").decode("utf-8-sig", "replace").split("\n")
@@ -106,7 +106,7 @@ class Ratings:
 
     models: list[Rating]
     covariance: list[list[float]]
-    """Of the ratings, in the same order."""
+    """The covariance of the ratings, in the order of `models`."""
     intervals: str
     """How intervals were made: Fisher information or the bootstrap."""
 

@@ -94,7 +94,7 @@ class SampledBits:
     """Compressed size of the same bytes, as one stream."""
     xz_bits_per_byte: float
     ngram_bits_per_byte: float | None = None
-    """That of a model of n-grams on the same bytes, as one document, where one was given."""
+    """The bits per byte of an n-gram model on the same bytes, as one document, where one was given."""
 
 
 def documents_of_tokens(token_file: TokenFile, tokenizer: Tokenizer) -> Documents:

@@ -243,7 +243,7 @@ def _inverted(weights: Tensor, uniforms: Float[Tensor, "row 1"]) -> Int[Tensor, 
     wanted = uniforms * cumulative[:, -1:]
     # The first that exceeds it, which has a weight above 0; rounding up to the whole sum would find none.
     wanted = torch.minimum(wanted, cumulative[:, -1:].nextafter(torch.zeros_like(wanted)))
-    # Of weights that are no numbers it would be none of the tokens.
+    # Where weights are NaN the index would be behind the last token.
     return torch.searchsorted(cumulative, wanted, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from napkin.evaluation.bits_per_byte import BitsResult
 
 CONFIDENCE = 0.95
-"""As of all intervals that are printed."""
+"""The level of all intervals that are printed."""
 
 
 @dataclass(frozen=True)

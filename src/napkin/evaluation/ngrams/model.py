@@ -36,15 +36,15 @@ class Level:
     """The grams of an order, by their contexts."""
 
     firsts: NDArray[np.int64]
-    """Of each context the number of its first gram, and their number at the end."""
+    """The number of the first gram of each context, and the number of all grams at the end."""
     symbols: NDArray[np.uint8]
-    """Of each gram its last symbol, in order within a context."""
+    """The last symbol of each gram, in order within a context."""
     seen: NDArray[np.float64]
-    """Of each gram its probability without that of the lower order."""
+    """The probability of each gram, without that of the lower order."""
     gammas: NDArray[np.float64]
-    """Of each context the weight of the lower order."""
+    """The weight of the lower order in each context."""
     following: NDArray[np.uint32]
-    """Of each gram the context of the next order that it is."""
+    """The context of the next order that each gram is."""
 
 
 class NgramModel:

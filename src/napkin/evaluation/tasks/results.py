@@ -80,7 +80,7 @@ class TaskResult:
     left_out: list[str] = field(default_factory=list)
     """Items that could not be scored, and why."""
     calibration: Calibration | None = None
-    """Of the probabilities of choices."""
+    """The calibration of the probabilities of choices."""
 
     def refuse_other_items(self, items: Iterable[Item]) -> None:
         """Raise NapkinError where the result has items that are not among these of a task."""

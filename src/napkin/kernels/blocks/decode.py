@@ -55,7 +55,7 @@ class BlockWeights:
 
     @property
     def matrices(self) -> tuple[IntegerMatrix, ...]:
-        """In the order in which they are read."""
+        """The matrices, in the order in which they are read."""
         return self.query_key_value, self.output, self.gate_up, self.down
 
 
