@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from napkin.inference.decoding_graphs import DecodingGraphs, Outputs, bucket
+from napkin.inference.decoding_graphs import DecodingGraphs, Outputs
 from napkin.inference.engine import Completion, Engine, Request
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
+from napkin.model.kv_cache import power_of_two
 from napkin.model.transformer import Transformer
 from oracles.host_waits import host_waits
 
@@ -181,5 +182,5 @@ def test_the_host_reads_a_step_of_tokens_once(record: Any, monkeypatch: pytest.M
 
 
 def test_buckets_are_powers_of_two() -> None:
-    assert [bucket(n) for n in (1, 2, 3, 5, 16, 17)] == [1, 2, 4, 8, 16, 32]
-    assert [bucket(n, 512) for n in (1, 513)] == [512, 1024]
+    assert [power_of_two(n) for n in (1, 2, 3, 5, 16, 17)] == [1, 2, 4, 8, 16, 32]
+    assert [power_of_two(n, 512) for n in (1, 513)] == [512, 1024]

@@ -17,6 +17,7 @@ from torch import Tensor
 from napkin.errors import first_line
 from napkin.inference.paged_cache import PagedCache
 from napkin.model.feed_forward import CapacityExperts
+from napkin.model.kv_cache import power_of_two
 from napkin.model.transformer import Transformer
 
 LEAST_KEYS = 512
@@ -25,11 +26,6 @@ LEAST_KEYS = 512
 Outputs = tuple[Tensor, ...]
 Record = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], object]]]
 """Records what a function launches: the tensors that it returns, and what launches the same again into them."""
-
-
-def bucket(n: int, least: int = 1) -> int:
-    """The power of two that n is rounded up to."""
-    return max(least, 1 << (n - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ class DecodingGraphs:
             self._recorded.clear()
             self._addresses = addresses
         limit = -(-self.cache.most_positions // self.cache.block_size) * self.cache.block_size
-        rows, keys = bucket(len(tokens)), min(bucket(max(lengths) + 1, LEAST_KEYS), limit)
+        rows, keys = power_of_two(len(tokens)), min(power_of_two(max(lengths) + 1, LEAST_KEYS), limit)
         recorded = self._recorded.get((rows, keys))
         if recorded is not None:
             recorded.inputs.fill(tokens, tables, lengths)

@@ -280,8 +280,8 @@ class PagedPass(CachedPass):
         return None if keys is None else (keys, keys if values is None else values)
 
     def new_slots(self, layer: int, scales: tuple[Tensor, Tensor] | None) -> NewSlots:
-        (blocks, slots), cache = self._new, self.cache
-        return NewSlots(cache.keys[layer].numbers, cache.values[layer].numbers, blocks[:, 0], slots[:, 0], scales)
+        blocks, slots = self._new
+        return NewSlots(*self.held(layer), blocks[:, 0], slots[:, 0], scales)
 
     def held(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.cache.keys[layer].numbers, self.cache.values[layer].numbers

@@ -35,12 +35,17 @@ NOWHERE = 2**30
 SMALLEST_BUCKET = 16
 
 
+def power_of_two(n: int, least: int = 1) -> int:
+    """The power of two that n is rounded up to."""
+    return max(least, 1 << (n - 1).bit_length())
+
+
 def bucket_of(length: int, device: torch.device) -> int:
     """The length that tokens or keys are padded to: on a GPU a power of two, whose libraries prepare a kernel for each
     new shape; on a CPU the length itself. A single token stays alone."""
     if device.type == "cpu" or length == 1:
         return length
-    return max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+    return power_of_two(length, SMALLEST_BUCKET)
 
 
 class CachedPass:
@@ -258,7 +263,7 @@ class ExtendingPass(CachedPass):
 
     def new_slots(self, layer: int, scales: tuple[Tensor, Tensor] | None) -> NewSlots:
         blocks, slots = self._places[self.cache.n_slots[layer]].indices
-        return NewSlots(self.cache.keys[layer], self.cache.values[layer], blocks[:, 0], slots[:, 0])
+        return NewSlots(*self.held(layer), blocks[:, 0], slots[:, 0])
 
     def held(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.cache.keys[layer], self.cache.values[layer]
