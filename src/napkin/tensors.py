@@ -1,20 +1,22 @@
 """The layout of a tensor: shape and strides over a storage that other tensors may share; numbers on their way between
-a device and the host; the random state of a device."""
+a device and the host; the random state of a device; launches recorded as a CUDA graph."""
 
 import gc
 import itertools
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from napkin.number_formats import FORMATS
 from napkin.units import format_bytes
+
+Result = TypeVar("Result")
 
 
 class HostCopy:
@@ -39,6 +41,25 @@ class HostCopy:
 def random_state_kept(device_type: str) -> AbstractContextManager[None]:
     """Put back the random state of the CPU, and of this process's GPU where it is used, at the end of the block."""
     return torch.random.fork_rng(devices=[torch.cuda.current_device()] if device_type == "cuda" else [])
+
+
+def record_graph(
+    run: Callable[[], Result], stream: torch.cuda.Stream, pool: Any = None
+) -> tuple[Result, Callable[[], object]]:
+    """Record what `run` launches on a GPU as a CUDA graph, after a first run on the same stream, where libraries build
+    kernels and allocate workspaces. Return what `run` returned, and what launches the same into it again.
+
+    Graphs of one stream and `pool`, a handle of torch's, share the memory of what is between their inputs and outputs:
+    one runs at a time. Raises RuntimeError where something cannot be recorded, such as a wait of the host.
+    """
+    graph = torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
+        result = run()
+    return result, graph.replay
 
 
 def together(*numbers: Tensor) -> Tensor:

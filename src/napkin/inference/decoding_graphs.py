@@ -19,6 +19,7 @@ from napkin.inference.paged_cache import PagedCache
 from napkin.model.feed_forward import CapacityExperts
 from napkin.model.kv_cache import power_of_two
 from napkin.model.transformer import Transformer
+from napkin.tensors import record_graph
 
 LEAST_KEYS = 512
 """Keys of the smallest bucket."""
@@ -42,7 +43,7 @@ class DecodingGraphs:
     """The recorded steps of a model and a cache.
 
     Args:
-        record: records a step; None is `record_cuda_graph` on a GPU, and nothing on a CPU.
+        record: records a step; None is `CudaGraphs.record` on a GPU, and nothing on a CPU.
     """
 
     def __init__(self, model: Transformer, cache: PagedCache, record: Record | None = None) -> None:
@@ -148,16 +149,8 @@ class CudaGraphs:
     """Records CUDA graphs that share the memory of what is between their inputs and outputs: one runs at a time."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+        self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], object]]:
-        """Record what `run` launches, after a first run that builds kernels and allocates workspaces."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            outputs = run()
-        return outputs, graph.replay
+        """See `record_graph`."""
+        return record_graph(run, self._stream, self._pool)

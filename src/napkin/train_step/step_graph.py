@@ -23,7 +23,7 @@ from napkin.distributed.pipeline_stages import MicroBatch, Passes
 from napkin.errors import NapkinError, first_line
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.tuning_recipe import TuningRecipe
-from napkin.tensors import random_state_kept
+from napkin.tensors import random_state_kept, record_graph
 
 PLAIN_STEPS = METERED_STEP + 1
 """Steps of a process before the graph is recorded."""
@@ -45,29 +45,23 @@ def graph_obstacle(resolved: ResolvedRecipe) -> str | None:
     return next((why for why, is_so in obstacles.items() if is_so), None)
 
 
-Recorder = Callable[[Callable[[], None]], Callable[[], None]]
+Recorder = Callable[[Callable[[], None]], Callable[[], object]]
 """Runs a function as often as recording needs, and returns what does the same to the same tensors."""
 
 
-def record_cuda_graph(run: Callable[[], None]) -> Callable[[], None]:
-    """Run the function once on a stream of its own, so that libraries have their workspaces there, and record it.
+def record_cuda_graph(run: Callable[[], None]) -> Callable[[], object]:
+    """Record the function on a stream of its own; see `record_graph`.
 
     Raises NapkinError where something in it cannot be recorded, such as a wait of the host.
     """
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
     try:
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph, stream=stream):
-            run()
+        _, replay = record_graph(run, torch.cuda.Stream())
     except RuntimeError as error:
         raise NapkinError(
             f"the training step cannot be recorded as a CUDA graph ({first_line(error)}): use "
             '--training.cuda-graphs off, or cuda_graphs = "off" under [training] in the run\'s recipe.toml'
         ) from error
-    return graph.replay
+    return replay
 
 
 class MicroBatchGraph:
@@ -81,7 +75,7 @@ class MicroBatchGraph:
         self._gradients: list[Tensor] = []
         self._buffers: MicroBatch | None = None
         self._total = torch.zeros(())
-        self._replay: Callable[[], None] | None = None
+        self._replay: Callable[[], object] | None = None
 
     @property
     def is_recorded(self) -> bool:

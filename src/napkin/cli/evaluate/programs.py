@@ -1,18 +1,17 @@
 """`napkin evaluate programs [RUN] --problems FILE`: sampled programs against tests, and pass@k."""
 
 import functools
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from napkin.cli.common.files import folder_for, refuse_existing
+from napkin.cli.common.files import refuse_existing
 from napkin.cli.common.options import JsonOption, Switch, command, refuse_given
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import notify, print_json, print_table, say
-from napkin.cli.evaluate.tasks import log_of, result_path, score_row
+from napkin.cli.evaluate.tasks import items_beside, log_of, result_path, score_row
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def evaluate_programs(options: ProgramOptions) -> None:
     if options.limit is not None and options.limit < 1:
         raise NapkinError(f"--limit is {options.limit}: use 1 or more problems")
     from napkin.evaluation.tasks.programs import grade_problems, read_completions, read_problems, summarise_problems
-    from napkin.evaluation.tasks.results import open_log, versions, write_result
+    from napkin.evaluation.tasks.results import versions, write_result
     from napkin.evaluation.tasks.task_file import digests
     from napkin.grading.reward import code_reward
 
@@ -115,13 +114,8 @@ def evaluate_programs(options: ProgramOptions) -> None:
         path = result_path(options.run, "programs", settings)
     if path is not None and path.exists() and not log_of(path).exists():
         refuse_existing(path)
-    with ExitStack() as stack:
-        if path is not None:
-            stack.enter_context(folder_for(path))
-        log = stack.enter_context(open_log(path and log_of(path), settings))
-        if log.done:
-            notify(f"{len(log.done):,} of {len(problems):,} problems are done already")
-        line = stack.enter_context(progress_line("writing and running programs"))
+    progress = progress_line("writing and running programs")
+    with items_beside(path, settings, len(problems), "problems") as log, progress as line:
         results = grade_problems(
             problems,
             sample,

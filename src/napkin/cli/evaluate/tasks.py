@@ -3,7 +3,8 @@
 import hashlib
 import json as json_text
 import math
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from napkin.evaluation.calibration import Calibration
     from napkin.evaluation.tasks.prompts import Prompting
     from napkin.evaluation.tasks.published import Task
-    from napkin.evaluation.tasks.results import TaskResult
+    from napkin.evaluation.tasks.results import ItemLog, TaskResult
     from napkin.evaluation.tasks.running import TaskPlan
     from napkin.evaluation.uncertainty import Estimate
     from napkin.inference.loaded_model import LoadedModel
@@ -193,17 +194,12 @@ def _task(options: TaskOptions) -> "tuple[Task, Prompting]":
 def _run(
     path: Path | None, settings: dict[str, Any], task: "Task", model: "LoadedModel", prompting: "Prompting"
 ) -> "TaskResult":
-    from napkin.evaluation.tasks.results import open_log, read_result, summarise, write_result
+    from napkin.evaluation.tasks.results import read_result, summarise, write_result
     from napkin.evaluation.tasks.running import run_task
 
     if path is None:
         notify("the result is printed only: name a file with --out to keep it, and to go on after an interruption")
-    with ExitStack() as stack:
-        if path is not None:
-            stack.enter_context(folder_for(path))
-        log = stack.enter_context(open_log(path and log_of(path), settings))
-        if log.done:
-            notify(f"{len(log.done):,} of {len(task.items):,} items are done already")
+    with items_beside(path, settings, len(task.items), "items") as log:
         with progress_line("evaluating") as line:
             results = run_task(
                 task, model, prompting, log, progress=lambda done, total: line(done, total, f"{done:,}/{total:,} items")
@@ -215,6 +211,21 @@ def _run(
                 read_result(path)
             write_result(path, result)
     return result
+
+
+@contextmanager
+def items_beside(path: Path | None, settings: Any, total: int, what: str) -> "Iterator[ItemLog]":
+    """Open the log beside a result, whose folder is made if need be, and say how many of the `total` are done already;
+    without a path no file is kept."""
+    from napkin.evaluation.tasks.results import open_log
+
+    with ExitStack() as stack:
+        if path is not None:
+            stack.enter_context(folder_for(path))
+        log = stack.enter_context(open_log(path and log_of(path), settings))
+        if log.done:
+            notify(f"{len(log.done):,} of {total:,} {what} are done already")
+        yield log
 
 
 def log_of(path: Path) -> Path:
