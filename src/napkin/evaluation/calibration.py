@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from napkin.evaluation.uncertainty import numbered_groups
+
 N_BINS = 15
 _DRAWS = 1000
 
@@ -72,8 +74,7 @@ def calibration_of(
     """The calibration of confidences, each with whether its choice is right; `groups` as in `mean_estimate`."""
     confidence, correct = np.asarray(confidences, dtype=np.float64), np.asarray(right, dtype=np.float64)
     places = np.clip(np.ceil(confidence * n_bins).astype(np.int64) - 1, 0, n_bins - 1)
-    numbers: dict[Hashable, int] = {}
-    labels = np.array([numbers.setdefault(each, len(numbers)) for each in (groups or range(len(confidence)))])
+    labels, n_groups = numbered_groups(groups or range(len(confidence)))
     random = np.random.default_rng(seed)
 
     def error(hits: np.ndarray, counts: np.ndarray | None = None) -> float:
@@ -83,7 +84,7 @@ def calibration_of(
 
     drawn = []
     for _ in range(_DRAWS):
-        counts = np.bincount(random.integers(0, len(numbers), len(numbers)), minlength=len(numbers))
+        counts = np.bincount(random.integers(0, n_groups, n_groups), minlength=n_groups)
         drawn.append(error(correct, counts[labels].astype(np.float64)))
     chance = np.mean([error((random.random(len(confidence)) < confidence).astype(np.float64)) for _ in range(_DRAWS)])
     bins = [

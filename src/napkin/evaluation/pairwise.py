@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from napkin.errors import NapkinError, first_line
-from napkin.evaluation.uncertainty import Estimate, mean_estimate
+from napkin.evaluation.uncertainty import Estimate, mean_estimate, numbered_groups
 from napkin.files import StrPath, read_bounded
 
 ELO_SCALE = 400 / math.log(10)
@@ -163,6 +163,11 @@ def ratings_of(
     return Ratings(models, covariance[np.ix_(order, order)].tolist(), how)
 
 
+def _questions(votes: Sequence[Vote]) -> list[str]:
+    """The question of each vote; a vote that names none has one of its own."""
+    return [vote.item or f"\0{number}" for number, vote in enumerate(votes)]
+
+
 def bradley_terry(wins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The strengths of the highest likelihood, with mean 0, and their covariance; wins[i, j] are those of i against j.
 
@@ -220,14 +225,13 @@ def _refuse_infinite(wins: np.ndarray, names: Sequence[str]) -> None:
 def _bootstrapped(
     votes: Sequence[Vote], pairs: np.ndarray, results: np.ndarray, n: int, samples: int, random: np.random.Generator
 ) -> np.ndarray:
-    items: dict[str, int] = {}
-    labels = np.array([items.setdefault(vote.item or f"\0{number}", len(items)) for number, vote in enumerate(votes)])
+    labels, n_items = numbered_groups(_questions(votes))
     # A sample in which a model has won nothing would have no finite rating: half a vote of each against the whole field
     # keeps all of them finite.
     prior = 0.5 / n * (1 - np.eye(n))
     drawn = np.empty((samples, n))
     for sample in range(samples):
-        counts = np.bincount(random.integers(0, len(items), len(items)), minlength=len(items))[labels]
+        counts = np.bincount(random.integers(0, n_items, n_items), minlength=n_items)[labels]
         strengths, _ = bradley_terry(_wins(pairs, results, n, counts) + prior)
         drawn[sample] = ELO_START + ELO_SCALE * strengths
     return drawn
@@ -276,9 +280,9 @@ def win_rate(votes: Sequence[Vote], model: str, other: str) -> WinRate:
     from napkin.evaluation.resampling import resampled_difference
 
     items: dict[str, list[Vote]] = defaultdict(list)
-    for number, vote in enumerate(votes):
+    for question, vote in zip(_questions(votes), votes, strict=True):
         if {vote.a, vote.b} == {model, other}:
-            items[vote.item or f"\0{number}"].append(vote)
+            items[question].append(vote)
     if not items:
         raise NapkinError(f"there is no vote between '{model}' and '{other}': name two models that were compared")
     rates, consistent = [], []

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from napkin.errors import NapkinError
+from napkin.evaluation.uncertainty import numbered_groups
 
 DRAWS = 10_000
 _EXACT_GROUPS = 16
@@ -54,11 +55,8 @@ def resampled_difference(
     if len(first) != len(second) or (groups is not None and len(groups) != len(first)):
         raise NapkinError(f"{len(first)} scores are to be compared with {len(second)}: compare those of the same items")
     differences = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
-    numbers: dict[Hashable, int] = {}
-    labels = np.array(
-        [numbers.setdefault(each, len(numbers)) for each in (groups or range(len(first)))], dtype=np.int64
-    )
-    if len(numbers) < 2:
+    labels, n_groups = numbered_groups(groups or range(len(first)))
+    if n_groups < 2:
         raise NapkinError("two models are compared on at least two groups of items: use more items")
     sums, sizes = np.bincount(labels, weights=differences), np.bincount(labels)
     random = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ which is s²/n where each item is a group of its own.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,11 +138,17 @@ def _checked(values: Sequence[float], groups: Sequence[Hashable] | None) -> tupl
     scores = np.asarray(values, dtype=np.float64)
     if not len(scores):
         raise NapkinError("there are no scores: use at least one item")
-    numbers: dict[Hashable, int] = {}
-    labels = [numbers.setdefault(group, len(numbers)) for group in (groups or range(len(scores)))]
+    labels, n_groups = numbered_groups(groups or range(len(scores)))
     if len(labels) != len(scores):
         raise NapkinError(f"{len(scores)} scores have {len(labels)} groups: name the group of each")
-    return scores, np.array(labels), len(numbers)
+    return scores, labels, n_groups
+
+
+def numbered_groups(groups: Iterable[Hashable]) -> tuple[np.ndarray, int]:
+    """The number of each item's group, counted from 0 in the order in which they occur, and how many groups there
+    are."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64), len(numbers)
 
 
 def _clustered_error(residuals: np.ndarray, labels: np.ndarray, n_groups: int) -> float:
