@@ -11,13 +11,21 @@ part that is linear in the state S before the chunk, which is known when the chu
 """
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from napkin.kernels.operators import in_autocast_dtype
 from napkin.kernels.recurrences import CHUNK
-from napkin.kernels.recurrences.state_space import Documents, Keys, LogDecay, State, Values, chunk_decays
+from napkin.kernels.recurrences.state_space import (
+    Documents,
+    Keys,
+    LogDecay,
+    State,
+    Values,
+    chunk_decays,
+    token_decays,
+    whole_chunks,
+)
 
 Rates = Float[Tensor, "batch position heads"]
 
@@ -41,14 +49,8 @@ def plain_delta_rule(
     queries, keys = (each.repeat_interleave(heads // each.shape[2], dim=2) for each in (queries, keys))
     if state is None:
         state = values.new_zeros(values.shape[0], heads, keys.shape[-1], values.shape[-1])
-    before = document_before
     outputs = []
-    for t in range(values.shape[1]):
-        decay = log_decay[:, t].exp()
-        if documents is not None:
-            before = documents[:, 0] if before is None else before
-            decay = decay * (documents[:, t] == before)[:, None]
-            before = documents[:, t]
+    for t, decay in enumerate(token_decays(log_decay, documents, document_before)):
         y, state = delta_step(queries[:, t], keys[:, t], values[:, t], decay, rates[:, t], state)
         outputs.append(y)
     return torch.stack(outputs, dim=1), state
@@ -92,14 +94,8 @@ def chunked_delta_rule(
     batch, length, heads, head_dim = values.shape
     dtype, wide = values.dtype, log_decay.dtype
     chunk = min(chunk, length)
-    padding = -length % chunk
-    if padding:
-        # A padding token has a key of zeros, and lets nothing decay.
-        queries, keys, values, log_decay, rates = (
-            F.pad(each, (0, 0) * (each.dim() - 2) + (0, padding)) for each in (queries, keys, values, log_decay, rates)
-        )
-        if documents is not None:
-            documents = torch.cat((documents, documents[:, -1:].expand(-1, padding)), dim=1)
+    tensors = queries, keys, values, log_decay, rates
+    (queries, keys, values, log_decay, rates), documents = whole_chunks(tensors, documents, chunk)
     n_chunks = values.shape[1] // chunk
 
     def by_chunk(x: Tensor) -> Tensor:

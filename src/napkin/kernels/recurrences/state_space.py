@@ -10,9 +10,11 @@ queries. Within a chunk of tokens the sum is attention without a softmax, (query
 products of matrices. Between chunks only states are passed on.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -46,17 +48,39 @@ def plain_scan(
     queries, keys = (each.repeat_interleave(heads // each.shape[2], dim=2) for each in (queries, keys))
     if state is None:
         state = values.new_zeros(values.shape[0], heads, keys.shape[-1], values.shape[-1])
-    before = document_before
     outputs = []
-    for t in range(values.shape[1]):
+    for t, decay in enumerate(token_decays(log_decay, documents, document_before)):
+        state = decay[..., None, None] * state + keys[:, t, :, :, None] * values[:, t, :, None]
+        outputs.append((queries[:, t, :, None] @ state)[:, :, 0])
+    return torch.stack(outputs, dim=1), state
+
+
+def token_decays(
+    log_decay: LogDecay, documents: Documents, document_before: Int[Tensor, " batch"] | None
+) -> Iterator[Float[Tensor, "batch heads"]]:
+    """How much of the state is left at each token: nothing where a document begins."""
+    before = document_before
+    for t in range(log_decay.shape[1]):
         decay = log_decay[:, t].exp()
         if documents is not None:
             before = documents[:, 0] if before is None else before
             decay = decay * (documents[:, t] == before)[:, None]
             before = documents[:, t]
-        state = decay[..., None, None] * state + keys[:, t, :, :, None] * values[:, t, :, None]
-        outputs.append((queries[:, t, :, None] @ state)[:, :, 0])
-    return torch.stack(outputs, dim=1), state
+        yield decay
+
+
+def whole_chunks(
+    tensors: Sequence[Tensor], documents: Documents, chunk: int
+) -> tuple[list[Tensor], Int[Tensor, "batch padded"] | None]:
+    """The arguments of a recurrence, [batch, position, ...], padded to whole chunks with tokens of zeros, which add
+    nothing and let nothing decay, of the last document."""
+    padding = -tensors[0].shape[1] % chunk
+    if not padding:
+        return list(tensors), documents
+    padded = [F.pad(each, (0, 0) * (each.dim() - 2) + (0, padding)) for each in tensors]
+    if documents is not None:
+        documents = torch.cat((documents, documents[:, -1:].expand(-1, padding)), dim=1)
+    return padded, documents
 
 
 def chunked_scan(
@@ -78,15 +102,7 @@ def chunked_scan(
     queries, keys, values = in_autocast_dtype(queries, keys, values)
     length = values.shape[1]
     chunk = min(chunk, length)
-    padding = -length % chunk
-    if padding:
-        # A padding token adds nothing, and lets nothing decay.
-        queries, keys, values, log_decay = (
-            torch.nn.functional.pad(each, (0, 0) * (each.dim() - 2) + (0, padding))
-            for each in (queries, keys, values, log_decay)
-        )
-        if documents is not None:
-            documents = torch.cat((documents, documents[:, -1:].expand(-1, padding)), dim=1)
+    (queries, keys, values, log_decay), documents = whole_chunks((queries, keys, values, log_decay), documents, chunk)
     if state is None:
         state = log_decay.new_zeros(values.shape[0], values.shape[2], keys.shape[-1], values.shape[-1])
     outputs, last = _ChunkedScan.apply(queries, keys, values, log_decay, state, documents, document_before, chunk)  # pyright: ignore[reportGeneralTypeIssues]
