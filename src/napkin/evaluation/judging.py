@@ -38,7 +38,7 @@ class Comparison:
 def read_comparisons(paths: Sequence[StrPath]) -> list[Comparison]:
     """Read the answers of two models, JSONL of prompt and answer each, which belong together by their id, or prompt.
 
-    Raises NapkinError for a file that is none, and where the two have no prompt in common.
+    Raises NapkinError for a file that is not of this form, and where the two have no prompt in common.
     """
     first, second = (_answers(path) for path in paths)
     found = [

@@ -121,7 +121,7 @@ def sentences(text: str) -> int:
 def _paragraphs_between_stars(text: str, parameters: Parameters) -> bool:
     parts = _SECTIONS_OF_STARS.split(text)
     inner = parts[1:-1]
-    # Nothing before the first mark or after the last is no paragraph; nothing between two is a fault.
+    # An empty part before the first mark or after the last is not a paragraph; one between two marks is a mistake.
     if any(not part.strip() for part in inner):
         return False
     return sum(bool(part.strip()) for part in parts) == parameters["num_paragraphs"]

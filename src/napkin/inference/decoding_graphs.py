@@ -3,8 +3,8 @@
 A step of a small model has some hundreds of launches, each of which takes the host longer than the device. A recorded
 step is one launch. It reads and writes the addresses at which it was recorded: the tokens, lengths and blocks of all
 sequences are copied into one buffer first, and the logits are where they were. A step of fewer sequences than its
-bucket has rows of padding, which write to the block of padding and are read by nobody; keys are those of the bucket's
-longest sequence at most.
+bucket has rows of padding, which write to the block of padding and whose logits are not used; keys are those of the
+bucket's longest sequence at most.
 """
 
 from collections.abc import Callable, Sequence
