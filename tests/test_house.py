@@ -3,6 +3,7 @@
 import ast
 import functools
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,9 @@ def test_tests_name_the_folder_of_a_conftest() -> None:
     plain = re.compile(r"^\s*(from|import) conftest\b", re.MULTILINE)
     files = Path(__file__).parent.rglob("*.py")
     assert [file for file in files if plain.search(file.read_text(encoding="utf-8"))] == []
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports a test file by its plain name: a second one of the name is not collected."""
+    names = Counter(file.name for file in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
