@@ -1,4 +1,6 @@
+import operator
 from collections.abc import Callable
+from decimal import Decimal
 from functools import partial
 
 import numpy as np
@@ -13,6 +15,7 @@ from napkin.kernels.attention.reference import (
     plain_attention,
     softcap,
     softcapped_attention,
+    softmax,
 )
 from oracles import numpy_transformer as oracle
 
@@ -27,6 +30,30 @@ def double(tensor: Tensor) -> oracle.Array:
 
 def assert_equals_float64(actual: Tensor, expected: oracle.Array) -> None:
     np.testing.assert_allclose(double(actual), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shift", [0.0, 3e4, -3e4])
+def test_softmax_has_the_exact_numbers_and_their_gradient(dtype: torch.dtype, shift: float) -> None:
+    x = (8 * normal(5, 7, 3)).to(dtype).add(shift).requires_grad_()
+    with torch.no_grad():
+        x[2, 4, 1] = -torch.inf
+    upstream = normal(5, 7, 3, seed=1).to(dtype)
+    weights = softmax(x, dim=1)
+    (gradient,) = torch.autograd.grad(weights, x, upstream)
+    tolerance = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2**-8}[dtype]
+    for row in range(5):
+        for column in range(3):
+            numbers = [Decimal(each) for each in x[row, :, column].tolist()]
+            exponentials = [each.exp() for each in numbers]
+            exact = [each / sum(exponentials) for each in exponentials]
+            outer = list(map(Decimal, upstream[row, :, column].tolist()))
+            mean = sum(map(operator.mul, exact, outer))
+            slopes = [p * (g - mean) for p, g in zip(exact, outer, strict=True)]
+            np.testing.assert_allclose(double(weights[row, :, column]), list(map(float, exact)), rtol=0, atol=tolerance)
+            np.testing.assert_allclose(
+                double(gradient[row, :, column]), list(map(float, slopes)), rtol=0, atol=4 * tolerance
+            )
 
 
 @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])

@@ -1,5 +1,8 @@
 from .folder import checkpoint_paths as checkpoint_paths
 from .folder import read_checkpoint as read_checkpoint
+from .modules import SavedModule as SavedModule
+from .modules import load as load
+from .modules import save as save
 from .restore import load_averaged_model as load_averaged_model
 from .restore import load_model as load_model
 from .restore import load_newest as load_newest

@@ -136,16 +136,18 @@ def shard_optimizer(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
     own_rank = ranks[dist.get_rank(group)]
     optimizer.own = {p for p, owner in zip(parameters, owners, strict=True) if owner == own_rank}
 
-    def exchange(*_: object) -> None:
-        # In place, so that no memory is needed; all at once, so that those of different ranks can overlap.
-        sending = [
-            dist.broadcast(local(parameter.detach()), owner, group, async_op=True)
-            for parameter, owner in zip(parameters, owners, strict=True)
-        ]
-        for work in filter(None, sending):
-            work.wait()
+    optimizer.register_step_post_hook(lambda *_: broadcast_from_owners(parameters, owners, group))
 
-    optimizer.register_step_post_hook(exchange)
+
+def broadcast_from_owners(parameters: Sequence[Tensor], owners: Sequence[int], group: dist.ProcessGroup | None) -> None:
+    """Give all ranks of a group the parameters of the rank that owns each."""
+    # In place, so that no memory is needed; all at once, so that those of different ranks can overlap.
+    sending = [
+        dist.broadcast(local(parameter.detach()), owner, group, async_op=True)
+        for parameter, owner in zip(parameters, owners, strict=True)
+    ]
+    for work in filter(None, sending):
+        work.wait()
 
 
 def balanced(sizes: Sequence[int], parts: int) -> list[int]:

@@ -15,6 +15,7 @@ from .attention.reference import fused_attention as fused_attention
 from .attention.reference import plain_attention as plain_attention
 from .attention.reference import softcap as softcap
 from .attention.reference import softcapped_attention as softcapped_attention
+from .attention.reference import softmax as softmax
 from .attention.ring import ring_attention as ring_attention
 from .loss.cross_entropy import cross_entropy as cross_entropy
 from .loss.cross_entropy import fused_linear_cross_entropy as fused_linear_cross_entropy

@@ -32,6 +32,19 @@ Mixed = Float[Tensor, "*batch_and_heads query value_dim"]
 Mask = Float[Tensor, "*#batch_and_heads query key"]
 
 
+def softmax(x: Float[Tensor, "*shape"], dim: int = -1) -> Float[Tensor, "*shape"]:
+    """exp(x) / sum(exp(x)) over a dimension, summed in fp32 or wider.
+
+    The largest number of the dimension is subtracted first, so that no exponential overflows:
+
+    >>> softmax(torch.tensor([1000.0, 1000.0, -torch.inf]))
+    tensor([0.5000, 0.5000, 0.0000])
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    exponentials = (wide - wide.detach().amax(dim, keepdim=True)).exp()
+    return (exponentials / exponentials.sum(dim, keepdim=True)).to(x.dtype)
+
+
 def attention_reference(queries: Queries, keys: Keys, values: Values, *, query_offset: int | None = None) -> Mixed:
     """Causal attention with scale 1/sqrt(head_dim), holding the scores of all pairs in fp32."""
     if queries.ndim > 2:
@@ -40,7 +53,7 @@ def attention_reference(queries: Queries, keys: Keys, values: Values, *, query_o
         values = repeat(values, "... h t c -> ... (h group) t c", group=group)
 
     scores = queries.float() @ keys.float().transpose(-2, -1) / queries.shape[-1] ** 0.5
-    weights = (scores + causal_mask(queries, keys, query_offset)).softmax(dim=-1)
+    weights = softmax(scores + causal_mask(queries, keys, query_offset))
     return (weights @ values.float()).to(queries.dtype)
 
 
