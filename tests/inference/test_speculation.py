@@ -144,7 +144,7 @@ def test_tokens_of_a_draft_are_distributed_as_the_targets(sampling: Sampling) ->
     counts, n_accepted, n = Counter[int](), 0, 3000
     for number in range(n):
         proposed = int(inverted(draft[None], [uniform(sampling.seed, number, 1)]))
-        token = modified_rejection(target, draft, proposed, sampling, number)
+        (token,) = modified_rejection(target[None], draft[None], [proposed], [sampling], [number])
         counts[token] += 1
         n_accepted += token == proposed
     assert chi_square_excess(counts, dict(enumerate(target.tolist()))) < 4
@@ -170,7 +170,7 @@ def test_what_replaces_a_proposal_depends_on_it_only_as_the_closed_form_says() -
         for place, target in enumerate(targets):
             number = 2 * text + place
             proposed = int(inverted(draft[None], [uniform(sampling.seed, number, 1)]))
-            tokens.append(modified_rejection(target, draft, proposed, sampling, number))
+            tokens += modified_rejection(target[None], draft[None], [proposed], [sampling], [number])
             joint[place][proposed, tokens[-1]] += 1
         pairs[tokens[0], tokens[1]] += 1
     ids = range(4)
@@ -257,7 +257,7 @@ def test_the_meter_counts_what_it_is_told_and_plans_with_it() -> None:
     for _ in range(50):
         meter.add(4, 4, 5, 0.4, 2.0)
     assert (meter.acceptance, meter.passes, meter.tokens) == (1.0, 51, 251)
-    assert meter.draft_cost == pytest.approx(0.05)
+    assert meter.costs.draft_cost == pytest.approx(0.05)
     assert meter.planned_improvement() == pytest.approx(5 / 1.2)
     assert meter.metered_improvement() == pytest.approx(2.0 * 251 / (2.0 + 50 * 2.4))
     assert meter.next_proposed() > 4

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from napkin.errors import NapkinError
@@ -159,8 +161,9 @@ class DraftModel:
             started = time.perf_counter()
             self._propose_one(tokens, sampling, number)
             self.seconds += time.perf_counter() - started
-        wanted = distributions(row, [sampling], [tokens])[0]
-        return modified_rejection(wanted, self._rows[place].to(wanted.device), self._proposed[place], sampling, number)
+        wanted = distributions(row, [sampling], [tokens])
+        drafted = self._rows[place][None].to(wanted.device)
+        return modified_rejection(wanted, drafted, [self._proposed[place]], [sampling], [number])[0]
 
     def _propose_one(self, tokens: Sequence[int], sampling: Sampling, number: int) -> None:
         if self._cached is None:
@@ -171,21 +174,41 @@ class DraftModel:
             return
         row = distributions(logits, [sampling], [tokens])
         self._rows.append(row[0])
-        self._proposed.append(int(inverted(row, [uniform(sampling.seed, number, _PROPOSAL)])))
+        self._proposed += drawn_proposals(row, [sampling], [number])
 
 
-def modified_rejection(target: Tensor, draft: Tensor, proposed: int, sampling: Sampling, number: int) -> int:
-    """A token distributed as `target`, of one that was drawn from `draft`; both have the probabilities of all tokens.
+def drawn_proposals(
+    draft: Float[Tensor, "row vocab_size"], settings: Sequence[Sampling], numbers: Sequence[int]
+) -> list[int]:
+    """A proposal for each row, drawn from its probabilities; `numbers` as in `draw`."""
+    return inverted(draft, _uniforms(settings, numbers, _PROPOSAL)).tolist()
+
+
+def modified_rejection(
+    target: Float[Tensor, "row vocab_size"],
+    draft: Float[Tensor, "row vocab_size"],
+    proposed: Sequence[int],
+    settings: Sequence[Sampling],
+    numbers: Sequence[int],
+) -> list[int]:
+    """A token for each row that is distributed as `target`, of one that was drawn from `draft`; both have the
+    probabilities of all tokens.
 
     The proposed token x is accepted with probability target(x) / draft(x), at most 1; else one is drawn from the
     normalized max(0, target - draft), which has none of x (Leviathan et al. 2023, section 2.3).
     """
-    if uniform(sampling.seed, number, _ACCEPTANCE) * float(draft[proposed]) < float(target[proposed]):
-        return proposed
+    ids = torch.tensor(proposed, device=target.device)[:, None]
+    chances = torch.tensor(_uniforms(settings, numbers, _ACCEPTANCE), dtype=target.dtype, device=target.device)
+    accepted = chances * draft.gather(1, ids)[:, 0] < target.gather(1, ids)[:, 0]
     residual = (target - draft).clamp(min=0)
     # Rounding may leave nothing of two equal distributions.
-    residual = target if not bool(residual.any()) else residual
-    return int(inverted(residual[None], [uniform(sampling.seed, number, _RESIDUAL)]))
+    residual = residual.where(residual.any(dim=1, keepdim=True), target)
+    others = inverted(residual, _uniforms(settings, numbers, _RESIDUAL))
+    return ids[:, 0].where(accepted, others).tolist()
+
+
+def _uniforms(settings: Sequence[Sampling], numbers: Sequence[int], stream: int) -> list[float]:
+    return [uniform(each.seed, number, stream) for each, number in zip(settings, numbers, strict=True)]
 
 
 class CachedTokens:
@@ -324,39 +347,22 @@ def best_proposed(
 
 
 @dataclass
-class SpeculationMeter:
-    """The accepted proposals of a generation, and the seconds of its passes. Plans the next pass by both."""
+class Acceptance:
+    """The proposals of one request, or of all of them, and how many were accepted."""
 
-    passes: int = 0
-    """Passes of the target, the one over the prompt left out."""
-    tokens: int = 0
-    """Tokens that came out of them."""
     proposed: int = 0
     tested: int = 0
     """Proposals that were accepted or rejected; those after a rejected one are not looked at."""
     accepted: int = 0
-    seconds: float = 0.0
-    """Seconds of these passes and their proposals."""
     _recent: tuple[float, float] = (0.0, 0.0)
-    _pass_seconds: dict[int, float] = field(default_factory=dict)
-    _draft_seconds: float = 0.0
-    _drafted: int = 0
 
-    def add(self, proposed: int, accepted: int, tokens: int, draft_seconds: float, target_seconds: float) -> None:
-        """Count one pass over `proposed` + 1 tokens, of which it made `tokens`."""
+    def count(self, proposed: int, accepted: int) -> None:
+        """Count the proposals of one pass."""
         tested = min(accepted + 1, proposed)
-        self.passes += 1
-        self.tokens += tokens
         self.proposed += proposed
         self.tested += tested
         self.accepted += accepted
-        self.seconds += draft_seconds + target_seconds
         self._recent = (_MEMORY * self._recent[0] + accepted, _MEMORY * self._recent[1] + tested)
-        self._drafted += proposed
-        self._draft_seconds += draft_seconds
-        fastest = self._pass_seconds.get(proposed, target_seconds)
-        # Near the fastest of them, since other programs' work is not the model's; slowly upwards, as the context grows.
-        self._pass_seconds[proposed] = min(target_seconds, 1.02 * fastest)
 
     @property
     def acceptance(self) -> float:
@@ -364,28 +370,94 @@ class SpeculationMeter:
         return self.accepted / self.tested if self.tested else float("nan")
 
     @property
-    def tokens_per_pass(self) -> float:
-        """Tokens over passes; NaN without any."""
-        return self.tokens / self.passes if self.passes else float("nan")
+    def believed(self) -> float:
+        """α of the next pass. Two proposals, one of them accepted, are what is believed before any: tried again when
+        the past is forgotten."""
+        accepted, tested = self._recent
+        return (accepted + 1) / (tested + 2)
+
+
+@dataclass
+class PassSeconds:
+    """Metered seconds of passes by how many tokens were proposed for them, and of the proposals themselves."""
+
+    _by_proposed: dict[int, float] = field(default_factory=dict)
+    _draft_seconds: float = 0.0
+    _drafted: int = 0
+
+    def add(self, proposed: int, draft_seconds: float, target_seconds: float) -> None:
+        """Take in one pass over `proposed` + 1 tokens of each sequence."""
+        self._drafted += proposed
+        self._draft_seconds += draft_seconds
+        fastest = self._by_proposed.get(proposed, target_seconds)
+        # Near the fastest of them, since other programs' work is not the model's; slowly upwards, as the context grows.
+        self._by_proposed[proposed] = min(target_seconds, 1.02 * fastest)
 
     @property
     def draft_cost(self) -> float:
         """c: the seconds of a proposal over those of the target's pass over one token."""
         return self._draft_seconds / self._drafted / self._seconds_of(0) if self._drafted else 0.0
 
+    @property
+    def of_one(self) -> float | None:
+        """Seconds of a pass without proposals; None where there was none."""
+        return self._by_proposed.get(0)
+
     def pass_cost(self, proposed: int) -> float:
         """The seconds of a pass over `proposed` + 1 tokens, divided by those of a single token."""
         return self._seconds_of(proposed) / self._seconds_of(0)
 
+    def next_proposed(self, acceptance: float) -> int:
+        """Return the number of tokens to propose for the next pass, where proposals are accepted so often."""
+        if not self._by_proposed:
+            return 0  # Measures what a token takes without proposals.
+        if len(self._by_proposed) == 1:
+            return _FIRST_PROPOSED
+        return best_proposed(acceptance, self.draft_cost, self.pass_cost)
+
+    def _seconds_of(self, proposed: int) -> float:
+        """Seconds of a pass: as measured, or on the line between measured neighbours."""
+        known = self._by_proposed
+        below = max((n for n in known if n <= proposed), default=None)
+        above = min((n for n in known if n >= proposed), default=None)
+        if below is None or above is None:
+            # Beyond the measured ones a pass takes as long as the nearest, as where weights are read.
+            nearest = above if below is None else below
+            return 1.0 if nearest is None else known[nearest]
+        if below == above:
+            return known[below]
+        part = (proposed - below) / (above - below)
+        return (1 - part) * known[below] + part * known[above]
+
+
+@dataclass
+class SpeculationMeter(Acceptance):
+    """The accepted proposals of a generation, and the seconds of its passes. Plans the next pass by both."""
+
+    passes: int = 0
+    """Passes of the target, the one over the prompt left out."""
+    tokens: int = 0
+    """Tokens that came out of them."""
+    seconds: float = 0.0
+    """Seconds of these passes and their proposals."""
+    costs: PassSeconds = field(default_factory=PassSeconds)
+
+    def add(self, proposed: int, accepted: int, tokens: int, draft_seconds: float, target_seconds: float) -> None:
+        """Count one pass over `proposed` + 1 tokens, of which it made `tokens`."""
+        self.count(proposed, accepted)
+        self.passes += 1
+        self.tokens += tokens
+        self.seconds += draft_seconds + target_seconds
+        self.costs.add(proposed, draft_seconds, target_seconds)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens over passes; NaN without any."""
+        return self.tokens / self.passes if self.passes else float("nan")
+
     def next_proposed(self) -> int:
         """Return the number of tokens to propose for the next pass."""
-        if not self._pass_seconds:
-            return 0  # Measures what a token takes without proposals.
-        if len(self._pass_seconds) == 1:
-            return _FIRST_PROPOSED
-        accepted, tested = self._recent
-        # Two proposals, one of them accepted, are what is believed before any: tried again when the past is forgotten.
-        return best_proposed((accepted + 1) / (tested + 2), self.draft_cost, self.pass_cost)
+        return self.costs.next_proposed(self.believed)
 
     def __str__(self) -> str:
         if not self.passes:
@@ -399,24 +471,10 @@ class SpeculationMeter:
     def planned_improvement(self) -> float:
         """The speed-up by the formula for the metered α and seconds, at the mean number of proposals."""
         proposed = round(self.proposed / self.passes) if self.passes else 0
-        return improvement(self.acceptance if self.tested else 0.0, proposed, self.draft_cost, self.pass_cost(proposed))
+        found, costs = self.acceptance if self.tested else 0.0, self.costs
+        return improvement(found, proposed, costs.draft_cost, costs.pass_cost(proposed))
 
     def metered_improvement(self) -> float:
         """Tokens per second over those of passes of a single token; NaN where there was none."""
-        if 0 not in self._pass_seconds or not self.seconds:
-            return float("nan")
-        return self.tokens * self._pass_seconds[0] / self.seconds
-
-    def _seconds_of(self, proposed: int) -> float:
-        """Seconds of a pass: as measured, or on the line between measured neighbours."""
-        known = self._pass_seconds
-        below = max((n for n in known if n <= proposed), default=None)
-        above = min((n for n in known if n >= proposed), default=None)
-        if below is None or above is None:
-            # Beyond the measured ones a pass takes as long as the nearest, as where weights are read.
-            nearest = above if below is None else below
-            return 1.0 if nearest is None else known[nearest]
-        if below == above:
-            return known[below]
-        part = (proposed - below) / (above - below)
-        return (1 - part) * known[below] + part * known[above]
+        of_one = self.costs.of_one
+        return float("nan") if of_one is None or not self.seconds else self.tokens * of_one / self.seconds
