@@ -18,8 +18,9 @@ import torch
 
 from decoding_options import in_turns
 from napkin.data.corpus import standard_library
-from napkin.inference.engine import Engine, Request
+from napkin.inference.engine import Engine
 from napkin.inference.paged_cache import KVFormat, PagedCache, bytes_per_token
+from napkin.inference.requests import Request
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer

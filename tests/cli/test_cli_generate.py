@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Napkin
-from napkin.inference.engine import Engine, Request
+from napkin.inference.engine import Engine
 from napkin.inference.loaded_model import load
+from napkin.inference.requests import Request
 from napkin.inference.settings import Sampling
 
 

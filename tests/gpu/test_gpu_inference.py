@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from napkin.inference.engine import Engine, Request
+from napkin.inference.engine import Engine
 from napkin.inference.generation import generate
 from napkin.inference.paged_cache import PagedCache
+from napkin.inference.requests import Request
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.kernel_forms import use_decoding_kernels

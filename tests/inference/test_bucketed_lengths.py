@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from napkin.inference.engine import Engine, Request
+from napkin.inference.engine import Engine
+from napkin.inference.requests import Request
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import bucket_of

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from napkin.inference.decoding_graphs import DecodingGraphs, Outputs
-from napkin.inference.engine import Completion, Engine, Request
+from napkin.inference.engine import Engine
+from napkin.inference.requests import Completion, Request
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import power_of_two

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from napkin.errors import NapkinError
-from napkin.inference.engine import Completion, Engine, Request
+from napkin.inference.engine import Engine
 from napkin.inference.generation import continue_prompt
+from napkin.inference.requests import Completion, Request
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from napkin.errors import NapkinError
-from napkin.inference.engine import Engine, Request
+from napkin.inference.engine import Engine
 from napkin.inference.paged_cache import bytes_per_token, state_bytes_per_sequence
+from napkin.inference.requests import Request
 from napkin.inference.scoring import score
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from napkin.inference.engine import Engine, Request
+from napkin.inference.engine import Engine
 from napkin.inference.generation import generate
+from napkin.inference.requests import Request
 from napkin.inference.settings import Sampling
 from napkin.model.huggingface import load_huggingface
 from napkin.model.transformer import Transformer

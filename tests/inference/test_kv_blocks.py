@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from napkin.inference.engine import Engine, Request
+from napkin.inference.engine import Engine
 from napkin.inference.paged_cache import Blocks, PagedCache, bytes_per_token
+from napkin.inference.requests import Request
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import ContiguousCache, ExtendingPass

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from napkin.accounting.recording import record
-from napkin.inference.engine import Engine, Request
+from napkin.inference.engine import Engine
 from napkin.inference.generation import cache_for, prefill
+from napkin.inference.requests import Request
 from napkin.inference.settings import Sampling
 from napkin.kernels.blocks.decode import IntegerBlocks
 from napkin.model.compiled_blocks import CompiledBlocks, integer_blocks

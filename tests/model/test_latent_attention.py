@@ -10,8 +10,9 @@ from torch import Tensor
 
 from inference.test_kv_blocks import rounded
 from napkin.errors import NapkinError
-from napkin.inference.engine import Engine, Request
+from napkin.inference.engine import Engine
 from napkin.inference.paged_cache import PagedCache, bytes_per_token
+from napkin.inference.requests import Request
 from napkin.inference.settings import Sampling
 from napkin.model.attention import ForwardContext
 from napkin.model.config import ModelConfig

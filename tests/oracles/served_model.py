@@ -35,17 +35,17 @@ def poison(model: Transformer, token: int) -> None:
     )
 
 
-def serving_program(*, key: str | None = None, poisoned: int | None = None, **limits: Any) -> str:
+def serving_program(*, key: str | None = None, poisoned: int | None = None, lookup: int = 0, **limits: Any) -> str:
     """Python code that serves the model on a free port and prints the address; `poisoned` is a token, see `poison`."""
     return f"""
 import json, torch
-from napkin.inference.engine import Engine
+from napkin.inference.settings import Speculation
 from napkin.serving import Limits, serve
 from oracles.served_model import poison, tiny_served_model
 torch.set_num_threads(1)
 opened = tiny_served_model()
 {"" if poisoned is None else f"poison(opened.model, {poisoned})"}
-engine = Engine(opened.model, max_running=8)
+engine = opened.engine(Speculation(lookup={lookup}), max_running=8)
 limits = Limits(**json.loads({json.dumps(json.dumps(limits))}))
 serve(opened, engine, port=0, key={key!r}, limits=limits, on_start=lambda address: print(address, flush=True))
 """

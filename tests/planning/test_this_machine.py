@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from napkin.errors import NapkinError
-from napkin.inference.engine import Engine, EngineSequence
+from napkin.inference.engine import Engine
+from napkin.inference.requests import EngineSequence
 from napkin.inference.scheduler import Pass
 from napkin.inference.service_load import ServiceLoad, measure_load
 from napkin.model.config import ModelConfig

@@ -1,6 +1,7 @@
 """What a server answers is what the model says: against the library's own generation and forward passes."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -190,3 +191,20 @@ def test_models_health_and_metrics(served: Served, opened: LoadedModel) -> None:
     buckets = [float(line.split()[1]) for line in lines if line.startswith("napkin_time_to_first_token_seconds_bucket")]
     assert buckets == sorted(buckets)
     assert buckets[-1] == served.metric("napkin_time_to_first_token_seconds_count") > 0
+
+
+def test_proposals_change_no_text_and_are_counted_by_request_and_in_all(
+    start_server: Callable[..., Served], opened: LoadedModel
+) -> None:
+    server = start_server(lookup=3)
+    prompts, totals = [list(b"abcabc" * 4), list(b"the cat, the cat, the")], [0, 0]
+    for prompt in prompts:
+        answer = server.post("/v1/completions", prompt=prompt, max_tokens=40, temperature=0).json
+        assert answer["choices"][0]["text"] == generated(opened, prompt, 40, temperature=0.0)
+        told = answer["usage"]["completion_tokens_details"]
+        accepted, rejected = told["accepted_prediction_tokens"], told["rejected_prediction_tokens"]
+        assert 0 < accepted <= answer["usage"]["completion_tokens"]
+        totals = [totals[0] + accepted, totals[1] + accepted + rejected]
+    assert server.metric("napkin_accepted_tokens_total") == totals[0]
+    assert server.metric("napkin_proposed_tokens_total") == totals[1]
+    assert totals[0] <= server.metric("napkin_tested_tokens_total") <= totals[1]

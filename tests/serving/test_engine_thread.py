@@ -9,7 +9,8 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 
-from napkin.inference.engine import Completion, Engine, Request
+from napkin.inference.engine import Engine
+from napkin.inference.requests import Completion, Request
 from napkin.inference.settings import Sampling
 from napkin.serving.limits import Limits
 from napkin.serving.service import REQUEST_DUE, EngineThread, Service, connection_class

@@ -1,10 +1,10 @@
-from .engine import Completion as Completion
 from .engine import Engine as Engine
 from .engine import EngineStats as EngineStats
-from .engine import Request as Request
 from .generation import generate as generate
 from .loaded_model import LoadedModel as LoadedModel
 from .loaded_model import load as load
+from .requests import Completion as Completion
+from .requests import Request as Request
 from .scoring import Score as Score
 from .scoring import score as score
 from .service_load import ServiceLoad as ServiceLoad

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from napkin.chats.chat_format import Message
 from napkin.errors import NapkinError
-from napkin.inference.engine import Engine, Request
+from napkin.inference.engine import Engine
 from napkin.inference.generation import TextStream
 from napkin.inference.loaded_model import LoadedModel
+from napkin.inference.requests import Request
 from napkin.inference.settings import Sampling
 
 

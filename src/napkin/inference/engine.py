@@ -1,7 +1,8 @@
 """Many requests at a time: continuous batching over one pool of KV blocks.
 
 `scheduler.py` says which sequences a step computes and in which blocks; here their tokens go through the model, and the
-next ones are drawn. A draw depends on the request's seed and not on what else is running.
+next ones are drawn. A draw depends on the request's seed and not on what else is running. With a draft model or a
+lookup, a pass tests several tokens of each sequence: `engine_speculation.py`.
 """
 
 import contextlib
@@ -10,106 +11,38 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from napkin.errors import NapkinError, first_line
 from napkin.inference.decoding_graphs import DecodingGraphs
+from napkin.inference.engine_speculation import PagedDraft, ProposalPlanner, Proposals, refuse_unfit, tokens_decided
 from napkin.inference.paged_cache import KVFormat, PagedCache, bytes_per_token, n_blocks_that_fit
-from napkin.inference.sampling import NOT_FINITE, Draw, draw, told_draws
-from napkin.inference.scheduler import BlockPool, Pass, ScheduledSequence, Scheduler
-from napkin.inference.settings import Sampling
+from napkin.inference.requests import Completion, EngineSequence, Finish, Progress, Request
+from napkin.inference.sampling import NOT_FINITE, Draw, draw, told, told_draws
+from napkin.inference.scheduler import BlockPool, Pass, Scheduler
+from napkin.inference.settings import Speculation
+from napkin.inference.speculation import Acceptance
 from napkin.kernels.operators import is_interpreted
 from napkin.model.kernel_forms import use_decoding_kernels
 from napkin.model.kv_cache import bucket_of
 from napkin.model.transformer import Transformer
 from napkin.tensors import sent_to
 
-Finish = Literal["stop", "length", "cancelled", "failed"]
-"""A stop id was drawn; as many tokens were drawn as asked for; the rest is not wanted; it cannot be computed."""
-
 
 @dataclass(frozen=True)
-class Request:
-    """Token ids to continue, and how."""
+class _Computed:
+    """What a pass says of its sequences."""
 
-    prompt: Sequence[int]
-    """At least one."""
-    max_new_tokens: int
-    """Tokens to draw at most; 0 only scores the prompt."""
-    sampling: Sampling = field(default_factory=Sampling)
-    """Its stop texts are for whoever turns ids into text."""
-    prompt_logprobs: bool = False
-    """Whether to tell the log-probability of each prompt token after those before it."""
-    sampled_logprobs: bool = False
-    """Whether to tell the log-probability with which each token was drawn."""
+    scored: dict[EngineSequence, list[Draw]]
+    """Draws of prompt tokens, where they are wanted."""
+    drawn: dict[EngineSequence, list[Draw]]
+    """Draws where a sequence is computed to its end: one, and one more for each proposal, even after a rejected one."""
+    proposed: dict[EngineSequence, list[int]]
+    draft_seconds: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not self.prompt:
-            raise NapkinError("the prompt holds no token: begin with a separator or with text")
-        if self.max_new_tokens < 0:
-            raise NapkinError(f"max_new_tokens is {self.max_new_tokens}: use 0 or more")
-
-
-@dataclass(eq=False)
-class Completion:
-    """A request on its way; only the engine writes to it."""
-
-    request: Request
-    number: int
-    """In the order of arrival."""
-    draws: list[Draw] = field(default_factory=list)
-    """The tokens so far, the stop id left out."""
-    stop_draw: Draw | None = None
-    """The stop id that ended it, if one did."""
-    prompt_draws: list[Draw | None] = field(default_factory=list)
-    """A draw per prompt token, if they were asked for; None for the first."""
-    finish: Finish | None = None
-    failure: str | None = None
-    """Why it failed, in a line."""
-    cached_tokens: int = 0
-    """Prompt tokens whose keys and values other requests had left."""
-    submitted_at: float = field(default_factory=time.perf_counter)
-    first_token_at: float | None = None
-    finished_at: float | None = None
-
-    @property
-    def tokens(self) -> list[int]:
-        """The ids drawn so far."""
-        return [draw.token for draw in self.draws]
-
-
-@dataclass(eq=False)
-class EngineSequence(ScheduledSequence):
-    """A completion on its way, as the scheduler sees it."""
-
-    completion: Completion = field(kw_only=True)
-
-    @classmethod
-    def of(cls, completion: Completion) -> "EngineSequence":
-        """The prompt of a completion that has drawn nothing yet."""
-        request = completion.request
-        return cls(
-            completion.number,
-            list(request.prompt),
-            len(request.prompt),
-            request.max_new_tokens,
-            shares=not request.prompt_logprobs,
-            completion=completion,
-        )
-
-    @cached_property
-    def stop_ids(self) -> frozenset[int]:
-        """Ids that end it, besides those of the engine."""
-        return frozenset(self.completion.request.sampling.stop_ids)
-
-
-Progress = tuple[Completion, int]
-"""A completion that changed, and the index of its first new draw."""
 
 _SHAPE_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """Two caches of machine code, torch's and oneDNN's, an entry of half a megabyte for each shape of a product in bf16 on
@@ -132,6 +65,10 @@ class EngineStats:
     cached_tokens: int
     """Prompt tokens that were shared with earlier requests."""
     generated_tokens: int
+    proposed_tokens: int
+    tested_tokens: int
+    """Proposed tokens that were accepted or rejected; those behind a rejected one are neither."""
+    accepted_tokens: int
     preempted: int
     """How often a sequence gave its blocks back, to be computed again."""
     steps: int
@@ -156,6 +93,13 @@ class Engine:
         kv: what keys and values are held in: "auto" is the weights' number format, "int8" about half the bytes of bf16.
         prompts_together: compute prompts of one length in one pass, as those of a rollout are, and equal ones once. One
             after the other, the first answers of a service begin sooner, as plans of services have it.
+        draft: a smaller model with the same tokenizer that proposes tokens, several of which the model tests in one
+            pass: texts have the same distribution, at temperature 0 they are the same but for rounding. Its keys and
+            values are in the same blocks, a part of `cache_bytes`.
+        lookup: propose what followed the last tokens of a sequence where they occurred in it before, up to so many of
+            them compared; texts are the same but for rounding. 0 is off.
+        proposed: tokens proposed for a pass; None is as many as are fastest by each request's acceptance and the
+            seconds of passes. Texts do not depend on it.
     """
 
     def __init__(
@@ -170,7 +114,19 @@ class Engine:
         batch_invariant: bool = False,
         kv: KVFormat = "auto",
         prompts_together: bool = False,
+        draft: Transformer | None = None,
+        lookup: int = 0,
+        proposed: int | None = None,
     ) -> None:
+        # Its settings refuse what does not go together; the draft is open already, and its name does not matter.
+        speculates = Speculation("draft" if draft is not None else None, lookup, proposed).on
+        if speculates and batch_invariant:
+            raise NapkinError(
+                "batch_invariant computes each token by itself, and a draft or a lookup has several computed at once: "
+                "use one of them"
+            )
+        if speculates:
+            refuse_unfit(model, "the model")
         for name, value in (("max_running", max_running), ("prefill_chunk", prefill_chunk), ("block_size", block_size)):
             if value < 1:
                 raise NapkinError(f"{name} is {value}: use 1 or more")
@@ -180,6 +136,7 @@ class Engine:
         self.stop_ids = frozenset(stop_ids)
         self.kv: KVFormat = kv
         each = block_size * bytes_per_token(model.config, model.dtype, kv)
+        each += 0 if draft is None else block_size * bytes_per_token(draft.config, draft.dtype, kv)
         self.scheduler = Scheduler[EngineSequence](
             n_blocks_that_fit(model, each, block_size, max_running, cache_bytes),
             block_size=block_size,
@@ -201,14 +158,22 @@ class Engine:
         self._state_slots: dict[EngineSequence, int] = {}
         # Triton's interpreter would take minutes for a text.
         if not torch.is_autocast_enabled(model.device.type) and not is_interpreted():
-            use_decoding_kernels(model)
+            for each_model in (model,) if draft is None else (model, draft):
+                use_decoding_kernels(each_model)
         self.graphs = DecodingGraphs(model, self.cache)
+        self.draft = None if draft is None else PagedDraft(draft, model, self.pool.n_blocks, block_size, kv)
+        self.planner = ProposalPlanner(proposed, drafts=draft is not None) if speculates else None
+        self._lookup = lookup
         self._arrived: deque[EngineSequence] = deque()
         self._unwanted: deque[Completion] = deque()
         self._lock = threading.Lock()
         self._submitted = 0
         self._prompt_tokens = self._cached_tokens = self._generated = self._steps = 0
         self._seconds = 0.0
+
+    @property
+    def _caches(self) -> list[PagedCache]:
+        return [self.cache] if self.draft is None else [self.cache, self.draft.cache]
 
     @property
     def pool(self) -> BlockPool:
@@ -221,7 +186,7 @@ class Engine:
         with self._lock:
             completion = Completion(request, self._submitted)
             self._submitted += 1
-            self._arrived.append(EngineSequence.of(completion))
+            self._arrived.append(EngineSequence.of(completion, self._lookup))
         return completion
 
     def cancel(self, completion: Completion) -> None:
@@ -235,15 +200,19 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """The figures of now."""
+        speculation = Acceptance() if self.planner is None else self.planner.all
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting) + len(self._arrived),
             blocks_free=self.pool.n_free,
             blocks_total=self.pool.n_blocks,
-            cache_bytes=self.cache.nbytes,
+            cache_bytes=sum(each.nbytes for each in self._caches),
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated,
+            proposed_tokens=speculation.proposed,
+            tested_tokens=speculation.tested,
+            accepted_tokens=speculation.accepted,
             preempted=self.scheduler.preempted,
             steps=self._steps,
             seconds=self._seconds,
@@ -286,6 +255,13 @@ class Engine:
                 completion.cached_tokens = sequence.n_computed
                 self._prompt_tokens += sequence.n_prompt
                 self._cached_tokens += sequence.n_computed
+        if self.planner is not None:
+            decoding = [each for each in self.scheduler.running if each.decodes]
+            for sequence in decoding:
+                wanted = self.planner.next_proposed(len(decoding), sequence.completion.speculation)
+                # A pass draws one token itself.
+                left = sequence.n_prompt + sequence.max_new_tokens - len(sequence.tokens) - 1
+                sequence.n_speculative = min(wanted, left)
         for each in self.scheduler.passes():
             changed += self._compute(each, isolate)
         self._steps += 1
@@ -304,7 +280,8 @@ class Engine:
         self._state_slots.clear()
         # Where the device itself has failed, every step raises, and says so.
         with contextlib.suppress(Exception):
-            self.cache.clear(range(self.pool.n_blocks))
+            for cache in self._caches:
+                cache.clear(range(self.pool.n_blocks))
         return ended
 
     def _refuse_impossible(self, request: Request) -> None:
@@ -342,8 +319,9 @@ class Engine:
 
         Where that raises, each sequence is computed alone: those for which it raises again fail.
         """
+        started = time.perf_counter()
         try:
-            scored, drawn = self._pass(work)
+            computed = self._pass(work)
         except Exception as error:
             if not isolate:
                 raise
@@ -351,56 +329,100 @@ class Engine:
                 return [self._fail(work.sequences[0], error)]
             alone = [Pass([each], work.n_new, [0]) for each in work.sequences]
             return [progress for each in alone for progress in self._compute(each, isolate)]
-        return self._advance(work, scored, drawn)
+        if self.planner is not None and work.n_new == 1 and work.sequences[0].decodes:
+            most, seconds = max(map(len, computed.proposed.values()), default=0), time.perf_counter() - started
+            self.planner.add(len(work.sequences), most, computed.draft_seconds, seconds - computed.draft_seconds)
+        return self._advance(work, computed)
 
-    def _pass(self, work: Pass[EngineSequence]) -> tuple[dict[EngineSequence, list[Draw]], dict[EngineSequence, Draw]]:
+    def _pass(self, work: Pass[EngineSequence]) -> _Computed:
         """What the model says of the next tokens of sequences: scores of prompts that are wanted, and draws where a
         sequence is computed to its end. Only the cache changes: what raises changes nothing, since the same places are
         written again."""
         sequences, n_new, firsts = work.sequences, work.n_new, work.firsts
-        if all(each.decodes for each in sequences):
-            replayed = self.graphs.step(
-                [each.tokens[-1] for each in sequences],
-                [each.table for each in sequences],
-                [each.n_computed for each in sequences],
-            )
-            if replayed is not None:
-                return {}, dict(zip(sequences, self._draws(sequences, *replayed), strict=True))
         row_of = {place: row for row, place in enumerate(dict.fromkeys(firsts))}
         computed = [sequences[place] for place in row_of]
-        lengths, counts = [each.n_computed for each in computed], [n_new] * len(computed)
-        padding = [0] * (bucket_of(n_new, self.cache.device) - n_new)
-        new = [[*each.tokens[start : start + n_new], *padding] for each, start in zip(computed, lengths, strict=True)]
+        rows = {sequence: row_of[first] for sequence, first in zip(sequences, firsts, strict=True)}
+        tables, lengths = [each.table for each in computed], [each.n_computed for each in computed]
+        new = [each.tokens[start : start + n_new] for each, start in zip(computed, lengths, strict=True)]
+        drawing = [each for each in sequences if each.n_computed + n_new == len(each.tokens) and each.wants_more]
+        started = time.perf_counter()
+        proposals, drafted_finite = self._proposals(drawing, rows, tables, lengths, new)
+        draft_seconds = time.perf_counter() - started
+        # Proposals are tested for sequences that decode, of which each is computed.
+        proposed = {each: found.tested for each, found in proposals.items() if found.n_tested}
+        if all(each.decodes for each in sequences) and not proposed:
+            replayed = self.graphs.step([each[0] for each in new], tables, lengths)
+            if replayed is not None:
+                logits, finite = replayed
+                finite = finite if drafted_finite is None else finite & drafted_finite
+                return _Computed({}, self._draws(sequences, proposals, logits, finite), {}, draft_seconds)
+        new = [[*tokens, *proposed.get(each, [])] for each, tokens in zip(computed, new, strict=True)]
+        counts = [len(each) for each in new]
+        width = bucket_of(max(counts), self.cache.device)
         slots = self._slots_of(computed)
-        extending = self.cache.extend([each.table for each in computed], lengths, counts, len(new[0]), states=slots)
-        hidden = self.model.hidden(sent_to(self.cache.device, torch.tensor(new)), cache=extending)[:, :n_new]
-        finite = hidden.isfinite().all()
+        extending = self.cache.extend(tables, lengths, counts, width, states=slots)
+        padded = torch.tensor([[*each, *[0] * (width - len(each))] for each in new])
+        hidden = self.model.hidden(sent_to(self.cache.device, padded), cache=extending)
+        real = (
+            [hidden[row, :count] for row, count in enumerate(counts)]
+            if len(set(counts)) > 1
+            else [hidden[:, : counts[0]]]
+        )
         self._copy_to_equals(work)
-        rows = [row_of[first] for first in firsts]
-        scored = {
-            sequence: self._scores(sequence, hidden[row])
-            for row, sequence in zip(rows, sequences, strict=True)
-            if not sequence.shares
-        }
-        drawing = {
-            sequence: hidden[row, -1]
-            for row, sequence in zip(rows, sequences, strict=True)
-            if sequence.n_computed + n_new == len(sequence.tokens) and sequence.wants_more
-        }
-        drawn: dict[EngineSequence, Draw] = {}
+        finite = (
+            torch.stack([each.isfinite().all() for each in real]).all() if len(real) > 1 else real[0].isfinite().all()
+        )
+        finite = finite if drafted_finite is None else finite & drafted_finite
+        scored = {each: self._scores(each, hidden[row, :n_new]) for each, row in rows.items() if not each.shares}
+        drawn: dict[EngineSequence, list[Draw]] = {}
         if drawing:
-            states = torch.stack([*drawing.values()])
+            states = torch.cat([hidden[rows[each], n_new - 1 : counts[rows[each]]] for each in drawing])
             # One product for each row, where a row's must not depend on how many there are.
             parts = states[:, None] if self.scheduler.batch_invariant else states[None]
             logits = torch.cat([self.model.logits_of(part) for part in parts])
-            drawn = dict(zip(drawing, self._draws([*drawing], logits, finite), strict=True))
+            drawn = self._draws(drawing, proposals, logits, finite)
         elif not bool(finite):
             # Before others may share what these sequences leave in the cache.
             raise NapkinError(NOT_FINITE)
         if extending.states is not None:
             # Last, since a pass that raises is computed again from the states that it read.
-            extending.states.keep(rows, self._slots_of(sequences))
-        return scored, drawn
+            extending.states.keep([*rows.values()], self._slots_of(sequences))
+        return _Computed(scored, drawn, proposed, draft_seconds)
+
+    def _proposals(
+        self,
+        drawing: list[EngineSequence],
+        rows: dict[EngineSequence, int],
+        tables: list[list[int]],
+        lengths: list[int],
+        new: list[list[int]],
+    ) -> tuple[dict[EngineSequence, Proposals], Tensor | None]:
+        """What is proposed to follow sequences, and whether all that a draft computed was finite. A draft computes the
+        new tokens of all of them, those that are not `drawing` too."""
+        if self.planner is None:
+            return {}, None
+        proposals = {
+            each: Proposals(
+                each.tokens,
+                each.table,
+                each.n_speculative,
+                each.completion.request.sampling,
+                len(each.completion.draws),
+            )
+            for each in drawing
+        }
+        if self.draft is None:
+            for each, made in proposals.items():
+                assert each.lookup is not None
+                n_wanted = made.n_tested
+                made.drawn = each.lookup.propose(each.tokens, n_wanted, made.sampling, made.number) if n_wanted else []
+                made.n_tested = len(made.drawn)
+            return proposals, None
+        logits, finite = self.draft.extend(tables, lengths, new)
+        if not drawing:
+            return proposals, finite
+        rows_drawing = [rows[each] for each in drawing]
+        return proposals, finite & self.draft.propose([*proposals.values()], logits[rows_drawing])
 
     def _slots_of(self, sequences: Sequence[EngineSequence]) -> list[int] | None:
         """The slots of the states of sequences that run, of which there are as many as may run; None without states."""
@@ -421,19 +443,49 @@ class Engine:
                 written = slice(sequence.n_computed // size, -(-(sequence.n_computed + work.n_new) // size))
                 blocks += work.sequences[first].table[written]
                 others += sequence.table[written]
-        if blocks:
-            self.cache.copy(blocks, others)
+        for cache in self._caches if blocks else ():
+            cache.copy(blocks, others)
 
-    def _draws(self, sequences: Sequence[EngineSequence], logits: Tensor, finite: Tensor) -> list[Draw]:
-        """A token for each sequence, from the logits of its last one; `finite` says if these can be drawn from."""
-        return draw(
-            logits,
-            [each.completion.request.sampling for each in sequences],
-            [len(each.completion.draws) for each in sequences],
-            [each.tokens for each in sequences],
-            tell_sampled=any(each.completion.request.sampled_logprobs for each in sequences),
-            finite=finite,
-        )
+    def _draws(
+        self,
+        sequences: Sequence[EngineSequence],
+        proposals: dict[EngineSequence, Proposals],
+        logits: Tensor,
+        finite: Tensor,
+    ) -> dict[EngineSequence, list[Draw]]:
+        """The tokens of each sequence, from the logits of its last one and of its proposals; `finite` says if these can
+        be drawn from."""
+        counts = [1 + (proposals[each].n_tested if each in proposals else 0) for each in sequences]
+        decided = {each: None for each in sequences if self.draft is not None and proposals[each].decides}
+        places = [(each, place) for each, count in zip(sequences, counts, strict=True) for place in range(count)]
+        alone = [row for row, (each, _) in enumerate(places) if each not in decided]
+        by_row: dict[int, Draw] = {}
+        if alone:
+            of = [places[row] for row in alone]
+            found = draw(
+                logits if len(alone) == len(places) else logits[alone],
+                [each.completion.request.sampling for each, _ in of],
+                [len(each.completion.draws) + place for each, place in of],
+                [proposals[each].before(place) if place else each.tokens for each, place in of],
+                tell_sampled=any(each.completion.request.sampled_logprobs for each, _ in of),
+                finite=finite,
+            )
+            by_row |= zip(alone, found, strict=True)
+        if decided:
+            if not bool(finite):
+                raise NapkinError(NOT_FINITE)
+            others = [row for row in range(len(places)) if row not in by_row]
+            tokens, logprobs = tokens_decided([proposals[each] for each in decided], logits[others].float())
+            settings = [places[row][0].completion.request.sampling for row in others]
+            found = [
+                replace(each, sampled_logprob=logprob)
+                for each, logprob in zip(told(logits[others].float(), tokens, settings), logprobs, strict=True)
+            ]
+            by_row |= zip(others, found, strict=True)
+        drawn: dict[EngineSequence, list[Draw]] = {each: [] for each in sequences}
+        for row, (each, _) in enumerate(places):
+            drawn[each].append(by_row[row])
+        return drawn
 
     def _scores(self, sequence: EngineSequence, hidden: Tensor) -> list[Draw]:
         """The log-probabilities of the prompt's tokens that follow those just computed."""
@@ -446,46 +498,62 @@ class Engine:
             raise NapkinError(NOT_FINITE)
         return told_draws(logits, targets, sequence.completion.request.sampling.logprobs or 0)
 
-    def _advance(
-        self,
-        work: Pass[EngineSequence],
-        scored: dict[EngineSequence, list[Draw]],
-        drawn: dict[EngineSequence, Draw],
-    ) -> list[Progress]:
+    def _advance(self, work: Pass[EngineSequence], computed: _Computed) -> list[Progress]:
         """Take over what a pass has computed; nothing here raises."""
         for place, (sequence, first) in enumerate(zip(work.sequences, work.firsts, strict=True)):
             # Keys and values of others' tokens were copied, and not computed.
             if place != first and not sequence.completion.draws:
                 sequence.completion.cached_tokens += work.n_new
                 self._cached_tokens += work.n_new
-        for sequence, told in scored.items():
+        for sequence, scores in computed.scored.items():
             found = sequence.completion.prompt_draws
             # After a preemption the prompt is scored again from its beginning.
-            found[:] = [*found[: sequence.n_computed + 1], *told] if sequence.n_computed else [None, *told]
-        ended = [each for each in work.sequences if each.n_computed + work.n_new == len(each.tokens)]
-        for sequence in work.sequences:
-            self.scheduler.advance(sequence, work.n_new)
+            found[:] = [*found[: sequence.n_computed + 1], *scores] if sequence.n_computed else [None, *scores]
         now = time.perf_counter()
-        return [self._ended_or_drawn(each, drawn.get(each), now) for each in ended]
+        changed: list[Progress] = []
+        for sequence in work.sequences:
+            if sequence.n_computed + work.n_new < len(sequence.tokens):
+                self.scheduler.advance(sequence, work.n_new)
+            elif sequence not in computed.drawn:
+                self.scheduler.advance(sequence, work.n_new)
+                changed.append(self._end(sequence, "length", 0))
+            else:
+                drawn, proposed = computed.drawn[sequence], computed.proposed.get(sequence, [])
+                changed.append(self._drawn(sequence, work.n_new, drawn, proposed, now))
+        return changed
 
-    def _ended_or_drawn(self, sequence: EngineSequence, drawn: Draw | None, now: float) -> Progress:
-        """A sequence that is computed to its end gets its next token, unless it wants none."""
+    def _drawn(
+        self, sequence: EngineSequence, n_new: int, drawn: list[Draw], proposed: list[int], now: float
+    ) -> Progress:
+        """A sequence that is computed to its end gets its next tokens: those before the first that was not proposed,
+        and this one; a stop id ends it."""
         completion, index = sequence.completion, len(sequence.completion.draws)
-        if drawn is None:
-            return self._end(sequence, "length", 0)
         completion.first_token_at = completion.first_token_at or now
-        if drawn.token in self.stop_ids or drawn.token in sequence.stop_ids:
-            completion.stop_draw = drawn
+        n_accepted = next((place for place, token in enumerate(proposed) if drawn[place].token != token), len(proposed))
+        if self.planner is not None and sequence.decodes:
+            for meter in (completion.speculation, self.planner.all):
+                meter.count(len(proposed), n_accepted)
+        kept = drawn[: n_accepted + 1]
+        ends = next((place for place, each in enumerate(kept) if self._stops(sequence, each.token)), None)
+        new = kept[:ends]
+        completion.draws += new
+        sequence.tokens += [each.token for each in new]
+        self._generated += len(new)
+        # Of the tokens drawn the last is not computed yet, and a stop id never is.
+        self.scheduler.advance(sequence, n_new + (n_accepted if ends is None else ends))
+        if ends is not None:
+            completion.stop_draw = kept[ends]
             return self._end(sequence, "stop", index)
-        completion.draws.append(drawn)
-        sequence.tokens.append(drawn.token)
-        self._generated += 1
         return (completion, index) if sequence.wants_more else self._end(sequence, "length", index)
+
+    def _stops(self, sequence: EngineSequence, token: int) -> bool:
+        return token in self.stop_ids or token in sequence.stop_ids
 
     def _fail(self, sequence: EngineSequence, error: Exception) -> Progress:
         """End a sequence that cannot be computed. What it left in its own blocks may be no numbers, which others would
         read: what is hidden from them is multiplied by 0."""
-        self.cache.clear(sequence.table[len(sequence.digests) :])
+        for cache in self._caches:
+            cache.clear(sequence.table[len(sequence.digests) :])
         sequence.completion.failure = first_line(error)
         return self._end(sequence, "failed", len(sequence.completion.draws))
 

@@ -22,10 +22,7 @@ from typing import Any, Literal
 import torch
 
 from napkin.chats.chat_format import ChatFormat, Message, TemplateChat, chat_format
-from napkin.chats.chat_template import (
-    ChatTemplate,
-    texts_of_run,
-)
+from napkin.chats.chat_template import ChatTemplate, texts_of_run
 from napkin.checkpoint.folder import checkpoint_paths
 from napkin.checkpoint.restore import (
     keeps_average,
@@ -41,11 +38,12 @@ from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import evaluate, sampled_bits_per_byte
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
-from napkin.inference.engine import Engine, Request
+from napkin.inference.engine import Engine
 from napkin.inference.foreign_texts import read_foreign_texts
 from napkin.inference.generation import TextStream, continue_prompt, stream_text
 from napkin.inference.paged_cache import KVFormat, bytes_for
 from napkin.inference.quantized_run import open_quantized, read_quantized
+from napkin.inference.requests import Request
 from napkin.inference.sampling import Draw
 from napkin.inference.scoring import BRANCH_TOKENS, Score, score
 from napkin.inference.settings import Sampling, Speculation
@@ -293,18 +291,20 @@ class LoadedModel:
         return "".join(stream_text(draws, self.tokenizer, sampling.stop, at_start=True))
 
     def proposer(self, speculation: Speculation) -> Proposer | None:
-        """Return the proposer of this model's tokens, for one text after another; None where nothing is to propose.
+        """Return the proposer of this model's tokens, for one text after another; None where nothing is to propose."""
+        draft = self.draft_model(speculation)
+        return DraftModel(draft) if draft else PromptLookup(speculation.lookup) if speculation.lookup else None
 
-        Raises NapkinError where the draft model cannot be opened, or has another tokenizer.
+    def draft_model(self, speculation: Speculation) -> Transformer | None:
+        """Return the smaller model that proposes tokens for this one; None where none is named.
+
+        Raises NapkinError where it cannot be opened, or has another tokenizer.
         """
         if speculation.draft is None:
-            return PromptLookup(speculation.lookup) if speculation.lookup else None
-        draft = load(speculation.draft)
-        if draft.tokenizer.fingerprint != self.tokenizer.fingerprint:
-            raise NapkinError(
-                f"'{draft.folder}' has another tokenizer than '{self.folder}': a draft model needs the same one"
-            )
-        return DraftModel(draft.model)
+            return None
+        draft = load(speculation.draft, weights=self.weights, on_message=self.on_message)
+        draft.refuse_other_tokenizer(self.tokenizer, f"'{self.folder}', for which it is to propose tokens")
+        return draft.model
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; special tokens in it are ordinary text."""
@@ -459,23 +459,20 @@ class LoadedModel:
 
     # Uses of the whole model
 
-    def serve(
-        self,
-        *,
-        max_running: int = 16,
-        cache_bytes: int | None = None,
-        kv: KVFormat = "auto",
-        batch_invariant: bool = False,
-        **how: Any,
-    ) -> None:
-        """Serve the model over HTTP until SIGTERM or SIGINT; `how` is that of `napkin.serving.serve`: host, port, key,
-        limits, on_start. The engine's settings are those of `napkin.inference.Engine`."""
+    def engine(self, speculation: Speculation | None = None, **settings: Any) -> Engine:
+        """Return an engine that serves the model; `settings` are those of `napkin.inference.Engine`."""
+        proposing = speculation or Speculation()
+        draft, lookup, proposed = self.draft_model(proposing), proposing.lookup, proposing.proposed
+        return Engine(self.model, draft=draft, lookup=lookup, proposed=proposed, **settings)
+
+    def serve(self, *, speculation: Speculation | None = None, **how: Any) -> None:
+        """Serve the model over HTTP until SIGTERM or SIGINT; `how` are the engine's max_running, cache_bytes, kv and
+        batch_invariant, and what `napkin.serving.serve` takes: host, port, key, limits, on_start."""
         # The server stands on a floor above: it is reached through the front door, as a user does.
         import napkin
 
-        engine = Engine(
-            self.model, max_running=max_running, cache_bytes=cache_bytes, kv=kv, batch_invariant=batch_invariant
-        )
+        names = ("max_running", "cache_bytes", "kv", "batch_invariant")
+        engine = self.engine(speculation, **{name: how.pop(name) for name in names if name in how})
         napkin.serving.serve(self, engine, **how)
 
     def export(

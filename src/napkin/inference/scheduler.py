@@ -63,6 +63,8 @@ class ScheduledSequence:
     digests: list[Digest] = field(default_factory=list, init=False)
     """Names of those of its blocks that are full."""
     running: bool = field(default=False, init=False)
+    n_speculative: int = field(default=0, init=False)
+    """Tokens beyond the next that its next pass is to test; a pass lowers it to those that have room."""
 
     @property
     def decodes(self) -> bool:
@@ -157,9 +159,13 @@ class Scheduler(Generic[S]):
             yield from self._with_room(batch, n_new, together=self.prompts_together)
 
     def advance(self, sequence: S, n_new: int) -> None:
-        """Its next tokens are computed; others may find the blocks that are now full."""
+        """Its next tokens are computed; others may find the blocks that are now full. Blocks of tokens that were
+        rejected are given back."""
         sequence.n_computed += n_new
+        sequence.n_speculative = 0
         size = self.pool.block_size
+        while len(sequence.table) > -(-sequence.n_computed // size):
+            self.pool.release(sequence.table.pop())
         full = sequence.n_computed // size if self.shares_prefixes else 0
         if self.batch_invariant:
             full = min(full, sequence.n_prompt // self.prefill_chunk * self.prefill_chunk // size)
@@ -238,6 +244,8 @@ class Scheduler(Generic[S]):
         ready = [each for each in batch if each.running and self._make_room(each, n_new)]
         # Making room for a later sequence may have taken the blocks of one before it.
         ready = [each for each in ready if each.running]
+        for each in ready:
+            self._make_speculative_room(each, n_new)
         if ready:
             yield Pass(ready, n_new, firsts_of_equals(ready) if together else range(len(ready)))
 
@@ -257,12 +265,19 @@ class Scheduler(Generic[S]):
                 return False
         return True
 
+    def _make_speculative_room(self, sequence: S, n_new: int) -> None:
+        """Take blocks for tokens that are to be tested, as far as there are free ones; nothing is preempted."""
+        size, needed = self.pool.block_size, sequence.n_computed + n_new + sequence.n_speculative
+        while len(sequence.table) * size < needed and (block := self.pool.take()) is not None:
+            sequence.table.append(block)
+        sequence.n_speculative = min(sequence.n_speculative, len(sequence.table) * size - sequence.n_computed - n_new)
+
     def _release(self, sequence: S) -> None:
         """Give its blocks back, the last first: a prefix is more use than what follows it."""
         for block in reversed(sequence.table):
             self.pool.release(block)
         sequence.table, sequence.digests, sequence.n_computed = [], [], 0
-        sequence.running = False
+        sequence.running, sequence.n_speculative = False, 0
 
 
 def firsts_of_equals(sequences: Sequence[ScheduledSequence]) -> list[int]:

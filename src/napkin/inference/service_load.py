@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from napkin.errors import NapkinError
-from napkin.inference.engine import Completion, Engine, Request
+from napkin.inference.engine import Engine
+from napkin.inference.requests import Completion, Request
 from napkin.inference.scheduler import random_arrivals, refuse_unclear_load
 from napkin.inference.settings import Sampling
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from napkin.errors import NapkinError
-from napkin.inference.engine import Completion, Request
 from napkin.inference.generation import TextStream
+from napkin.inference.requests import Completion, Request
 from napkin.inference.sampling import Draw
 from napkin.inference.settings import LARGEST_SEED, Sampling
 from napkin.serving.limits import Limits
@@ -201,11 +201,17 @@ class CompletionJob:
         """Tokens, as OpenAI's interface counts them."""
         n_drawn, n_prompt = sum(choice.n_read for choice in self._choices), self._n_prompt_tokens
         cached = sum(choice.completion.cached_tokens for choice in self._choices)
+        told = [choice.completion.speculation for choice in self._choices]
+        accepted, proposed = (sum(getattr(each, of) for each in told) for of in ("accepted", "proposed"))
         return {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_drawn,
             "total_tokens": n_prompt + n_drawn,
             "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": proposed - accepted,
+            },
         }
 
     def timings(self) -> dict[str, float | None]:

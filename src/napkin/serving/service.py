@@ -21,9 +21,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from napkin.errors import NapkinError
 from napkin.hardware.host import return_freed_memory
-from napkin.inference.engine import Completion, Engine, Progress, Request
+from napkin.inference.engine import Engine
 from napkin.inference.loaded_model import LoadedModel
 from napkin.inference.paged_cache import bytes_per_token
+from napkin.inference.requests import Completion, Progress, Request
 from napkin.inference.settings import Sampling
 from napkin.serving.limits import (
     FIRST_TOKEN_SECONDS,
@@ -241,6 +242,9 @@ class Service:
             ("napkin_prompt_tokens_total", "Tokens of prompts.", "counter", stats.prompt_tokens),
             ("napkin_generated_tokens_total", "Tokens drawn.", "counter", stats.generated_tokens),
             ("napkin_cached_tokens_total", "Tokens of prompts found in shared blocks.", "counter", stats.cached_tokens),
+            ("napkin_proposed_tokens_total", "Tokens proposed for passes.", "counter", stats.proposed_tokens),
+            ("napkin_tested_tokens_total", "Proposals accepted or rejected.", "counter", stats.tested_tokens),
+            ("napkin_accepted_tokens_total", "Proposals accepted.", "counter", stats.accepted_tokens),
             ("napkin_preemptions_total", "Sequences that gave up their blocks.", "counter", stats.preempted),
             ("napkin_engine_steps_total", "Steps of the engine.", "counter", stats.steps),
             ("napkin_engine_seconds_total", "Seconds within steps.", "counter", stats.seconds),

@@ -24,8 +24,9 @@ from napkin.chats.token_sequence import TokenSequence
 from napkin.data.permutation import random_word
 from napkin.environments.environment import Environment, Outcome, Task
 from napkin.errors import NapkinError
-from napkin.inference.engine import Completion, Engine, Request
+from napkin.inference.engine import Engine
 from napkin.inference.paged_cache import bytes_per_token, state_bytes_per_sequence
+from napkin.inference.requests import Completion, Request
 from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer, evaluation_mode
 from napkin.train_step.step import Watch

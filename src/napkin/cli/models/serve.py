@@ -13,6 +13,7 @@ from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
 from napkin.files import regular
+from napkin.inference.settings import Speculation
 from napkin.serving.limits import Limits
 from napkin.units import format_count, format_seconds
 
@@ -49,6 +50,7 @@ class ServeOptions:
     """What keys and values are held in: auto is the format of the weights; int8 takes about half the bytes of bf16."""
     batch_invariant: Switch = False
     """Compute each sequence alone: answers are then equal, bit for bit, whatever else runs, and slower together."""
+    speculation: Annotated[Speculation, INLINED] = field(default_factory=Speculation)
     limits: Annotated[Limits, INLINED] = field(default_factory=Limits)
 
 
@@ -68,12 +70,11 @@ def serve_command(options: ServeOptions) -> None:
             f"--host {options.host} can be reached from elsewhere: give a key, by --api-key-file or {KEY_VARIABLE}"
         )
     with progress_line("opening the model"):
-        from napkin.inference.engine import Engine
         from napkin.inference.loaded_model import load
 
         opened = load(options.model, name=options.name, weights=options.weights, on_message=notify)
-        engine = Engine(
-            opened.model,
+        engine = opened.engine(
+            options.speculation,
             max_running=options.max_running,
             cache_bytes=options.cache_bytes,
             batch_invariant=options.batch_invariant,

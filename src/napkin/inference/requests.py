@@ -1,0 +1,100 @@
+"""Requests for an engine, and what has become of them: completions, and how the scheduler sees these."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from napkin.errors import NapkinError
+from napkin.inference.sampling import Draw
+from napkin.inference.scheduler import ScheduledSequence
+from napkin.inference.settings import Sampling
+from napkin.inference.speculation import Acceptance, PromptLookup
+
+Finish = Literal["stop", "length", "cancelled", "failed"]
+"""A stop id was drawn; as many tokens were drawn as asked for; the rest is not wanted; it cannot be computed."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Token ids to continue, and how."""
+
+    prompt: Sequence[int]
+    """At least one."""
+    max_new_tokens: int
+    """Tokens to draw at most; 0 only scores the prompt."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """Its stop texts are for whoever turns ids into text."""
+    prompt_logprobs: bool = False
+    """Whether to tell the log-probability of each prompt token after those before it."""
+    sampled_logprobs: bool = False
+    """Whether to tell the log-probability with which each token was drawn."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise NapkinError("the prompt holds no token: begin with a separator or with text")
+        if self.max_new_tokens < 0:
+            raise NapkinError(f"max_new_tokens is {self.max_new_tokens}: use 0 or more")
+
+
+@dataclass(eq=False)
+class Completion:
+    """A request on its way; only the engine writes to it."""
+
+    request: Request
+    number: int
+    """In the order of arrival."""
+    draws: list[Draw] = field(default_factory=list)
+    """The tokens so far, the stop id left out."""
+    stop_draw: Draw | None = None
+    """The stop id that ended it, if one did."""
+    prompt_draws: list[Draw | None] = field(default_factory=list)
+    """A draw per prompt token, if they were asked for; None for the first."""
+    finish: Finish | None = None
+    failure: str | None = None
+    """Why it failed, in a line."""
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values other requests had left."""
+    speculation: Acceptance = field(default_factory=Acceptance)
+    """The tokens that were proposed to follow its own, and how many were accepted."""
+    submitted_at: float = field(default_factory=time.perf_counter)
+    first_token_at: float | None = None
+    finished_at: float | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The ids drawn so far."""
+        return [draw.token for draw in self.draws]
+
+
+@dataclass(eq=False)
+class EngineSequence(ScheduledSequence):
+    """A completion on its way, as the scheduler sees it."""
+
+    completion: Completion = field(kw_only=True)
+    lookup: PromptLookup | None = None
+    """Proposes tokens by its own."""
+
+    @classmethod
+    def of(cls, completion: Completion, lookup: int = 0) -> "EngineSequence":
+        """The prompt of a completion that has drawn nothing yet."""
+        request = completion.request
+        return cls(
+            completion.number,
+            list(request.prompt),
+            len(request.prompt),
+            request.max_new_tokens,
+            shares=not request.prompt_logprobs,
+            completion=completion,
+            lookup=PromptLookup(lookup) if lookup else None,
+        )
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end it, besides those of the engine."""
+        return frozenset(self.completion.request.sampling.stop_ids)
+
+
+Progress = tuple[Completion, int]
+"""A completion that changed, and the index of its first new draw."""
