@@ -1,4 +1,7 @@
-"""Choices are letters; patterns are bounded in time."""
+"""Choices are letters; patterns are bounded in time; formats are tags in their order."""
+
+import random
+import re
 
 import pytest
 
@@ -109,3 +112,44 @@ def test_a_pattern_that_explodes_is_a_failure_and_not_a_wait() -> None:
 def test_a_reference_that_is_no_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(NapkinError):
         reward_named("regex").check_reference(pattern)
+
+
+def test_a_format_is_what_a_regular_expression_says_of_it() -> None:
+    no_tag = r"(?!</?think>|</?answer>)"
+    inside = rf"(?:{no_tag}.)*{no_tag}\S(?:{no_tag}.)*"
+    expected = re.compile(rf"\s*<think>{inside}</think>\s*<answer>{inside}</answer>\s*", re.DOTALL)
+    reward = reward_named("format:think,answer")
+    draw, pieces = random.Random(0), ["<think>", "</think>", "<answer>", "</answer>", "a", " ", "\n", "<b>", "<think"]
+    right = "<think> a b</think>\n<answer>c</answer>"
+    answers = ["".join(draw.choices(pieces, k=draw.randint(0, 7))) for _ in range(3000)]
+    # A right answer with a piece more, or a character less.
+    for _ in range(3000):
+        at = draw.randint(0, len(right))
+        answers.append(right[:at] + draw.choice(pieces) + right[at:])
+        answers.append(right[:at] + right[at + 1 :])
+    rewards = [reward(each, "not read") for each in answers]
+    assert rewards == [float(expected.fullmatch(each) is not None) for each in answers]
+    assert 100 < sum(rewards) < 5000
+
+
+def test_a_sum_of_rewards_has_their_weights() -> None:
+    reward = reward_named("number + 0.25 * format:think,answer + -1 * exact")
+    assert reward("<think>2+2</think><answer>4</answer>", "4") == 1.25
+    assert reward("the answer is 4", "4") == 1
+    assert reward("<think>2+2</think><answer>5</answer>", "4") == 0.25
+    assert reward("4", "4") == 0
+    with pytest.raises(NapkinError, match="'blue'"):
+        reward_named("choice + 0.5 * format:think").check_reference("blue")
+    # Where one cannot be had, nothing is.
+    reward = reward_named("1 * regex + 1 * format:think")
+    assert reward("<think>" + "a" * 5_000 + "b</think>", r"<think>((?:a|aa|a?)+c|(a+)+)</think>") == 0
+    assert reward.failures.total() == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["format", "format:", "format:a b", "format:a,a", "formt:a", "x * math + math", "nan * math + math", "math +"],
+)
+def test_a_reward_that_is_not_one_is_refused(name: str) -> None:
+    with pytest.raises(NapkinError):
+        reward_named(name)

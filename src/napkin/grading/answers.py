@@ -1,6 +1,7 @@
 """Simple grading: a choice's letter, a text that is equal but for white space, or a match of a regular expression."""
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,37 @@ def exact_score(answer: str, reference: str) -> float:
     (1.0, 0.0)
     """
     return float(answer.split() == reference.split())
+
+
+def format_score(answer: str, reference: str, *, tags: Sequence[str]) -> float:
+    """1 if the answer is what stands in these tags, in their order, each once, and nothing but white space between.
+
+    The reference is not read. A tag may not stand within another one, nor be empty.
+
+    >>> format_score("<think>2+2</think> <answer>4</answer>", "", tags=["think", "answer"])
+    1.0
+    >>> format_score("So: <think>2+2</think> <answer>4</answer>", "", tags=["think", "answer"])
+    0.0
+    """
+    rest = answer
+    for tag in tags:
+        opening, closing = f"<{tag}>", f"</{tag}>"
+        inside, closed, after = rest.lstrip().removeprefix(opening).partition(closing)
+        if not (rest.lstrip().startswith(opening) and closed and inside.strip()):
+            return 0.0
+        if any(f"<{each}>" in inside or f"</{each}>" in inside for each in tags):
+            return 0.0
+        rest = after
+    return float(not rest.strip())
+
+
+def read_tags(text: str) -> list[str]:
+    """The tags of a format, written with commas between them. Raises NapkinError for what cannot be tags."""
+    tags = [each.strip() for each in text.split(",")]
+    for tag in tags:
+        if re.fullmatch(r"[A-Za-z_][\w-]{0,63}", tag) is None or tags.count(tag) > 1:
+            raise NapkinError(f"'format:{text[:80]}' is not a format: name different tags, such as format:think,answer")
+    return tags
 
 
 MOST_SECONDS = 1.0

@@ -9,10 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 
 from napkin.errors import NapkinError, NotJudged, first_line, suggestion
-from napkin.grading.answers import check_choice_reference, check_regex_reference, choice_score, exact_score, regex_score
+from napkin.grading.answers import (
+    check_choice_reference,
+    check_regex_reference,
+    choice_score,
+    exact_score,
+    format_score,
+    read_tags,
+    regex_score,
+)
 from napkin.grading.mathematics.math_answer import (
     check_math_reference,
     check_number_reference,
@@ -135,17 +144,49 @@ REWARDS: dict[str, Callable[[], Reward]] = {
 
 
 def reward_named(name: str) -> Reward:
-    """A reward by its name, or FILE.py:NAME of a function of the user's.
+    """A reward by its name, FILE.py:NAME of a function of the user's, format:TAG,TAG, or a sum of such with weights:
+    "math + 0.2 * format:think,answer".
 
     Raises NapkinError for a name that is not known, and for a file that is not there, cannot be loaded or
     does not have the function.
     """
+    if len(terms := name.split(" + ")) > 1:
+        return _sum_of(name, terms)
     if ".py:" in name:
         path, _, function = name.rpartition(":")
         own = OwnFunction(path, function)
         # A misspelled name would otherwise be a whole run of rewards of 0.
         own.load()
         return Reward(name, own, n_parallel=1)
+    kind, _, tags = name.partition(":")
+    if kind == "format":
+        return Reward("format", partial(format_score, tags=read_tags(tags)))
     if name not in REWARDS:
-        raise NapkinError(f"'{name}' is not a reward: {suggestion(name, REWARDS)}, or name FILE.py:NAME")
+        known = suggestion(name, [*REWARDS, "format:think,answer"])
+        raise NapkinError(f"'{name}' is not a reward: {known}, or name FILE.py:NAME")
     return REWARDS[name]()
+
+
+def _sum_of(name: str, terms: Sequence[str]) -> Reward:
+    """The sum of rewards with their weights; it cannot be had where one of them cannot."""
+    weighted: list[tuple[float, Reward]] = []
+    for term in terms:
+        weight, star, rest = term.partition(" * ")
+        try:
+            number = float(weight) if star else 1.0
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise NapkinError(f"the weight '{weight}' of reward '{name}' is not a number: use 0.2 * NAME")
+        weighted.append((number, reward_named((rest if star else term).strip())))
+
+    def grade(answer: str, reference: str) -> float:
+        return sum(weight * float(each.grade(answer, reference)) for weight, each in weighted)
+
+    def check(reference: str) -> None:
+        for _, each in weighted:
+            each.check_reference(reference)
+
+    # One that judges an answer at a time does so in a sum as well.
+    n_parallel = min((each.n_parallel for _, each in weighted if each.n_parallel), default=0)
+    return Reward(name, grade, check, n_parallel=n_parallel)

@@ -123,6 +123,7 @@ _ONLY_OF: dict[str, PreferenceObjective] = {
 }
 
 
+SamplerCorrection = Literal["token", "token mask", "sequence", "sequence mask"]
 PolicyAlgorithm = Literal[
     "expert-iteration", "reinforce", "rloo", "ppo", "grpo", "dr-grpo", "dapo", "cispo", "gspo", "maxrl"
 ]
@@ -142,8 +143,8 @@ class ReinforcementConfig:
     JSONL file of prompts with answers, which `reward` judges."""
 
     reward: str = "math"
-    """Reward for prompts of a file: exact, number, math, choice, regex, code, or FILE.py:NAME of a function of your
-    own."""
+    """Reward for prompts of a file: exact, number, math, choice, regex, code, format:TAG,TAG, FILE.py:NAME of a
+    function of your own, or a sum of several, such as "math + 0.2 * format:think,answer"."""
 
     group_size: Annotated[int, Bounds(1, 2**20)] = 8
     """Answers to each prompt; training.batch_size is the number of prompts in a step."""
@@ -220,8 +221,12 @@ class ReinforcementConfig:
     """penalty: over how many tokens before max_answer it rises; 0 is a fifth of max_answer."""
 
     sampler_ratio_limit: Annotated[float, Bounds(0, 1e4)] = 0.0
-    """Above 0, terms are weighted by the trainer's probability of a token over the sampler's, at most this: truncated
-    importance sampling (Yao et al. 2025), which takes one more forward pass; 0 leaves it out."""
+    """Above 0, terms are weighted by the trainer's probability over the sampler's, limited to this as
+    `sampler_correction` says, which takes one more forward pass; 0 leaves it out."""
+
+    sampler_correction: SamplerCorrection = "token"
+    """The probability of a token or of the whole answer (sequence), and what lies beyond the limit: cut down to it, or
+    left out of the loss (mask)."""
 
     answers_at_a_time: Annotated[int, Bounds(1, 2**20)] = 256
     """Answers that are drawn together, at most: more are faster, and take more memory for keys and values."""

@@ -12,6 +12,7 @@ Each token of a completion with reward r, advantage A and probability π adds a 
 them, applies them to batches.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -25,7 +26,7 @@ from torch import Tensor
 from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
-from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
+from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig, SamplerCorrection
 from napkin.tuning.packing import SequenceMicroBatch
 from napkin.tuning.sequence_step import (
     REFERENCE,
@@ -214,12 +215,39 @@ def sequence_ratios(
     return (sums / lengths.clamp(min=1)).exp()[sequence]
 
 
-def truncated_sampler_ratios(
-    old_log_probabilities: Tokens, sampler_log_probabilities: Tokens, limit: float
-) -> Float[Tensor, " token"]:
-    """min(pi_old / pi_sampler, limit): a weight that corrects for a sampler whose arithmetic is not the trainer's
-    (truncated importance sampling: Ionides 2008; Yao et al. 2025). Without gradient."""
-    return (old_log_probabilities - sampler_log_probabilities).exp().clamp(max=limit).detach()
+# Weights that correct for a sampler whose arithmetic is not the trainer's, by rho = pi_old / pi_sampler of a token, or
+# of a whole completion, the product over its tokens:
+#
+#     correction       weight of a token              source
+#     token            min(rho, C)                    truncated importance sampling: Ionides 2008; Yao et al. 2025
+#     token mask       rho if 1/C <= rho <= C, or 0   masked on both sides: Ling team 2025 (IcePop)
+#     sequence         min(rho, C) of its completion  Liu et al. 2025 (training-inference mismatch)
+#     sequence mask    that rho if it is <= C, or 0   the same, masked
+#
+# A token's ratio leaves out how likely the tokens before it were: its weight is biased, and its variance small. A
+# completion's is unbiased but for C, and grows with its length.
+
+
+def sampler_weights(
+    correction: SamplerCorrection,
+    old_log_probabilities: Tokens,
+    sampler_log_probabilities: Tokens,
+    limit: float,
+    sequence: Int[Tensor, " token"],
+    n_sequences: int,
+) -> tuple[Tokens, Limited]:
+    """Weights of the table above, without gradient, and the tokens at which the limit acts."""
+    logarithms = (old_log_probabilities - sampler_log_probabilities).detach()
+    if correction.startswith("sequence"):
+        none = torch.zeros(n_sequences, dtype=logarithms.dtype, device=logarithms.device)
+        logarithms = none.index_add(0, sequence, logarithms)[sequence]
+    most = math.log(limit)
+    limited = logarithms > most
+    # Before the exponential, which the sum over a long completion would overflow.
+    weights = logarithms.clamp(max=most).exp()
+    if correction == "token mask":
+        limited = limited | (logarithms < -most)
+    return (weights.masked_fill(limited, 0.0) if correction.endswith("mask") else weights), limited
 
 
 # What limits a step away from the policy that answered. Each function returns the terms, and at which tokens the limit
@@ -293,8 +321,8 @@ class PolicyObjective:
     kl_weight "reference_log_probabilities"; with a sampler_ratio_limit "sampler_log_probabilities" and
     "old_log_probabilities"; with a value head "returns" and "old_values".
 
-    Figures: policy_loss, normalised as the loss is; kl and entropy in nats, clip_share, ratio_mean and value_loss,
-    means of the batch's tokens; ratio_max.
+    Figures: policy_loss, normalised as the loss is; kl and entropy in nats, clip_share, ratio_mean, sampler_weight,
+    sampler_limited_share and value_loss, means of the batch's tokens; ratio_max.
     """
 
     parts: PolicyParts
@@ -307,7 +335,8 @@ class PolicyObjective:
     value_clip: float = 0.2
     """The largest change of a value from its old one that is rewarded; 0 is no limit."""
     sampler_ratio_limit: float = 0.0
-    """The limit of the weight old / sampler; 0 is no correction."""
+    """The limit C of the weight that corrects for the sampler; 0 is no correction."""
+    sampler_correction: SamplerCorrection = "token"
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
@@ -372,7 +401,10 @@ class PolicyObjective:
             means |= {"ratio_mean": ratios, "clip_share": limited.float()}
         if self.sampler_ratio_limit:
             old, sampler = values_of(part, OLD), values_of(part, SAMPLER)
-            terms = terms * truncated_sampler_ratios(old, sampler, self.sampler_ratio_limit)
+            where = part.sequence, part.n_sequences
+            weights, limited = sampler_weights(self.sampler_correction, old, sampler, self.sampler_ratio_limit, *where)
+            terms = terms * weights
+            means |= {"sampler_weight": weights, "sampler_limited_share": limited.float()}
         return terms, means
 
     def _value_terms(self, part: SequenceMicroBatch, scores: TokenScores) -> Float[Tensor, " token"]:
@@ -424,6 +456,11 @@ def sampler_gap(sampler: Float[Tensor, " token"], trainer: Float[Tensor, " token
 
 def policy_objective(config: ReinforcementConfig) -> PolicyObjective:
     """The objective of a recipe's algorithm. Raises NapkinError for parts that contradict each other."""
+    if config.sampler_correction == "token mask" and 0 < config.sampler_ratio_limit <= 1:
+        raise NapkinError(
+            f"rl.sampler_ratio_limit is {config.sampler_ratio_limit:g}, and rl.sampler_correction 'token mask' leaves "
+            "out all ratios above it and below 1 over it: use a number above 1"
+        )
     return PolicyObjective(
         parts=parts_of(config),
         constant=float(config.max_answer),
@@ -433,6 +470,7 @@ def policy_objective(config: ReinforcementConfig) -> PolicyObjective:
         value_weight=config.value_weight,
         value_clip=config.value_clip,
         sampler_ratio_limit=config.sampler_ratio_limit,
+        sampler_correction=config.sampler_correction,
     )
 
 

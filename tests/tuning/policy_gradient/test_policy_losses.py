@@ -1,7 +1,8 @@
 """Losses of policies, their gradients and figures are those of a plain computation in float64 NumPy."""
 
+import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ import torch
 from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
-from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
+from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig, SamplerCorrection
 from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
-from napkin.tuning.policy_gradient import PRESETS, PolicyObjective, policy_objective
+from napkin.tuning.policy_gradient import PRESETS, PolicyObjective, policy_objective, sampler_weights
 from napkin.tuning.sequence_step import BatchTotals, add_metrics, totals_of
 
 LENGTHS = (4, 1, 7, 3)
@@ -79,8 +80,18 @@ def reference(objective: PolicyObjective, sequences: list[TokenSequence], now: d
             else:
                 terms = -ratio * advantages
         if objective.sampler_ratio_limit:
-            gap = v["old_log_probabilities"] - v["sampler_log_probabilities"]
-            terms = terms * np.minimum(np.exp(gap), objective.sampler_ratio_limit)
+            limit = objective.sampler_ratio_limit
+            rho = np.exp(v["old_log_probabilities"] - v["sampler_log_probabilities"])
+            product = np.full(n, math.prod(rho.tolist()))
+            terms = (
+                terms
+                * {
+                    "token": np.where(rho > limit, limit, rho),
+                    "token mask": np.where((1 / limit <= rho) & (rho <= limit), rho, 0),
+                    "sequence": np.where(product > limit, limit, product),
+                    "sequence mask": np.where(product <= limit, product, 0),
+                }[objective.sampler_correction]
+            )
         if objective.kl_weight:
             d = new - v["reference_log_probabilities"]
             at = stopped - v["reference_log_probabilities"]
@@ -98,6 +109,32 @@ def reference(objective: PolicyObjective, sequences: list[TokenSequence], now: d
             errors = np.maximum((scalars - v["returns"]) ** 2, (held - v["returns"]) ** 2) / 2
             value_total += float(errors.sum() / n_tokens)
     return total + objective.value_weight * value_total
+
+
+@pytest.mark.parametrize("correction", get_args(SamplerCorrection))
+@pytest.mark.parametrize("algorithm", ["reinforce", "grpo", "gspo"])
+def test_corrections_for_the_sampler_are_those_of_numpy(
+    algorithm: PolicyAlgorithm, correction: SamplerCorrection
+) -> None:
+    config = ReinforcementConfig(algorithm=algorithm, sampler_ratio_limit=1.4, sampler_correction=correction)
+    objective = policy_objective(config)
+    (part,) = micro_batches_of(some_examples(), max_tokens=1000, row_length=32)
+    part = replace(part, values={name: values.double() for name, values in part.values.items()})
+    scores = scores_of(part)
+    loss, figures = objective.loss(part, scores, totals_of([part]))
+    now = {name: part.values[name].numpy() for name in ("new", "entropies", "scalars")}
+    np.testing.assert_allclose(loss.item(), reference(objective, part.sequences, now), rtol=1e-6)
+    loss.backward()
+    found = scores.log_probabilities.grad
+    assert found is not None
+    np.testing.assert_allclose(found.numpy(), differences(objective, part.sequences, now, "new"), rtol=1e-6, atol=2e-9)
+    assert 0 < figures["sampler_limited_share"] < 1
+    assert figures["sampler_weight"] <= 1.4
+    # A long answer that the sampler found e^2000 times less likely: its weight is the limit, or 0.
+    far = torch.full((2000,), -1.0, dtype=torch.float64)
+    weights, limited = sampler_weights(correction, far, far - 1, 1.4, torch.zeros(2000, dtype=torch.int64), 1)
+    assert limited.all()
+    assert torch.equal(weights, torch.full_like(far, 0.0 if "mask" in correction else math.exp(math.log(1.4))))
 
 
 @pytest.mark.sampled(every=4)
