@@ -34,7 +34,6 @@ from napkin.tuning.policy_gradient import (
     advantages_of,
     parts_of,
     policy_objective,
-    sampler_gap,
     trained_examples,
 )
 from napkin.tuning.rollout import (
@@ -45,6 +44,7 @@ from napkin.tuning.rollout import (
     roll_out_unequal,
     seed_of_draw,
 )
+from napkin.tuning.sampler_correction import sampler_gap
 from napkin.tuning.sequence_step import REFERENCE, Objective, SequenceScores, score_examples, train_on_examples
 
 PHASES = ("rollout", "reward", "log-probabilities", "update")

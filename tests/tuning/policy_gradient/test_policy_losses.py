@@ -13,7 +13,8 @@ from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
 from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig, SamplerCorrection
 from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
-from napkin.tuning.policy_gradient import PRESETS, PolicyObjective, policy_objective, sampler_weights
+from napkin.tuning.policy_gradient import PRESETS, PolicyObjective, policy_objective
+from napkin.tuning.sampler_correction import sampler_weights
 from napkin.tuning.sequence_step import BatchTotals, add_metrics, totals_of
 
 LENGTHS = (4, 1, 7, 3)
