@@ -25,7 +25,6 @@ from napkin.inference.sampling import NOT_FINITE, Draw, draw, told, told_draws
 from napkin.inference.scheduler import BlockPool, Pass, Scheduler
 from napkin.inference.settings import Speculation
 from napkin.inference.speculation import Acceptance
-from napkin.kernels.operators import is_interpreted
 from napkin.model.kernel_forms import use_decoding_kernels
 from napkin.model.kv_cache import bucket_of
 from napkin.model.transformer import Transformer
@@ -156,8 +155,7 @@ class Engine:
             n_states=max_running,
         )
         self._state_slots: dict[EngineSequence, int] = {}
-        # Triton's interpreter would take minutes for a text.
-        if not torch.is_autocast_enabled(model.device.type) and not is_interpreted():
+        if not torch.is_autocast_enabled(model.device.type):
             for each_model in (model,) if draft is None else (model, draft):
                 use_decoding_kernels(each_model)
         self.graphs = DecodingGraphs(model, self.cache)

@@ -12,7 +12,6 @@ from torch import Tensor
 from napkin.errors import NapkinError
 from napkin.inference.sampling import Draw, draw
 from napkin.inference.settings import Sampling
-from napkin.kernels.operators import is_interpreted
 from napkin.model.kernel_forms import use_decoding_kernels
 from napkin.model.kv_cache import ContiguousCache
 from napkin.model.transformer import Transformer, evaluation_mode
@@ -53,8 +52,7 @@ def continue_prompt(
     """
     if not prompt:
         raise NapkinError("the prompt holds no token: begin with a separator or with text")
-    # Triton's interpreter would take minutes for a text.
-    if not torch.is_autocast_enabled(model.device.type) and not is_interpreted():
+    if not torch.is_autocast_enabled(model.device.type):
         use_decoding_kernels(model)
     limit = model.config.context_length
     tokens, ends = list(prompt), {*sampling.stop_ids, stop}
