@@ -16,6 +16,8 @@ VENV := .venv
 PEERS := .venv-peers
 READY := $(VENV)/.ready
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
+# Triton's interpreter is chosen for a whole process, and would take minutes for a text.
+INTERPRETED := tests/kernels/triton_forms
 # The demo and the tests leave nothing outside the clone: the calibration of this machine is kept inside too.
 # Workers side by side: threads that spin while they wait would take each other's core.
 export GOMP_SPINCOUNT ?= 5000
@@ -58,8 +60,8 @@ torture: $(READY)
 	$(VENV)/bin/python -m pytest -m "torture and not peers and not gpu"
 
 peers: $(PEERS)/.ready
-	NAPKIN_PEERS=1 TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PEERS)/bin/python -m pytest -m peers $(WORKERS)
-	NAPKIN_PEERS=1 OMP_NUM_THREADS=1 $(PEERS)/bin/python -m pytest -m peers $(WORKERS) tests/kernels/triton_compiled
+	NAPKIN_PEERS=1 OMP_NUM_THREADS=1 $(PEERS)/bin/python -m pytest -m peers $(WORKERS) --ignore=$(INTERPRETED)
+	NAPKIN_PEERS=1 OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PEERS)/bin/python -m pytest -m peers $(WORKERS) $(INTERPRETED)
 
 gpu: $(READY)
 	$(VENV)/bin/python -c "import triton" 2>/dev/null || $(VENV)/bin/python -m pip install --quiet -e '.[triton]'

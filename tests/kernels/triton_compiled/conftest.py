@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave these tests to `make peers`, where they have a process of their own."""
+    """Leave these tests to `make peers`."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     for item in items:
         if item.path.is_relative_to(HERE):
