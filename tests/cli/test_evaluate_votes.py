@@ -21,6 +21,7 @@ def test_a_model_judges_and_its_votes_rate(napkin, answers: list[str]) -> None:
     assert done.status == 0, done.err
     assert "wrote 12 votes to votes.jsonl" in done.out
     assert "6 of 6 items were judged in both positions" in done.out
+    assert not Path("votes.items.jsonl").exists()
     with open("votes.jsonl", "a") as file:
         file.writelines(
             json.dumps({"a": "short", "b": "long", "winner": winner}) + "\n" for winner in ("short", "long")

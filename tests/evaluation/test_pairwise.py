@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from napkin.errors import NapkinError
 from napkin.evaluation.judging import LETTERS, TEMPLATE, Comparison, format_vote, judged_votes, read_comparisons
 from napkin.evaluation.pairwise import ELO_SCALE, Vote, elo_ratings, ratings_of, read_votes, win_rate
+from napkin.evaluation.tasks.results import ItemLog, open_log
 from oracles.served_model import tiny_served_model
 
 
@@ -119,7 +121,7 @@ def test_votes_of_a_model_are_the_likelier_letters_in_both_positions(tmp_path: P
         text = "".join(json.dumps({**row, "answer": row["answer"] + end}) + "\n" for row in rows)
         (tmp_path / f"{name}.jsonl").write_text(text)
     comparisons = read_comparisons([tmp_path / "x.jsonl", tmp_path / "y.jsonl"])
-    votes = list(judged_votes(judge, comparisons, ("x", "y")))
+    votes = judged_votes(judge, comparisons, ("x", "y"), ItemLog(None, {}))
     expected = []
     for each in comparisons:
         for names, answers in ((("x", "y"), each.answers), (("y", "x"), each.answers[::-1])):
@@ -133,11 +135,43 @@ def test_votes_of_a_model_are_the_likelier_letters_in_both_positions(tmp_path: P
     assert votes == expected
     (tmp_path / "votes.jsonl").write_text("".join(map(format_vote, votes)))
     assert read_votes(tmp_path / "votes.jsonl") == votes
-    assert {vote.winner for vote in judged_votes(judge, comparisons, ("x", "y"), tie_margin=0.999999)} == {"tie"}
+    assert {
+        vote.winner for vote in judged_votes(judge, comparisons, ("x", "y"), ItemLog(None, {}), tie_margin=0.999999)
+    } == {"tie"}
     with pytest.raises(NapkinError, match=r"no \{second\}"):
-        list(judged_votes(judge, comparisons, ("x", "y"), template="{prompt} {first}"))
+        judged_votes(judge, comparisons, ("x", "y"), ItemLog(None, {}), template="{prompt} {first}")
     with pytest.raises(NapkinError, match="the judge's context is"):
-        list(judged_votes(judge, [Comparison("long", "a" * 3000, ("b", "c"))], ("x", "y")))
+        judged_votes(judge, [Comparison("long", "a" * 3000, ("b", "c"))], ("x", "y"), ItemLog(None, {}))
+
+
+def test_an_interrupted_judge_goes_on_where_it_was(tmp_path: Path) -> None:
+    judge = tiny_served_model()
+    asked = []
+
+    class Interrupted:
+        """The judge, until it has been asked so often."""
+
+        def __init__(self, calls: float) -> None:
+            self.calls = calls
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(judge, name)
+
+        def logprobs(self, pairs: list[Any]) -> list[float]:
+            self.calls -= 1
+            if self.calls < 0:
+                raise KeyboardInterrupt
+            asked.append(len(pairs))
+            return judge.logprobs(pairs)
+
+    comparisons = [Comparison(str(n), f"Say {n}.", (f"It is {n}", f"{n}!")) for n in range(20)]
+    whole = judged_votes(judge, comparisons, ("x", "y"), ItemLog(None, {}))
+    with pytest.raises(KeyboardInterrupt), open_log(tmp_path / "log", {}) as log:
+        judged_votes(Interrupted(1), comparisons, ("x", "y"), log)
+    with open_log(tmp_path / "log", {}) as log:
+        assert judged_votes(Interrupted(math.inf), comparisons, ("x", "y"), log) == whole
+    # Four prompts of a comparison, 16 comparisons at a time.
+    assert asked == [64, 16]
 
 
 def test_what_is_no_vote_is_named(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ same letter both times; the two votes then cancel.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from napkin.errors import NapkinError
 from napkin.evaluation.pairwise import Vote, Winner
 from napkin.evaluation.tasks.published import text_of
+from napkin.evaluation.tasks.results import ItemLog, ItemResult
 from napkin.evaluation.tasks.running import TaskModel
 from napkin.evaluation.tasks.task_file import json_rows, read_text
 from napkin.files import StrPath
@@ -70,13 +71,15 @@ def judged_votes(
     model: TaskModel,
     comparisons: Sequence[Comparison],
     names: tuple[str, str],
+    log: ItemLog,
     *,
     template: str = TEMPLATE,
     tie_margin: float = 0.0,
     chat: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Iterator[Vote]:
-    """Yield two votes for each comparison, in their order: the first model's answer first, then the second's.
+) -> list[Vote]:
+    """Return two votes for each comparison, in their order: the first model's answer first, then the second's. What is
+    in the log is not judged again.
 
     Where the probabilities of the letters differ by no more than `tie_margin`, the vote is a tie. Raises NapkinError
     for a template without a place for the prompt or an answer, and for answers that exceed the judge's context.
@@ -85,24 +88,32 @@ def judged_votes(
     if missing:
         raise NapkinError(f"the judge's template has no {missing[0]}: give each of prompt, first and second its place")
     letters = LETTERS if not chat else tuple(letter.strip() for letter in LETTERS)
-    for start in range(0, len(comparisons), _BATCH):
-        batch = comparisons[start : start + _BATCH]
-        progress(start, len(comparisons))
+    rest = [each for each in comparisons if each.item not in log.done]
+    for start in range(0, len(rest), _BATCH):
+        progress(len(comparisons) - len(rest) + start, len(comparisons))
+        batch = rest[start : start + _BATCH]
         pairs = []
         for each in batch:
             for first, second in (each.answers, each.answers[::-1]):
                 context = _context(model, template, each, first, second, chat=chat)
                 pairs += [(context, model.encode(letter)) for letter in letters]
         logprobs = model.logprobs(pairs)
-        for number, each in enumerate(batch):
-            for swapped in (False, True):
-                at = 4 * number + 2 * swapped
-                # The probability of the first letter among the two.
-                chance = 1 / (1 + math.exp(min(700.0, logprobs[at + 1] - logprobs[at])))
-                winner: Winner = "tie" if abs(2 * chance - 1) <= tie_margin else "a" if chance > 0.5 else "b"
-                shown = names[::-1] if swapped else names
-                yield Vote(shown[0], shown[1], winner, each.item)
+        log.add(
+            [
+                ItemResult(each.item, "", "", {}, logprobs=tuple(logprobs[4 * number : 4 * number + 4]))
+                for number, each in enumerate(batch)
+            ]
+        )
     progress(len(comparisons), len(comparisons))
+    votes = []
+    for each in comparisons:
+        logprobs = log.done[each.item].logprobs
+        for shown, letters_of in ((names, logprobs[:2]), (names[::-1], logprobs[2:])):
+            # The probability of the first letter among the two.
+            chance = 1 / (1 + math.exp(min(700.0, letters_of[1] - letters_of[0])))
+            winner: Winner = "tie" if abs(2 * chance - 1) <= tie_margin else "a" if chance > 0.5 else "b"
+            votes.append(Vote(shown[0], shown[1], winner, each.item))
+    return votes
 
 
 def _context(

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from napkin.cli.common.files import folder_for, refuse_existing
+from napkin.cli.common.files import refuse_existing
 from napkin.cli.common.options import JsonOption, Switch, command
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import notify, print_json, print_table, say
-from napkin.cli.evaluate.tasks import percent
+from napkin.cli.evaluate.tasks import items_beside, log_of, percent
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text, read_bounded
 
 if TYPE_CHECKING:
-    from napkin.evaluation.pairwise import Vote, WinRate
+    from napkin.evaluation.pairwise import WinRate
 
 _MOST_BOOTSTRAP = 100_000
 _MOST_TEMPLATE = 2**20
@@ -103,7 +103,7 @@ def _say_win_rate(won: "WinRate") -> None:
 @dataclass(frozen=True)
 class JudgeOptions(JsonOption):
     """Let a model judge the answers of two others to the same prompts, each pair in both positions, and write its
-    votes, which napkin evaluate votes reads."""
+    votes, which napkin evaluate votes reads. After an interruption the same command goes on."""
 
     judge: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="JUDGE")]
     """Folder of the run that judges, or a Hugging Face folder."""
@@ -138,28 +138,36 @@ def judge_command(options: JudgeOptions) -> None:
     refuse_existing(out)
     from napkin.evaluation.judging import TEMPLATE, format_vote, judged_votes, read_comparisons
     from napkin.evaluation.pairwise import win_rate
+    from napkin.evaluation.tasks.task_file import digests
 
     comparisons = read_comparisons(options.answers)
     template = TEMPLATE
     if options.template is not None:
         template = read_bounded(options.template, _MOST_TEMPLATE, what="a template").decode("utf-8", "replace").rstrip()
-    votes = list["Vote"]()
-    with progress_line("opening the judge") as line:
+    with progress_line("opening the judge"):
         from napkin.inference.loaded_model import load
 
         model = load(options.judge, weights=options.weights, on_message=notify)
-        line.retitle("judging")
-        votes += judged_votes(
-            model,
-            comparisons,
-            (names[0], names[1]),
-            template=template,
-            tie_margin=options.tie_margin,
-            chat=options.chat,
-            progress=lambda done, total: line(done, total, f"{done:,}/{total:,} pairs"),
-        )
-    with folder_for(out):
+    settings = {
+        "judge": model.about(),
+        "answers": [digests([Path(path)]) for path in options.answers],
+        "template": template,
+        "chat": options.chat,
+    }
+    with items_beside(out, settings, len(comparisons), "pairs") as log:
+        with progress_line("judging") as line:
+            votes = judged_votes(
+                model,
+                comparisons,
+                (names[0], names[1]),
+                log,
+                template=template,
+                tie_margin=options.tie_margin,
+                chat=options.chat,
+                progress=lambda done, total: line(done, total, f"{done:,}/{total:,} pairs"),
+            )
         atomic_write_text(out, "".join(map(format_vote, votes)))
+        log_of(out).unlink()
     won = win_rate(votes, names[0], names[1])
     if options.json:
         print_json({"votes": len(votes), "out": str(out), "judge": model.about(), "win_rate": asdict(won)})
