@@ -53,12 +53,9 @@ def active_parameters(run: PublishedRun) -> tuple[float, float]:
     """All parameters, and those that a token passes through."""
     costs, model = run.costs, run.resolved.recipe.model
     each = costs.parameters(1)
-    dense = model.n_dense_layers if model.n_experts else 0
-    blocks = model.n_layers - dense
-    outside = each.embedding + each.head
-    experts = each.experts * blocks
+    shared, experts = each.of_blocks(costs.blocks)
+    shared += each.embedding + each.head
     used = experts * model.experts_per_token / model.n_experts if model.n_experts else 0.0
-    shared = each.dense * dense + each.block * blocks + outside
     return shared + experts, shared + used
 
 

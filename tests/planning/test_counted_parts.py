@@ -10,7 +10,7 @@ import pytest
 from napkin.accounting.ledger import Row
 from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
-from napkin.planning.layouts.counted_parts import Size, count_parts, with_tensor
+from napkin.planning.layouts.counted_parts import Size, block_kinds, count_parts, one_of_each, with_tensor
 from napkin.planning.planner import resolve
 from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.recipe import Recipe
@@ -67,15 +67,45 @@ def test_a_block_s_calls_at_each_size_are_those_of_a_count_at_that_size(
     resolved = resolve(recipe, CatalogueMachine(find_device("H100")))
     tensors = [size for size in (1, 2, 4) if model.resolved_n_kv_heads % size == 0]
     parts = count_parts(resolved, "none", tensors)
+    (kind,) = set(block_kinds(model))
     for sequences, tensor in sizes:
         if tensor not in tensors:
             continue
         size = Size(float(sequences), tensor)
         counted = [row for row in rows_at(resolved, sequences, tensor) if row.bytes_read + row.bytes_written]
-        operators = parts.operators("block", size)
+        operators = parts.operators(kind, size)
         # A count of one device has whole sequences where the ranks of tensor split them.
         whole = dataclasses.replace(operators, split_sequence=operators.split_sequence & False)
         assert figures(whole.at(size)) == figures(counted), size
+
+
+@pytest.mark.parametrize(
+    ("changes", "counted_layers"),
+    [
+        ({"n_layers": 7, "attention_window": 8, "full_attention_every": 3}, 2),
+        ({"n_layers": 6, "mixers": "mamba2*2,attention", "state_size": 8, "state_head_dim": 8, "state_heads": 2}, 2),
+        ({"n_layers": 5, "n_experts": 4, "n_dense_layers": 2, "attention_window": 8, "full_attention_every": 2}, 4),
+    ],
+    ids=str,
+)
+def test_the_blocks_of_all_kinds_are_those_of_the_whole_model(changes: dict[str, Any], counted_layers: int) -> None:
+    model = dataclasses.replace(MODEL, **changes)
+    assert one_of_each(model).n_layers == counted_layers
+    resolved = resolve(
+        Recipe(model=model, training=TrainingConfig(batch_size=1, micro_batch_size=1, loss_chunk_size=32)),
+        CatalogueMachine(find_device("H100")),
+    )
+    parts = count_parts(resolved, "none", [1])
+    expected = figures(
+        row
+        for row in count_step(resolved, reserved=False).rows
+        if row.module.startswith("blocks.") and row.phase != "optimizer" and row.bytes_read + row.bytes_written
+    )
+    found: Counter[tuple[Any, ...]] = Counter()
+    for kind, number in Counter(block_kinds(model)).items():
+        for each, times in figures(parts.operators(kind, Size(1.0)).at(Size(1.0))).items():
+            found[each] += number * times
+    assert found == expected
 
 
 def rows_at(resolved: ResolvedRecipe, sequences: int, tensor: int) -> Iterable[Row]:

@@ -119,7 +119,7 @@ def test_a_ring_sends_keys_and_values_past_all_other_ranks_and_their_gradients_w
 def test_a_ring_adds_up_the_outputs_of_each_turn_in_fp32() -> None:
     costs, plan = costs_on(4), planned(4, context=4)
     size = plan.choice.size
-    of_blocks = costs.seconds("block", size, "none", False) * MODEL.n_layers
+    of_blocks = costs.seconds(costs.blocks[0][0], size, "none", False) * MODEL.n_layers
     rest = costs.seconds("embedding", size, "none", False) + costs.head_seconds(size, 1024, "none")
     merging = plan.stages[0].compute.forward - of_blocks.forward - rest.forward
     # 256 tokens of 16 heads of 64 numbers: read and rescaled beside the sum so far, which is read and written.
@@ -142,7 +142,7 @@ def test_fsdp_has_a_block_and_the_next_one_gathered_in_bf16_and_what_is_outside_
 def test_gradients_of_all_micro_batches_but_one_are_added_up(sizes: dict[str, int], parts: int) -> None:
     costs, plan = costs_on(4), planned(4, **sizes)
     size, gathered = plan.choice.size, "shard" in sizes
-    of_blocks = costs.seconds("block", size, "none", gathered) * MODEL.n_layers
+    of_blocks = costs.seconds(costs.blocks[0][0], size, "none", gathered) * MODEL.n_layers
     rest = costs.seconds("embedding", size, "none", False) + costs.head_seconds(size, 1024, "none")
     added = plan.stages[0].compute.backward_weight - of_blocks.backward_weight - rest.backward_weight
     block, outside = parameters_of(MODEL)
@@ -223,8 +223,9 @@ def test_shards_of_experts_are_as_far_apart_as_the_ranks_that_divide_the_experts
 
 def test_ranks_of_tensor_gather_a_blocks_input_and_its_gradient() -> None:
     costs, size = costs_on(2), Size(1.0, 2, 1)
+    ((kind, _),) = costs.blocks
     whole = MODEL.context_length * MODEL.d_model * 2
-    assert costs.working_bytes(size, "none") == costs.parts("none").working_bytes(size) + 2 * whole
+    assert costs.working_bytes(kind, size, "none") == costs.parts("none").working_bytes(kind, size) + 2 * whole
 
 
 @pytest.mark.thorough

@@ -14,6 +14,7 @@ from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
 from napkin.planning.fit import device_counts, least_hardware
 from napkin.planning.layouts.costs import Choice, LayoutCosts
+from napkin.planning.layouts.counted_parts import BlockKind
 from napkin.planning.layouts.layout_plan import plan_layout, simulated
 from napkin.planning.layouts.search import (
     candidates,
@@ -86,7 +87,7 @@ def test_every_candidate_is_a_layout_of_all_devices_and_divides_the_recipe(costs
 
 def random_stages(number: int, seed: int) -> list[StageTime]:
     draw = random.Random(seed)
-    content = StageContent(0, 1, first=False, last=False)
+    content = StageContent(((BlockKind("attention", None, False), 1),), first=False, last=False)
     return [
         StageTime(
             content,

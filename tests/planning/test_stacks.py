@@ -238,8 +238,9 @@ def test_recomputation_that_stops_leaves_out_the_last_products_of_experts_and_th
     goes_on = dataclasses.replace(stops, stops_recomputation=False)
     costs = [stack_costs(recipe, "8xH100", stack) for stack in (stops, goes_on)]
     size = choice_of(costs[0].resolved).size
-    again = [each.seconds("block", size, "full", False).recompute for each in costs]
-    rows = [row for row, _, _ in costs[0].rows("block", size, "full") if row.phase == "recompute"]
+    ((block, _),) = costs[0].blocks
+    again = [each.seconds(block, size, "full", False).recompute for each in costs]
+    rows = [row for row, _, _ in costs[0].rows(block, size, "full") if row.phase == "recompute"]
     last = [row for row in rows if row.contraction and "grouped" in row.operator and row.contraction[2] == 256]
     assert len(last) == 1
     assert again[1] - again[0] == pytest.approx(costs[0]._row_seconds(last[0]))

@@ -156,7 +156,7 @@ def _blocks_of_ranks(plan: LayoutPlan) -> list[str]:
     told: list[str] = []
     for held in stages_of_ranks(plan.layout):
         stages = [contents[stage] for stage in held]
-        number = sum(stage.dense + stage.blocks for stage in stages)
+        number = sum(stage.n_blocks for stage in stages)
         ends = ["embedding"] * any(stage.first for stage in stages) + ["head"] * any(stage.last for stage in stages)
         told.append(", ".join([str(number), *ends]))
     return told

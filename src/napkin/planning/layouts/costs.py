@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -19,7 +19,16 @@ from napkin.errors import NapkinError
 from napkin.hardware.cluster import Interconnect
 from napkin.hardware.target import cuda_target
 from napkin.model.transformer import Transformer
-from napkin.planning.layouts.counted_parts import CountedParts, Part, Size, count_parts, with_tensor
+from napkin.planning.layouts.counted_parts import (
+    BlockKind,
+    CountedParts,
+    Part,
+    Size,
+    block_kinds,
+    count_parts,
+    one_of_each,
+    with_tensor,
+)
 from napkin.planning.layouts.stack import NAPKIN, Stack
 from napkin.planning.step.machine import CatalogueMachine
 from napkin.planning.step.site import Site
@@ -83,26 +92,43 @@ def _one_of(row: Row, experts: int) -> Row:
     )
 
 
-class Parameters(NamedTuple):
+@dataclass(frozen=True)
+class Parameters:
     """Numbers of parameters of one rank of tensor, before anything is sharded."""
 
-    dense: int
-    """Parameters of a block without experts."""
-    block: int
+    shared: dict[BlockKind, int]
     """Parameters of a block, its experts left out."""
-    experts: int
+    experts: dict[BlockKind, int]
     """Parameters of all experts of a block."""
     embedding: int
     """Embedding and learned positions."""
     head: int
     """Last norm, and the head if it is not the embedding."""
 
+    def of_blocks(self, blocks: Iterable[tuple[BlockKind, int]]) -> tuple[int, int]:
+        """Parameters of so many blocks of each kind: all but experts, and experts."""
+        pairs = [(self.shared[kind] * times, self.experts[kind] * times) for kind, times in blocks]
+        return sum(each[0] for each in pairs), sum(each[1] for each in pairs)
 
-def _sums(numbers: Iterable[tuple[str, int]]) -> Parameters:
-    sums = dict.fromkeys(Parameters._fields, 0)
-    for kind, number in numbers:
-        sums[kind] += number
-    return Parameters(**sums)
+    @property
+    def largest_block(self) -> int:
+        """Parameters of the block that has most, with its experts."""
+        return max(self.shared[kind] + self.experts[kind] for kind in self.shared)
+
+
+Shape = tuple[BlockKind | Literal["embedding", "head"], bool, str, torch.Size]
+"""Of a parameter: its part, whether it is of experts, its own name and its shape."""
+
+
+def _sums(numbers: Iterable[tuple[BlockKind | Literal["embedding", "head"], bool, int]]) -> Parameters:
+    outside = {"embedding": 0, "head": 0}
+    shared, experts = Counter[BlockKind](), Counter[BlockKind]()
+    for part, of_experts, number in numbers:
+        if isinstance(part, BlockKind):
+            (experts if of_experts else shared)[part] += number
+        else:
+            outside[part] += number
+    return Parameters(shared, experts, **outside)
 
 
 class LayoutCosts:
@@ -121,14 +147,8 @@ class LayoutCosts:
         """`tensors` are the sizes of tensor that may be asked for, `usd_per_hour` is of one device, `stack` is the
         program that trains.
 
-        Raises NapkinError where it is not known what connects the devices, and for a model whose layers have different
-        token mixers, since all blocks are priced alike.
+        Raises NapkinError where it is not known what connects the devices.
         """
-        if resolved.recipe.model.is_hybrid:
-            raise NapkinError(
-                f"mixers is '{resolved.recipe.model.mixers}': layouts are planned for models whose layers have the "
-                "same token mixer, use napkin plan on one device or napkin count"
-            )
         self.resolved = resolved
         self.machine = machine
         self.tensors = tuple(tensors)
@@ -144,6 +164,8 @@ class LayoutCosts:
         self.interconnect: Interconnect = self.site.interconnect.slower(stack.sending)
         self.progress = progress
         self.model = resolved.recipe.model
+        self.blocks = tuple(Counter(block_kinds(self.model)).items())
+        """The kinds of the model's blocks, and how many it has of each."""
         self.in_fp8 = resolved.precision.name == "fp8"
         self.activation_bytes = PRODUCTS_BYTES[resolved.precision.products]
         """Bytes of a number that ranks of tensor or context send each other."""
@@ -183,42 +205,40 @@ class LayoutCosts:
         plain = None if recompute == "none" else self.parts("none")
         return count_parts(self.resolved, recompute, self.tensors, plain)
 
-    def shapes(self, tensor: int) -> list[tuple[str, str, torch.Size]]:
-        """For each parameter of one rank of tensor, the field of `Parameters` it belongs to, its own name and its
-        shape."""
-        model = with_tensor(self.resolved, tensor).recipe.model
-        dense = min(model.n_dense_layers, 1) if model.n_experts else 0
+    def shapes(self, tensor: int) -> list[Shape]:
+        """The parameters of one rank of tensor, of blocks those of the first of each kind."""
+        model = one_of_each(with_tensor(self.resolved, tensor).recipe.model)
         with FakeTensorMode():
-            built = Transformer(dataclasses.replace(model, n_layers=1 + dense, n_dense_layers=dense))
-        found: list[tuple[str, str, torch.Size]] = []
+            built = Transformer(model)
+        kinds = block_kinds(model)
+        found: list[Shape] = []
         for name, parameter in built.named_parameters():
             path = name.split(".")
-            if path[0] == "blocks":
-                kind = "experts" if "experts" in path else "dense" if dense and path[1] == "0" else "block"
-            else:
-                kind = "embedding" if path[0] in ("embedding", "positions") else "head"
-            found.append((kind, path[-1], parameter.shape))
+            if path[0] != "blocks":
+                part = "embedding" if path[0] in ("embedding", "positions") else "head"
+                found.append((part, False, path[-1], parameter.shape))
+            elif kinds.index(kind := kinds[int(path[1])]) == int(path[1]):
+                found.append((kind, "experts" in path, path[-1], parameter.shape))
         return found
 
     def parameters(self, tensor: int) -> Parameters:
-        return _sums((kind, shape.numel()) for kind, _, shape in self.shapes(tensor))
+        return _sums((part, of_experts, shape.numel()) for part, of_experts, _, shape in self.shapes(tensor))
 
     def padded(self, tensor: int, expert: int, shards: int, shards_of_experts: int, whole: bool = False) -> Parameters:
         """Parameters of one rank of tensor and of expert, as FSDP2 pads them to equal shards; `whole` experts are not
         divided by tensor."""
-        sizes: list[tuple[str, int]] = []
+        sizes = []
         shapes = self.shapes(tensor)
         if whole:
-            shapes = [each for each in shapes if each[0] != "experts"]
-            shapes += [each for each in self.shapes(1) if each[0] == "experts"]
-        for kind, name, shape in shapes:
+            shapes = [each for each in shapes if not each[1]] + [each for each in self.shapes(1) if each[1]]
+        for part, of_experts, name, shape in shapes:
             among, taken = shards, ()
-            if kind == "experts":
+            if of_experts:
                 shape, among = torch.Size((shape[0] // expert, *shape[1:])), shards_of_experts
                 # Ranks of tensor divide the width of experts.
                 taken = () if tensor == 1 or whole else (1,) if name == "up" else (2,)
             length = shape[shard_dimension(shape, among, taken)]
-            sizes.append((kind, shape.numel() // length * among * -(-length // among)))
+            sizes.append((part, of_experts, shape.numel() // length * among * -(-length // among)))
         return _sums(sizes)
 
     def rows(self, part: Part, size: Size, recompute: Recompute) -> list[tuple[Row, bool, bool]]:
@@ -301,17 +321,17 @@ class LayoutCosts:
         """Seconds of starting the kernels of a part."""
         return len(self.rows(part, size, recompute)) * self.ceilings.seconds_per_operator
 
-    def attention_seconds(self, size: Size, recompute: Recompute) -> tuple[float, float]:
-        """Seconds of fused attention alone, forward and backward: what hides the ring's sends."""
+    def attention_seconds(self, kind: BlockKind, size: Size, recompute: Recompute) -> tuple[float, float]:
+        """Seconds of a block's fused attention alone, forward and backward: what hides the ring's sends."""
         sums = [0.0, 0.0]
-        for row, _, _ in self.rows("block", size, recompute):
+        for row, _, _ in self.rows(kind, size, recompute):
             if row.is_fused_attention:
                 sums[row.phase != "forward"] += roofline_seconds(row, self.ceilings)
         return sums[0], sums[1]
 
-    def expert_seconds(self, size: Size, recompute: Recompute) -> float:
+    def expert_seconds(self, kind: BlockKind, size: Size, recompute: Recompute) -> float:
         """Seconds of the experts of a block, in both passes of a micro-batch."""
-        rows = (row for row, _, _ in self.rows("block", size, recompute))
+        rows = (row for row, _, _ in self.rows(kind, size, recompute))
         return sum(roofline_seconds(row, self.ceilings) for row in rows if row.module.endswith(".experts"))
 
     def kept_bytes(self, part: Part, size: Size, recompute: Recompute, gathered: bool) -> float:
@@ -319,10 +339,10 @@ class LayoutCosts:
         activations, copies = self.parts(recompute).operators(part, size).kept_bytes(size)
         return activations + (0 if gathered else copies)
 
-    def working_bytes(self, size: Size, recompute: Recompute) -> float:
+    def working_bytes(self, kind: BlockKind, size: Size, recompute: Recompute) -> float:
         """Bytes that come and go in the backward pass of a block."""
         whole = self.gathered_activation_bytes(size) if size.tensor > 1 else 0.0
-        return self.parts(recompute).working_bytes(size) + 2 * whole
+        return self.parts(recompute).working_bytes(kind, size) + 2 * whole
 
     def head_working_bytes(self, size: Size, loss_chunk_size: int, recompute: Recompute) -> float:
         """Bytes that come and go in norm, head and loss."""
@@ -351,15 +371,12 @@ class LayoutCosts:
 
     def least_seconds(self, size: Size, recompute: Recompute, gathered: bool, loss_chunk_size: int) -> float:
         """Seconds of one micro-batch through the whole model on one rank, without collectives."""
-        dense = self.model.n_dense_layers if self.model.n_experts else 0
         every = self.resolved.recipe.training.recompute_every
         seconds = self.head_seconds(size, loss_chunk_size, "none")
-        numbers: tuple[tuple[Part, int], ...] = (("dense", dense), ("block", self.model.n_layers - dense))
-        for part, number in numbers:
-            if number:
-                again = number // every if recompute != "none" else 0
-                seconds += self.seconds(part, size, recompute, gathered) * again
-                seconds += self.seconds(part, size, "none", gathered) * (number - again)
+        for kind, number in self.blocks:
+            again = number // every if recompute != "none" else 0
+            seconds += self.seconds(kind, size, recompute, gathered) * again
+            seconds += self.seconds(kind, size, "none", gathered) * (number - again)
         return seconds.forward + seconds.of("backward")
 
     def update_seconds(self, parameters: float, blocks: int) -> float:
@@ -388,11 +405,6 @@ class LayoutCosts:
 
     def model_flops(self, sequences: int) -> float:
         """FLOPs of a step of the whole model, recomputation left out, attention over all pairs."""
-        model, counted = self.model, self.parts("none").parts
-        dense = model.n_dense_layers if model.n_experts else 0
-        sums = 0.0
-        for part, times in (("dense", dense), ("block", model.n_layers - dense), ("head", 1), ("chunk", 1)):
-            if times and part in counted:
-                figures = counted[part].figures_at(Size(1.0))
-                sums += times * float(figures[:, 0].sum())
-        return sums * sequences
+        counted = self.parts("none").parts
+        parts: list[tuple[Part, int]] = [*self.blocks, ("head", 1), ("chunk", 1)]
+        return sequences * sum(times * float(counted[part].figures_at(Size(1.0))[:, 0].sum()) for part, times in parts)

@@ -2,9 +2,10 @@
 
 Counting the step of every layout would take seconds each. Bytes and FLOPs of an operator are bilinear in the sequences
 of a micro-batch and in 1 / tensor (activations grow with the one, matrices with the other, products with both), so a
-model of one block is counted at four points, and the operators of every other rank follow exactly: of b sequences as
-well as of the b / context that a rank of a ring computes. Norms and the residual stream, whose sequences the ranks of
-tensor split, have 1 / tensor of the sequences; experts, which the ranks of expert split, 1 / expert of the matrices.
+model of one block of each kind is counted at four points, and the operators of every other rank follow exactly: of b
+sequences as well as of the b / context that a rank of a ring computes. Norms and the residual stream, whose sequences
+the ranks of tensor split, have 1 / tensor of the sequences; experts, which the ranks of expert split, 1 / expert of the
+matrices.
 
 Some calls are made at some sizes alone: of one sequence, or of one head, a tensor is a view where others have to be
 copied. Parts with such calls are counted for each size of tensor, and for one sequence apart from several.
@@ -13,21 +14,33 @@ copied. Parts with such calls are counted for each size of tensor, and for one s
 import dataclasses
 import difflib
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from napkin.accounting.ledger import Ledger, Row
+from napkin.model.config import ModelConfig, TokenMixer
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import ParallelismConfig
 from napkin.train_step.compile import Recompute
 from napkin.train_step.step_ledger import count_step
 
-Part = Literal["embedding", "dense", "block", "head", "chunk", "update"]
-"""`dense` is a block without experts in a model whose other blocks have them; `chunk` is one chunk of the loss."""
+
+class BlockKind(NamedTuple):
+    """What the operators of a block depend on; blocks alike cost alike."""
+
+    mixer: TokenMixer
+    window: int | None
+    """The window of its attention."""
+    experts: bool
+
+
+Part = BlockKind | Literal["embedding", "head", "chunk", "update"]
+"""`chunk` is one chunk of the loss."""
 
 _FIGURES = ("flops", "causal_flops", "recomputed_flops", "bytes_read", "bytes_written", "bytes_allocated", "bytes_kept")
 _MANY_TOKENS = 2**20
@@ -131,7 +144,7 @@ class CountedParts:
     """The operators of parts, at most sizes."""
     apart: dict[tuple[Part, bool, int], Operators]
     """Operators of parts whose calls depend on the size: for one sequence or not, and that size of tensor."""
-    working: NDArray[np.float64]
+    working: dict[BlockKind, NDArray[np.float64]]
     """[coefficient]: bytes that come and go within a block's backward pass."""
     head_working: NDArray[np.float64]
     """[coefficient, of a chunk or not]: the same of the head, with and without the chunk of its logits."""
@@ -154,11 +167,11 @@ class CountedParts:
             figures[:, found.of_experts] = one.figures[:, one.of_experts]
         return dataclasses.replace(found, figures=figures)
 
-    def working_bytes(self, size: Size) -> float:
+    def working_bytes(self, kind: BlockKind, size: Size) -> float:
         """Working bytes of a block, beside what its forward pass kept."""
-        part = 1 / size.tensor
-        stream = self.working[0] + size.sequences * self.working[1]
-        return float(stream * part + part * (self.working[2] + size.sequences * self.working[3]))
+        part, working = 1 / size.tensor, self.working[kind]
+        stream = working[0] + size.sequences * working[1]
+        return float(stream * part + part * (working[2] + size.sequences * working[3]))
 
     def head_working_bytes(self, size: Size, chunk_sequences: float) -> float:
         """Working bytes of norm, head and loss, whose chunks have `chunk_sequences` of the micro-batch's sequences."""
@@ -171,7 +184,7 @@ class CountedParts:
 def count_parts(
     resolved: ResolvedRecipe, recompute: Recompute, tensors: Sequence[int], plain: CountedParts | None = None
 ) -> CountedParts:
-    """Count a model of one block (of two, if the first blocks have no experts) for ranks with these sizes of tensor.
+    """Count a model of one block of each kind for ranks with these sizes of tensor.
 
     `plain` are the parts without recomputation, if they are counted already: only blocks differ. Raises NapkinError as
     `count_step` does.
@@ -179,11 +192,13 @@ def count_parts(
     split = next((size for size in sorted(tensors) if size > 1 and _counts(resolved, size)), None)
     tensors_counted = (1,) if split is None else (1, split)
     ledger_of = functools.cache(lambda sequences, tensor: _count(resolved, recompute, sequences, tensor))
-    divided_of = functools.cache(lambda sequences, tensor: _divided(ledger_of(sequences, tensor)))
+    kinds = block_kinds(one_of_each(resolved.recipe.model))
+    first_of = {kind: kinds.index(kind) for kind in kinds}
+    divided_of = functools.cache(lambda sequences, tensor: _divided(ledger_of(sequences, tensor), first_of))
     points = [(sequences, tensor) for tensor in tensors_counted for sequences in (1, 2)]
     ledgers = {point: ledger_of(*point) for point in points}
     divided = {point: divided_of(*point) for point in points}
-    names: list[Part] = [name for name in divided[1, 1] if name in ("dense", "block") or plain is None]
+    names: list[Part] = [name for name in divided[1, 1] if name in first_of or plain is None]
     parts: dict[Part, Operators] = {}
     apart: dict[tuple[Part, bool, int], Operators] = {}
     for name in names:
@@ -191,7 +206,7 @@ def count_parts(
         found = {key: (divided[1, 1] if name == "update" else each)[name] for key, each in divided.items()}
         if name == "head":
             continue
-        if name in ("dense", "block") and any(_names(each) != _names(found[1, 1]) for each in found.values()):
+        if name in first_of and any(_names(each) != _names(found[1, 1]) for each in found.values()):
             for tensor in sorted({1, *(size for size in tensors if _counts(resolved, size))}):
                 one, two, three = (divided_of(sequences, tensor)[name] for sequences in (1, 2, 3))
                 apart[name, False, tensor] = _operators({(2, 1): two, (3, 1): three}, None)
@@ -199,28 +214,31 @@ def count_parts(
             parts[name] = apart[name, False, 1]
         else:
             parts[name] = _operators(found, split)
-    working = {key: np.array([_working_bytes(each)], dtype=np.float64) for key, each in ledgers.items()}
+    working: dict[BlockKind, NDArray[np.float64]] = {}
+    for kind, number in first_of.items():
+        found = {key: np.array([_working_bytes(each, number)], dtype=np.float64) for key, each in ledgers.items()}
+        working[kind] = _bilinear(found, split)[:, 0]
     if plain is not None:
         return dataclasses.replace(
             plain,
             parts={**plain.parts, **parts},
             apart={**plain.apart, **apart},
-            working=_bilinear(working, split)[:, 0],
+            working=working,
         )
     halves = {tensor: _count(resolved, recompute, 1, tensor, chunks=2) for tensor in tensors_counted}
     head = {key: each["head"] for key, each in divided.items()}
-    chunk = _chunk_of(head[1, 1], _divided(halves[1])["head"])
+    chunk = _chunk_of(head[1, 1], _divided(halves[1], first_of)["head"])
     parts["head"] = _operators({key: [*each[: chunk.start], *each[chunk.stop :]] for key, each in head.items()}, split)
     parts["chunk"] = _operators({key: each[chunk] for key, each in head.items()}, split)
-    update, larger = divided[1, 1]["update"], _divided(_count(resolved, recompute, 1, 1, more=1))["update"]
+    update, larger = divided[1, 1]["update"], _divided(_count(resolved, recompute, 1, 1, more=1), first_of)["update"]
     return CountedParts(
         parts=parts,
         apart=apart,
-        working=_bilinear(working, split)[:, 0],
+        working=working,
         head_working=_head_working(resolved, recompute, halves, split),
         state_bytes_per_parameter=ledgers[1, 1].peak_by_category.get("optimizer state", 0) / ledgers[1, 1].parameters,
         counted_parameters=ledgers[1, 1].parameters,
-        counted_blocks=1 + ("dense" in parts),
+        counted_blocks=len(kinds),
         update_calls_per_block=len(larger) - len(update),
     )
 
@@ -243,6 +261,47 @@ def _head_working(
             beside[sequences, tensor] = np.array([with_half - of_sequence / 2])
             of_chunk[sequences, tensor] = np.array([sequences * of_sequence])
     return np.concatenate([_bilinear(beside, split), _bilinear(of_chunk, split)], axis=1)
+
+
+def block_kinds(model: ModelConfig) -> list[BlockKind]:
+    """The kind of each layer of a model."""
+    layers = zip(model.layer_mixers, model.attention_windows, strict=True)
+    return [
+        BlockKind(
+            mixer,
+            window if mixer == "attention" else None,
+            model.n_experts > 0 and layer >= model.n_dense_layers,
+        )
+        for layer, (mixer, window) in enumerate(layers)
+    ]
+
+
+@functools.lru_cache(maxsize=64)
+def one_of_each(model: ModelConfig) -> ModelConfig:
+    """The model with the fewest layers that has a block of each kind."""
+    kinds = set(block_kinds(model))
+    dense, every = model.n_dense_layers if model.n_experts else 0, model.full_attention_every
+    short = ",".join(dict.fromkeys(model.layer_mixers))
+    patterns = itertools.product(
+        dict.fromkeys((min(dense, 1), dense)),
+        dict.fromkeys((short, model.mixers)),
+        dict.fromkeys((None if every is None else 2, every)),
+    )
+    found = [model]
+    for n_dense, mixers, full_every in patterns:
+        for layers in range(max(len(kinds), n_dense + 1), model.n_layers):
+            fewer = dataclasses.replace(
+                model, n_layers=layers, n_dense_layers=n_dense, mixers=mixers, full_attention_every=full_every
+            )
+            if set(block_kinds(fewer)) == kinds:
+                found.append(fewer)
+                break
+    return min(found, key=lambda each: each.n_layers)
+
+
+def _pattern(model: ModelConfig) -> dict[str, Any]:
+    """The fields that say which kind each layer is."""
+    return {name: getattr(model, name) for name in ("n_dense_layers", "mixers", "full_attention_every")}
 
 
 _LATENT_WIDTHS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -276,9 +335,8 @@ def _counts(resolved: ResolvedRecipe, tensor: int) -> bool:
 def _count(
     resolved: ResolvedRecipe, recompute: Recompute, sequences: int, tensor: int, *, chunks: int = 1, more: int = 0
 ) -> Ledger:
-    model = resolved.recipe.model
-    dense = min(model.n_dense_layers, 1) if model.n_experts else 0
-    local = with_tensor(resolved, tensor).with_model(n_layers=1 + dense + more, n_dense_layers=dense)
+    model, each = resolved.recipe.model, one_of_each(resolved.recipe.model)
+    local = with_tensor(resolved, tensor).with_model(**_pattern(each), n_layers=each.n_layers + more)
     local = local.with_training(
         batch_size=sequences,
         micro_batch_size=sequences,
@@ -291,28 +349,31 @@ def _count(
     return count_step(dataclasses.replace(local, recipe=recipe, world_size=1), reserved=False)
 
 
-def _divided(ledger: Ledger) -> dict[Part, list[Row]]:
-    """The calls of each part; those outside of modules are the embedding's before the first block and after its
-    backward pass, otherwise the head's."""
+def _divided(ledger: Ledger, first_of: dict[BlockKind, int]) -> dict[Part, list[Row]]:
+    """The calls of each part, of blocks those of the first of each kind. Calls outside of modules are the embedding's
+    before the first block and after its backward pass, otherwise the head's."""
     blocks = [at for at, row in enumerate(ledger.rows) if row.module.startswith("blocks.")]
-    n_blocks = 1 + max(int(ledger.rows[at].module.split(".")[1]) for at in blocks)
-    parts: dict[Part, list[Row]] = {"embedding": [], "block": [], "head": [], "update": []}
-    if n_blocks > 1:
-        parts["dense"] = []
+    kind_at = {number: kind for kind, number in first_of.items()}
+    parts: dict[Part, list[Row]] = {"embedding": [], **{kind: [] for kind in first_of}, "head": [], "update": []}
     for at, row in enumerate(ledger.rows):
         if not (row.bytes_read or row.bytes_written or row.flops or row.bytes_kept):
             continue
+        name: Part | None
         if row.module.startswith("blocks."):
-            number = int(row.module.split(".")[1])
-            name: Part = "dense" if n_blocks > 1 and number == 0 else "block"
+            name = kind_at.get(_block_of(row))
         elif row.phase == "optimizer":
             name = "update"
         elif at < blocks[0] or at > blocks[-1] or row.module.startswith(("embedding", "positions")):
             name = "embedding"
         else:
             name = "head"
-        parts[name].append(row)
+        if name is not None:
+            parts[name].append(row)
     return parts
+
+
+def _block_of(row: Row) -> int:
+    return int(row.module.split(".")[1])
 
 
 def _chunk_of(one: Sequence[Row], two: Sequence[Row]) -> slice:
@@ -380,21 +441,24 @@ def _splits_sequence(module: str) -> bool:
     return len(path) == 2 or (len(path) == 3 and (path[2].endswith("norm") or path[2] == "dropout"))
 
 
-def _working_bytes(ledger: Ledger) -> float:
-    """Most bytes beside state, weight copies and kept activations while a block's backward pass runs."""
+def _working_bytes(ledger: Ledger, number: int) -> float:
+    """Most bytes beside state, weight copies and kept activations while the backward pass of a block runs."""
     of_blocks = [row for row in ledger.rows if row.module.startswith("blocks.")]
-    last = f"blocks.{max(row.module.split('.')[1] for row in of_blocks)}"
     most = 0
     for moment in ledger.timeline:
         row = ledger.rows[moment.row]
-        if row.module.startswith(last) and row.phase in ("backward", "recompute") and not row.early:
+        if row.phase not in ("backward", "recompute") or row.early or not row.module.startswith("blocks."):
+            continue
+        if _block_of(row) == number:
             most = max(most, moment.bytes_alive - moment.state_bytes - moment.weight_copy_bytes)
-    kept = sum(row.bytes_kept for row in of_blocks if row.in_forward_pass)
+    # What later blocks kept is gone by then.
+    before = [row for row in of_blocks if _block_of(row) <= number]
+    kept = sum(row.bytes_kept for row in before if row.in_forward_pass)
     # Of weights: the product that follows has the matrix as its second factor; its input's copy is read in another
     # size.
     copies = sum(
         row.bytes_kept
-        for row in of_blocks
+        for row in before
         if row.operator == "_to_copy"
         and row.component != "other"
         and row.bytes_kept == row.bytes_written

@@ -257,13 +257,19 @@ def plan_layout(
         sending, pipeline_seconds = 0.0, one_stage_seconds(stages[0], micro_batches)
     expert_seconds = 0.0
     if layout.expert > 1 and costs.model.expert_capacity is None:
-        of_block = costs.expert_seconds(size, choice.recompute)
-        longest = max(stage.content.blocks * of_block + sum(stage.sends.exposed["expert"]) for stage in stages)
+        longest = max(
+            sum(number * costs.expert_seconds(kind, size, choice.recompute) for kind, number in stage.content.blocks)
+            + sum(stage.sends.exposed["expert"])
+            for stage in stages
+        )
         expert_seconds = micro_batches * longest * layout.stages_per_rank
-    # The fraction of a block's seconds that is the overhead of its kernels makes the interval wider.
-    of_block = costs.seconds("block", size, choice.recompute, False)
-    whole = of_block.forward + of_block.of("backward")
-    launches = costs.launch_seconds("block", size, choice.recompute) / whole if whole else 0.0
+    # The fraction of the blocks' seconds that is the overhead of their kernels makes the interval wider.
+    whole = launching = 0.0
+    for kind, number in costs.blocks:
+        of_block = costs.seconds(kind, size, choice.recompute, False)
+        whole += number * (of_block.forward + of_block.of("backward"))
+        launching += number * costs.launch_seconds(kind, size, choice.recompute)
+    launches = launching / whole if whole else 0.0
     return LayoutPlan(
         resolved=costs.resolved,
         choice=choice,
@@ -303,9 +309,7 @@ def update_seconds(costs: LayoutCosts, choice: Choice, contents: Sequence[StageC
     parameters to update."""
     layout = choice.layout
     held = [[contents[stage] for stage in stages] for stages in stages_of_ranks(layout)]
-    most, blocks = max(
-        (own_parameters(costs, layout, each), sum(stage.dense + stage.blocks for stage in each)) for each in held
-    )
+    most, blocks = max((own_parameters(costs, layout, each), sum(stage.n_blocks for stage in each)) for each in held)
     casting = max(sum(_casting_seconds(costs, choice, content) for content in each) for each in held)
     replicas = layout.data * layout.context
     if not layout.shard_optimizer or is_sharded(costs, layout) or replicas == 1:

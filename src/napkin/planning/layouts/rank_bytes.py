@@ -120,13 +120,12 @@ def _rank_bytes(
     # embedding, which comes when its micro-batch keeps nothing any more.
     whole, at_head = _whole_bytes(costs, layout, contents)
     # The loss has its gradients in the forward pass: without blocks, the thread of the backward pass has no products.
-    has_blocks = any(content.dense + content.blocks for content in contents)
+    has_blocks = any(content.blocks for content in contents)
     threads = 2 if has_blocks else int(contents[-1].last)
     workspaces = threads * costs.workspace_bytes
     moments = [(whole, float(workspaces))]
     for content, freed in zip(contents, kept, strict=True):
-        if content.dense + content.blocks:
-            moments.append((whole, costs.working_bytes(size, recompute)))
+        moments += [(whole, costs.working_bytes(kind, size, recompute)) for kind, _ in content.blocks]
         if content.last:
             of_head = costs.head_working_bytes(size, choice.loss_chunk_size, recompute)
             if micro_batches > 1 and not is_sharded(costs, layout):
@@ -159,8 +158,8 @@ def _kept_bytes(costs: LayoutCosts, choice: Choice, content: StageContent, gathe
     """Bytes that one micro-batch keeps in one stage."""
     size = choice.size
     kept = costs.kept_bytes("embedding", size, "none", gathered) if content.first else 0.0
-    for part, recompute, times in blocks_by_recompute(costs, choice, content):
-        kept += times * costs.kept_bytes(part, size, recompute, gathered)
+    for kind, recompute, times in blocks_by_recompute(costs, choice, content):
+        kept += times * costs.kept_bytes(kind, size, recompute, gathered)
     return kept
 
 
@@ -179,8 +178,7 @@ def _whole_bytes(costs: LayoutCosts, layout: Layout, contents: Sequence[StageCon
         held = sum(sum(held_parameters(costs, layout, content)) for content in contents)
         whole = (costs.gather_bytes + costs.reduce_bytes) * (held - outside // OUTSIDE_BYTES) + 2 * outside
         return whole, whole
-    each = padded_parameters(costs, layout)
-    block, blocks = each.block + each.experts, sum(content.blocks + content.dense for content in contents)
+    block, blocks = padded_parameters(costs, layout).largest_block, sum(content.n_blocks for content in contents)
     whole = costs.gather_bytes * block * min(2, blocks) + outside
     return whole + costs.weight_bytes * block + outside * contents[-1].last, costs.gather_bytes * block + outside
 
@@ -226,12 +224,11 @@ def _gathered_bytes(costs: LayoutCosts, layout: Layout, contents: Sequence[Stage
     if layout.pipeline > 1:
         held = sum(sum(held_parameters(costs, layout, content)) for content in contents)
         return (costs.gather_bytes + costs.reduce_bytes) * held
-    each = padded_parameters(costs, layout)
-    block = max(each.block + each.experts, each.dense)
+    block = padded_parameters(costs, layout).largest_block
     return (2 * costs.gather_bytes + costs.reduce_bytes) * block + costs.gather_bytes * outside
 
 
-def _token_bytes(costs: LayoutCosts, choice: Choice, kept: Kept, memory: Memory, *, dense: bool) -> float:
+def _token_bytes(costs: LayoutCosts, choice: Choice, kept: Kept, memory: Memory, *, experts: bool) -> float:
     """Bytes that a block keeps of one token of a rank, which ranks of tensor divide."""
     model, tensor = costs.model, choice.layout.tensor
     heads, kv_heads = model.n_heads, max(model.resolved_n_kv_heads, tensor)
@@ -239,7 +236,7 @@ def _token_bytes(costs: LayoutCosts, choice: Choice, kept: Kept, memory: Memory,
     inner = (kept.heads * heads + kept.kv_heads * kv_heads) * model.resolved_head_dim
     n_up = 2 if model.gated else 1
     width = kept.up * n_up + kept.activated
-    if dense or not model.n_experts:
+    if not experts:
         inner += width * model.resolved_d_ff
     else:
         d_expert = model.resolved_d_expert or model.resolved_d_ff
@@ -251,9 +248,9 @@ def _token_bytes(costs: LayoutCosts, choice: Choice, kept: Kept, memory: Memory,
 
 def _kept_by_stack(costs: LayoutCosts, choice: Choice, content: StageContent, memory: Memory) -> float:
     tokens, bytes_kept = costs.tokens(choice.size), 0.0
-    for part, recompute, times in blocks_by_recompute(costs, choice, content):
+    for kind, recompute, times in blocks_by_recompute(costs, choice, content):
         kept = memory.kept_of(recompute, fp8=costs.in_fp8)
-        bytes_kept += times * tokens * _token_bytes(costs, choice, kept, memory, dense=part == "dense")
+        bytes_kept += times * tokens * _token_bytes(costs, choice, kept, memory, experts=kind.experts)
     return bytes_kept * max(0.0, 1 - memory.offloaded_blocks / costs.model.n_layers)
 
 
@@ -261,13 +258,13 @@ def _working_of_stack(costs: LayoutCosts, choice: Choice, content: StageContent,
     """Bytes that come and go: what a block computes again and the gradients of its widest part, or the logits."""
     tokens, model = costs.tokens(choice.size), costs.model
     in_block = 0.0
-    for part, recompute, _ in blocks_by_recompute(costs, choice, content):
-        dense = part == "dense"
+    for kind, recompute, _ in blocks_by_recompute(costs, choice, content):
+        experts = kind.experts
         every, kept = (memory.kept_of(each, fp8=costs.in_fp8) for each in ("none", recompute))
-        whole = _token_bytes(costs, choice, every, memory, dense=dense)
-        again = whole - _token_bytes(costs, choice, kept, memory, dense=dense)
+        whole = _token_bytes(costs, choice, every, memory, experts=experts)
+        again = whole - _token_bytes(costs, choice, kept, memory, experts=experts)
         widest = Kept(d_model=4, up=2, activated=2, dispatched=2)
-        in_block = max(in_block, tokens * (again + _token_bytes(costs, choice, widest, memory, dense=dense)))
+        in_block = max(in_block, tokens * (again + _token_bytes(costs, choice, widest, memory, experts=experts)))
     logits = 0.0
     if content.last:
         logits = tokens * memory.logits_bytes * model.vocab_size / choice.layout.tensor

@@ -8,7 +8,7 @@ nothing hides it. A ring of context sends keys and values while it computes atte
 
 import functools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -19,7 +19,7 @@ from napkin.distributed.ranks import experts_are_sharded
 from napkin.hardware.cluster import Group, Interconnect
 from napkin.model.config import ModelConfig
 from napkin.planning.layouts.costs import BUCKET_BYTES, OUTSIDE_BYTES, Choice, LayoutCosts, Parameters
-from napkin.planning.layouts.counted_parts import Part
+from napkin.planning.layouts.counted_parts import BlockKind, block_kinds
 from napkin.planning.layouts.exchange import exchange_seconds
 from napkin.planning.layouts.stack import Exchange, Stack
 from napkin.recipe.layout import Layout
@@ -32,11 +32,15 @@ Sender = Literal["tensor", "context", "expert", "shard", "data"]
 class StageContent:
     """The parts of a model that a stage holds; like stages cost alike."""
 
-    dense: int
-    """Blocks without experts in a model that has some."""
-    blocks: int
+    blocks: tuple[tuple[BlockKind, int], ...]
+    """The kinds of its blocks, and how many it has of each."""
     first: bool
     last: bool
+
+    @property
+    def n_blocks(self) -> int:
+        """The number of its blocks."""
+        return sum(number for _, number in self.blocks)
 
 
 @dataclass
@@ -82,13 +86,16 @@ def stage_times(costs: LayoutCosts, choice: Choice, micro_batches: int) -> list[
 
 def stage_contents(model: ModelConfig, layout: Layout) -> list[StageContent]:
     """The parts of a model in each stage, in the order of the forward pass."""
-    n_dense = model.n_dense_layers if model.n_experts else 0
-    stages = layout.blocks_of_stages(model.n_layers)
-    contents: list[StageContent] = []
-    for number, blocks in enumerate(stages):
-        dense = max(0, min(blocks.stop, n_dense) - blocks.start)
-        contents.append(StageContent(dense, len(blocks) - dense, number == 0, number == len(stages) - 1))
-    return contents
+    kinds, stages = block_kinds(model), layout.blocks_of_stages(model.n_layers)
+    return [
+        StageContent(
+            # In one order, so that like stages are equal.
+            tuple(sorted(Counter(kinds[blocks.start : blocks.stop]).items(), key=repr)),
+            number == 0,
+            number == len(stages) - 1,
+        )
+        for number, blocks in enumerate(stages)
+    ]
 
 
 def groups(interconnect: Interconnect, layout: Layout) -> dict[str, Group]:
@@ -144,8 +151,8 @@ def padded_parameters(costs: LayoutCosts, layout: Layout) -> Parameters:
 def held_parameters(costs: LayoutCosts, layout: Layout, content: StageContent) -> tuple[int, int]:
     """Parameters of a stage on one rank before anything is sharded: all but experts, and experts."""
     each = padded_parameters(costs, layout)
-    shared = each.dense * content.dense + each.block * content.blocks + outside_parameters(costs, layout, content)
-    return shared, each.experts * content.blocks
+    shared, experts = each.of_blocks(content.blocks)
+    return shared + outside_parameters(costs, layout, content), experts
 
 
 def own_parameters(costs: LayoutCosts, layout: Layout, contents: Iterable[StageContent]) -> float:
@@ -165,16 +172,15 @@ def outside_parameters(costs: LayoutCosts, layout: Layout, content: StageContent
 
 def blocks_by_recompute(
     costs: LayoutCosts, choice: Choice, content: StageContent
-) -> Iterator[tuple[Part, Recompute, int]]:
-    """The blocks of a stage, by what they are and how they recompute."""
+) -> Iterator[tuple[BlockKind, Recompute, int]]:
+    """The blocks of a stage, by their kinds and how they recompute."""
     every = costs.resolved.recipe.training.recompute_every
-    numbers: tuple[tuple[Part, int], ...] = (("dense", content.dense), ("block", content.blocks))
-    for part, number in numbers:
+    for kind, number in content.blocks:
         again = -(-number // every) if choice.recompute != "none" else 0
         if again:
-            yield part, choice.recompute, again
+            yield kind, choice.recompute, again
         if number - again:
-            yield part, "none", number - again
+            yield kind, "none", number - again
 
 
 def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro_batches: int) -> StageTime:
@@ -198,14 +204,14 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
             interconnect, experts, costs.model, tokens, exchange, costs.activation_bytes
         )
     pairs = 1 if costs.model.block == "parallel" else 2
-    for part, recompute, times in blocks_by_recompute(costs, choice, content):
-        of_part = costs.seconds(part, size, recompute, gathered) * times
+    for kind, recompute, times in blocks_by_recompute(costs, choice, content):
+        of_part = costs.seconds(kind, size, recompute, gathered) * times
         compute += of_part
-        if part == "block" and costs.model.n_experts:
-            host = times * costs.host_seconds(part, size, recompute)
+        if kind.experts:
+            host = times * costs.host_seconds(kind, size, recompute)
             device = of_part.forward + of_part.of("backward") + times * 2 * (dispatch + combine)
             compute += of_part * max(0.0, (host - device) / device)
-        forward, backward = costs.attention_seconds(size, recompute)
+        forward, backward = costs.attention_seconds(kind, size, recompute)
         attention[0] += times * forward
         attention[1] += times * backward
         if layout.tensor > 1:
@@ -214,7 +220,7 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
             again = {"none": 0.0, "selective": selective, "full": both}[recompute]
             backward = times * (both + again)
             tensor_sends(costs.stack, interconnect, layout.tensor, sends, of_part, times * both, backward)
-        if part == "block" and layout.expert > 1:
+        if kind.experts and layout.expert > 1:
             # Gradients of a token's results go the way of the token, those of the token the way of its results.
             sent_again = recompute == "full" or (recompute == "selective" and exchange.sent_again)
             again = dispatch + combine if sent_again else 0.0
@@ -225,9 +231,8 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
             backward = times * (dispatch + combine + again + (waiting if again else 0.0))
             compute += expert_sends(exchange, interconnect, sends, of_part, forward, backward)
     if layout.context > 1:
-        blocks = content.dense + content.blocks
-        _ring_sends(costs, choice, sends, blocks, attention)
-        compute += _ring_merging(costs, choice) * blocks
+        _ring_sends(costs, choice, sends, content.n_blocks, attention)
+        compute += _ring_merging(costs, choice) * content.n_blocks
     if content.first:
         compute += costs.seconds("embedding", size, "none", False)
     if content.last:
@@ -333,12 +338,12 @@ def _shard_seconds(costs: LayoutCosts, layout: Layout, content: StageContent) ->
     interconnect, found = costs.interconnect, groups(costs.interconnect, layout)
     each, apart = padded_parameters(costs, layout), layout.expert > 1
     # What is gathered at a time: how often, parameters, and among which ranks; last what lies outside of blocks.
-    units = [
-        (content.dense, each.dense, found["shard"]),
-        (content.blocks, each.block + (0 if apart else each.experts), found["shard"]),
-        *([(content.blocks, each.experts, found["shard of experts"])] if apart else []),
-        (1, outside_parameters(costs, layout, content), found["shard"]),
-    ]
+    units = []
+    for kind, times in content.blocks:
+        units.append((times, each.shared[kind] + (0 if apart else each.experts[kind]), found["shard"]))
+        if apart and each.experts[kind]:
+            units.append((times, each.experts[kind], found["shard of experts"]))
+    units.append((1, outside_parameters(costs, layout, content), found["shard"]))
     for number, (times, parameters, group) in enumerate(units, start=1):
         outside = number == len(units)
         gather_bytes = (OUTSIDE_BYTES if outside else costs.gather_bytes) * parameters
