@@ -1,6 +1,7 @@
 # make demo   set up .venv and train a language model on Python's own library, books kept
 # make align-demo   train an arithmetic model from scratch, then teach it by rewards, in five minutes
 # make chat   set up .venv, download a small model (93 MB), and talk with it on a page: CHAT="--port 8001" adds options
+# make tune-chat  tune that model in four stages, planned and metered, with scores before and after: one page at the end
 # make test   set up .venv and check: lint, types, and the tests that find most: 13 minutes on two cores
 # make thorough  the other tests: more cases of the same, and the long ones; the CI runs both
 # make peers  set up .venv-peers (3 GB) and compare with transformers, TRL, lm-eval and other libraries; run the kernels
@@ -25,7 +26,7 @@ export NAPKIN_CACHE_DIR ?= $(CURDIR)/.cache
 # Each worker, and each process that a test starts, would compile the package anew: two thirds of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo align-demo chat test tests thorough check lint types torture peers gpu gpu-speed docs clean
+.PHONY: demo align-demo chat tune-chat test tests thorough check lint types torture peers gpu gpu-speed docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -36,6 +37,9 @@ align-demo: $(READY)
 
 chat: $(READY)
 	$(VENV)/bin/python examples/chat.py $(CHAT)
+
+tune-chat: $(READY)
+	$(VENV)/bin/python examples/tune_chat_model.py $(TUNE)
 
 # The type checker takes a minute of one core: the tests run meanwhile.
 test: lint

@@ -233,3 +233,19 @@ def test_a_damaged_folder_is_refused_in_one_line(
     with pytest.raises(NapkinError) as caught:
         napkin.load(saved[0])
     assert "\n" not in str(caught.value)
+
+
+def test_completions_take_memory_for_their_own_length_and_not_for_the_whole_context() -> None:
+    tokenizer = train_bpe([TEXT * 5], vocab_size=300)
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size, context_length=2**20, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1
+    )
+    found = LoadedModel.of(disturbed(config).eval(), tokenizer)
+    for length, pool in ((5, 256), (300, 512), (7, 512)):
+        prompt = (tokenizer.encode(TEXT) * 20)[:length]
+        expected = generate(found.model, prompt, 4, Sampling(temperature=0), stop=found.stop_ids[0])
+        assert dict(found.complete([prompt], 4, [])) == {0: tokenizer.decode(list(expected))}
+        # In blocks of 16 tokens, for 16 sequences: the whole context would be 1 GB.
+        engine = found._engine
+        assert engine is not None
+        assert engine.stats().blocks_total * 16 == 16 * pool

@@ -10,14 +10,16 @@ import torch
 from safetensors.torch import load_file
 
 from napkin.accounting.metering import meter_step
+from napkin.data.token_file import SEPARATOR
 from napkin.errors import NapkinError
-from napkin.inference.loaded_model import load
+from napkin.inference.loaded_model import LoadedModel, load
 from napkin.model.adapters import adapters_off, merge_adapters
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.recipe.tuning_recipe import AdapterConfig, TuningRecipe
+from napkin.tokenizer import train_bpe
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.training.run import open_run, train_run
 from napkin.tuning.example_method import SupervisedObjective
@@ -26,6 +28,7 @@ from napkin.tuning.method import open_base, tune
 from napkin.tuning.packing import micro_batches_of
 from napkin.tuning.sequence_step import totals_of, train_on_examples
 from oracles.alignment_cases import MODEL, some_examples
+from oracles.model_switches import disturbed
 from oracles.tiny_tuning import make_start, tuning_recipe, write_conversations
 from reliability.ranks import run_script_of_ranks
 from tuning.rank_adapters import CASES, adapter_gradients
@@ -210,3 +213,17 @@ def test_ranks_have_the_gradient_of_one_process(tmp_path: Path, server: subproce
             # Rounded to 8 bits in another order, an update ago.
             limit = 1e-6 if precision == "fp32" else 0.1
             assert float((found - expected).norm() / expected.norm()) < limit, (kind, precision, strategy)
+
+
+def test_tuning_from_a_gguf_file_is_tuning_from_the_folder_with_its_weights(folder: Path) -> None:
+    tokenizer = train_bpe(["abc de " * 9], vocab_size=262, special_tokens=[SEPARATOR])
+    config = dataclasses.replace(MODEL, vocab_size=tokenizer.vocab_size)
+    model = LoadedModel.of(disturbed(config).eval(), tokenizer)
+    recipe = adapter_recipe(folder, AdapterConfig(kind="lora", rank=2), steps=2, checkpoint_every=2)
+    for start in ("start.gguf", "start-folder"):
+        model.export(folder / start, to="F32")
+        tuning = dataclasses.replace(recipe.tuning, start=str(folder / start))
+        tune(dataclasses.replace(recipe, tuning=tuning), folder / f"of-{start}")
+    ours, theirs = (stored(folder / f"of-{start}", 2, "model") for start in ("start.gguf", "start-folder"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -97,7 +97,9 @@ def tuning_command(method: str, about: str, **tables: type) -> Main:
         recipe = dataclasses.replace(base, **chosen)
         folder = parsed.run or source.folder(default=method)
         if not recipe.tuning.start:
-            raise NapkinError("no model to start from is named: use --tuning.start with a run or a Hugging Face folder")
+            raise NapkinError(
+                "no model to start from is named: use --tuning.start with a run, a Hugging Face folder or a GGUF file"
+            )
         from napkin.distributed.joining import join_ranks
 
         with join_ranks(recipe.training) as ranks:

@@ -80,8 +80,9 @@ class Engine:
 
     Args:
         model: a trained model, in evaluation mode from now on.
-        cache_bytes: memory of the pool; None is what `max_running` sequences of the context length need, at most half
-            of the free memory.
+        cache_bytes: memory of the pool; None is what `max_running` sequences of `longest` tokens need, at most half of
+            the free memory.
+        longest: tokens of the longest request, prompt and completion, where that is known; None is the context length.
         max_running: sequences that are computed at a time.
         prefill_chunk: prompt tokens that a step computes beside.
         block_size: tokens of a block.
@@ -106,6 +107,7 @@ class Engine:
         model: Transformer,
         *,
         cache_bytes: int | None = None,
+        longest: int | None = None,
         max_running: int = 16,
         prefill_chunk: int = 512,
         block_size: int = 16,
@@ -137,7 +139,7 @@ class Engine:
         each = block_size * bytes_per_token(model.config, model.dtype, kv)
         each += 0 if draft is None else block_size * bytes_per_token(draft.config, draft.dtype, kv)
         self.scheduler = Scheduler[EngineSequence](
-            n_blocks_that_fit(model, each, block_size, max_running, cache_bytes),
+            n_blocks_that_fit(model, each, block_size, max_running, cache_bytes, longest),
             block_size=block_size,
             max_running=max_running,
             prefill_chunk=prefill_chunk,

@@ -13,6 +13,7 @@ read when something first needs them. One `LoadedModel` does everything that can
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -137,6 +138,8 @@ class LoadedModel:
     quantized: QuantizedRun | None = None
     weights: WeightFormat | None = None
     on_message: Callable[[str], None] = lambda message: None
+    _engine: Engine | None = field(default=None, init=False)
+    _engine_longest: int = field(default=0, init=False)
 
     @classmethod
     def of(
@@ -164,7 +167,9 @@ class LoadedModel:
         Of a run these are the weights of its newest intact checkpoint, averaged ones if it has any, adapters merged.
         Raises CorruptFile where all checkpoints are damaged.
         """
-        torch.set_num_threads(detect_host().cores)
+        # Whoever has chosen a number of threads knows what else the machine does.
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(detect_host().cores)
         device_type = choose_device("auto")
         if self.quantized is not None:
             return read_quantized(self.folder, self.quantized).eval().to(device_type)
@@ -405,18 +410,17 @@ class LoadedModel:
         With a `sampling` they are drawn, those of each prompt with the seed after that of the one before.
         """
         sampling = sampling or Sampling(temperature=0.0)
+        engine = self._engine_for(max(map(len, prompts), default=0) + max_new_tokens)
         running = {
             number: (
-                self._engine.submit(
-                    Request(tuple(prompt), max_new_tokens, replace(sampling, seed=sampling.seed + number))
-                ),
+                engine.submit(Request(tuple(prompt), max_new_tokens, replace(sampling, seed=sampling.seed + number))),
                 TextStream(self.tokenizer, stop),
             )
             for number, prompt in enumerate(prompts)
         }
         texts, read = [""] * len(prompts), [0] * len(prompts)
         while running:
-            self._engine.step()
+            engine.step()
             for number, (completion, stream) in list(running.items()):
                 for drawn in completion.draws[read[number] :]:
                     read[number] += 1
@@ -424,7 +428,7 @@ class LoadedModel:
                 if completion.finish is not None or stream.stopped:
                     texts[number] += stream.finish()
                     if completion.finish is None:
-                        self._engine.cancel(completion)
+                        engine.cancel(completion)
                     del running[number]
                     yield number, texts[number]
 
@@ -444,9 +448,14 @@ class LoadedModel:
         """Parameters of the model, without reading the weights."""
         return sum(parameter.numel() for parameter in Transformer(self.config, device="meta").parameters())
 
-    @cached_property
-    def _engine(self) -> Engine:
-        return Engine(self.model, stop_ids=self.stop_ids)
+    def _engine_for(self, longest: int) -> Engine:
+        """Return an engine whose pool is for sequences of so many tokens: one of an earlier call, with the beginnings
+        that it has computed, or a new one. A pool for the whole context would take gigabytes of some models."""
+        if self._engine is None or self._engine_longest < min(longest, self.context_length):
+            # In powers of two, so that batches that grow a little do not start anew each time.
+            self._engine_longest = min(max(256, 1 << (longest - 1).bit_length()), self.context_length)
+            self._engine = Engine(self.model, stop_ids=self.stop_ids, longest=self._engine_longest)
+        return self._engine
 
     @cached_property
     def _weights_sha256(self) -> str:

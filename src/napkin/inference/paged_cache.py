@@ -62,14 +62,20 @@ def bytes_for(
 
 
 def n_blocks_that_fit(
-    model: Transformer, block_bytes: int, block_size: int, max_running: int, cache_bytes: int | None
+    model: Transformer,
+    block_bytes: int,
+    block_size: int,
+    max_running: int,
+    cache_bytes: int | None,
+    longest: int | None = None,
 ) -> int:
-    """Blocks of a pool of cache_bytes; None is what max_running sequences need, or a part of the free memory.
+    """Blocks of a pool of cache_bytes; None is what max_running sequences of `longest` tokens need (None: of the
+    context length), or a part of the free memory.
 
     The states of max_running sequences are a part of cache_bytes. Where no layer has keys and values, blocks hold
     nothing and are as many as are needed.
     """
-    wanted = max_running * -(-model.config.context_length // block_size)
+    wanted = max_running * -(-(longest or model.config.context_length) // block_size)
     state_bytes = max_running * state_bytes_per_sequence(model.config, model.dtype)
     if cache_bytes is None:
         device = model.device

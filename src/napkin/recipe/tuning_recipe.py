@@ -246,7 +246,7 @@ class TuningConfig:
     """What is trained on: answers, pairs of answers, rewards of answers; set by the command."""
 
     start: str = ""
-    """The model that tuning starts from: a run, or a Hugging Face folder."""
+    """The model that tuning starts from: a run, a Hugging Face folder, or a GGUF file."""
 
     learned: Literal["assistant", "last", "all"] = "assistant"
     """Which tokens of a conversation count in the loss: what the assistant says, only the last time it does, or all."""

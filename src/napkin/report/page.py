@@ -202,7 +202,7 @@ def render_report(
         sections=_sections(run, further=bool(further or constants), experts=bool(experts)),
         further=further,
         constants=constants,
-        table=_table(run),
+        table=quantity_table(run),
         charts=charts,
         chart_style=read_asset(UPLOT_STYLE) if charts else None,
         figures=figure_rows(run.metrics, curves),
@@ -249,7 +249,8 @@ def _sections(run: RunRecord, *, further: bool, experts: bool) -> dict[str, str]
     }
 
 
-def _table(run: RunRecord) -> dict[str, Any]:
+def quantity_table(run: RunRecord) -> dict[str, Any]:
+    """The columns of a run's table and its rows, as a template shows them."""
     rows = run.measurement.table if run.measurement else run.plan.table if run.plan else ()
     metered = any(row.meter is not None for row in rows)
     columns = ["rule", "count", *(["meter", "meter/count"] if metered else [])]

@@ -139,12 +139,12 @@ class TuningMethod(Method):
 
 
 def open_base(folder: StrPath) -> LoadedModel:
-    """Open a run, or a Hugging Face folder, whose weights can be trained, without reading them.
+    """Open a run, a Hugging Face folder or a GGUF file, whose weights can be trained, without reading them.
 
     Raises NapkinError as `napkin.load` does, and for a quantized run.
     """
     if not str(folder):
-        raise NapkinError("no model to start from is named: give a run or a Hugging Face folder")
+        raise NapkinError("no model to start from is named: give a run, a Hugging Face folder or a GGUF file")
     if is_quantized(Path(folder)):
         raise NapkinError(f"'{folder}' is quantized, and integers are not trained: start from the run it was made of")
     return load(folder)
