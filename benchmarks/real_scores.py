@@ -1,0 +1,200 @@
+"""Scores of a real model on published tasks, by napkin and by lm-evaluation-harness, item by item.
+
+The model is a GGUF file. A random sample of items of BLiMP, MMLU and GSM8K, whose files the user has, is scored in
+fp32 by `napkin evaluate task`; by the harness with its own definitions of these tasks and napkin's adapter; and by the
+harness with transformers, on the Hugging Face folder that napkin writes of the same file. Scores come with their
+standard errors; how many items the three judge differently is counted. BLiMP's sentences stand at the beginning of a
+text in all three; the harness would put a space before them.
+
+    pip install lm_eval[hf]
+    python benchmarks/real_scores.py model.gguf --blimp blimp/data --mmlu mmlu/test --gsm8k gsm8k/test.jsonl
+
+The table is also written to benchmarks/results/.
+"""
+
+import argparse
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import napkin
+from napkin.hardware.host import detect_host
+from napkin.inference.lm_eval_adapter import harness_model
+from result_files import write_result
+
+Rows = list[dict[str, Any]]
+GENERATED = {"until": ["Question:", "</s>", "<|im_end|>"], "do_sample": False, "temperature": 0.0}
+
+
+def blimp_rows(folder: Path, n: int, draw: random.Random) -> Rows:
+    rows = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    return draw.sample(rows, min(n, len(rows)))
+
+
+def mmlu_rows(folder: Path, n: int, draw: random.Random) -> Rows:
+    rows: Rows = []
+    for path in sorted(folder.glob("*.csv")):
+        subject = path.stem.removesuffix("_test").replace("_", " ")
+        with path.open(newline="", encoding="utf-8") as file:
+            for question, *choices, letter in csv.reader(file):
+                # Items with two equal choices are refused by napkin, which no model could tell apart.
+                if len(set(choices)) == len(choices):
+                    rows.append({"question": question, "choices": choices, "letter": letter, "subject": subject})
+    return draw.sample(rows, min(n, len(rows)))
+
+
+def gsm8k_rows(file: Path, n: int, draw: random.Random) -> Rows:
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return draw.sample(rows, min(n, len(rows)))
+
+
+def write_task(name: str, rows: Rows, folder: Path) -> list[Path]:
+    """The sample in the form in which the task is published."""
+    place = folder / name
+    place.mkdir()
+    if name != "mmlu":
+        path = place / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return [path]
+    for row in rows:
+        path = place / f"{row['subject'].replace(' ', '_')}_test.csv"
+        with path.open("a", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerow([row["question"], *row["choices"], row["letter"]])
+    return sorted(place.iterdir())
+
+
+def harness_task(name: str, rows: Rows, folder: Path, answer_tokens: int) -> dict[str, Any]:
+    """The harness's own definition of a task, on the sample."""
+    path = folder / f"{name}-harness.jsonl"
+    common = {"task": f"sample_{name}", "dataset_path": "json", "test_split": "test", "num_fewshot": 0}
+    common["dataset_kwargs"] = {"data_files": {"test": str(path)}}
+    if name == "blimp":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return common | {
+            "output_type": "multiple_choice", "doc_to_text": "", "doc_to_target": 0, "target_delimiter": "",
+            "doc_to_choice": "{{[sentence_good, sentence_bad]}}", "metric_list": [{"metric": "acc"}],
+        }  # fmt: skip
+    if name == "mmlu":
+        by_subject = sorted(rows, key=lambda row: row["subject"].replace(" ", "_"))
+        numbered = [{**row, "answer": "ABCD".index(row["letter"])} for row in by_subject]
+        path.write_text("".join(json.dumps(row) + "\n" for row in numbered))
+        return common | {
+            "output_type": "multiple_choice", "doc_to_target": "answer", "doc_to_choice": ["A", "B", "C", "D"],
+            "description": "The following are multiple choice questions (with answers) about {{subject}}.\n\n",
+            "doc_to_text": "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nC. {{choices[2]}}\n"
+            "D. {{choices[3]}}\nAnswer:",
+            "metric_list": [{"metric": "acc"}],
+        }  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ignored = [",", "\\$", "(?s).*#### ", "\\.$"]
+    return common | {
+        "output_type": "generate_until", "doc_to_text": "Question: {{question}}\nAnswer:",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": GENERATED | {"max_gen_toks": answer_tokens},
+        "metric_list": [{"metric": "exact_match", "ignore_case": True, "regexes_to_ignore": ignored}],
+        "filter_list": [
+            {
+                "name": "flexible-extract",
+                "filter": [
+                    {
+                        "function": "regex",
+                        "group_select": -1,
+                        "regex_pattern": "(-?[$0-9.,]{2,})|(-?[0-9]+)",
+                    },
+                    {"function": "take_first"},
+                ],
+            }
+        ],
+    }  # fmt: skip
+
+
+def by_napkin(model: Path, files: Sequence[Path], folder: Path, answer_tokens: int) -> tuple[list[float], str]:
+    """The score of each item, and the leading score with its standard error, as the command prints it."""
+    out = folder / f"{files[0].parent.name}.json"
+    program = [sys.executable, "-m", "napkin", "evaluate", "task", str(model), "--out", str(out), "--task"]
+    command = [*program, *map(str, files)]
+    if files[0].parent.name == "gsm8k":
+        command += ["--answer-tokens", str(answer_tokens)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    found = json.loads(out.read_text())
+    leading = found["task"]["score"]
+    estimate = found["scores"][leading]
+    return found["item_scores"][leading], f"{estimate['mean']:.3f} ± {estimate['standard_error']:.3f}"
+
+
+def by_harness(model: Any, task: dict[str, Any]) -> tuple[list[float], str, list[str]]:
+    """The same, and the texts that were generated."""
+    import lm_eval  # pyright: ignore[reportMissingImports]
+
+    found = lm_eval.simple_evaluate(model=model, tasks=[task], bootstrap_iters=0, verbosity="ERROR")
+    samples = sorted(found["samples"][task["task"]], key=lambda each: each["doc_id"])
+    metric = "exact_match" if task["output_type"] == "generate_until" else "acc"
+    scores = [float(each[metric]) for each in samples]
+    n, mean = len(scores), sum(scores) / len(scores)
+    texts = [each["resps"][0][0] for each in samples] if metric == "exact_match" else []
+    return scores, f"{mean:.3f} ± {(mean * (1 - mean) / (n - 1)) ** 0.5:.3f}", texts
+
+
+def main() -> None:
+    """Print and keep the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a GGUF file")
+    parser.add_argument("--blimp", type=Path, help="folder of BLiMP's JSONL files")
+    parser.add_argument("--mmlu", type=Path, help="folder of MMLU's CSV files")
+    parser.add_argument("--gsm8k", type=Path, help="GSM8K's JSONL file")
+    parser.add_argument("--items", type=int, nargs=3, default=[460, 200, 24], help="of BLiMP, MMLU and GSM8K")
+    parser.add_argument("--answer-tokens", type=int, default=96)
+    options = parser.parse_args()
+    import lm_eval  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
+    from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
+
+    host = detect_host()
+    lines = [
+        f"# Scores of {options.model.name}: {host.cpu_name}, {datetime.now(UTC):%Y-%m-%d}, lm_eval "
+        f"{lm_eval.__version__}, transformers {transformers.__version__}; fp32, no examples, load "
+        f"{os.getloadavg()[0]:.1f}",
+        "",
+        "| task | items | by | score | judged otherwise than by napkin | seconds |",
+        "|---|---|---|---|---|---|",
+    ]
+    readers = {"blimp": blimp_rows, "mmlu": mmlu_rows, "gsm8k": gsm8k_rows}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        napkin.load(options.model).export(folder / "model")
+        ours = harness_model(options.model)
+        theirs = HFLM(pretrained=str(folder / "model"), device="cpu", dtype="float32", batch_size=8)
+        for n, (name, read) in zip(options.items, readers.items(), strict=True):
+            if (given := getattr(options, name)) is None:
+                continue
+            rows = read(given, n, random.Random(0))
+            task = harness_task(name, rows, folder, options.answer_tokens)
+            begin = time.perf_counter()
+            scores, told = by_napkin(options.model, write_task(name, rows, folder), folder, options.answer_tokens)
+            lines.append(f"| {name} | {len(rows)} | napkin | {told} | | {time.perf_counter() - begin:.0f} |")
+            texts: list[list[str]] = []
+            for who, model in (("lm_eval, napkin", ours), ("lm_eval, transformers", theirs)):
+                begin = time.perf_counter()
+                found, told, said = by_harness(model, task)
+                texts.append(said)
+                differing = sum(one != other for one, other in zip(scores, found, strict=True))
+                lines.append(f"| | | {who} | {told} | {differing} | {time.perf_counter() - begin:.0f} |")
+            print("\n".join(lines[-3:]), flush=True)
+            if texts[0]:
+                equal = sum(one == other for one, other in zip(*texts, strict=True))
+                lines.append(f"| | | | {equal} of {len(rows)} generated texts equal | | |")
+    print("\n".join(lines), flush=True)
+    write_result("real_scores", lines)
+
+
+if __name__ == "__main__":
+    main()
