@@ -37,6 +37,7 @@ from napkin.recipe import (
     AdapterConfig,
     DataConfig,
     OptimizerConfig,
+    PreferenceConfig,
     PreferenceRecipe,
     ReinforcementConfig,
     ReinforcementRecipe,
@@ -260,12 +261,14 @@ def stages(start: Path, folder: Path, *, threads: int | None) -> list[Stage]:
         ),
         stage(
             "brevity",
-            "300 pairs: a sentence is preferred to the same sentence with padding, by DPO",
+            "300 pairs: a sentence is preferred to the same sentence with padding, by DPO with the supervised term",
             PreferenceRecipe(
                 data=files(learned, held_out),
-                optimizer=optimizer(2e-4),
+                optimizer=optimizer(5e-4),
                 training=training(19, 16),
                 tuning=tuning("preference"),
+                # The preference alone makes the padding less likely, and the greedy answers stay what they were.
+                preference=PreferenceConfig(supervised_weight=1.0),
             ),
             brevity,
         ),

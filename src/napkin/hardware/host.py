@@ -163,6 +163,15 @@ def usable_cores() -> int:
     return max(1, int(min(allowed, read_limits().cores)))
 
 
+def use_all_cores() -> None:
+    """Let torch compute on all cores of this process, unless OMP_NUM_THREADS says how many: who has set that knows what
+    else the machine does."""
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(usable_cores())
+
+
 def seconds_waited() -> float | None:
     """Seconds that this process's threads were runnable but had no core, summed over threads (Linux only)."""
     try:

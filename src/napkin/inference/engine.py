@@ -134,12 +134,13 @@ class Engine:
         for name in _SHAPE_CACHES:
             os.environ.setdefault(name, str(_SHAPES_KEPT))
         self.model = model.eval()
+        self.longest = min(longest or model.config.context_length, model.config.context_length)
         self.stop_ids = frozenset(stop_ids)
         self.kv: KVFormat = kv
         each = block_size * bytes_per_token(model.config, model.dtype, kv)
         each += 0 if draft is None else block_size * bytes_per_token(draft.config, draft.dtype, kv)
         self.scheduler = Scheduler[EngineSequence](
-            n_blocks_that_fit(model, each, block_size, max_running, cache_bytes, longest),
+            n_blocks_that_fit(model, each, block_size, max_running, cache_bytes, self.longest),
             block_size=block_size,
             max_running=max_running,
             prefill_chunk=prefill_chunk,

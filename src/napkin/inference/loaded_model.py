@@ -13,7 +13,6 @@ read when something first needs them. One `LoadedModel` does everything that can
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,7 +37,7 @@ from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import evaluate, sampled_bits_per_byte
 from napkin.files import StrPath
-from napkin.hardware.host import detect_host
+from napkin.hardware.host import detect_host, use_all_cores
 from napkin.inference.engine import Engine
 from napkin.inference.foreign_texts import read_foreign_texts
 from napkin.inference.generation import TextStream, continue_prompt, stream_text
@@ -139,7 +138,6 @@ class LoadedModel:
     weights: WeightFormat | None = None
     on_message: Callable[[str], None] = lambda message: None
     _engine: Engine | None = field(default=None, init=False)
-    _engine_longest: int = field(default=0, init=False)
 
     @classmethod
     def of(
@@ -167,17 +165,14 @@ class LoadedModel:
         Of a run these are the weights of its newest intact checkpoint, averaged ones if it has any, adapters merged.
         Raises CorruptFile where all checkpoints are damaged.
         """
-        # Whoever has chosen a number of threads knows what else the machine does.
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(detect_host().cores)
+        use_all_cores()
         device_type = choose_device("auto")
         if self.quantized is not None:
             return read_quantized(self.folder, self.quantized).eval().to(device_type)
         if self.run_folder is not None:
             model = self._newest(load_plain_model).eval()
         else:
-            on_gpu = self.weights is None and device_type == "cuda"
-            dtype = torch.bfloat16 if on_gpu else torch.float32
+            dtype = torch.bfloat16 if self.weights is None and device_type == "cuda" else torch.float32
             if self._is_file and device_type == "cpu" and self.weights in (None, "auto"):
                 return load_gguf(self.folder, integers=True)
             model = (load_gguf if self._is_file else load_huggingface)(self.folder, dtype=dtype)
@@ -449,12 +444,11 @@ class LoadedModel:
         return sum(parameter.numel() for parameter in Transformer(self.config, device="meta").parameters())
 
     def _engine_for(self, longest: int) -> Engine:
-        """Return an engine whose pool is for sequences of so many tokens: one of an earlier call, with the beginnings
-        that it has computed, or a new one. A pool for the whole context would take gigabytes of some models."""
-        if self._engine is None or self._engine_longest < min(longest, self.context_length):
+        """An earlier engine or a new one for sequences of so many tokens: for the whole context it may take gigabytes."""
+        if self._engine is None or self._engine.longest < min(longest, self.context_length):
             # In powers of two, so that batches that grow a little do not start anew each time.
-            self._engine_longest = min(max(256, 1 << (longest - 1).bit_length()), self.context_length)
-            self._engine = Engine(self.model, stop_ids=self.stop_ids, longest=self._engine_longest)
+            rounded = max(256, 1 << (longest - 1).bit_length())
+            self._engine = Engine(self.model, stop_ids=self.stop_ids, longest=rounded)
         return self._engine
 
     @cached_property
