@@ -444,7 +444,7 @@ class LoadedModel:
         return sum(parameter.numel() for parameter in Transformer(self.config, device="meta").parameters())
 
     def _engine_for(self, longest: int) -> Engine:
-        """An earlier engine or a new one for sequences of so many tokens: for the whole context it may take gigabytes."""
+        """An engine for sequences of so many tokens, an earlier one or new: the whole context may take gigabytes."""
         if self._engine is None or self._engine.longest < min(longest, self.context_length):
             # In powers of two, so that batches that grow a little do not start anew each time.
             rounded = max(256, 1 << (longest - 1).bit_length())
