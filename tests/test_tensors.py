@@ -1,6 +1,7 @@
 """Tensors are windows onto storages."""
 
 import itertools
+import random
 
 import torch
 
@@ -54,3 +55,41 @@ def test_the_report_reads_as_lines() -> None:
     assert "bf16" in text
     assert "not contiguous" in text
     assert "fails: dimensions 0 and 1 cannot be merged: stride 1 is not 2 · 3" in text
+
+
+def test_what_several_tensors_share_is_what_writing_to_one_changes_in_another() -> None:
+    draw = random.Random(0)
+    for _ in range(60):
+        storage = torch.zeros(240, dtype=torch.uint8)
+        views = {"whole": storage}
+        for number in range(4):
+            dtype = draw.choice([torch.uint8, torch.int16, torch.float32])
+            part = storage[draw.choice([0, 4, 16, 100]) :]
+            part = part[: len(part) // 4 * 4].view(dtype)
+            rows = part[: len(part) // 6 * 6].view(-1, 6)
+            shapes = [part[::3], rows.T[1:4], rows[1:, ::2], part[:1].expand(5), part[5:5], rows]
+            views[f"v{number}"] = draw.choice(shapes)
+        views["apart"] = torch.zeros(7)
+        report = inspect(**views)
+        assert report.storages == (tuple(name for name in views if name != "apart"), ("apart",))
+        assert report.storage_bytes == 240 + 28
+        found = {(one, other): shared for one, other, shared in report.overlaps}
+        for one, other in itertools.combinations(views, 2):
+            touched = []
+            for name in (one, other):
+                storage.zero_()
+                views["apart"].zero_()
+                # All bits of each element, whatever its format.
+                last = views[name]
+                ones = torch.full((last.element_size(),), 255, dtype=torch.uint8).view(last.dtype)
+                if last.numel():
+                    torch.as_strided(last, *once(last)).copy_(ones)
+                touched.append(storage.bool() if name != "apart" else torch.zeros(240, dtype=torch.bool))
+            assert found.get((one, other), 0) == int((touched[0] & touched[1]).sum())
+    matrix = torch.zeros(3, 2)
+    assert "tensor 1 and tensor 2 share 8 bytes" in str(inspect(matrix, matrix[1]))
+
+
+def once(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides with each element once."""
+    return tuple(n if s else min(n, 1) for n, s in zip(tensor.shape, tensor.stride(), strict=True)), tensor.stride()

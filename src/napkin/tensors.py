@@ -8,9 +8,11 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from napkin.number_formats import FORMATS
@@ -120,12 +122,90 @@ class TensorReport:
         return "\n".join(f"{name:<12} {value}" for name, value in lines.items())
 
 
-def inspect(tensor: Tensor) -> TensorReport:
-    """Describe a strided tensor: format, shape, strides, storage, and the tensors that share it.
+@dataclass(frozen=True)
+class SharingReport:
+    """The result of `inspect` for several tensors; prints a line per tensor, its storage and what it shares."""
+
+    tensors: dict[str, TensorReport]
+    storages: tuple[tuple[str, ...], ...]
+    """Names of the tensors by storage, in the order in which they were given."""
+    overlaps: tuple[tuple[str, str, int], ...]
+    """Pairs of tensors with common elements, and the bytes of these."""
+    bytes: int
+    """Bytes of the tensors, one by one."""
+    storage_bytes: int
+    """Bytes of their storages, each once: what stays allocated because of them."""
+
+    def __str__(self) -> str:
+        width = max((len(name) for name in self.tensors), default=0)
+        lines = []
+        for number, names in enumerate(self.storages, 1):
+            for name in names:
+                each = self.tensors[name]
+                what = f"{each.format} {each.shape}, strides {each.strides}, from element {each.offset}"
+                lines.append(f"{name:<{width}}  {what}, {each.bytes:,} bytes of storage {number}")
+        lines += [f"{one} and {other} share {shared:,} bytes" for one, other, shared in self.overlaps]
+        lines.append(f"{self.bytes:,} bytes in tensors, {self.storage_bytes:,} in {len(self.storages)} storages")
+        return "\n".join(lines)
+
+
+@overload
+def inspect(tensor: Tensor, /) -> TensorReport: ...  # pyright: ignore[reportOverlappingOverload]
+@overload
+def inspect(*tensors: Tensor, **named: Tensor) -> SharingReport: ...
+def inspect(*tensors: Tensor, **named: Tensor) -> TensorReport | SharingReport:
+    """Describe a strided tensor: format, shape, strides, storage, and the tensors that share it; or several tensors,
+    with names or without, and which memory they share.
 
     The tensors that share the storage are found among all that Python holds at this moment; those that only the
     autograd graph or C++ holds are not seen.
+
+    >>> a = torch.zeros(4, 8)
+    >>> print(inspect(a=a, row=a[1], other=torch.zeros(2)))
+    a      fp32 (4, 8), strides (8, 1), from element 0, 128 bytes of storage 1
+    row    fp32 (8,), strides (1,), from element 8, 32 bytes of storage 1
+    other  fp32 (2,), strides (1,), from element 0, 8 bytes of storage 2
+    a and row share 32 bytes
+    168 bytes in tensors, 136 in 2 storages
     """
+    if len(tensors) == 1 and not named:
+        return _report(tensors[0])
+    given = {f"tensor {number}": tensor for number, tensor in enumerate(tensors, 1)} | named
+    reports = {name: _report(tensor) for name, tensor in given.items()}
+    storages: dict[int, list[str]] = {}
+    for name, tensor in given.items():
+        storages.setdefault(tensor.untyped_storage()._cdata, []).append(name)
+    pairs = [pair for names in storages.values() for pair in itertools.combinations(names, 2)]
+    overlaps = [(one, other, _common_bytes(given[one], given[other])) for one, other in pairs]
+    return SharingReport(
+        tensors=reports,
+        storages=tuple(map(tuple, storages.values())),
+        overlaps=tuple(each for each in overlaps if each[2]),
+        bytes=sum(each.bytes for each in reports.values()),
+        storage_bytes=storage_bytes(given.values()),
+    )
+
+
+def _common_bytes(one: Tensor, other: Tensor) -> int:
+    """Bytes of a storage that both tensors have."""
+    first, second = _places(one), _places(other)
+    if len(second) < len(first):
+        first, second = second, first
+    return int(np.isin(first, second, assume_unique=True).sum())
+
+
+def _places(tensor: Tensor) -> NDArray[np.int64]:
+    """The bytes of its storage that a tensor has, each once."""
+    size = tensor.element_size()
+    places = np.asarray([tensor.storage_offset()], dtype=np.int64)
+    for length, stride in _dimensions(tensor):
+        # What is expanded has each element once.
+        steps = np.arange(length if stride else min(length, 1), dtype=np.int64) * stride
+        places = (places[:, None] + steps).ravel()
+    return np.unique((size * places[:, None] + np.arange(size)).ravel())
+
+
+def _report(tensor: Tensor) -> TensorReport:
     return TensorReport(
         format=FORMAT_OF.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")),
         shape=tuple(tensor.shape),

@@ -86,7 +86,7 @@ def test_the_batch_size_is_that_of_the_rules(capsys: pytest.CaptureFixture[str])
         assert rules["throughput"] == pytest.approx(batch_size / step)
         assert rules["FLOPs, training"] == 6 * 70e9 * 8192 * batch_size
         assert rules["KV cache of a sequence"] == cache
-    assert len(rules) == 19
+    assert len(rules) == 21
     shown = output(capsys, "plan", *run)
     assert all(quantity.split()[0] in shown for quantity in rules)
     fewer = output(capsys, "plan", "--params", "70B", "--rules")

@@ -263,6 +263,19 @@ def matmul_intensity_rule(m: int, k: int, n: int, *, bytes_per_number: int = 2) 
     return 2 * m * k * n / (bytes_per_number * (m * k + k * n + m * n))
 
 
+def norm_flops_rule(*, n_layers: int, d_model: int, tokens: float) -> float:
+    """FLOPs of the norms of a step: two in each layer and the last one, 4 per number forward (square, sum, two
+    products), and twice that backward. Most of the work of a norm is reading and writing."""
+    return (2 * n_layers + 1) * 12 * d_model * tokens
+
+
+def norm_bytes_rule(*, n_layers: int, d_model: int, tokens: float, bytes_per_number: int = 2) -> float:
+    """Bytes that these norms move where each is one kernel: forward reads and writes each number, backward reads input
+    and gradient and writes one. As single operators they move several times that: a quarter of the seconds of BERT's
+    training were such normalisations, at 0.2% of its FLOPs (Ivanov et al. 2021)."""
+    return (2 * n_layers + 1) * 5 * bytes_per_number * d_model * tokens
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     """The sizes of a Transformer and of the batch that its step trains on."""

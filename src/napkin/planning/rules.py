@@ -30,6 +30,8 @@ from napkin.accounting.rules import (
     layered_parameters_rule,
     matmul_flops_rule,
     matmul_intensity_rule,
+    norm_bytes_rule,
+    norm_flops_rule,
     parameter_rows,
     seconds_rule,
     step_flops_rows,
@@ -41,6 +43,7 @@ from napkin.hardware.cluster import find_cluster
 from napkin.hardware.device import Device
 from napkin.model.config import ModelConfig
 from napkin.planning.step.failure_cost import failure_rows, failures_are_worth_saying, failures_of_run
+from napkin.planning.training_compute import SMALLEST, nearest_line, standing, thresholds_line
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import OptimizerName
 from napkin.units import format_bytes, format_count, format_flops, format_rate, format_seconds, format_share
@@ -102,6 +105,12 @@ class RulePlan(Summary):
         """The figures with the name of the devices."""
         named = {} if self.devices is None else {"device": self.devices.device.name, "format": self.devices.format}
         return {**named, **self.figures}
+
+    def _compare(self, flops: float) -> None:
+        """Say where the FLOPs stand among thresholds of laws and published models, if they come near either."""
+        if flops >= SMALLEST:
+            self.lines += [("laws", thresholds_line(flops)), ("beside", nearest_line(flops))]
+            self.figures["compute"] = standing(flops)
 
     def _spend(self, seconds: float) -> None:
         """Add seconds of all devices, their dollars and their energy."""
@@ -170,6 +179,7 @@ def training_by_rule(
     formula = f"16 · {format_count(parameters)} = {format_bytes(state)}"
     plan.lines.append(("memory", f"{formula}{of}, without activations (AdamW)"))
     plan.figures["state_bytes"] = state
+    plan._compare(flops)
     return plan
 
 
@@ -203,6 +213,7 @@ def affordable_by_rule(
     plan.lines += [("FLOPs", bought), found]
     plan.figures |= {"flops": flops, "parameters": parameters, "tokens": tokens}
     plan._spend(seconds)
+    plan._compare(flops)
     return plan
 
 
@@ -285,6 +296,16 @@ def _rules(parameters: float, active: float, sizes: RuleSizes, devices: RuleDevi
         yield RuleRow("FLOPs, largest product", "2·T·d·ff", "FLOP", matmul_flops_rule(*product))
         intensity = matmul_intensity_rule(*product)
         yield RuleRow("its arithmetic intensity", "FLOPs / bytes, in 16 bits", "FLOP/byte", intensity)
+    if layers and width:
+        shape = {"n_layers": layers, "d_model": width}
+        share = norm_flops_rule(**shape, tokens=tokens) / training_flops_rule(active, tokens)
+        yield RuleRow("norms, of the FLOPs", "(2·L + 1)·12·d / (6·N)", "share", share)
+        if devices is not None:
+            norms = norm_bytes_rule(**shape, tokens=tokens) / devices.device.memory_bandwidth
+            products = seconds_rule(training_flops_rule(active, tokens), devices.peak / devices.n, mfu=USUAL_MFU)
+            yield RuleRow(
+                "norms, of the seconds", "(2·L + 1)·10·d·T / B beside 6·N·T", "share", norms / (norms + products)
+            )
     # Training.
     each = bytes_per_parameter(sizes.optimizer)
     state = adamw_bytes_rule(parameters, bytes_per_parameter=each)

@@ -1,7 +1,6 @@
 """How far the sampler's log-probabilities are from the trainer's, and weights that correct for it.
 
-Weights, by rho = pi_old / pi_sampler of a token, or
-of a whole completion, the product over its tokens:
+The weights, by rho = pi_old / pi_sampler of a token, or of a whole completion, the product over its tokens:
 
     correction       weight of a token              source
     token            min(rho, C)                    truncated importance sampling: Ionides 2008; Yao et al. 2025
