@@ -40,6 +40,11 @@ class StageEntry:
 
 _STAGES = (
     ("duplicates", "deduplication.stages:Duplicates", "drop documents whose text another has"),
+    (
+        "bloom-duplicates",
+        "deduplication.stages:BloomDuplicates",
+        "drop documents whose text stands earlier, in fixed memory",
+    ),
     ("near-duplicates", "deduplication.stages:NearDuplicates", "drop documents that are nearly another, by MinHash"),
     ("duplicate-lines", "deduplication.stages:DuplicateLines", "remove lines that stand earlier in the corpus"),
     (

@@ -1,3 +1,5 @@
+from .bloom import BloomFilter as BloomFilter
+from .bloom import unseen as unseen
 from .document_decisions import exact_duplicates as exact_duplicates
 from .document_decisions import near_duplicates as near_duplicates
 from .minhash import Banding as Banding

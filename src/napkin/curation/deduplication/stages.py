@@ -1,6 +1,7 @@
 """The stages that compare documents with each other or with the items of tasks.
 
-`duplicates` and `near-duplicates`: of documents that are the same, or nearly so, one stays. `duplicate-lines`: of each
+`duplicates` and `near-duplicates`: of documents that are the same, or nearly so, one stays; `bloom-duplicates` is the
+first of these in fixed memory, with a few false positives. `duplicate-lines`: of each
 line of a corpus the first stays, or none of those that stand twice. `duplicate-substrings`: of a passage that stands in
 a corpus several times the first stays. `decontaminate`: documents with questions of a task in them are dropped, as
 `napkin contamination` finds them.
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from napkin.curation.stage import Dropped, Record, TraceEntry
 from napkin.errors import NapkinError
+from napkin.units import format_bytes
 
 if TYPE_CHECKING:
     from napkin.curation.deduplication.document_decisions import ExactKeys, NearKeys
@@ -71,6 +73,68 @@ class Duplicates(_DocumentStage):
         from napkin.curation.deduplication.document_decisions import ExactKeys
 
         return ExactKeys()
+
+
+@dataclass(frozen=True)
+class BloomDuplicates:
+    """Drop documents whose text stands earlier in the corpus, but for white space, and of the others a share that a
+    Bloom filter takes for such: one pass over the keys in memory that is fixed beforehand, without a disk."""
+
+    name: ClassVar[str] = "bloom-duplicates"
+
+    documents: int = 10_000_000
+    """Documents for which there is room; more are refused."""
+    false_positives: float = 1e-6
+    """The share of new documents, behind so many others, that is dropped as well."""
+
+    def __post_init__(self) -> None:
+        if not 1e-15 <= self.false_positives <= 0.5:
+            raise NapkinError(f"false_positives is {self.false_positives:g}: use a share from 1e-15 to 0.5")
+        if not 1 <= self.documents <= 2**40:
+            raise NapkinError(f"documents is {self.documents}: use 1 to {2**40}")
+
+    def summarize(self, records: Iterable[Record], summary: Path) -> None:
+        from napkin.curation.deduplication.document_decisions import ExactKeys
+        from napkin.curation.deduplication.shard_files import write_keys
+
+        keys = ExactKeys()
+        write_keys(summary, keys.header, keys.chunks((record.identity, record.text) for record in records))
+
+    def decide(self, summaries: Sequence[Path], decisions: Sequence[Path], scratch: Path, memory: int) -> None:
+        from napkin.curation.deduplication.bloom import BloomFilter, bits_of
+        from napkin.curation.deduplication.shard_files import open_key_files, write_verdicts
+
+        size = bits_of(self.documents, self.false_positives) // 8
+        if size > memory // 2:
+            raise NapkinError(
+                f"a Bloom filter for {self.documents:,} documents takes {format_bytes(size)}: use memory_bytes of "
+                f"{2 * size} or more, fewer documents, or more false_positives"
+            )
+        files = open_key_files(summaries)
+        if (count := sum(map(len, files))) > self.documents:
+            raise NapkinError(
+                f"the corpus has {count:,} documents, and a Bloom filter for {self.documents:,} would drop more of "
+                f"them than it should: use documents {count}"
+            )
+        seen = BloomFilter(self.documents, false_positives=self.false_positives)
+        for file, decision in zip(files, decisions, strict=True):
+
+            def verdicts(file: "KeyFile" = file) -> Iterator[tuple[int, str]]:
+                first = 0
+                for keys in file.tables(0):
+                    # In pieces, as each key has a place for each hash.
+                    for start in range(0, len(keys), 2048):
+                        found = seen.add(keys[start : start + 2048])
+                        yield from ((first + start + int(place), "seen") for place in found.nonzero()[0])
+                    first += len(keys)
+
+            write_verdicts(decision, self.name, len(file), verdicts())
+
+    def apply(self, records: Iterable[Record], decisions: Path) -> Iterator[Record | Dropped]:
+        from napkin.curation.deduplication.shard_files import with_verdicts
+
+        for record, verdict in with_verdicts(records, decisions, self.name, str):
+            yield record if verdict is None else Dropped("seen before")
 
 
 @dataclass(frozen=True)
