@@ -90,6 +90,7 @@ BASES = {
     "data train-classifier": "--positive one.txt --negative one.txt --out new.model",
     # These measure or train where the input is right: each has a wrong option beside.
     "demo": "--folder one.txt/x --wrong",
+    "speedrun": "--out one.txt/x --wrong",
     "data run": "tiny.toml --out new --wrong",
     "data train-languages": "missing --out new",
     "data language": "one.txt --out new --wrong",

@@ -148,6 +148,9 @@ NOTES = Group(
 GROUPS: dict[str, dict[str, Command]] = {
     "begin": {
         "demo": Command("train a model on Python's own library, and account for it", "demo:demo_command"),
+        "speedrun": Command(
+            "raw pages to a model to talk with, planned and metered", "speedrun.command:speedrun_command"
+        ),
         "doctor": Command("say what this machine has and lacks, and what is broken", "measure.machine:doctor_command"),
         "calibrate": Command(
             "measure this machine's products, bandwidth and overhead", "measure.machine:calibrate_command"

@@ -1,0 +1,294 @@
+"""The plan of a speedrun before anything is made: the sizes that a number of minutes buys, and what each stage takes.
+
+The corpus is planned from a sample of its pages, the tokenizer by the rate at which this machine trains and encodes on
+that sample, the ladder and pre-training by the planner that every run has. The minutes are divided by `SHARES`.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from napkin.accounting.quantities import QuantityRow
+from napkin.errors import NapkinError
+from napkin.hardware.host import usable_cores
+from napkin.model.config import ModelConfig
+from napkin.recipe.data_config import DataConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
+
+if TYPE_CHECKING:
+    from napkin.curation.engine.pipeline_file import Pipeline
+    from napkin.scaling.ladder import LadderFile
+
+SHARES = {
+    "corpus": 0.17,
+    "tokenizer": 0.02,
+    "tokens": 0.02,
+    "ladder": 0.17,
+    "pre-training": 0.24,
+    "conversations": 0.01,
+    "tuning": 0.12,
+    "rewards": 0.12,
+    "scores": 0.03,
+    "chat": 0.01,
+}
+"""The part of the minutes that a stage may take; the rest is for planning and for the page."""
+PIPELINE = (
+    *("extract", "language", "gopher", "gopher-repetition", "duplicates", "near-duplicates"),
+    *("duplicate-lines", "personal-data"),
+)
+VOCAB_SIZE = 2048
+PATTERN = "qwen2"
+"""Digits are pre-tokens of their own, so that sums are learned digit by digit."""
+LEVELS, LEVEL_FACTOR = 3, 2.0
+SHORT_MINUTES = 10
+"""Below, of a machine without other programs, runs of the ladder are fewer and shorter."""
+_SAMPLE_BYTES = 2**21
+_TEXT_BYTES = 2**20
+_HEAPS = 0.6
+"""A text of n words has about n^0.6 different ones (Heaps 1978), which are what merging takes time for."""
+_PASSES = 2
+
+Rows = tuple[QuantityRow, ...]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Design:
+    """The sizes that were chosen."""
+
+    corpus_share: float
+    """The part of the pages' bytes that is read."""
+    ladder_seconds: float
+    tuning_seconds: float
+    reward_seconds: float
+    input_bytes: int
+    """Bytes of the pages that are read."""
+    core_seconds: float
+    """Seconds of one core that the corpus takes, by its plan."""
+    epochs: float
+    """Tokens of pre-training over tokens of the corpus, by plan."""
+    short: bool
+    """True where the ladder has two sizes of models at each level, half the context and fewer held-out tokens."""
+    crowding: float
+    """Seconds that passed per second of a core that this process got while it planned: above 1 where other programs
+    compute. Steps are planned for a machine without them, and take so many times as long."""
+
+
+@dataclass(frozen=True)
+class FirstPlan:
+    """Everything that is decided before the first stage."""
+
+    design: Design
+    stages: dict[str, Rows]
+    pipeline: "Pipeline"
+    ladder: "LadderFile"
+    recipe: Recipe
+
+
+def base_recipe(folder: str, seed: int, *, short: bool) -> Recipe:
+    """The recipe of every run of pre-training but for its shape and steps, which the ladder chooses."""
+    tokens = f"{folder}/tokens"
+    return Recipe(
+        data=DataConfig(f"{tokens}/train.tokens", f"{tokens}/validation.tokens", f"{folder}/tokenizer.json"),
+        model=ModelConfig(
+            context_length=128 if short else 256, d_model=128, n_layers=2, n_heads=4, vocab_size=VOCAB_SIZE
+        ),
+        training=TrainingConfig(
+            batch_size=8, evaluation_tokens=2048 if short else 4096, init_seed=seed, data_seed=seed
+        ),
+    )
+
+
+def seconds_row(planned: float, note: str = "") -> QuantityRow:
+    """The row that every stage has."""
+    return QuantityRow("seconds", "seconds", count=planned, note=note)
+
+
+def make_first_plan(paths: Sequence[str], folder: str, minutes: float, seed: int, progress: Progress) -> FirstPlan:
+    """Plan a speedrun; nothing is written. Raises NapkinError where no page can be read or the minutes are too few."""
+    budget = 60 * minutes
+    shares = {name: share * budget for name, share in SHARES.items()}
+    begin, begin_of_core = time.perf_counter(), time.process_time()
+    pipeline, corpus, share, texts = _plan_corpus(paths, shares["corpus"], progress)
+    crowding = max(1.0, (time.perf_counter() - begin) / max(time.process_time() - begin_of_core, 1e-3))
+    remained = corpus.stages[-1].remained
+    text_bytes = share * remained.bytes.value
+    if text_bytes < 1:
+        raise NapkinError("the filters leave nothing of a sample of the pages: name other pages")
+    progress("timing the tokenizer")
+    training_seconds, encoding_seconds, bytes_per_token = _plan_tokenizer(texts, text_bytes)
+    tokens = text_bytes / bytes_per_token
+    stages: dict[str, Rows] = {
+        "corpus": (
+            seconds_row(share * corpus.seconds, "from a sample of the pages"),
+            QuantityRow("bytes of pages", "bytes", count=int(share * corpus.input_bytes)),
+            QuantityRow("documents read", "count", count=round(share * corpus.read.documents.value)),
+            QuantityRow(
+                "documents that remain",
+                "count",
+                count=round(share * remained.documents.value),
+                note=f"90% from {share * remained.documents.low:,.0f} to {share * remained.documents.high:,.0f}",
+            ),
+            QuantityRow("bytes of text that remain", "bytes", count=int(text_bytes)),
+        ),
+        "tokenizer": (
+            seconds_row(training_seconds, "the rate of this machine on the sample; merges grow as words^0.6 (Heaps)"),
+            QuantityRow("vocabulary", "count", count=VOCAB_SIZE),
+        ),
+        "tokens": (
+            seconds_row(encoding_seconds, "the rate of this machine on the sample"),
+            QuantityRow("tokens", "count", count=round(tokens)),
+            QuantityRow("bytes on disk", "bytes", count=2 * round(tokens), note="two bytes per token"),
+        ),
+    }
+    early = sum(stages[name][0].count or 0 for name in stages)
+    # What the first stages do not need is pre-training's.
+    left = max(0.0, shares["corpus"] + shares["tokenizer"] + shares["tokens"] - early)
+    short = minutes / crowding < SHORT_MINUTES
+    recipe = base_recipe(folder, seed, short=short)
+    seconds = shares["ladder"], shares["pre-training"] + left
+    try:
+        ladder, rows, n_tokens = _plan_ladder(recipe, 2 if short else 3, *seconds, crowding, progress)
+    except NapkinError as error:
+        # Its ways out are options of `napkin ladder`.
+        why = str(error).partition(":")[0]
+        raise NapkinError(
+            f"--minutes is {minutes:g}, too few for the smallest ladder on this machine as it is now ({why}): use more"
+        ) from None
+    stages |= rows
+    for name in ("conversations", "tuning", "rewards", "scores", "chat"):
+        sized = (
+            " its steps are chosen by its own planner once its model exists" if name in ("tuning", "rewards") else ""
+        )
+        stages[name] = (seconds_row(shares[name], f"{SHARES[name]:.0%} of the minutes;{sized}".rstrip(";")),)
+    design = Design(
+        share,
+        shares["ladder"],
+        shares["tuning"],
+        shares["rewards"],
+        int(share * corpus.input_bytes),
+        share * corpus.seconds * corpus.workers,
+        n_tokens / tokens,
+        short,
+        crowding,
+    )
+    return FirstPlan(design, stages, pipeline, ladder, recipe)
+
+
+def _plan_corpus(paths: Sequence[str], seconds: float, progress: Progress) -> "tuple[Pipeline, Any, float, list[str]]":
+    """The pipeline over as many of the pages as the seconds allow, the plan over all, the share, and sample texts."""
+    from napkin.curation.engine.corpus_plan import plan_corpus
+    from napkin.curation.engine.input_sample import read_sample
+    from napkin.curation.engine.pipeline_file import InputOptions, Pipeline
+    from napkin.curation.reading.input_file import InputFile, find_files
+    from napkin.curation.registry import apply_stages, make_stage
+
+    stages = tuple(make_stage(name, {"keep": ["en"]} if name == "language" else {}) for name in PIPELINE)
+    # Shards that are small enough for all cores to have some.
+    whole = Pipeline(InputOptions(tuple(paths), shard_bytes=2**23), stages)
+    files = [file for file in find_files(paths) if isinstance(file, InputFile)]
+    plan = plan_corpus(whole, workers=usable_cores(), on_progress=lambda done, of, what: progress(what))
+    share = min(1.0, seconds / plan.seconds) if plan.seconds else 1.0
+    total = sum(file.bytes for file in files)
+    pipeline = whole
+    if share < 1:
+        chosen = whole_folders(files, share * total)
+        share = sum(file.bytes for file in chosen) / total
+        pipeline = dataclasses.replace(
+            whole, input=dataclasses.replace(whole.input, paths=tuple(sorted(file.name for file in chosen)))
+        )
+    sample = read_sample(files, whole.input, _SAMPLE_BYTES / max(total, 1), lambda done, of: None)
+    records = [record for each in sample for record in each.records]
+    texts, n_bytes = list[str](), 0
+    for record in apply_stages(iter(records), [stages[0]], lambda *_: None):
+        if n_bytes < _TEXT_BYTES and record.text:
+            texts.append(record.text)
+            n_bytes += len(record.text.encode())
+    if not texts:
+        raise NapkinError("no text is in a sample of the pages: name pages of HTML, WARC, PDF or text")
+    return pipeline, plan, share, texts
+
+
+def whole_folders(files: Sequence[Any], n_bytes: float) -> list[Any]:
+    """Files of about so many bytes, folder by folder in the order of a hash: near-duplicates stand side by side."""
+
+    def order(file: Any) -> tuple[bytes, bytes]:
+        names = (str(Path(file.name).parent), file.name)
+        folder, name = (blake2b(each.encode(errors="surrogateescape"), digest_size=8).digest() for each in names)
+        return folder, name
+
+    chosen, total = list[Any](), 0.0
+    for file in sorted(files, key=order):
+        if chosen and total + file.bytes > n_bytes:
+            break
+        chosen.append(file)
+        total += file.bytes
+    return chosen
+
+
+def _plan_tokenizer(texts: Sequence[str], text_bytes: float) -> tuple[float, float, float]:
+    """Seconds of training and of encoding a corpus of so many bytes, and bytes per token, by those of a sample."""
+    from napkin.tokenizer.bpe_training import train_bpe
+
+    # Once for what is compiled at first use.
+    train_bpe(texts[:1], 300, pattern=PATTERN, threads=usable_cores())
+    sample_bytes = sum(len(text.encode()) for text in texts)
+    counted: list[float] = []
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage == "merging" and not counted:
+            counted.append(time.perf_counter())
+
+    begin = time.perf_counter()
+    tokenizer = train_bpe(texts, VOCAB_SIZE, pattern=PATTERN, progress=progress, threads=usable_cores())
+    end = time.perf_counter()
+    middle = counted[0] if counted else end
+    _ = tokenizer.encode(texts[0])
+    start = time.perf_counter()
+    n_tokens = sum(len(tokenizer.encode(text)) for text in texts)
+    encoding = time.perf_counter() - start
+    factor = text_bytes / sample_bytes
+    training = (middle - begin) * factor + (end - middle) * factor**_HEAPS
+    return training, encoding * factor, sample_bytes / max(n_tokens, 1)
+
+
+def _plan_ladder(
+    base: Recipe, sizes: int, ladder_seconds: float, train_seconds: float, crowding: float, progress: Progress
+) -> "tuple[LadderFile, dict[str, Rows], float]":
+    """The ladder, the run after it that takes `train_seconds`, the rows of both, and the tokens of that run."""
+    from napkin.scaling.ladder import Design as LadderDesign
+    from napkin.scaling.ladder import Ladder, ladder_file_of
+    from napkin.scaling.sweep import run_seconds
+
+    ladder_seconds, train_seconds = ladder_seconds / crowding, train_seconds / crowding
+    design = LadderDesign(levels=LEVELS, sizes=sizes, level_factor=LEVEL_FACTOR)
+    ladder = Ladder.within(base, seconds=ladder_seconds, design=design, progress=progress)
+    largest = max(rung.level for rung in ladder.rungs)
+    times = max(1.01, train_seconds / ladder_seconds * sizes * sum(LEVEL_FACTOR**-level for level in range(LEVELS)))
+    larger = ladder.rung(times * largest, progress=progress)
+    for _ in range(_PASSES):
+        times = max(1.01, times * train_seconds / run_seconds(larger.plan))
+        larger = ladder.rung(times * largest, progress=progress)
+    plan = larger.plan
+    n_tokens = plan.steps * plan.tokens_per_step
+    crowded = f"; {crowding:.2f} times the planner's seconds, as other programs compute" if crowding > 1.05 else ""
+    rows: dict[str, Rows] = {
+        "ladder": (
+            seconds_row(crowding * sum(run_seconds(rung.plan) for rung in ladder.rungs), f"all runs{crowded}"),
+            QuantityRow("runs", "count", count=len(ladder.rungs)),
+            QuantityRow("FLOPs", "FLOP", count=sum(rung.flops for rung in ladder.rungs)),
+        ),
+        "pre-training": (
+            seconds_row(crowding * run_seconds(plan), f"steps, and the evaluation at the end{crowded}"),
+            QuantityRow("parameters", "count", count=plan.ledger.parameters),
+            QuantityRow("tokens", "count", count=n_tokens),
+            QuantityRow("FLOPs", "FLOP", count=larger.flops),
+            QuantityRow("peak bytes", "bytes", count=plan.peak_bytes),
+        ),
+    }
+    return ladder_file_of(ladder.rungs, larger), rows, float(n_tokens)
