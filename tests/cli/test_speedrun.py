@@ -14,7 +14,7 @@ import pytest
 from cli.conftest import Napkin
 from napkin.accounting.quantities import QuantityRow
 from napkin.cli.speedrun.command import open_or_plan
-from napkin.cli.speedrun.first_plan import SHARES, Design, whole_folders
+from napkin.cli.speedrun.first_plan import SHARES, Design, chosen_pages
 from napkin.cli.speedrun.page import write_page
 from napkin.cli.speedrun.stages import STAGES, Speedrun, SpeedrunFile, StageFile, metered
 from napkin.cli.speedrun.texts import question_and_answer, write_conversations, write_standard_pages
@@ -74,7 +74,7 @@ def test_what_is_held_out_is_in_no_conversation_that_is_learned_from(tmp_path: P
     too_large = [int(said["content"]) - sum(map(int, question["content"][:-1].split("+"))) for question, said in sums]
     assert set(too_large) == {0, 1}
     assert abs(sum(too_large) / len(sums) - 2 / 3) < 0.03
-    assert environment_named("sums:2", held_out=True).start(0).messages[-1].content.endswith("=")
+    assert environment_named("sums:1", held_out=True).start(0).messages[-1].content.endswith("=")
     for item in lines["task"]:
         number = item["prompt"].removeprefix("What is topic ").removesuffix("?")
         assert item["choices"][item["answer"]].startswith(f"Paragraph {number} ")
@@ -89,15 +89,25 @@ def test_pages_of_the_standard_library_are_read_as_html(tmp_path: Path) -> None:
     assert "<h1>The module wave</h1>" in (tmp_path / "pages" / "wave.html").read_text()
 
 
-def test_the_pages_that_fit_are_whole_folders(tmp_path: Path) -> None:
-    files = [InputFile(f"f{folder}/{page}.html", "html", 10, "") for folder in range(20) for page in range(10)]
-    chosen = whole_folders(files, 1000)
-    assert sum(file.bytes for file in chosen) == 1000
-    # Ten folders, and no order of the input changes which.
-    assert len({file.name.partition("/")[0] for file in chosen}) == 10
-    assert whole_folders(files[::-1], 1000) == chosen
-    assert len(whole_folders(files, 1)) == 1
-    assert len(whole_folders(files, 1e9)) == 200
+def test_a_share_of_the_pages_is_whole_folders_of_each_part(tmp_path: Path) -> None:
+    for part, n_folders in (("large", 20), ("small", 10)):
+        for folder in range(n_folders):
+            (tmp_path / "pages" / part / str(folder)).mkdir(parents=True)
+            for page in range(10):
+                (tmp_path / "pages" / part / str(folder) / f"{page}.html").write_text("0123456789")
+    pages = [str(tmp_path / "pages")]
+    files = [file for file in find_files(pages) if isinstance(file, InputFile)]
+    chosen, n_bytes = chosen_pages(pages, files, 0.5)
+    # The chosen paths give the bytes that are said, half of each part, no page twice.
+    found = [file for file in find_files(chosen) if isinstance(file, InputFile)]
+    assert sum(file.bytes for file in found) == n_bytes == 1500
+    parts = [Path(file.name).parts[-3] for file in found]
+    assert (parts.count("large"), parts.count("small")) == (100, 50)
+    assert len(chosen) == 15
+    assert chosen_pages(pages, files[::-1], 0.5) == (chosen, n_bytes)
+    assert len(chosen_pages(pages, files, 1e-6)[0]) == 1
+    alone = [file.name for file in files]
+    assert sum(file.bytes for file in find_files(chosen_pages(alone, files, 0.5)[0]) if isinstance(file, InputFile)) > 0
 
 
 def test_a_killed_speedrun_goes_on_with_the_stage_that_was_killed(tmp_path: Path) -> None:

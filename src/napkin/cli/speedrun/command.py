@@ -80,6 +80,7 @@ def speedrun_command(options: SpeedrunOptions) -> int:
         run = open_or_plan(folder, options)
         if status := work_through(run):
             return status
+        finish(run)
     if options.json:
         print_json({"folder": folder, "page": folder / PAGE, **as_values(run.file)})
     return 0

@@ -5,11 +5,12 @@ that sample, the ladder and pre-training by the planner that every run has. The 
 """
 
 import dataclasses
+import os
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napkin.accounting.quantities import QuantityRow
@@ -52,6 +53,10 @@ _TEXT_BYTES = 2**20
 _HEAPS = 0.6
 """A text of n words has about n^0.6 different ones (Heaps 1978), which are what merging takes time for."""
 _PASSES = 2
+_CLOSE = 0.02
+"""A share of the pages is full when this part of it is left."""
+_MOST_CHARACTERS = 2**19
+"""Names of pages in pipeline.toml, whose size is limited."""
 
 Rows = tuple[QuantityRow, ...]
 Progress = Callable[[str], None]
@@ -197,11 +202,9 @@ def _plan_corpus(paths: Sequence[str], seconds: float, progress: Progress) -> "t
     total = sum(file.bytes for file in files)
     pipeline = whole
     if share < 1:
-        chosen = whole_folders(files, share * total)
-        share = sum(file.bytes for file in chosen) / total
-        pipeline = dataclasses.replace(
-            whole, input=dataclasses.replace(whole.input, paths=tuple(sorted(file.name for file in chosen)))
-        )
+        chosen, n_bytes = chosen_pages(paths, files, share)
+        share = n_bytes / total
+        pipeline = dataclasses.replace(whole, input=dataclasses.replace(whole.input, paths=chosen))
     sample = read_sample(files, whole.input, _SAMPLE_BYTES / max(total, 1), lambda done, of: None)
     records = [record for each in sample for record in each.records]
     texts, n_bytes = list[str](), 0
@@ -214,21 +217,51 @@ def _plan_corpus(paths: Sequence[str], seconds: float, progress: Progress) -> "t
     return pipeline, plan, share, texts
 
 
-def whole_folders(files: Sequence[Any], n_bytes: float) -> list[Any]:
-    """Files of about so many bytes, folder by folder in the order of a hash: near-duplicates stand side by side."""
+def chosen_pages(paths: Sequence[str], files: Sequence[Any], share: float) -> tuple[tuple[str, ...], int]:
+    """Folders and files with about this share of the bytes of all, and their bytes.
 
-    def order(file: Any) -> tuple[bytes, bytes]:
-        names = (str(Path(file.name).parent), file.name)
-        folder, name = (blake2b(each.encode(errors="surrogateescape"), digest_size=8).digest() for each in names)
-        return folder, name
+    Every folder of the first level that has several gives its share: in the order of a hash as many whole folders
+    below it as fit, so that near-duplicates, which stand side by side, stay together.
+    """
+    sizes, within = Counter[str](), defaultdict[str, set[str]](set)
+    for file in files:
+        path = file.name
+        sizes[path] += file.bytes
+        while "://" not in path and (parent := os.path.dirname(path)) not in ("", path):
+            within[parent].add(path)
+            sizes[parent] += file.bytes
+            path = parent
 
-    chosen, total = list[Any](), 0.0
-    for file in sorted(files, key=order):
-        if chosen and total + file.bytes > n_bytes:
-            break
-        chosen.append(file)
-        total += file.bytes
-    return chosen
+    def order(path: str) -> bytes:
+        return blake2b(path.encode(errors="surrogateescape"), digest_size=8).digest()
+
+    given = {os.path.normpath(path) if path not in sizes else path for path in paths}
+    top = sorted(given) if given <= sizes.keys() else [file.name for file in files]
+    while len(top) == 1 and within[top[0]]:
+        top = sorted(within[top[0]])
+    chosen, total = list[str](), 0
+    for each in top:
+        wanted = share * sizes[each]
+        left, waiting = wanted, [each]
+        while waiting and left > _CLOSE * wanted:
+            path = waiting.pop()
+            if sizes[path] <= left:
+                chosen.append(path)
+                left, total = left - sizes[path], total + sizes[path]
+            else:
+                waiting += sorted(within[path], key=order, reverse=True)
+    if not chosen:
+        # A share of less than any file.
+        smallest = min(files, key=lambda file: (file.bytes, file.name))
+        chosen, total = [smallest.name], smallest.bytes
+    kept, n_characters = list[str](), 0
+    for path in sorted(chosen, key=order):
+        n_characters += len(path.encode(errors="surrogateescape")) + 8
+        if n_characters > _MOST_CHARACTERS:
+            total -= sizes[path]
+        else:
+            kept.append(path)
+    return tuple(sorted(kept)), total
 
 
 def _plan_tokenizer(texts: Sequence[str], text_bytes: float) -> tuple[float, float, float]:

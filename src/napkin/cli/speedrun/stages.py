@@ -213,21 +213,7 @@ def _train_or_resume(run: Speedrun, name: str, *typed: str) -> None:
 
 
 def pre_training_meter(run: Speedrun) -> Iterator[QuantityRow]:
-    from napkin.runs.accounting_files import PlanFile
-
-    folder = run.folder / "base"
-    yield from run_rows(folder)
-    plan = read_json(folder / "plan.json", PlanFile)
-    predicted = None if plan is None else plan.predicted_loss
-    if predicted is not None:
-        yield QuantityRow(
-            "held-out loss",
-            "nats",
-            count=predicted.loss,
-            meter=last_loss(folder),
-            note=f"plan: the law's, 90% from {predicted.low:.4f} to {predicted.high:.4f}, "
-            f"{predicted.extrapolation:.1f} times the FLOPs of the ladder's largest run",
-        )
+    yield from run_rows(run.folder / "base")
 
 
 def last_loss(folder: Path) -> float | None:

@@ -20,7 +20,7 @@ from napkin.files import atomic_write_text, draft_folder
 
 VALIDATION_FRACTION = 0.05
 """Documents that neither pre-training nor tuning sees, by the same hash in every stage."""
-ENVIRONMENT = "sums:2"
+ENVIRONMENT = "sums:1"
 WRONG = 2 / 3
 """Fraction of the teacher's sums whose result is one too large, for rewards to correct."""
 SUMS = 6000
