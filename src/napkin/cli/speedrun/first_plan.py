@@ -1,16 +1,19 @@
 """The plan of a speedrun before anything is made: the sizes that a number of minutes buys, and what each stage takes.
 
-The corpus is planned from a sample of its pages, the tokenizer by the rate at which this machine trains and encodes on
-that sample, the ladder and pre-training by the planner that every run has. The minutes are divided by `SHARES`.
+What remains of the corpus is planned from a sample of its pages, and its seconds from two small corpora; the tokenizer
+by the rate at which this machine trains and encodes on that sample; the ladder and pre-training by the planner that
+every run has. The minutes are divided by `SHARES`.
 """
 
 import dataclasses
 import os
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napkin.accounting.quantities import QuantityRow
@@ -53,6 +56,7 @@ _TEXT_BYTES = 2**20
 _HEAPS = 0.6
 """A text of n words has about n^0.6 different ones (Heaps 1978), which are what merging takes time for."""
 _PASSES = 2
+_PILOT_BYTES = (2**21, 2**23)
 _CLOSE = 0.02
 """A share of the pages is full when this part of it is left."""
 _MOST_CHARACTERS = 2**19
@@ -118,10 +122,9 @@ def make_first_plan(paths: Sequence[str], folder: str, minutes: float, seed: int
     """Plan a speedrun; nothing is written. Raises NapkinError where no page can be read or the minutes are too few."""
     budget = 60 * minutes
     shares = {name: share * budget for name, share in SHARES.items()}
-    begin, begin_of_core = time.perf_counter(), time.process_time()
     pipeline, corpus, share, texts = _plan_corpus(paths, shares["corpus"], progress)
-    crowding = max(1.0, (time.perf_counter() - begin) / max(time.process_time() - begin_of_core, 1e-3))
-    remained = corpus.stages[-1].remained
+    of_all = corpus.plan
+    remained = of_all.stages[-1].remained
     text_bytes = share * remained.bytes.value
     if text_bytes < 1:
         raise NapkinError("the filters leave nothing of a sample of the pages: name other pages")
@@ -130,9 +133,9 @@ def make_first_plan(paths: Sequence[str], folder: str, minutes: float, seed: int
     tokens = text_bytes / bytes_per_token
     stages: dict[str, Rows] = {
         "corpus": (
-            seconds_row(share * corpus.seconds, "from a sample of the pages"),
-            QuantityRow("bytes of pages", "bytes", count=int(share * corpus.input_bytes)),
-            QuantityRow("documents read", "count", count=round(share * corpus.read.documents.value)),
+            seconds_row(corpus.seconds, "by two small corpora of the pages"),
+            QuantityRow("bytes of pages", "bytes", count=int(share * of_all.input_bytes)),
+            QuantityRow("documents read", "count", count=round(share * of_all.read.documents.value)),
             QuantityRow(
                 "documents that remain",
                 "count",
@@ -154,6 +157,7 @@ def make_first_plan(paths: Sequence[str], folder: str, minutes: float, seed: int
     early = sum(stages[name][0].count or 0 for name in stages)
     # What the first stages do not need is pre-training's.
     left = max(0.0, shares["corpus"] + shares["tokenizer"] + shares["tokens"] - early)
+    crowding = corpus.crowding
     short = minutes / crowding < SHORT_MINUTES
     recipe = base_recipe(folder, seed, short=short)
     seconds = shares["ladder"], shares["pre-training"] + left
@@ -167,17 +171,17 @@ def make_first_plan(paths: Sequence[str], folder: str, minutes: float, seed: int
         ) from None
     stages |= rows
     for name in ("conversations", "tuning", "rewards", "scores", "chat"):
-        sized = (
-            " its steps are chosen by its own planner once its model exists" if name in ("tuning", "rewards") else ""
-        )
-        stages[name] = (seconds_row(shares[name], f"{SHARES[name]:.0%} of the minutes;{sized}".rstrip(";")),)
+        note = f"{SHARES[name]:.0%} of the minutes"
+        if name in ("tuning", "rewards"):
+            note += "; its own planner chooses its steps once its model exists"
+        stages[name] = (seconds_row(shares[name], note),)
     design = Design(
         share,
         shares["ladder"],
         shares["tuning"],
         shares["rewards"],
-        int(share * corpus.input_bytes),
-        share * corpus.seconds * corpus.workers,
+        int(share * of_all.input_bytes),
+        corpus.seconds * of_all.workers,
         n_tokens / tokens,
         short,
         crowding,
@@ -197,9 +201,13 @@ def _plan_corpus(paths: Sequence[str], seconds: float, progress: Progress) -> "t
     # Shards that are small enough for all cores to have some.
     whole = Pipeline(InputOptions(tuple(paths), shard_bytes=2**23), stages)
     files = [file for file in find_files(paths) if isinstance(file, InputFile)]
+    begin, begin_of_core = time.perf_counter(), time.process_time()
     plan = plan_corpus(whole, workers=usable_cores(), on_progress=lambda done, of, what: progress(what))
-    share = min(1.0, seconds / plan.seconds) if plan.seconds else 1.0
+    crowding = max(1.0, (time.perf_counter() - begin) / max(time.process_time() - begin_of_core, 1e-3))
     total = sum(file.bytes for file in files)
+    progress("making two small corpora")
+    fixed, per_byte = _pilot(whole, paths, files, total)
+    share = min(1.0, max(seconds - fixed, 0.1 * seconds) / (per_byte * total))
     pipeline = whole
     if share < 1:
         chosen, n_bytes = chosen_pages(paths, files, share)
@@ -214,7 +222,38 @@ def _plan_corpus(paths: Sequence[str], seconds: float, progress: Progress) -> "t
             n_bytes += len(record.text.encode())
     if not texts:
         raise NapkinError("no text is in a sample of the pages: name pages of HTML, WARC, PDF or text")
-    return pipeline, plan, share, texts
+    return pipeline, _CorpusPlan(plan, fixed + share * total * per_byte, crowding), share, texts
+
+
+def _pilot(whole: "Pipeline", paths: Sequence[str], files: Sequence[Any], total: int) -> tuple[float, float]:
+    """Seconds that a corpus takes whatever its size, and per byte of its pages, by making two small ones.
+
+    The corpus planner counts seconds of a core in its sample; a corpus of many small pages also takes the time that
+    processes need to start, to open files and to wait for each other.
+    """
+    from napkin.curation.engine.pipeline_run import curate
+
+    found = list[tuple[int, float]]()
+    for n_bytes in _PILOT_BYTES:
+        chosen, read = chosen_pages(paths, files, min(1.0, n_bytes / total))
+        part = dataclasses.replace(whole, input=dataclasses.replace(whole.input, paths=chosen))
+        with tempfile.TemporaryDirectory() as folder:
+            begin = time.perf_counter()
+            curate(part, Path(folder) / "corpus", workers=usable_cores())
+            found.append((read, time.perf_counter() - begin))
+    (small, first), (large, second) = found
+    # Where the pages are no more than the smaller one, or noise makes that take longer: nothing grows, or all does.
+    per_byte = max((second - first) / max(large - small, 1), 0.25 * second / large)
+    return max(0.0, second - per_byte * large), per_byte
+
+
+@dataclass(frozen=True)
+class _CorpusPlan:
+    """What the corpus planner says of all pages, and the seconds of those that are read, by the pilots."""
+
+    plan: Any
+    seconds: float
+    crowding: float
 
 
 def chosen_pages(paths: Sequence[str], files: Sequence[Any], share: float) -> tuple[tuple[str, ...], int]:
