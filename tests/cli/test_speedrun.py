@@ -13,7 +13,7 @@ import pytest
 
 from cli.conftest import Napkin
 from napkin.accounting.quantities import QuantityRow
-from napkin.cli.speedrun.command import open_or_plan
+from napkin.cli.speedrun.command import SpeedrunOptions, locked, open_or_plan
 from napkin.cli.speedrun.first_plan import SHARES, Design, chosen_pages
 from napkin.cli.speedrun.page import write_page
 from napkin.cli.speedrun.stages import STAGES, Speedrun, SpeedrunFile, StageFile, metered
@@ -178,13 +178,21 @@ def test_a_folder_of_something_else_is_left_as_it_is(napkin: Napkin, tmp_path: P
     assert (done.status, len(done.messages)) == (2, 1)
     assert "is not of a speedrun" in done.messages[0]
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+    # What a process leaves that was killed while it planned is not.
+    left = tmp_path / "left"
+    (left / ".pages.0123456789abcdef.tmp").mkdir(parents=True)
+    with locked(left):
+        (left / "pipeline.toml").write_text("")
+    with locked(left):
+        pass
+    (left / ".speedrun.lock").unlink()
+    with pytest.raises(NapkinError, match="is not of a speedrun"), locked(left):
+        pass
     done = napkin("speedrun", "--minutes", "1")
     assert (done.status, len(done.messages)) == (2, 1)
 
 
 def test_a_speedrun_that_was_begun_is_opened_as_it_was_planned(tmp_path: Path) -> None:
-    from napkin.cli.speedrun.command import SpeedrunOptions
-
     run = speedrun_of(tmp_path / "out")
     again = open_or_plan(run.folder, SpeedrunOptions(("pages",), str(run.folder), usd_per_hour=2.0))
     assert again.file == run.file

@@ -33,13 +33,15 @@ from napkin.cli.speedrun.stages import (
 )
 from napkin.cli.speedrun.texts import write_standard_pages
 from napkin.errors import NapkinError
-from napkin.files import atomic_write_text, try_lock
+from napkin.files import atomic_write_text, is_temporary_of, try_lock
 from napkin.json_files import read_json
 from napkin.recipe.toml_file import format_recipe
 from napkin.units import format_seconds
 
 FEWEST_MINUTES, MOST_MINUTES = 2.0, 10_000.0
-PAGE = "speedrun.html"
+PAGE, LOCK = "speedrun.html", ".speedrun.lock"
+INPUTS = ("pages", "pipeline.toml", "base.toml", "ladder")
+"""What is written before speedrun.json."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +135,16 @@ def pages_of(options: SpeedrunOptions, folder: Path) -> tuple[tuple[str, ...], i
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Make the folder; while the block runs, no other command works in it."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / SPEEDRUN_FILE).exists():
-        ours = {"pages", ".lock"}
-        if {path.name for path in folder.iterdir() if not path.name.startswith(".")} - ours:
+    if folder.is_dir() and not (folder / SPEEDRUN_FILE).exists():
+        drafts = (*INPUTS, SPEEDRUN_FILE)
+        names = {path.name for path in folder.iterdir()}
+        names -= {name for name in names if any(is_temporary_of(name, each) for each in drafts)}
+        # A process that was killed while it planned leaves its lock, and some of these.
+        if names and (LOCK not in names or names - {LOCK, *INPUTS}):
             raise NapkinError(f"'{folder}' exists and is not of a speedrun: choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise NapkinError(f"the folder '{folder}' cannot be made ({error.strerror}): choose another --out") from None
     try:

@@ -108,7 +108,7 @@ def base_recipe(folder: str, seed: int, *, short: bool) -> Recipe:
             context_length=128 if short else 256, d_model=128, n_layers=2, n_heads=4, vocab_size=VOCAB_SIZE
         ),
         training=TrainingConfig(
-            batch_size=8, evaluation_tokens=2048 if short else 4096, init_seed=seed, data_seed=seed
+            batch_size=4 if short else 8, evaluation_tokens=2048 if short else 4096, init_seed=seed, data_seed=seed
         ),
     )
 
