@@ -263,17 +263,18 @@ def _head_working(
     return np.concatenate([_bilinear(beside, split), _bilinear(of_chunk, split)], axis=1)
 
 
-def block_kinds(model: ModelConfig) -> list[BlockKind]:
+@functools.lru_cache(maxsize=64)
+def block_kinds(model: ModelConfig) -> tuple[BlockKind, ...]:
     """The kind of each layer of a model."""
     layers = zip(model.layer_mixers, model.attention_windows, strict=True)
-    return [
+    return tuple(
         BlockKind(
             mixer,
             window if mixer == "attention" else None,
             model.n_experts > 0 and layer >= model.n_dense_layers,
         )
         for layer, (mixer, window) in enumerate(layers)
-    ]
+    )
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ import heapq
 import itertools
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,7 @@ from napkin.planning.layouts.stages import (
     StageTime,
     once_per_step,
     send_seconds,
+    stage_contents,
     stage_times,
     stages_of_ranks,
 )
@@ -119,7 +120,8 @@ class _Search:
         self.trains = trains
         self.progress = progress
         self.fastest: dict[tuple, Found] = {}
-        self.beyond: dict[tuple, Found] = {}
+        self.beyond: dict[tuple, list[tuple[float, Choice, float]]] = defaultdict(list)
+        """Those that do not fit, with the least seconds and the bytes of each, in the order of the seconds."""
         self.refusals: dict[tuple[Layout, int, Recompute], str | None] = {}
         self.refused: Counter[str] = Counter()
         self.evaluated = 0
@@ -138,15 +140,16 @@ class _Search:
         self.progress(f"{considered:,} layouts")
         heapq.heapify(queue)
         while queue and queue[0][0] < self._to_beat():
-            self._evaluate(heapq.heappop(queue)[2])
+            least, _, choice = heapq.heappop(queue)
+            self._evaluate(choice, least)
             if self.evaluated % 500 == 0:
                 self.progress(f"{self.evaluated:,} of {considered:,} layouts")
         if not self.fastest:
             raise NapkinError(self._nothing(considered))
         found = sorted(self.fastest.values(), key=lambda each: each.seconds)[: self.best]
         best = found[0].seconds
-        beyond = sorted(self.beyond.values(), key=lambda each: each.seconds)
-        too_large = (self._planned(each) for each in beyond if each.seconds < best)
+        beyond = sorted(self._faster_but_too_large(best), key=lambda each: each.seconds)
+        too_large = map(self._planned, beyond)
         return SearchResult(
             plans=sorted(map(self._planned, found), key=lambda plan: plan.seconds),
             too_large=list(itertools.islice((plan for plan in too_large if plan.seconds < best), MOST_TOO_LARGE)),
@@ -167,41 +170,65 @@ class _Search:
     def _least_seconds(self, choice: Choice) -> float:
         """Computation of all blocks and the head, evenly on all ranks, nothing sent but what tensor waits for."""
         costs, layout = self.costs, choice.layout
-        micro_batches = costs.resolved.recipe.training.batch_size // (layout.batch_parts * choice.micro_batch_size)
         gathered = layout.shard > 1 and costs.gather_bytes < costs.weight_bytes
         least = costs.least_seconds(choice.size, choice.recompute, gathered, choice.loss_chunk_size)
-        return micro_batches * least / layout.pipeline
+        return self._micro_batches(choice) * least / layout.pipeline
 
-    def _evaluate(self, choice: Choice) -> None:
+    def _evaluate(self, choice: Choice, least_seconds: float) -> None:
         layout = choice.layout
         if self.trains and self._refused(choice):
             return
         self.evaluated += 1
         costs = self.costs
-        micro_batches = costs.resolved.recipe.training.batch_size // (layout.batch_parts * choice.micro_batch_size)
-        stages = stage_times(costs, choice, micro_batches)
-        contents = [stage.content for stage in stages]
-        peak = max(rank.total for rank in ranks_bytes(costs, choice, contents, micro_batches))
-        within = fits(peak, costs.site.memory_bytes)
-        kept = self.fastest if within else self.beyond
+        peak = max(
+            rank.total
+            for rank in ranks_bytes(costs, choice, stage_contents(costs.model, layout), self._micro_batches(choice))
+        )
         # Layouts that differ in their schedules, or in how those that split the batch also split sequences or hold
         # replicas, are variants of one.
         key = layout.tensor, layout.pipeline, layout.expert, layout.shard > 1
-        known = kept.get(key)
+        if not fits(peak, costs.site.memory_bytes):
+            self.beyond[key].append((least_seconds, choice, peak))
+            return
+        known = self.fastest.get(key)
         limit = min(self._to_beat(), known.seconds if known else math.inf)
-        seconds = update_seconds(costs, choice, contents)
+        seconds = self._seconds(choice, limit, simulates=True)
+        if seconds < limit:
+            self.fastest[key] = Found(choice, seconds, peak)
+
+    def _micro_batches(self, choice: Choice) -> int:
+        batch_size = self.costs.resolved.recipe.training.batch_size
+        return batch_size // (choice.layout.batch_parts * choice.micro_batch_size)
+
+    def _seconds(self, choice: Choice, limit: float, *, simulates: bool) -> float:
+        """Seconds of a step, infinite for a pipeline that takes `limit` or longer; those of a pipeline that is not
+        simulated are the least that it takes."""
+        costs, layout, micro_batches = self.costs, choice.layout, self._micro_batches(choice)
+        stages = stage_times(costs, choice, micro_batches)
+        seconds = update_seconds(costs, choice, [stage.content for stage in stages])
         seconds += sum(exposed for exposed, _ in once_per_step(costs, layout, stages[0]).values())
         if layout.pipeline == 1:
-            seconds += one_stage_seconds(stages[0], micro_batches)
-        else:
-            sending = send_seconds(costs, choice)
-            least = longest_rank_seconds(choice, stages, sending, micro_batches)
-            if seconds + least >= limit:
-                return
-            # What does not fit is only compared with what does.
-            seconds += pipeline_seconds(choice, stages, sending, micro_batches) if within else least
-        if seconds < limit:
-            kept[key] = Found(choice, seconds, peak)
+            return seconds + one_stage_seconds(stages[0], micro_batches)
+        sending = send_seconds(costs, choice)
+        least = longest_rank_seconds(choice, stages, sending, micro_batches)
+        if seconds + least >= limit:
+            return math.inf
+        return seconds + (pipeline_seconds(choice, stages, sending, micro_batches) if simulates else least)
+
+    def _faster_but_too_large(self, limit: float) -> Iterator[Found]:
+        """Of each kind of layout that does not fit, the fastest below `limit` seconds."""
+        for candidates in self.beyond.values():
+            fastest: Found | None = None
+            for least, choice, peak in candidates:
+                to_beat = limit if fastest is None else fastest.seconds
+                if least >= to_beat:
+                    break
+                # What does not fit is only compared with what does.
+                seconds = self._seconds(choice, to_beat, simulates=False)
+                if seconds < to_beat:
+                    fastest = Found(choice, seconds, peak)
+            if fastest is not None:
+                yield fastest
 
     def _refused(self, choice: Choice) -> bool:
         key = choice.layout, choice.micro_batch_size, choice.recompute
@@ -217,10 +244,10 @@ class _Search:
         if not self.beyond:
             (reason, number), devices = self.refused.most_common(1)[0], self.costs.site.n_devices
             return f"none of {considered:,} layouts of {devices} devices trains, {number:,} of them because {reason}"
-        least = min(self.beyond.values(), key=lambda each: each.peak_bytes)
+        _, least, peak = min(itertools.chain(*self.beyond.values()), key=lambda each: each[2])
         return (
-            f"no layout of {self.costs.site.name} fits: the least is {format_bytes(least.peak_bytes)} per device with "
-            f"{least.choice.layout}; {memory_of(self.costs.site.device_name, self.costs.site.memory_bytes)}: use more "
+            f"no layout of {self.costs.site.name} fits: the least is {format_bytes(peak)} per device with "
+            f"{least.layout}; {memory_of(self.costs.site.device_name, self.costs.site.memory_bytes)}: use more "
             "devices, a smaller --model.context-length or a smaller model"
         )
 

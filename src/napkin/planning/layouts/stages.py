@@ -84,10 +84,14 @@ def stage_times(costs: LayoutCosts, choice: Choice, micro_batches: int) -> list[
     return [times[content] for content in contents]
 
 
-def stage_contents(model: ModelConfig, layout: Layout) -> list[StageContent]:
+def stage_contents(model: ModelConfig, layout: Layout) -> tuple[StageContent, ...]:
     """The parts of a model in each stage, in the order of the forward pass."""
-    kinds, stages = block_kinds(model), layout.blocks_of_stages(model.n_layers)
-    return [
+    return _contents(block_kinds(model), layout.blocks_of_stages(model.n_layers))
+
+
+@functools.lru_cache(maxsize=1024)
+def _contents(kinds: tuple[BlockKind, ...], stages: tuple[range, ...]) -> tuple[StageContent, ...]:
+    return tuple(
         StageContent(
             # In one order, so that like stages are equal.
             tuple(sorted(Counter(kinds[blocks.start : blocks.stop]).items(), key=repr)),
@@ -95,7 +99,7 @@ def stage_contents(model: ModelConfig, layout: Layout) -> list[StageContent]:
             number == len(stages) - 1,
         )
         for number, blocks in enumerate(stages)
-    ]
+    )
 
 
 def groups(interconnect: Interconnect, layout: Layout) -> dict[str, Group]:
