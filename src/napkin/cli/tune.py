@@ -3,13 +3,16 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import tyro
 
 from napkin.cli.commands import Main
-from napkin.cli.common.options import INLINED, JsonOption, parse, takes
+from napkin.cli.common.options import INLINED, JsonOption, command, parse, takes
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.recipe_options import RecipeSource
-from napkin.cli.common.terminal import notify
+from napkin.cli.common.terminal import notify, print_json, say
 from napkin.errors import NapkinError
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe
@@ -17,14 +20,14 @@ from napkin.recipe.training_config import OptimizerConfig, ParallelismConfig, Tr
 from napkin.recipe.tuning_recipe import (
     RECIPE_OF,
     AdapterConfig,
+    DistillationConfig,
+    DistillationRecipe,
     PreferenceConfig,
     ReinforcementConfig,
     TuningConfig,
     TuningRecipe,
 )
-
-if TYPE_CHECKING:
-    pass
+from napkin.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -141,9 +144,77 @@ reward_model_command = tuning_command(
     "Train a reward model: a number for each answer, from a JSONL file with prompt, chosen and rejected per line. "
     f"{_RECONCILED}; on held-out pairs it says how far the model's probabilities can be taken at their word.",
 )
+distill_command = tuning_command(
+    "distill",
+    "Distill a model: it learns a teacher's distributions of tokens, of conversations or of a file of tokens. "
+    f"{_RECONCILED}.",
+    distillation=DistillationConfig,
+)
 rl_command = tuning_command(
     "rl",
     "Tune a model on rewards of its own answers, to tasks of an environment or to prompts of a file. Answers held-out "
     "tasks greedily when an evaluation is due, and keeps answers with their rewards in the run's folder.",
     rl=ReinforcementConfig,
 )
+
+
+@dataclass(frozen=True)
+class TeachOptions(JsonOption):
+    """Write a teacher's likeliest tokens after each token that a student would learn from it: distillation.teacher of
+    any number of runs of `napkin tune distill` with the same data, which then need no teacher beside them."""
+
+    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """File to write, which must not exist."""
+    teacher: str
+    """Run or Hugging Face folder with the student's tokenizer."""
+    start: str
+    """The student, as tuning.start names it."""
+    data: TunedData
+    top_k: int = 64
+    """Likeliest tokens that are kept of each distribution; all others are kept as one probability. A token takes 8
+    bytes of each, and 4."""
+    temperature: float = 1.0
+    """Logits are divided by it."""
+    learned: Literal["assistant", "last", "all"] = "assistant"
+    """As in tuning.learned."""
+    chat_template: str = ""
+    """As in tuning.chat_template."""
+    max_length: int = 0
+    """As in tuning.max_length."""
+    max_bytes: int = 2**36
+    """Largest file that is written."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Number format of the teacher's products."""
+
+
+@command("tune teach", TeachOptions)
+def teach_command(options: TeachOptions) -> None:
+    tuning = TuningConfig(
+        method="distill",
+        start=options.start,
+        learned=options.learned,
+        chat_template=options.chat_template,
+        max_length=options.max_length,
+    )
+    recipe = DistillationRecipe(
+        tuning=tuning,
+        distillation=DistillationConfig(options.teacher, temperature=options.temperature),
+        training=TrainingConfig(precision=options.precision),
+    )
+    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **vars(options.data)))
+    with progress_line("opening the teacher") as line:
+        from napkin.tuning.distillation_method import teach
+
+        file = teach(
+            recipe,
+            options.out,
+            top_k=options.top_k,
+            most_bytes=options.max_bytes,
+            on_message=notify,
+            progress=line.retitle,
+        )
+    n_tokens, n_bytes = len(file.ids), Path(options.out).stat().st_size
+    if options.json:
+        print_json({"file": options.out, "tokens": n_tokens, "top_k": file.top_k, "bytes": n_bytes})
+        return
+    say(f"{options.out}: the {file.top_k:,} likeliest of {n_tokens:,} tokens, {format_bytes(n_bytes)}")

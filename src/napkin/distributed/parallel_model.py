@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 ODD = 0x9E3779B97F4A7C15
 """2^64 / golden ratio: puts the seeds of ranks far apart."""
+TEACHER = "teacher"
+"""The name among an optimizer's states, where meters look for persistent tensors, of a teacher's weights."""
 
 
 class ParallelModel:
@@ -95,8 +97,7 @@ class ParallelModel:
 
     def token_scores(self, part: PackedRows, *, temperature: float | None = None) -> TokenScores:
         """The scores of the tokens of a micro-batch that count."""
-        tensors = part.inputs, part.places, part.targets, part.documents, part.coefficients
-        return self.model.token_scores(*tensors, temperature=temperature or part.temperature)
+        return self.model.token_scores(*_scored(part), temperature=temperature or part.temperature)
 
     def finish_gradients(self) -> None:
         """Called after the last backward pass of a step: adds up what the ranks of tensor have summands of, and
@@ -238,8 +239,7 @@ class DDPModel(ParallelModel):
         """The scores of the tokens of a micro-batch; the backward pass of the last one all-reduces."""
         if not torch.is_grad_enabled():
             return super().token_scores(part, temperature=temperature)
-        tensors = part.inputs, part.places, part.targets, part.documents, part.coefficients
-        return TokenScores(*self.wrapped("token_scores", *tensors, temperature=temperature or part.temperature))
+        return TokenScores(*self.wrapped("token_scores", *_scored(part), temperature=temperature or part.temperature))
 
     def begin_micro_batch(self, *, last: bool) -> None:
         """Gradients of micro-batches add up locally; the last one all-reduces them, once per step."""
@@ -305,6 +305,12 @@ class CopiesModel(FSDPModel):
     def begin_micro_batch(self, *, last: bool) -> None:
         """Gradients of micro-batches add up locally; the last one all-reduces them, once per step."""
         cast(Any, self.model).set_requires_gradient_sync(last)
+
+
+def _scored(part: PackedRows) -> tuple[Any, ...]:
+    """The arguments of `Transformer.token_scores`."""
+    taught = None if part.teacher is None else part.teacher(part)
+    return part.inputs, part.places, part.targets, part.documents, part.coefficients, taught
 
 
 def _nothing(scores: TokenScores) -> Float[Tensor, ""]:
@@ -400,12 +406,13 @@ def reshard_modules(root: nn.Module) -> None:
 
 
 def all_resident(model: Transformer, optimizer: Optimizer) -> list[Tensor]:
-    """Parameters, buffers and the optimizer state on their device, averaged weights included."""
+    """Parameters, buffers and the optimizer state on their device, with averaged weights and those of a teacher."""
     kept = [] if optimizer.state_on_host else optimizer.all_state().values()
     state = [tensor for tensors in kept for tensor in tensors.values()]
     averages = optimizer.state.get("average", {}).get("averages", [])  # pyright: ignore[reportArgumentType, reportCallIssue]
+    teacher = optimizer.state.get(TEACHER, {}).get("weights", [])  # pyright: ignore[reportArgumentType, reportCallIssue]
     copies = [] if optimizer.narrow_copies is None else optimizer.narrow_copies.tensors
-    return [*model.parameters(), *model.buffers(), *state, *averages, *copies]
+    return [*model.parameters(), *model.buffers(), *state, *averages, *copies, *teacher]
 
 
 class _Called(nn.Module):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from napkin.accounting.pipeline_schedules import SCHEDULES, loop_placement, v_placement
+from napkin.kernels.loss.distillation import Distillation
 from napkin.model.positions import NoPositions
 from napkin.model.transformer import Transformer, mixtures
 from napkin.recipe.layout import Layout
@@ -50,6 +51,8 @@ class PackedRows:
     """Temperature by which logits are divided: that of the sampler whose tokens these are."""
     coefficients: Float[Tensor, " token"] | None = None
     """The loss's gradient with respect to each log-probability, where it is known before the forward pass."""
+    teacher: "Callable[[PackedRows], Distillation] | None" = None
+    """Computes what a teacher says of the tokens that count, when they are computed; None where nobody teaches."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from napkin.errors import NapkinError
 from napkin.kernels.attention.decode import Slots
 from napkin.kernels.attention.reference import softcap
 from napkin.kernels.loss.cross_entropy import CHUNK_SIZE, fused_linear_cross_entropy, linear_cross_entropy
+from napkin.kernels.loss.distillation import Distillation, linear_distillation
 from napkin.kernels.loss.log_probabilities import LinearScores, linear_log_probabilities
 from napkin.kernels.products.linear import linear
 from napkin.model.attention import ForwardContext, Preparation
@@ -44,7 +45,10 @@ class TokenScores(NamedTuple):
     scalars: Float[Tensor, " token"] | None
     """Output of the scalar head at the position before each token; None without one."""
     weighted_sum: Float[Tensor, ""] | None = None
-    """coefficients · log_probabilities, where there were coefficients; then it alone has a gradient."""
+    """coefficients · log_probabilities, where there were coefficients; then it alone has a gradient. With a teacher it
+    is that of `linear_distillation`."""
+    divergences: Float[Tensor, " token"] | None = None
+    """Divergence from a teacher's distribution of each token, in nats; None without one."""
 
 
 class Transformer(nn.Module):
@@ -166,6 +170,7 @@ class Transformer(nn.Module):
         targets: Int[Tensor, " token"],
         documents: Documents = None,
         coefficients: Float[Tensor, " token"] | None = None,
+        distillation: Distillation | None = None,
         *,
         temperature: float = 1.0,
     ) -> TokenScores:
@@ -174,9 +179,20 @@ class Transformer(nn.Module):
         targets[i] follows the token at places[i], an index into the tokens row by row. Logits are divided by
         `temperature`. As in `loss`, they never all exist at once. A loss of which the gradient with respect to the
         log-probabilities is known gives it as `coefficients`, and is their weighted sum: a quarter of the head's
-        products is saved.
+        products is saved. With a `distillation` the temperature of scores is 1.
         """
         hidden = rearrange(self.hidden(tokens, documents), "b t c -> (b t) c").index_select(0, places)
+        if distillation is not None:
+            found = linear_distillation(
+                hidden,
+                self.head_weight,
+                targets,
+                distillation,
+                coefficients,
+                chunk_size=self.loss_chunk_size,
+                logit_softcap=self.config.logit_softcap,
+            )
+            return TokenScores(found.log_probabilities, found.entropies, None, found.weighted_sum, found.divergences)
         log_probabilities, entropies, weighted_sum = self.linear_log_probabilities(
             hidden,
             self.head_weight,

@@ -235,7 +235,26 @@ class ReinforcementConfig:
         refuse_outside("rl", self)
 
 
-TuningMethod = Literal["sft", "preference", "reward-model", "rl"]
+@dataclass(frozen=True)
+class DistillationConfig:
+    """Settings for learning from a teacher's distributions of tokens."""
+
+    teacher: str = ""
+    """Run or Hugging Face folder with the same tokenizer that computes beside the student; or a file of `napkin tune
+    teach`, which has its likeliest tokens."""
+
+    weight: Annotated[float, Bounds(0, 1)] = 0.5
+    """Weight of the divergence from the teacher; the tokens of the text themselves have 1 minus this."""
+
+    temperature: Annotated[float, Bounds(0.01, 100)] = 1.0
+    """Logits of both are divided by it for the divergence, which is multiplied by its square (Hinton et al. 2015); with
+    a file, that of the file."""
+
+    def __post_init__(self) -> None:
+        refuse_outside("distillation", self)
+
+
+TuningMethod = Literal["sft", "preference", "reward-model", "rl", "distill"]
 
 
 @dataclass(frozen=True)
@@ -324,10 +343,20 @@ class ReinforcementRecipe(TuningRecipe):
     rl: ReinforcementConfig = field(default_factory=ReinforcementConfig)
 
 
+@dataclass(frozen=True)
+class DistillationRecipe(TuningRecipe):
+    """Tuning on a teacher's distributions of tokens."""
+
+    METHOD: ClassVar[str] = "napkin.tuning.distillation_method:DistillationMethod"
+    tuning: TuningConfig = field(default_factory=lambda: TuningConfig(method="distill"))
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
+
+
 RECIPE_OF: dict[TuningMethod, type[TuningRecipe]] = {
     "sft": TuningRecipe,
     "preference": PreferenceRecipe,
     "reward-model": RewardModelRecipe,
     "rl": ReinforcementRecipe,
+    "distill": DistillationRecipe,
 }
 AnyTuningRecipe = TypeVar("AnyTuningRecipe", bound=TuningRecipe)

@@ -16,6 +16,7 @@ from napkin.accounting.pricing import Measurement
 from napkin.chats.token_sequence import Example
 from napkin.data.permutation import KeyedPermutation
 from napkin.errors import NapkinError
+from napkin.model.config import ModelConfig
 from napkin.model.transformer import TokenScores
 from napkin.planning.step.run_plan import Plan
 from napkin.planning.step.site import memory_of, step_memory
@@ -92,6 +93,11 @@ class ExampleMethod(TuningMethod):
         """The batch with stand-ins for what a run computes first, as a plan counts it."""
         return examples
 
+    @property
+    def planned_objective(self) -> Objective:
+        """The objective as a plan counts it, with stand-ins for what a run opens first."""
+        return self.objective
+
     def scores(
         self, train_state: TrainState, examples: Sequence[Example]
     ) -> Iterator[tuple[Example, tuple[SequenceScores, ...]]]:
@@ -111,6 +117,11 @@ class ExampleMethod(TuningMethod):
         """Tokens whose reference log-probabilities are computed before the first step."""
         return 0
 
+    @property
+    def teacher_config(self) -> ModelConfig | None:
+        """The model that computes a step's tokens too, as a teacher; None without one."""
+        return None
+
     def metered(self, loop: TrainingLoop) -> dict[str, float]:
         """Measurements besides the steps, by the names of the plan's rows."""
         return {}
@@ -127,7 +138,7 @@ class ExampleMethod(TuningMethod):
         plan = plan_examples(
             self.resolved,
             self.planned(batch),
-            self.objective,
+            self.planned_objective,
             setting.machine(self.recipe),
             setting.progress,
             max_tokens=self.max_tokens,
@@ -135,6 +146,7 @@ class ExampleMethod(TuningMethod):
             scored=self.scored(batch),
             reference_tokens=self.reference_tokens,
         )
+        plan = dataclasses.replace(plan, teacher=self.teacher_config)
         setting.progress("looking for the longest step")
         known = {number: plan.ledger.peak_bytes}
         longest = self.longest_examples.find(step_memory(plan.site.memory_bytes), known)
@@ -150,7 +162,7 @@ class ExampleMethod(TuningMethod):
         """The search for the step that takes most memory."""
         return LongestExamples(
             self.resolved,
-            self.objective,
+            self.planned_objective,
             self.batch,
             max_tokens=self.max_tokens,
             packing=self.packing,
@@ -283,25 +295,33 @@ class SupervisedObjective:
         return loss, {"entropy": entropy}
 
 
+def supervised_examples(
+    context: TuningContext,
+) -> tuple[Sequence[Example], Sequence[Example], str, int]:
+    """The conversations to learn and those held out, the checksum of both, and the length of the longest."""
+    tuning, limit = context.recipe.tuning, context.recipe.model.context_length
+    if tuning.max_length > limit:
+        raise NapkinError(
+            f"tuning.max_length is {tuning.max_length:,}, the model's context length is {limit:,}: use at most that"
+        )
+    longest = tuning.max_length or limit
+    if not context.encoder.end_ids:
+        context.setting.on_message(
+            "the chat template ends answers with text and not with a special token: the tuned model may not know where "
+            "to end"
+        )
+    train, held_out = open_examples(context, "conversations", max_length=longest)
+    checksum = train.checksum
+    if held_out is not None:
+        checksum = sha256(f"{train.checksum} {held_out.checksum}".encode()).hexdigest()
+    return train, held_out or (), checksum, longest
+
+
 class SupervisedMethod(ExampleMethod):
     """Trains on conversations: data.train and data.validation are JSON lines, or files of `napkin data chat`."""
 
     @classmethod
     def open(cls, context: TuningContext) -> "SupervisedMethod":
-        tuning, limit = context.recipe.tuning, context.recipe.model.context_length
-        if tuning.max_length > limit:
-            raise NapkinError(
-                f"tuning.max_length is {tuning.max_length:,}, the model's context length is {limit:,}: use at most that"
-            )
-        longest = tuning.max_length or limit
-        if not context.encoder.end_ids:
-            context.setting.on_message(
-                "the chat template ends answers with text and not with a special token: the tuned model may not know "
-                "where to end"
-            )
-        train, held_out = open_examples(context, "conversations", max_length=longest)
-        checksum = train.checksum
-        if held_out is not None:
-            checksum = sha256(f"{train.checksum} {held_out.checksum}".encode()).hexdigest()
-        objective = SupervisedObjective(tuning.normalisation, float(longest))
-        return cls(context, train, held_out or (), checksum, objective)
+        train, held_out, checksum, longest = supervised_examples(context)
+        objective = SupervisedObjective(context.recipe.tuning.normalisation, float(longest))
+        return cls(context, train, held_out, checksum, objective)

@@ -15,6 +15,7 @@ from napkin.accounting.ledger import Ledger
 from napkin.accounting.quantities import QuantityRow, QuantityTable
 from napkin.accounting.rules import seconds_rule
 from napkin.chats.token_sequence import Example
+from napkin.model.config import ModelConfig
 from napkin.planning.rules import step_flops_by_rule
 from napkin.planning.step.longest_step import LongestStep
 from napkin.planning.step.machine import Machine, Progress
@@ -26,6 +27,7 @@ from napkin.tuning.packing import Packing, SequenceMicroBatch, chunks_of, micro_
 from napkin.tuning.sequence_step import (
     BatchTotals,
     Objective,
+    TaughtObjective,
     examples_of_rank,
     loss_of_parts,
     refuse_divided_models,
@@ -56,6 +58,8 @@ class ExamplePlan(Plan):
     """Tokens of the reference's pass over all examples before the first step, on all devices, without padding."""
     longest: LongestStep | None = None
     """The step that takes most memory; None where all are alike."""
+    teacher: ModelConfig | None = None
+    """The teacher that computes the tokens of a step too, without gradients; None where none does."""
 
     @property
     def fits(self) -> bool:
@@ -69,7 +73,8 @@ class ExamplePlan(Plan):
     @property
     def rule_flops(self) -> float:
         """FLOPs of a step by the rule 6·N·T with attention, a third of it where there are no gradients."""
-        return step_flops_by_rule(self.recipe.model, self.tokens + self.scored_tokens / 3)
+        taught = 0.0 if self.teacher is None else step_flops_by_rule(self.teacher, self.tokens / 3)
+        return step_flops_by_rule(self.recipe.model, self.tokens + self.scored_tokens / 3) + taught
 
     @property
     def rule_seconds(self) -> float:
@@ -104,6 +109,9 @@ class ExamplePlan(Plan):
         rows = list(super().table())
         if self.scored_tokens:
             rows = [_noted(row, "FLOPs per step", _SCORED_NOTE) for row in rows]
+        if self.teacher is not None:
+            rows = [_noted(row, "FLOPs per step", "the rule has 2·N·T for the teacher's forward pass") for row in rows]
+            rows = [_noted(row, "peak bytes", "the teacher's weights included") for row in rows]
         if self.longest is not None and self.longest.is_counted:
             place = 1 + next(place for place, row in enumerate(rows) if row.quantity == "peak bytes")
             rows.insert(place, QuantityRow(LONGEST_STEP, "bytes", count=self.longest.peak_bytes, note=self._longest()))
@@ -196,7 +204,10 @@ def count_examples(
         score_parts(train_state.parallel_model, before, autocast=train_state.precision.autocast)
         train_state.step_on_sequences(0, [part.rows for part in parts], loss_of_parts(parts, objective, totals, {}))
 
-    return count_parts(resolved, [*scored, *with_known_coefficients(parts, objective, totals)], step)
+    known = [*scored, *with_known_coefficients(parts, objective, totals)]
+    if isinstance(objective, TaughtObjective):
+        return count_parts(resolved, known, step, prepare=objective.attach)
+    return count_parts(resolved, known, step)
 
 
 def count_parts(
@@ -205,13 +216,15 @@ def count_parts(
     step: Callable[[TrainState, Sequence[SequenceMicroBatch]], None],
     *,
     updates: bool = True,
+    prepare: Callable[[TrainState], None] = lambda train_state: None,
 ) -> Ledger:
     """Count any computation on micro-batches, in their shapes, in a single process; `updates` is whether it updates the
-    model's weights."""
+    model's weights. `prepare` adds fake tensors that are held besides."""
     alone = dataclasses.replace(resolved, precision=resolved.precision.on("cpu"), world_size=1)
     batch = [_tensors_of(part) for part in parts]
     with FakeTensorMode():
         train_state = build_train_state(alone)
+        prepare(train_state)
 
     def counted(_: Any, fakes: list[dict[str, Any]]) -> None:
         step(train_state, [_with_tensors(*each) for each in zip(parts, fakes, strict=True)])

@@ -7,7 +7,7 @@ gradient is the same however a batch is divided.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -18,7 +18,9 @@ from torch import Tensor
 
 from napkin.chats.token_sequence import Example
 from napkin.distributed.parallel_model import ParallelModel
+from napkin.distributed.pipeline_stages import PackedRows
 from napkin.errors import NapkinError
+from napkin.kernels.loss.distillation import Distillation
 from napkin.model.transformer import TokenScores, evaluation_mode
 from napkin.recipe.layout import Layout
 from napkin.tensors import together
@@ -79,6 +81,19 @@ class WeightedLogProbabilities(Protocol):
 
     def coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"] | None:
         """Return the weights of a micro-batch's trained tokens; None where they depend on the model's output."""
+        ...
+
+
+@runtime_checkable
+class TaughtObjective(Protocol):
+    """An objective that compares with a teacher's distributions."""
+
+    def attach(self, train_state: TrainState) -> None:
+        """Hold the teacher beside the model in training, real or fake."""
+        ...
+
+    def teaching(self, part: SequenceMicroBatch) -> Callable[[PackedRows], Distillation]:
+        """Return the function that computes what the teacher says of a micro-batch's trained tokens."""
         ...
 
 
@@ -231,11 +246,19 @@ def train_on_examples(
 def with_known_coefficients(
     parts: Sequence[SequenceMicroBatch], objective: Objective, totals: BatchTotals
 ) -> list[SequenceMicroBatch]:
-    """Give micro-batches the weights of their log-probabilities, where the objective knows them."""
+    """Give micro-batches the weights of their log-probabilities, where the objective knows them, and their teacher."""
+    parts = with_teacher(parts, objective)
     if not isinstance(objective, WeightedLogProbabilities):
         return [*parts]
     known = [objective.coefficients(part, totals) for part in parts]
     return [part if each is None else part.with_coefficients(each) for part, each in zip(parts, known, strict=True)]
+
+
+def with_teacher(parts: Sequence[SequenceMicroBatch], objective: Objective) -> list[SequenceMicroBatch]:
+    """Give micro-batches their teacher, if the objective has one."""
+    if not isinstance(objective, TaughtObjective):
+        return [*parts]
+    return [replace(part, rows=replace(part.rows, teacher=objective.teaching(part))) for part in parts]
 
 
 def loss_of_parts(
@@ -319,7 +342,7 @@ def evaluate_examples(
 
     for chunk in chunks_of(examples):
         own = examples_of_rank(chunk, model.layout, model.ranks.info.rank)
-        parts = _micro_batches(model, own, max_tokens, packing, temperature=1.0)
+        parts = with_teacher(_micro_batches(model, own, max_tokens, packing, temperature=1.0), objective)
         score_parts(model, parts, autocast=train_state.precision.autocast, keep=keep)
     model.reshard()
     metrics = _summed(model, found)

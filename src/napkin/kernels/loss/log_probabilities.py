@@ -52,7 +52,7 @@ def linear_log_probabilities(
     takes the compiled loop where there is one: on a CPU, in fp32 and bf16.
     """
     size = chunk_size or chunk_size_of(weight)
-    chunks = _Chunks(dtype_of_product(hidden, weight), temperature, size, logit_softcap, compiled)
+    chunks = HeadChunks(dtype_of_product(hidden, weight), temperature, size, logit_softcap, compiled)
     # Dtypes are chosen here, operator by operator.
     with torch.autocast(hidden.device.type, enabled=False):
         if coefficients is None or not torch.is_grad_enabled():
@@ -70,7 +70,9 @@ class _Recomputed(torch.autograd.Function):
     """Log-probabilities and entropies, whose backward pass computes the logits again."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunks: "_Chunks") -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunks: "HeadChunks"
+    ) -> tuple[Tensor, Tensor]:
         log_probabilities, entropies = chunks.values(hidden, weight, targets)
         ctx.save_for_backward(hidden, weight, targets, entropies)
         ctx.chunks = chunks
@@ -92,7 +94,7 @@ class _Early(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, coefficients: Tensor, chunks: "_Chunks"
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, coefficients: Tensor, chunks: "HeadChunks"
     ) -> tuple[Tensor, Tensor, Tensor]:
         wanted = ctx.needs_input_grad[:2]
         log_probabilities, entropies, grad_hidden, grad_weight, largest = chunks.values_and_gradients(
@@ -119,7 +121,7 @@ class _Slopes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Chunks:
+class HeadChunks:
     """Computes rows a chunk at a time.
 
     Logits are divided by the temperature by dividing hidden states, which are smaller; a softcap's bound with them.
@@ -141,9 +143,9 @@ class _Chunks:
         return None if self.softcap is None else self.softcap / self.temperature
 
     def values(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        log_probabilities, entropies = self._empty_values(hidden)
+        log_probabilities, entropies = self.empty_values(hidden)
         matrix = weight.to(self.dtype)
-        for rows in self._rows(hidden):
+        for rows in self.rows(hidden):
             found = self._scores(hidden[rows], matrix, targets[rows, None], with_gradient=False)
             log_probabilities[rows], entropies[rows] = found[:2]
             # Else it would live until the next chunk is there.
@@ -154,9 +156,9 @@ class _Chunks:
         self, hidden: Tensor, weight: Tensor, targets: Tensor, slopes: _Slopes, wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
         """The gradients of hidden and weight, where wanted."""
-        total = _Gradients.start(hidden, weight, self, wanted)
+        total = HeadGradients.start(hidden, weight, self, wanted)
         of_log_probabilities, of_entropies, entropies = slopes
-        for rows in self._rows(hidden):
+        for rows in self.rows(hidden):
             if of_entropies is None:
                 assert of_log_probabilities is not None
                 gradient = self._scores(
@@ -176,13 +178,13 @@ class _Chunks:
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
         """Values, and the gradients of coefficients · log_probabilities where wanted, divided by the last result: the
         largest coefficient, so that fp16 gradients of a scaled loss do not underflow before the scale reaches them."""
-        log_probabilities, entropies = self._empty_values(hidden)
-        total = _Gradients.start(hidden, weight, self, wanted)
+        log_probabilities, entropies = self.empty_values(hidden)
+        total = HeadGradients.start(hidden, weight, self, wanted)
         with early_gradient():
             # One zero more, since nothing has no largest.
             largest = torch.cat([coefficients.abs(), coefficients.new_full((1,), 1e-30)]).amax()
             factors = coefficients / largest
-        for rows in self._rows(hidden):
+        for rows in self.rows(hidden):
             found = self._scores(hidden[rows], total.matrix, targets[rows, None], with_gradient=True)
             log_probabilities[rows], entropies[rows], gradient = found
             with early_gradient():
@@ -190,13 +192,13 @@ class _Chunks:
             del found, gradient
         return log_probabilities, entropies, total.hidden, total.weight, largest
 
-    def _empty_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def empty_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         return hidden.new_empty(len(hidden), dtype=self.wide), hidden.new_empty(len(hidden), dtype=self.wide)
 
-    def _rows(self, hidden: Tensor) -> Iterator[slice]:
+    def rows(self, hidden: Tensor) -> Iterator[slice]:
         return (slice(start, start + self.size) for start in range(0, len(hidden), self.size))
 
-    def _logits(self, hidden: Tensor, matrix: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, matrix: Tensor) -> Tensor:
         return (hidden if self.temperature == 1 else hidden / self.temperature).to(self.dtype) @ matrix.T
 
     def _scores(
@@ -206,7 +208,7 @@ class _Chunks:
 
         The last is the gradient of -log p with respect to the logits, before a softcap if there is one.
         """
-        logits = self._logits(hidden, matrix)
+        logits = self.logits(hidden, matrix)
         if self.compiled and is_computed(logits):
             with early_gradient() if with_gradient else nullcontext():
                 target_logits, logsumexps, entropies = loss_rows_(
@@ -215,7 +217,7 @@ class _Chunks:
             log_probabilities = (target_logits - logsumexps)[:, 0]
             return log_probabilities, entropies[:, 0] if with_entropies else log_probabilities, logits
         slopes = None if self.bound is None else bound_(logits, self.bound, with_slopes=with_gradient)
-        logprobs = self._log_softmax(logits)
+        logprobs = self.log_softmax(logits)
         log_probabilities = logprobs.gather(1, targets)[:, 0]
         entropies = log_probabilities
         if with_entropies:
@@ -233,34 +235,34 @@ class _Chunks:
         of_targets, of_entropies, entropies = columns
         assert of_targets is not None
         assert of_entropies is not None
-        logits = self._logits(hidden, matrix)
+        logits = self.logits(hidden, matrix)
         slopes = None if self.bound is None else bound_(logits, self.bound, with_slopes=True)
-        logprobs = self._log_softmax(logits)
+        logprobs = self.log_softmax(logits)
         probabilities = logprobs.exp()
         gradient = logprobs.add_(entropies).mul_(of_entropies).add_(of_targets).mul_(probabilities)
         gradient.scatter_(1, targets, gradient.gather(1, targets) - of_targets)
         return gradient if slopes is None else gradient.mul_(slopes)
 
-    def _log_softmax(self, logits: Tensor) -> Tensor:
+    def log_softmax(self, logits: Tensor) -> Tensor:
         """In place for logits in fp32 or wider."""
         return torch.log_softmax(logits, 1, dtype=self.wide, out=logits if logits.dtype == self.wide else None)
 
 
 @dataclass
-class _Gradients:
+class HeadGradients:
     """Sums of gradients over chunks."""
 
     inputs: Tensor
     matrix: Tensor
     hidden: Tensor | None
     weight: Tensor | None
-    chunks: _Chunks
+    chunks: HeadChunks
 
     @staticmethod
-    def start(hidden: Tensor, weight: Tensor, chunks: _Chunks, wanted: tuple[bool, bool]) -> "_Gradients":
+    def start(hidden: Tensor, weight: Tensor, chunks: HeadChunks, wanted: tuple[bool, bool]) -> "HeadGradients":
         of_hidden = torch.empty_like(hidden) if wanted[0] else None
         of_weight = torch.zeros_like(weight, dtype=chunks.wide) if wanted[1] else None
-        return _Gradients(hidden, weight.to(chunks.dtype), of_hidden, of_weight, chunks)
+        return HeadGradients(hidden, weight.to(chunks.dtype), of_hidden, of_weight, chunks)
 
     def add(self, rows: slice, gradient: Tensor, factors: Tensor | None) -> None:
         """Add the products of a chunk's negative gradient with respect to its logits, each row times its factor."""
