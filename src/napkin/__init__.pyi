@@ -58,6 +58,8 @@ from .profiling import StepProfile as StepProfile
 from .profiling import profile as profile
 from .recipe import AdapterConfig as AdapterConfig
 from .recipe import DataConfig as DataConfig
+from .recipe import DistillationConfig as DistillationConfig
+from .recipe import DistillationRecipe as DistillationRecipe
 from .recipe import OptimizerConfig as OptimizerConfig
 from .recipe import PreferenceConfig as PreferenceConfig
 from .recipe import PreferenceRecipe as PreferenceRecipe

@@ -107,6 +107,9 @@ BASES = {
     "tune preference": "--tuning.start runs/tiny --data.train missing.jsonl --run new --wrong",
     "tune reward-model": "--tuning.start runs/tiny --data.train missing.jsonl --run new --wrong",
     "tune demo": "--folder one.txt/x --wrong",
+    "tune distill": "--tuning.start runs/tiny --data.train missing.jsonl --distillation.teacher runs/tiny --run new "
+    "--wrong",
+    "tune teach": "new.teacher --teacher runs/tiny --start runs/tiny --data.train missing.jsonl --wrong",
     "tune rl": "--tuning.start runs/tiny --run new --wrong",
     "tune sft": "--tuning.start runs/tiny --data.train missing.jsonl --run new --wrong",
     "bench-serve": "--wrong",

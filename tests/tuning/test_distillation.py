@@ -219,10 +219,11 @@ def test_a_file_of_other_examples_or_another_temperature_is_refused(folder: Path
     recipe = recipe_of(folder, str(folder / "teacher"))
     teach(recipe, tmp_path / "kept", top_k=3)
     asked = recipe_of(folder, str(tmp_path / "kept"))
+    swapped = dataclasses.replace(asked.data, train=asked.data.validation, validation=asked.data.train)
     colder = dataclasses.replace(asked.distillation, temperature=1.0)
     for other, says in (
         (dataclasses.replace(asked, distillation=colder), "computed at temperature 2"),
-        (recipe_of(folder, str(tmp_path / "kept"), tuning={"max_length": 12}), "tells of other examples"),
+        (dataclasses.replace(asked, data=swapped), "tells of other examples"),
         (recipe_of(folder, str(folder / "train.jsonl")), "not a file of a teacher"),
         (recipe_of(folder, ""), "no teacher is named"),
     ):

@@ -62,6 +62,10 @@ TUNE = Group(
             "an arithmetic model from scratch: taught by a careless teacher, then by rewards",
             "demo:tuning_demo_command",
         ),
+        "distill": Command(
+            "learn a teacher's distributions of tokens, of conversations or of a text", "tune:distill_command"
+        ),
+        "teach": Command("write a teacher's likeliest tokens, for runs of distill", "tune:teach_command"),
         "rl": Command("reinforcement learning: a model learns from rewards of its own answers", "tune:rl_command"),
         "preference": Command("learn from pairs of answers: DPO, IPO, KTO, ORPO, SimPO", "tune:preference_command"),
         "reward-model": Command(

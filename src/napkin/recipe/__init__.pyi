@@ -13,6 +13,8 @@ from .training_config import ParallelismConfig as ParallelismConfig
 from .training_config import TrackingConfig as TrackingConfig
 from .training_config import TrainingConfig as TrainingConfig
 from .tuning_recipe import AdapterConfig as AdapterConfig
+from .tuning_recipe import DistillationConfig as DistillationConfig
+from .tuning_recipe import DistillationRecipe as DistillationRecipe
 from .tuning_recipe import PreferenceConfig as PreferenceConfig
 from .tuning_recipe import PreferenceRecipe as PreferenceRecipe
 from .tuning_recipe import ReinforcementConfig as ReinforcementConfig

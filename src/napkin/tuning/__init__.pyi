@@ -1,5 +1,6 @@
 from . import policy_gradient as policy_gradient
 from . import preferences as preferences
+from .distillation_method import teach as teach
 from .example_method import SupervisedObjective as SupervisedObjective
 from .method import encoder_of_base as encoder_of_base
 from .method import encoder_of_run as encoder_of_run

@@ -285,8 +285,8 @@ def teach(
     on_message: Callable[[str], None] = lambda message: None,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> TeacherFile:
-    """Write the likeliest tokens of `recipe.distillation.teacher` after all tokens that the recipe's student would learn
-    from it, of data.train and of data.validation; the file is `distillation.teacher` of any number of runs.
+    """Write the likeliest tokens of `recipe.distillation.teacher` in place of each token that the recipe's student is
+    to learn, of data.train and of data.validation; the file is `distillation.teacher` of any number of runs.
 
     Raises NapkinError as a run with that recipe does, and as `write_teacher_file`.
     """
@@ -349,8 +349,8 @@ def open_teacher(folder: str, tokenizer: Tokenizer, student: ModelConfig) -> Loa
     base.refuse_other_tokenizer(tokenizer, "the student")
     if base.config.vocab_size != student.vocab_size:
         raise NapkinError(
-            f"'{folder}' has logits for {base.config.vocab_size:,} tokens, the student for {student.vocab_size:,}: use a "
-            "teacher whose vocabulary is padded alike"
+            f"'{folder}' has logits for {base.config.vocab_size:,} tokens, the student for {student.vocab_size:,}: use "
+            "a teacher whose vocabulary is padded alike"
         )
     if base.config.context_length < student.context_length:
         raise NapkinError(

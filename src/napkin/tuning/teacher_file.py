@@ -8,9 +8,9 @@ A safetensors file, whose header is padded to a fixed size:
 | log_probabilities | fp32 [token, k + 1]: of the k likeliest tokens, in nats, and last of all others together |
 | ids | int32 [token, k]: the likeliest tokens, likeliest first |
 
-and one string in the header, `teacher`, a JSON object: `format`, `examples` (checksum of the examples, tokens included),
-`name` and `fingerprint` of the teacher, `temperature`, `checksum` (SHA-256 of the tensors' SHA-256, in their order). A
-token takes 8 · k + 4 bytes. It is written as it is computed, gets its name when it is whole, and is memory-mapped.
+and one string in the header, `teacher`, a JSON object: `format`, `examples` (their checksum, tokens included), `name`
+and `fingerprint` of the teacher, `temperature`, `checksum` (SHA-256 of the tensors' SHA-256, in their order). A token
+takes 8 · k + 4 bytes. It is written as it is computed, gets its name when it is whole, and is memory-mapped.
 """
 
 import json
@@ -39,6 +39,7 @@ from napkin.units import format_bytes
 FORMAT = "napkin teacher 1"
 SUFFIX = ".teacher.safetensors"
 _HEADER_BYTES = 4096
+_LONGEST_NAME = 2048
 _AT_A_TIME = 2**20
 _HIGH, _LOW = "teacher row, high", "teacher row, low"
 """Names in `TokenSequence.values` of a token's row in the file, in two numbers that fp32 holds exactly."""
@@ -86,6 +87,10 @@ def write_teacher_file(
     """
     if not 1 <= top_k <= teacher.config.vocab_size:
         raise NapkinError(f"top_k is {top_k:,}: use 1 to {teacher.config.vocab_size:,}, the teacher's tokens")
+    if len(json.dumps(key.name)) > _LONGEST_NAME:
+        raise NapkinError(
+            f"the teacher's path has {len(key.name):,} letters: use one of at most {_LONGEST_NAME:,} bytes"
+        )
     counts = np.array([example[0].n_trained for chunk in chunks_of(examples) for example in chunk], dtype="<i8")
     n_tokens, n_bytes = int(counts.sum()), file_bytes(int(counts.sum()), len(counts), top_k)
     path = Path(path)
@@ -124,10 +129,6 @@ def write_teacher_file(
             "ids": _described("I32", [n_tokens, top_k], int(sizes[:2].sum()), int(sizes.sum())),
         }
         text = json.dumps(header).encode()
-        if len(text) > _HEADER_BYTES - 8:
-            raise NapkinError(
-                f"the teacher's name of {len(key.name):,} letters does not fit a header: use a shorter path"
-            )
         file.seek(0)
         file.write((_HEADER_BYTES - 8).to_bytes(8, "little") + text.ljust(_HEADER_BYTES - 8))
     return n_tokens
@@ -157,7 +158,7 @@ def likeliest_tokens(
         counts = [examples[number][0].n_trained for number in part.example_numbers]
         ends = np.cumsum(counts)[:-1]
         split = zip(part.example_numbers, np.split(ids, ends), np.split(log_probabilities, ends), strict=True)
-        found |= {number: Likeliest(*each) for number, *each in split}
+        found |= {number: Likeliest(own_ids, own) for number, own_ids, own in split}
     return [found[number] for number in range(len(examples))]
 
 
