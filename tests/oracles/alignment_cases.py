@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.model.config import ModelConfig
+from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -27,6 +28,7 @@ from napkin.recipe.tuning_recipe import (
     RewardModelRecipe,
 )
 from napkin.train_step.step import TrainState, build_train_state
+from napkin.tuning.distillation_method import DistillationObjective, ModelTeacher
 from napkin.tuning.example_method import SupervisedObjective
 from napkin.tuning.policy_gradient import SAMPLER, FreshObjective, policy_objective
 from napkin.tuning.preferences import DESIRABLE, RewardObjective, preference_objective, rewarded, with_kl_estimate
@@ -117,6 +119,16 @@ def fresh_case(algorithm: PolicyAlgorithm) -> Callable[[], tuple[Objective, list
 ALGORITHMS: tuple[PolicyAlgorithm, ...] = ("reinforce", "grpo", "cispo", "gspo")
 CASES |= {f"policy, {algorithm}": policy_case(algorithm) for algorithm in ALGORITHMS}
 CASES |= {f"fresh answers, {algorithm}": fresh_case(algorithm) for algorithm in ("grpo", "gspo")}
+
+
+def distillation_case() -> tuple[Objective, list[Example]]:
+    """That of a teacher of other weights and another width."""
+    teacher = ModelTeacher(dataclasses.replace(MODEL, d_model=24))
+    teacher.model = Transformer(teacher.config, seed=7).eval()
+    return DistillationObjective(teacher, 0.6, 1.5, "sequence"), some_examples()
+
+
+CASES["distillation"] = distillation_case
 
 WITH_SCALAR_HEAD = {
     "policy, ppo": policy_case("ppo"),
