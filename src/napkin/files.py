@@ -327,7 +327,7 @@ def private_folder(path: Path) -> Path | None:
         obstacle = error.strerror or str(error)
     if obstacle is None:
         return path
-    line = f"napkin: {str(path)!r} is not used as a cache of machine code ({obstacle}): remove it or choose another"
+    line = f"napkin: {str(path)!r} is not used as a private cache ({obstacle}): remove it or choose another"
     print(f"{line} NAPKIN_CACHE_DIR", file=sys.stderr, flush=True)
     return None
 

@@ -35,10 +35,14 @@ def poison(model: Transformer, token: int) -> None:
     )
 
 
-def serving_program(*, key: str | None = None, poisoned: int | None = None, lookup: int = 0, **limits: Any) -> str:
-    """Python code that serves the model on a free port and prints the address; `poisoned` is a token, see `poison`."""
+def serving_program(
+    *, key: str | None = None, poisoned: int | None = None, lookup: int = 0, prefixes: str = "", **limits: Any
+) -> str:
+    """Python code that serves the model on a free port and prints the address; `poisoned` is a token, see `poison`, and
+    `prefixes` a folder for prefixes."""
     return f"""
-import json, torch
+import json, pathlib, torch
+from napkin.inference.prefix_store import PrefixStore
 from napkin.inference.settings import Speculation
 from napkin.serving import Limits, serve
 from oracles.served_model import poison, tiny_served_model
@@ -47,5 +51,7 @@ opened = tiny_served_model()
 {"" if poisoned is None else f"poison(opened.model, {poisoned})"}
 engine = opened.engine(Speculation(lookup={lookup}), max_running=8)
 limits = Limits(**json.loads({json.dumps(json.dumps(limits))}))
-serve(opened, engine, port=0, key={key!r}, limits=limits, on_start=lambda address: print(address, flush=True))
+prefixes = PrefixStore(10**7, pathlib.Path({prefixes!r})) if {bool(prefixes)} else None
+on_start = lambda address: print(address, flush=True)
+serve(opened, engine, port=0, key={key!r}, limits=limits, prefixes=prefixes, on_start=on_start)
 """

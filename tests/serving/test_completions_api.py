@@ -1,7 +1,9 @@
 """What a server answers is what the model says: against the library's own generation and forward passes."""
 
 import math
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -208,3 +210,20 @@ def test_proposals_change_no_text_and_are_counted_by_request_and_in_all(
     assert server.metric("napkin_accepted_tokens_total") == totals[0]
     assert server.metric("napkin_proposed_tokens_total") == totals[1]
     assert totals[0] <= server.metric("napkin_tested_tokens_total") <= totals[1]
+
+
+def test_a_server_that_was_stopped_and_started_again_finds_its_prefixes(
+    start_server: Callable[..., Served], tmp_path: Path
+) -> None:
+    prompt, texts, cached = list(b"the cat sat on the mat and said"), [], []
+    for _ in range(2):
+        server = start_server(prefixes=str(tmp_path / "kept"))
+        answer = server.post("/v1/completions", prompt=prompt, max_tokens=8, temperature=0).json
+        texts.append(answer["choices"][0]["text"])
+        cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert server.metric("napkin_cached_tokens_total") == cached[-1]
+        server.command.send(signal.SIGTERM)
+        server.command.wait()
+    assert texts[0] == texts[1]
+    # The prompt has one full block of 16 tokens and more.
+    assert cached == [0, 16]

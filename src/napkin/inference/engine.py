@@ -173,7 +173,8 @@ class Engine:
         self._seconds = 0.0
 
     @property
-    def _caches(self) -> list[PagedCache]:
+    def caches(self) -> list[PagedCache]:
+        """The keys and values of the model, and of its draft."""
         return [self.cache] if self.draft is None else [self.cache, self.draft.cache]
 
     @property
@@ -207,7 +208,7 @@ class Engine:
             waiting=len(self.scheduler.waiting) + len(self._arrived),
             blocks_free=self.pool.n_free,
             blocks_total=self.pool.n_blocks,
-            cache_bytes=sum(each.nbytes for each in self._caches),
+            cache_bytes=sum(each.nbytes for each in self.caches),
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated,
@@ -281,7 +282,7 @@ class Engine:
         self._state_slots.clear()
         # Where the device itself has failed, every step raises, and says so.
         with contextlib.suppress(Exception):
-            for cache in self._caches:
+            for cache in self.caches:
                 cache.clear(range(self.pool.n_blocks))
         return ended
 
@@ -444,7 +445,7 @@ class Engine:
                 written = slice(sequence.n_computed // size, -(-(sequence.n_computed + work.n_new) // size))
                 blocks += work.sequences[first].table[written]
                 others += sequence.table[written]
-        for cache in self._caches if blocks else ():
+        for cache in self.caches if blocks else ():
             cache.copy(blocks, others)
 
     def _draws(
@@ -553,7 +554,7 @@ class Engine:
     def _fail(self, sequence: EngineSequence, error: Exception) -> Progress:
         """End a sequence that cannot be computed. What it left in its own blocks may be no numbers, which others would
         read: what is hidden from them is multiplied by 0."""
-        for cache in self._caches:
+        for cache in self.caches:
             cache.clear(sequence.table[len(sequence.digests) :])
         sequence.completion.failure = first_line(error)
         return self._end(sequence, "failed", len(sequence.completion.draws))

@@ -168,24 +168,24 @@ class PagedCache(KVCache):
             {layer: Blocks((n_blocks + 1, heads, block_size, width), dtype, self.device, kv) for layer in attending}
             for width in widths
         )
-        self._tensors = [tensor for held in (*self.keys.values(), *self.values.values()) for tensor in held.tensors]
+        self.tensors = [tensor for held in (*self.keys.values(), *self.values.values()) for tensor in held.tensors]
         self.first = next(iter(self.keys.values()), None)
         """The keys of one layer, where any has them."""
         stateful = len(attending) < config.n_layers
         self.states = RecurrentStates(config, n_states, dtype, self.device) if stateful else None
-        self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
+        self.nbytes = sum(tensor.nbytes for tensor in self.tensors)
         self.nbytes += 0 if self.states is None else self.states.nbytes
 
     def copy(self, blocks: Sequence[int], others: Sequence[int]) -> None:
         """Keep in others[i] what blocks[i] holds, in all layers."""
         of, to = (torch.tensor(each, device=self.device) for each in (blocks, others))
-        for tensor in self._tensors:
+        for tensor in self.tensors:
             tensor[to] = tensor[of]
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Keep zeros in blocks, in all layers."""
         places = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        for tensor in self._tensors:
+        for tensor in self.tensors:
             tensor[places] = 0
 
     def extend(

@@ -313,6 +313,11 @@ class BlockPool:
         """Blocks that can be taken: empty ones, and those that hold a prefix nobody uses now."""
         return len(self._empty) + len(self._unused)
 
+    def known(self) -> list[tuple[int, Digest]]:
+        """The blocks that hold known prefixes, those of least recent use first and those in use last."""
+        used = [block for block in self._digests if block not in self._unused]
+        return [(block, self._digests[block]) for block in (*self._unused, *used)]
+
     def take(self) -> int | None:
         """A block for new tokens; None if all are in use."""
         if self._empty:

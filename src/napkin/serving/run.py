@@ -14,6 +14,7 @@ import uvicorn
 from napkin.errors import NapkinError
 from napkin.inference.engine import Engine
 from napkin.inference.loaded_model import LoadedModel
+from napkin.inference.prefix_store import PrefixStore, told
 from napkin.serving.application import application, host_name
 from napkin.serving.limits import Limits
 from napkin.serving.service import Service, connection_class
@@ -44,9 +45,13 @@ def serve(
     port: int = 8000,
     key: str | None = None,
     limits: Limits | None = None,
+    prefixes: PrefixStore | None = None,
     on_start: Callable[[str], None] = lambda address: None,
+    on_message: Callable[[str], None] = lambda message: None,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT; a second signal does not wait for requests to finish.
+
+    With `prefixes` the engine begins with those of the last server of the same model, and leaves its own at the end.
 
     `on_start` is called with the address once connections are taken; port 0 is a free one. Raises NapkinError where
     the address cannot be used, and where other machines could connect without a key.
@@ -62,6 +67,8 @@ def serve(
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise NapkinError(f"{host} port {port} cannot be used ({reason}): choose another --host or --port") from None
+    if prefixes is not None:
+        on_message(told(prefixes.restore(engine), engine, "restored"))
     name, port = listening.getsockname()[:2]
     address = f"http://{f'[{name}]' if ':' in name else name}:{port}"
     try:
@@ -81,6 +88,8 @@ def serve(
             # Neither tells of clients that leave.
             logging.getLogger(name).setLevel(logging.ERROR)
         asyncio.run(_Server(config, service, lambda: on_start(address)).serve([listening]))
+        if prefixes is not None:
+            on_message(told(prefixes.keep(engine), engine, "kept"))
     finally:
         listening.close()
 

@@ -50,6 +50,9 @@ class ServeOptions:
     """What keys and values are held in: auto is the format of the weights; int8 takes about half the bytes of bf16."""
     batch_invariant: Switch = False
     """Compute each sequence alone: answers are then equal, bit for bit, whatever else runs, and slower together."""
+    prefix_bytes: int = 0
+    """Bytes of the keys and values of prompts' and answers' beginnings that are kept in the cache folder, of this user
+    alone, when the server stops, for the next one of the same model; 0 keeps none."""
     speculation: Annotated[Speculation, INLINED] = field(default_factory=Speculation)
     limits: Annotated[Limits, INLINED] = field(default_factory=Limits)
 
@@ -62,6 +65,8 @@ def serve_command(options: ServeOptions) -> None:
         raise NapkinError(f"--port is {options.port}: use 0 to {2**16 - 1}")
     if options.max_running < 1:
         raise NapkinError(f"--max-running is {options.max_running}: use 1 or more")
+    if options.prefix_bytes < 0:
+        raise NapkinError(f"--prefix-bytes is {options.prefix_bytes}: use 0 or more")
     key = _key(options.api_key_file)
     from napkin.serving.run import is_loopback, serve
 
@@ -71,7 +76,9 @@ def serve_command(options: ServeOptions) -> None:
         )
     with progress_line("opening the model"):
         from napkin.inference.loaded_model import load
+        from napkin.inference.prefix_store import PrefixStore
 
+        prefixes = PrefixStore(options.prefix_bytes) if options.prefix_bytes else None
         opened = load(options.model, name=options.name, weights=options.weights, on_message=notify)
         engine = opened.engine(
             options.speculation,
@@ -87,7 +94,17 @@ def serve_command(options: ServeOptions) -> None:
         say(f"serving {opened.name}: {n_parameters} parameters, context of {context:,} tokens")
         say(f"{address} is the page, {address}/v1 OpenAI's interface; Ctrl-C stops after what runs")
 
-    serve(opened, engine, host=options.host, port=options.port, key=key, limits=options.limits, on_start=started)
+    serve(
+        opened,
+        engine,
+        host=options.host,
+        port=options.port,
+        key=key,
+        limits=options.limits,
+        prefixes=prefixes,
+        on_start=started,
+        on_message=notify,
+    )
 
 
 def _key(file: str | None) -> str | None:
