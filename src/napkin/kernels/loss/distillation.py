@@ -130,10 +130,10 @@ def linear_distillation(
     with torch.autocast(hidden.device.type, enabled=False):
         if coefficients is None or not torch.is_grad_enabled():
             with torch.no_grad():
-                *scores, _, _ = _computed(hidden, weight, targets, distillation, chunks, None, (False, False))
-            return DistilledScores(*scores, None)
-        found = _Distilled.apply(hidden, weight, targets, coefficients, distillation, chunks)
-        return DistilledScores(*found)  # pyright: ignore[reportGeneralTypeIssues]
+                found = _computed(hidden, weight, targets, distillation, chunks, None, (False, False))
+            return DistilledScores(*found[:3], None)
+        found: Any = _Distilled.apply(hidden, weight, targets, coefficients, distillation, chunks)
+        return DistilledScores(*found)
 
 
 class _Distilled(torch.autograd.Function):
