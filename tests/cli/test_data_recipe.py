@@ -20,6 +20,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "decontaminate": {"tasks": ["t.jsonl"]},
     "best-share": {"share": 0.5},
     "classifier": {"model": "m"},
+    "importance-resampling": {"target": "t.jsonl", "share": 0.5},
     "perplexity": {"model": "m"},
     "host-list": {"file": "f"},
     "word-list": {"file": "f"},

@@ -65,6 +65,11 @@ _STAGES = (
     ),
     ("host-list", "filters.document_stages:HostList", "drop documents of hosts in a list, or keep only those"),
     ("extract", "filters.document_stages:Extract", "make text of HTML pages and PDFs"),
+    (
+        "importance-resampling",
+        "filters.importance:ImportanceResampling",
+        "keep a random share that is distributed like a target",
+    ),
     ("language", "filters.document_stages:Language", "find the language of documents, keep some languages"),
     ("length", "filters.document_stages:Length", "drop documents with too few or too many characters"),
     ("perplexity", "filters.perplexity:Perplexity", "score documents by the bits per byte of an n-gram model"),

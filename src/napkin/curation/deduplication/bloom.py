@@ -71,7 +71,7 @@ class BloomFilter:
         _, setters, inverse = np.unique(flat, return_index=True, return_inverse=True)
         earlier = setters[inverse.ravel()] // self.hashes < np.repeat(np.arange(n), self.hashes)
         np.bitwise_or.at(self._bits, flat >> 3, np.uint8(1) << (flat & 7).astype(np.uint8))
-        return (was_set.astype(bool) | earlier).reshape(n, self.hashes).all(axis=1)
+        return np.all((was_set.astype(bool) | earlier).reshape(n, self.hashes), axis=1)
 
     @property
     def filled(self) -> float:

@@ -5,6 +5,7 @@ from .document_counts import c4_lines as c4_lines
 from .document_counts import text_statistics as text_statistics
 from .document_stages import HostList as HostList
 from .document_stages import WordList as WordList
+from .importance import ImportanceResampling as ImportanceResampling
 from .perplexity import Perplexity as Perplexity
 from .personal_data import PersonalData as PersonalData
 from .personal_data import mask_personal_data as mask_personal_data

@@ -99,15 +99,7 @@ class BestShare:
 
         del scratch, memory
         total = sum(summary.stat().st_size for summary in summaries) // 8
-        # At least one of a corpus, and no float error beyond the share.
-        wanted = max(1, int(np.ceil(self.share * total - 1e-9)))
-        # The largest threshold that lets so many through, by order of float64 as integers.
-        low, high = _ordered(np.array([-np.inf, np.inf])).tolist()
-        while low < high:
-            middle = (low + high + 1) // 2
-            at_least = sum(int((keys >= middle).sum()) for keys in _orders(summaries))
-            low, high = (middle, high) if at_least >= wanted else (low, middle - 1)
-        bits = np.array([low if low >= 0 else -(2**63) - low], np.int64)
+        bits = np.array([share_threshold(summaries, self.share, total)])
         for decision in decisions:
             decision.write_bytes(bits.tobytes())
 
@@ -118,6 +110,21 @@ class BestShare:
         for record in records:
             number = _number(record, self.field)
             yield record if number >= threshold else Dropped(f"low {self.field}", f"{number:.6g} < {threshold:.6g}")
+
+
+def share_threshold(files: Sequence[Path], share: float, total: int) -> float:
+    """The largest number that at least a share of the `total` float64 numbers in some files reach."""
+    import numpy as np
+
+    # At least one of a corpus, and no float error beyond the share.
+    wanted = max(1, int(np.ceil(share * total - 1e-9)))
+    # By order of float64 as integers.
+    low, high = _ordered(np.array([-np.inf, np.inf])).tolist()
+    while low < high:
+        middle = (low + high + 1) // 2
+        at_least = sum(int((keys >= middle).sum()) for keys in _orders(files))
+        low, high = (middle, high) if at_least >= wanted else (low, middle - 1)
+    return float(np.array([low if low >= 0 else -(2**63) - low], np.int64).view(np.float64)[0])
 
 
 def _number(record: Record, field: str) -> float:

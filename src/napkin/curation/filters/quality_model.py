@@ -48,6 +48,11 @@ MAX_CHARACTERS = 20_000
 
 def columns_of(text: str, n_columns: int, max_n: int) -> NDArray[np.int64]:
     """The columns of a text's n-grams of 1 to `max_n` tokens, in ascending order."""
+    return np.unique(hashed_ngrams(text, n_columns, max_n))
+
+
+def hashed_ngrams(text: str, n_columns: int, max_n: int) -> NDArray[np.int64]:
+    """The column of each n-gram of 1 to `max_n` tokens of a text; `n_columns` is a power of 2."""
     tokens = _TOKEN.findall(text[:MAX_CHARACTERS].lower())
     # A checksum that is the same in every process.
     hashes = {token: zlib.crc32(token.encode("utf-8", "surrogatepass")) for token in set(tokens)}
@@ -57,7 +62,7 @@ def columns_of(text: str, n_columns: int, max_n: int) -> NDArray[np.int64]:
         # Each round appends the token n - 1 places behind.
         grams = grams[:-1] * _MULTIPLIER + singles[n - 1 :]
         found.append(_mixed(grams))
-    return np.unique(np.concatenate(found) & np.uint64(n_columns - 1)).astype(np.int64)
+    return (np.concatenate(found) & np.uint64(n_columns - 1)).astype(np.int64)
 
 
 def feature_matrix(texts: Iterable[str], n_columns: int, max_n: int) -> "csr_matrix":
