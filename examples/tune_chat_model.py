@@ -21,7 +21,7 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -301,9 +301,9 @@ def _lines(rows: Sequence[dict[str, str]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def _share(outcomes: object) -> float:
-    listed = list(outcomes)  # pyright: ignore[reportArgumentType]
-    return sum(map(bool, listed)) / len(listed)
+def _share(outcomes: Iterable[bool]) -> float:
+    listed = list(outcomes)
+    return sum(listed) / len(listed)
 
 
 def scores(path: Path, model: Callable[[], LoadedModel], stage: Stage) -> list[tuple[str, float]]:
@@ -356,11 +356,13 @@ def run(options: argparse.Namespace) -> None:
         for stage in stages(start, folder, threads=options.threads)
         if not options.only or stage.name in options.only
     ]
+    known: set[str] = set()
     for stage in chosen:
         if not stage.start.exists():
             print(f"{stage.name}: is planned when '{stage.start}' is trained")
         elif options.plan or not (folder / stage.name / "run.json").exists():
             planned(stage, folder, options.minutes)
+            known.add(stage.name)
     if options.plan:
         return
 
@@ -376,6 +378,8 @@ def run(options: argparse.Namespace) -> None:
         run = folder / stage.name
         before = scores(folder / f"{stage.name}-before.json", lambda stage=stage: untuned(stage), stage)
         print(f"{stage.name}, before: {_told(before)}", flush=True)
+        if not (run / "run.json").exists() and stage.name not in known:
+            planned(stage, folder, options.minutes)
         steps = stage.recipe.training.steps
         tune(
             stage.recipe,

@@ -15,15 +15,16 @@ from napkin.errors import NapkinError
 from napkin.inference.loaded_model import LoadedModel, load
 from napkin.model.adapters import adapters_off, merge_adapters
 from napkin.model.transformer import Transformer
+from napkin.planning.rules import multiplying_parameters_by_rule
 from napkin.recipe.precision import Precision
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.recipe.tuning_recipe import AdapterConfig, TuningRecipe
 from napkin.tokenizer import train_bpe
 from napkin.train_step.step import TrainState, build_train_state
-from napkin.training.run import open_run, train_run
+from napkin.training.run import open_run, prepare, train_run
 from napkin.tuning.example_method import SupervisedObjective
-from napkin.tuning.example_plan import count_examples
+from napkin.tuning.example_plan import ExamplePlan, count_examples
 from napkin.tuning.method import open_base, tune
 from napkin.tuning.packing import micro_batches_of
 from napkin.tuning.sequence_step import totals_of, train_on_examples
@@ -227,3 +228,14 @@ def test_tuning_from_a_gguf_file_is_tuning_from_the_folder_with_its_weights(fold
     ours, theirs = (stored(folder / f"of-{start}", 2, "model") for start in ("start.gguf", "start-folder"))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_the_rule_of_a_plan_has_attention_over_rows_and_not_over_the_context(folder: Path) -> None:
+    plan = prepare(tuning_recipe(folder, steps=2)).plan
+    assert isinstance(plan, ExamplePlan)
+    model = plan.recipe.model
+    assert 0 < plan.row_length < model.context_length
+    # Per token 6 FLOPs for each number of the matrices, and 12·L·d·T for attention over all pairs.
+    attention = 12 * model.n_layers * model.d_model * plan.row_length
+    expected = plan.tokens * (6 * multiplying_parameters_by_rule(model) + attention)
+    assert plan.rule_flops == expected

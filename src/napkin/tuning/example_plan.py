@@ -60,6 +60,8 @@ class ExamplePlan(Plan):
     """The step that takes most memory; None where all are alike."""
     teacher: ModelConfig | None = None
     """The teacher that computes the tokens of a step too, without gradients; None where none does."""
+    row_length: int = 0
+    """Tokens of a row of the largest micro-batch; 0 is the context length."""
 
     @property
     def fits(self) -> bool:
@@ -73,8 +75,12 @@ class ExamplePlan(Plan):
     @property
     def rule_flops(self) -> float:
         """FLOPs of a step by the rule 6·N·T with attention, a third of it where there are no gradients."""
-        taught = 0.0 if self.teacher is None else step_flops_by_rule(self.teacher, self.tokens / 3)
-        return step_flops_by_rule(self.recipe.model, self.tokens + self.scored_tokens / 3) + taught
+        taught = 0.0 if self.teacher is None else step_flops_by_rule(self._by_rows(self.teacher), self.tokens / 3)
+        return step_flops_by_rule(self._by_rows(self.recipe.model), self.tokens + self.scored_tokens / 3) + taught
+
+    def _by_rows(self, model: ModelConfig) -> ModelConfig:
+        """The model with a context as long as rows are: examples may be short beside what it could read."""
+        return dataclasses.replace(model, context_length=self.row_length or model.context_length)
 
     @property
     def rule_seconds(self) -> float:
@@ -86,7 +92,9 @@ class ExamplePlan(Plan):
 
     @property
     def _rule_reference_flops(self) -> float:
-        return step_flops_by_rule(self.recipe.model, self.reference_tokens / 3 / self.resolved.layout.batch_parts)
+        return step_flops_by_rule(
+            self._by_rows(self.recipe.model), self.reference_tokens / 3 / self.resolved.layout.batch_parts
+        )
 
     @property
     def reference_flops(self) -> float:
@@ -186,6 +194,7 @@ def plan_examples(
         scored_tokens=scored_tokens,
         sequence_tokens=sequence_tokens,
         reference_tokens=reference_tokens,
+        row_length=length,
     )
 
 
