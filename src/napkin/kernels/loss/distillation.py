@@ -130,9 +130,10 @@ def linear_distillation(
     with torch.autocast(hidden.device.type, enabled=False):
         if coefficients is None or not torch.is_grad_enabled():
             with torch.no_grad():
-                found = _computed(hidden, weight, targets, distillation, chunks, None, (False, False))
-            return DistilledScores(*found[:3], None)
-        found: Any = _Distilled.apply(hidden, weight, targets, coefficients, distillation, chunks)
+                found: Any = _computed(hidden, weight, targets, distillation, chunks, None, (False, False))
+            log_probabilities, entropies, divergences, _, _ = found
+            return DistilledScores(log_probabilities, entropies, divergences, None)
+        found = _Distilled.apply(hidden, weight, targets, coefficients, distillation, chunks)
         return DistilledScores(*found)
 
 
