@@ -13,7 +13,7 @@ import heapq
 import itertools
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,7 +120,7 @@ class _Search:
         self.trains = trains
         self.progress = progress
         self.fastest: dict[tuple, Found] = {}
-        self.beyond: dict[tuple, list[tuple[float, Choice, float]]] = defaultdict(list)
+        self.beyond: list[tuple[float, Choice, float]] = []
         """Those that do not fit, with the least seconds and the bytes of each, in the order of the seconds."""
         self.refusals: dict[tuple[Layout, int, Recompute], str | None] = {}
         self.refused: Counter[str] = Counter()
@@ -148,11 +148,10 @@ class _Search:
             raise NapkinError(self._nothing(considered))
         found = sorted(self.fastest.values(), key=lambda each: each.seconds)[: self.best]
         best = found[0].seconds
-        beyond = sorted(self._faster_but_too_large(best), key=lambda each: each.seconds)
-        too_large = map(self._planned, beyond)
+        too_large = map(self._planned, self._faster_but_too_large(best))
         return SearchResult(
             plans=sorted(map(self._planned, found), key=lambda plan: plan.seconds),
-            too_large=list(itertools.islice((plan for plan in too_large if plan.seconds < best), MOST_TOO_LARGE)),
+            too_large=[plan for plan in too_large if plan.seconds < best],
             considered=considered,
             evaluated=self.evaluated,
             refused=self.refused,
@@ -163,9 +162,7 @@ class _Search:
 
     def _to_beat(self) -> float:
         """Seconds of the slowest that would be returned."""
-        if len(self.fastest) < self.best:
-            return math.inf
-        return heapq.nsmallest(self.best, (each.seconds for each in self.fastest.values()))[-1]
+        return _slowest_of(self.fastest, self.best)
 
     def _least_seconds(self, choice: Choice) -> float:
         """Computation of all blocks and the head, evenly on all ranks, nothing sent but what tensor waits for."""
@@ -175,60 +172,50 @@ class _Search:
         return self._micro_batches(choice) * least / layout.pipeline
 
     def _evaluate(self, choice: Choice, least_seconds: float) -> None:
-        layout = choice.layout
         if self.trains and self._refused(choice):
             return
         self.evaluated += 1
-        costs = self.costs
-        peak = max(
-            rank.total
-            for rank in ranks_bytes(costs, choice, stage_contents(costs.model, layout), self._micro_batches(choice))
-        )
-        # Layouts that differ in their schedules, or in how those that split the batch also split sequences or hold
-        # replicas, are variants of one.
-        key = layout.tensor, layout.pipeline, layout.expert, layout.shard > 1
-        if not fits(peak, costs.site.memory_bytes):
-            self.beyond[key].append((least_seconds, choice, peak))
-            return
-        known = self.fastest.get(key)
-        limit = min(self._to_beat(), known.seconds if known else math.inf)
-        seconds = self._seconds(choice, limit, simulates=True)
-        if seconds < limit:
-            self.fastest[key] = Found(choice, seconds, peak)
+        contents = stage_contents(self.costs.model, choice.layout)
+        peak = max(rank.total for rank in ranks_bytes(self.costs, choice, contents, self._micro_batches(choice)))
+        if fits(peak, self.costs.site.memory_bytes):
+            self._price(self.fastest, choice, peak, self._to_beat())
+        else:
+            self.beyond.append((least_seconds, choice, peak))
 
     def _micro_batches(self, choice: Choice) -> int:
         batch_size = self.costs.resolved.recipe.training.batch_size
         return batch_size // (choice.layout.batch_parts * choice.micro_batch_size)
 
-    def _seconds(self, choice: Choice, limit: float, *, simulates: bool) -> float:
-        """Seconds of a step, infinite for a pipeline that takes `limit` or longer; those of a pipeline that is not
-        simulated are the least that it takes."""
+    def _price(self, fastest: dict[tuple, Found], choice: Choice, peak: float, limit: float) -> None:
+        """Keep a choice that takes less than `limit` seconds, and less than its variants."""
         costs, layout, micro_batches = self.costs, choice.layout, self._micro_batches(choice)
+        # Layouts that differ in their schedules, or in how those that split the batch also split sequences or hold
+        # replicas, are variants of one.
+        key = layout.tensor, layout.pipeline, layout.expert, layout.shard > 1
+        if key in fastest:
+            limit = min(limit, fastest[key].seconds)
         stages = stage_times(costs, choice, micro_batches)
         seconds = update_seconds(costs, choice, [stage.content for stage in stages])
         seconds += sum(exposed for exposed, _ in once_per_step(costs, layout, stages[0]).values())
         if layout.pipeline == 1:
-            return seconds + one_stage_seconds(stages[0], micro_batches)
-        sending = send_seconds(costs, choice)
-        least = longest_rank_seconds(choice, stages, sending, micro_batches)
-        if seconds + least >= limit:
-            return math.inf
-        return seconds + (pipeline_seconds(choice, stages, sending, micro_batches) if simulates else least)
+            seconds += one_stage_seconds(stages[0], micro_batches)
+        else:
+            sending = send_seconds(costs, choice)
+            if seconds + longest_rank_seconds(choice, stages, sending, micro_batches) >= limit:
+                return
+            seconds += pipeline_seconds(choice, stages, sending, micro_batches)
+        if seconds < limit:
+            fastest[key] = Found(choice, seconds, peak)
 
-    def _faster_but_too_large(self, limit: float) -> Iterator[Found]:
-        """Of each kind of layout that does not fit, the fastest below `limit` seconds."""
-        for candidates in self.beyond.values():
-            fastest: Found | None = None
-            for least, choice, peak in candidates:
-                to_beat = limit if fastest is None else fastest.seconds
-                if least >= to_beat:
-                    break
-                # What does not fit is only compared with what does.
-                seconds = self._seconds(choice, to_beat, simulates=False)
-                if seconds < to_beat:
-                    fastest = Found(choice, seconds, peak)
-            if fastest is not None:
-                yield fastest
+    def _faster_but_too_large(self, limit: float) -> list[Found]:
+        """The fastest below `limit` seconds of those that do not fit, in the order of their seconds."""
+        fastest: dict[tuple, Found] = {}
+        for least_seconds, choice, peak in self.beyond:
+            to_beat = min(limit, _slowest_of(fastest, MOST_TOO_LARGE))
+            if least_seconds >= to_beat:
+                break
+            self._price(fastest, choice, peak, to_beat)
+        return sorted(fastest.values(), key=lambda each: each.seconds)[:MOST_TOO_LARGE]
 
     def _refused(self, choice: Choice) -> bool:
         key = choice.layout, choice.micro_batch_size, choice.recompute
@@ -244,12 +231,19 @@ class _Search:
         if not self.beyond:
             (reason, number), devices = self.refused.most_common(1)[0], self.costs.site.n_devices
             return f"none of {considered:,} layouts of {devices} devices trains, {number:,} of them because {reason}"
-        _, least, peak = min(itertools.chain(*self.beyond.values()), key=lambda each: each[2])
+        _, least, peak = min(self.beyond, key=lambda each: each[2])
         return (
             f"no layout of {self.costs.site.name} fits: the least is {format_bytes(peak)} per device with "
             f"{least.layout}; {memory_of(self.costs.site.device_name, self.costs.site.memory_bytes)}: use more "
             "devices, a smaller --model.context-length or a smaller model"
         )
+
+
+def _slowest_of(found: dict[tuple, Found], number: int) -> float:
+    """Seconds of the slowest of the `number` fastest; infinite where there are fewer."""
+    if len(found) < number:
+        return math.inf
+    return heapq.nsmallest(number, (each.seconds for each in found.values()))[-1]
 
 
 def refusal(recipe: Recipe, choice: Choice) -> str | None:
