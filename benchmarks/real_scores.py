@@ -172,7 +172,9 @@ def main() -> None:
         folder = Path(place)
         napkin.load(options.model).export(folder / "model")
         ours = harness_model(options.model)
-        theirs = HFLM(pretrained=str(folder / "model"), device="cpu", dtype="float32", batch_size=8)
+        # The same token before an empty context: by itself the harness takes the first of bos and eos that there is.
+        settings = {"device": "cpu", "dtype": "float32", "batch_size": 8, "prefix_token_id": ours.eot_token_id}
+        theirs = HFLM(pretrained=str(folder / "model"), **settings)
         for n, (name, read) in zip(options.items, readers.items(), strict=True):
             if (given := getattr(options, name)) is None:
                 continue
