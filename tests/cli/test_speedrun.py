@@ -8,13 +8,14 @@ import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli.conftest import Napkin
 from napkin.accounting.quantities import QuantityRow
-from napkin.cli.speedrun.command import SpeedrunOptions, locked, open_or_plan
-from napkin.cli.speedrun.first_plan import SHARES, Design, chosen_pages
+from napkin.cli.speedrun.command import SpeedrunOptions, locked, open_or_plan, print_plan
+from napkin.cli.speedrun.first_plan import SHARES, Design, FirstPlan, base_recipe, chosen_pages
 from napkin.cli.speedrun.page import write_page
 from napkin.cli.speedrun.stages import STAGES, Speedrun, SpeedrunFile, StageFile, metered
 from napkin.cli.speedrun.texts import question_and_answer, write_conversations, write_standard_pages
@@ -198,6 +199,17 @@ def test_a_speedrun_that_was_begun_is_opened_as_it_was_planned(tmp_path: Path) -
     assert again.file == run.file
     with pytest.raises(NapkinError, match="usd-per-hour"):
         open_or_plan(run.folder, SpeedrunOptions(("pages",), str(run.folder)))
+
+
+def test_the_printed_plan_has_a_line_per_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = {name: stage.planned for name, stage in speedrun_of(tmp_path / "out").file.stages.items()}
+    stages["tokens"] = (*stages["tokens"], QuantityRow("tokens", "count", count=1234567))
+    nothing: Any = None
+    print_plan(FirstPlan(DESIGN, stages, nothing, nothing, base_recipe("out", 0, short=True)))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["tokens", "10.0", "s", "tokens/"] in lines
+    assert ["tokens", "1,234,567"] in lines
+    assert ["all", "1", "min", "40", "s"] in lines
 
 
 class Tables(HTMLParser):

@@ -104,11 +104,10 @@ def print_plan(made: FirstPlan) -> None:
     """Print the seconds of each stage, and the sizes."""
     rows = []
     for name, planned in made.stages.items():
-        seconds = planned[0].count or 0.0
-        sizes = [f"{row.quantity} {_figure(row)}" for row in planned[1:]]
-        rows.append((name, format_seconds(seconds), "\n".join(sizes), STAGES[name].leaves))
-    rows.append(("all", format_seconds(sum(planned[0].count or 0.0 for planned in made.stages.values())), "", ""))
-    print_table(("stage", "plan", "sizes", "leaves"), rows, align="lrll")
+        rows.append((name, format_seconds(planned[0].count or 0.0), STAGES[name].leaves))
+        rows += [(f"  {row.quantity}", _figure(row), "") for row in planned[1:]]
+    rows.append(("all", format_seconds(sum(planned[0].count or 0.0 for planned in made.stages.values())), ""))
+    print_table(("stage", "plan", "leaves"), rows, align="lrl")
     if made.design.corpus_share < 1:
         say(f"of the pages {made.design.corpus_share:.1%} are read, whole folders: more --minutes read more")
     if made.design.epochs > 1:
