@@ -21,7 +21,9 @@ from napkin.units import (
     format_three_digits,
 )
 
-Unit = Literal["FLOP", "bytes", "seconds", "count", "FLOP/s", "share", "USD", "kWh", "FLOP/byte", "tokens/s", "nats"]
+Unit = Literal[
+    "FLOP", "bytes", "seconds", "count", "FLOP/s", "share", "USD", "kWh", "FLOP/byte", "tokens/s", "nats", "bits"
+]
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def format_figure(value: int | float | None, unit: Unit) -> str:
     if unit in ("USD", "kWh"):
         amount = format_count(float(value)) if abs(value) >= 1000 else format_three_digits(float(value))
         return f"${amount}" if unit == "USD" else f"{amount} kWh"
-    if unit == "nats":
+    if unit in ("nats", "bits"):
         return f"{value:.4f}"
     if unit in ("FLOP/byte", "tokens/s"):
         return f"{format_three_digits(float(value))} {unit}"

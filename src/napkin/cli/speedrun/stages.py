@@ -340,7 +340,7 @@ def scores_meter(run: Speedrun) -> Iterator[QuantityRow]:
     if found is not None:
         bits = {"model": found.bits_per_byte, "gzip -9": found.gzip_bits_per_byte, "xz -9": found.xz_bits_per_byte}
         for name, value in bits.items():
-            yield QuantityRow(f"bits per byte, {name}", "nats", meter=value)
+            yield QuantityRow(f"bits per byte, {name}", "bits", meter=value)
     for name, result in TASK_RESULTS.items():
         with contextlib.suppress(OSError, ValueError, KeyError):
             scores = json.loads((run.folder / result).read_text(encoding="utf-8"))["scores"]["acc_norm"]
