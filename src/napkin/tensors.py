@@ -169,9 +169,10 @@ def inspect(*tensors: Tensor, **named: Tensor) -> TensorReport | SharingReport:
     168 bytes in tensors, 136 in 2 storages
     """
     if len(tensors) == 1 and not named:
-        return _report(tensors[0])
+        return _report(tensors[0], _live_tensors())
     given = {f"tensor {number}": tensor for number, tensor in enumerate(tensors, 1)} | named
-    reports = {name: _report(tensor) for name, tensor in given.items()}
+    live = _live_tensors()
+    reports = {name: _report(tensor, live) for name, tensor in given.items()}
     storages: dict[int, list[str]] = {}
     for name, tensor in given.items():
         storages.setdefault(tensor.untyped_storage()._cdata, []).append(name)
@@ -205,7 +206,7 @@ def _places(tensor: Tensor) -> NDArray[np.int64]:
     return np.unique((size * places[:, None] + np.arange(size)).ravel())
 
 
-def _report(tensor: Tensor) -> TensorReport:
+def _report(tensor: Tensor, live: list[Tensor]) -> TensorReport:
     return TensorReport(
         format=FORMAT_OF.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")),
         shape=tuple(tensor.shape),
@@ -215,7 +216,7 @@ def _report(tensor: Tensor) -> TensorReport:
         bytes=tensor.numel() * tensor.element_size(),
         storage_bytes=tensor.untyped_storage().nbytes(),
         device=str(tensor.device),
-        shared_with=tuple(sorted(_describe(other) for other in _sharers(tensor))),
+        shared_with=tuple(sorted(_describe(other) for other in live if _shares(tensor, other))),
         view_obstacle=view_obstacle(tensor, (-1,)),
     )
 
@@ -267,13 +268,17 @@ def _dimensions(tensor: Tensor) -> list[tuple[int, int]]:
     return list(zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _sharers(tensor: Tensor) -> list[Tensor]:
-    address = tensor.untyped_storage()._cdata
+def _live_tensors() -> list[Tensor]:
+    """All strided tensors that Python holds."""
     with warnings.catch_warnings():
         # Looking at the type of arbitrary objects triggers deprecation warnings of modules that resolve names lazily.
         warnings.simplefilter("ignore")
-        tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor) and thing is not tensor]
-    return [other for other in tensors if other.layout == torch.strided and other.untyped_storage()._cdata == address]
+        tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+    return [tensor for tensor in tensors if tensor.layout == torch.strided]
+
+
+def _shares(tensor: Tensor, other: Tensor) -> bool:
+    return other is not tensor and other.untyped_storage()._cdata == tensor.untyped_storage()._cdata
 
 
 def _describe(tensor: Tensor) -> str:

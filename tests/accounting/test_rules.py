@@ -144,8 +144,8 @@ def test_each_rule_names_its_source():
     public = [getattr(rules, name) for name in dir(rules) if name.endswith("_rule")]
     assert len(public) > 12
     unsourced = [rule.__name__ for rule in public if not re.search(r"\b(19|20)\d\d\b", rule.__doc__ or "")]
-    # One is the definition of a product, one another rule solved for its other side.
-    assert set(unsourced) == {"matmul_flops_rule", "largest_model_rule"}
+    # Two are definitions, of a product and of a norm, one is another rule solved for its other side.
+    assert set(unsourced) == {"matmul_flops_rule", "norm_flops_rule", "largest_model_rule"}
 
 
 SIZES = Sizes(
