@@ -1,5 +1,6 @@
 """Ratings beside scipy's optimizer, closed forms and simulations; votes of a model beside its log-probabilities."""
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -148,28 +149,25 @@ def test_an_interrupted_judge_goes_on_where_it_was(tmp_path: Path) -> None:
     judge = tiny_served_model()
     asked = []
 
-    class Interrupted:
-        """The judge, until it has been asked so often."""
+    def judge_until(calls: float) -> Any:
+        """The judge, which is interrupted when it has been asked so often."""
 
-        def __init__(self, calls: float) -> None:
-            self.calls = calls
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(judge, name)
-
-        def logprobs(self, pairs: list[Any]) -> list[float]:
-            self.calls -= 1
-            if self.calls < 0:
+        def logprobs(pairs: list[Any]) -> list[float]:
+            if len(asked) >= calls:
                 raise KeyboardInterrupt
             asked.append(len(pairs))
             return judge.logprobs(pairs)
 
+        watched = copy.copy(judge)
+        object.__setattr__(watched, "logprobs", logprobs)
+        return watched
+
     comparisons = [Comparison(str(n), f"Say {n}.", (f"It is {n}", f"{n}!")) for n in range(20)]
     whole = judged_votes(judge, comparisons, ("x", "y"), ItemLog(None, {}))
     with pytest.raises(KeyboardInterrupt), open_log(tmp_path / "log", {}) as log:
-        judged_votes(Interrupted(1), comparisons, ("x", "y"), log)
+        judged_votes(judge_until(1), comparisons, ("x", "y"), log)
     with open_log(tmp_path / "log", {}) as log:
-        assert judged_votes(Interrupted(math.inf), comparisons, ("x", "y"), log) == whole
+        assert judged_votes(judge_until(math.inf), comparisons, ("x", "y"), log) == whole
     # Four prompts of a comparison, 16 comparisons at a time.
     assert asked == [64, 16]
 
