@@ -176,11 +176,11 @@ class TeachOptions(JsonOption):
     temperature: float = 1.0
     """Logits are divided by it."""
     learned: Literal["assistant", "last", "all"] = "assistant"
-    """As in tuning.learned."""
+    """The tokens of a conversation that the student will learn, as tuning.learned names them."""
     chat_template: str = ""
-    """As in tuning.chat_template."""
+    """The template that writes conversations, as tuning.chat_template names it."""
     max_length: int = 0
-    """As in tuning.max_length."""
+    """The length at which conversations are cut, in tokens, as tuning.max_length has it."""
     max_bytes: int = 2**36
     """Largest file that is written."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -52,7 +52,7 @@ class PackedRows:
     coefficients: Float[Tensor, " token"] | None = None
     """The loss's gradient with respect to each log-probability, where it is known before the forward pass."""
     teacher: "Callable[[PackedRows], Distillation] | None" = None
-    """Computes what a teacher says of the tokens that count, when they are computed; None where nobody teaches."""
+    """Returns the teacher's distributions of the tokens that count in the loss; None without distillation."""
 
 
 @dataclass(frozen=True)

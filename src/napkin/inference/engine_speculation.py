@@ -30,9 +30,9 @@ class Proposals:
     """What a draft has drawn to follow a sequence, one token more than the model is to test."""
 
     tokens: Sequence[int]
-    """Of the sequence, before any proposal."""
+    """The sequence's tokens before any proposal."""
     table: Sequence[int]
-    """Its blocks, which have room for all but the last proposal."""
+    """The sequence's blocks, which have room for all proposals but the last."""
     n_tested: int
     sampling: Sampling
     number: int
@@ -151,7 +151,7 @@ class ProposalPlanner:
     def __init__(self, proposed: int | None, *, drafts: bool) -> None:
         self.proposed, self.drafts = proposed, drafts
         self.all = Acceptance()
-        """Of all requests."""
+        """The acceptance of all requests together."""
         self._costs: dict[int, PassSeconds] = {}
 
     def next_proposed(self, n_sequences: int, acceptance: Acceptance) -> int:

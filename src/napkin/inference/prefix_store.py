@@ -33,7 +33,7 @@ class PrefixStore:
 
     most_bytes: int
     folder: Path | None = None
-    """None is that of the cache."""
+    """Folder of the files; None is one in napkin's cache folder."""
 
     def __post_init__(self) -> None:
         if self.most_bytes < 0:

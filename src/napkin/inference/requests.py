@@ -25,7 +25,7 @@ class Request:
     max_new_tokens: int
     """Tokens to draw at most; 0 only scores the prompt."""
     sampling: Sampling = field(default_factory=Sampling)
-    """Its stop texts are for whoever turns ids into text."""
+    """How tokens are drawn; stop texts are left to the code that turns ids into text."""
     prompt_logprobs: bool = False
     """Whether to tell the log-probability of each prompt token after those before it."""
     sampled_logprobs: bool = False
@@ -44,7 +44,7 @@ class Completion:
 
     request: Request
     number: int
-    """In the order of arrival."""
+    """The place of the request in the order of arrival."""
     draws: list[Draw] = field(default_factory=list)
     """The tokens so far, the stop id left out."""
     stop_draw: Draw | None = None

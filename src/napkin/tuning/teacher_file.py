@@ -198,7 +198,7 @@ class TeacherFile:
     def open(cls, path: StrPath, *, vocab_size: int) -> "TeacherFile":
         """Map a file, all of whose bytes are checked once.
 
-        Raises NapkinError where it is no file of `napkin tune teach`, CorruptFile where it was damaged.
+        Raises NapkinError for a file that `napkin tune teach` did not write, CorruptFile for one that was damaged.
         """
         path = Path(path)
         made = "make it with `napkin tune teach`"

@@ -242,7 +242,7 @@ def _pilot(whole: "Pipeline", paths: Sequence[str], files: Sequence[Any], total:
             curate(part, Path(folder) / "corpus", workers=usable_cores())
             found.append((read, time.perf_counter() - begin))
     (small, first), (large, second) = found
-    # Where the pages are no more than the smaller one, or noise makes that take longer: nothing grows, or all does.
+    # Two corpora of the same few pages, or noise, would give seconds per byte that are far too low.
     per_byte = max((second - first) / max(large - small, 1), 0.25 * second / large)
     return max(0.0, second - per_byte * large), per_byte
 

@@ -34,7 +34,7 @@ class BloomFilter:
 
     def __init__(self, capacity: int, *, false_positives: float = 1e-6) -> None:
         """Bits for `capacity` different keys, behind which a new key is taken for an old one with the probability
-        `false_positives`. Raises NapkinError for what is no such number, or takes more than a terabyte."""
+        `false_positives`. Raises NapkinError for numbers outside of their limits, and for more than a terabyte."""
         if capacity < 1:
             raise NapkinError(f"a Bloom filter for {capacity} documents: use 1 or more")
         if not 1e-15 <= false_positives <= 0.5:

@@ -74,7 +74,7 @@ class LikeliestTokens:
 
     ids: Int[Tensor, "n k"]
     log_probabilities: Float[Tensor, "n k_and_rest"]
-    """Of each token, and last of all others together: -infinity where there are none."""
+    """The log-probability of each of these tokens, and last that of all others together, -infinity without others."""
 
     def divergences(self, rows: slice, log_q: Rows, temperature: float) -> tuple[Float[Tensor, " row"], Rows]:
         """See `TaughtRows`. The log-probabilities are of the temperature that they were computed at."""

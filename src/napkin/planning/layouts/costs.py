@@ -117,7 +117,7 @@ class Parameters:
 
 
 Shape = tuple[BlockKind | Literal["embedding", "head"], bool, str, torch.Size]
-"""Of a parameter: its part, whether it is of experts, its own name and its shape."""
+"""A parameter's part of the model, whether it belongs to experts, its own name and its shape."""
 
 
 def _sums(numbers: Iterable[tuple[BlockKind | Literal["embedding", "head"], bool, int]]) -> Parameters:

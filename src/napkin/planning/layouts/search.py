@@ -121,7 +121,7 @@ class _Search:
         self.progress = progress
         self.fastest: dict[tuple, Found] = {}
         self.beyond: list[tuple[float, Choice, float]] = []
-        """Those that do not fit, with the least seconds and the bytes of each, in the order of the seconds."""
+        """The layouts that do not fit, each with its least seconds and its bytes, in the order of the seconds."""
         self.refusals: dict[tuple[Layout, int, Recompute], str | None] = {}
         self.refused: Counter[str] = Counter()
         self.evaluated = 0
