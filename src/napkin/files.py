@@ -307,6 +307,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def free_disk_bytes(path: Path) -> int:
+    """Bytes that are free on the disk where a path is or will be."""
+    existing = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    return shutil.disk_usage(existing).free
+
+
 def already_exists(path: Path) -> NapkinError:
     """The error for a file that would have to be overwritten."""
     return NapkinError(f"'{path}' exists and is not overwritten: remove it or choose another name")

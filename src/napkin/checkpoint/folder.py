@@ -20,7 +20,7 @@ from napkin.accounting.ledger import Ledger
 from napkin.checkpoint.shard_files import FROZEN, SUMS, damaged, frozen_path, read_sums, readable_checksum
 from napkin.checkpoint.state import Checkpoint, State
 from napkin.errors import CorruptFile, NapkinError, first_line
-from napkin.files import read_bytes, sync_folder
+from napkin.files import free_disk_bytes, read_bytes, sync_folder
 from napkin.recipe.training_config import TrainingConfig
 from napkin.runs.run_folder import DRAFT
 from napkin.units import format_bytes
@@ -116,7 +116,7 @@ def kept_checkpoints(training: TrainingConfig) -> int:
 
 def refuse_full_disk(folder: Path, size_bytes: int) -> None:
     """Raise NapkinError where the disk has no space for a checkpoint. Quotas are only noticed when it is written."""
-    needed, free = size_bytes + _OVERHEAD_BYTES, _free_bytes(folder)
+    needed, free = size_bytes + _OVERHEAD_BYTES, free_disk_bytes(folder)
     if free < needed:
         raise NapkinError(
             f"the next checkpoint takes {format_bytes(needed)}, the disk of '{folder}' has {format_bytes(free)} free: "
@@ -127,7 +127,7 @@ def refuse_full_disk(folder: Path, size_bytes: int) -> None:
 def refuse_too_small_disk(run: Path, size_bytes: int, frozen_bytes: int = 0) -> None:
     """Raise NapkinError where the disk has no space for the frozen weights and a single checkpoint of a run that has no
     folder yet."""
-    needed, free = size_bytes + frozen_bytes + _OVERHEAD_BYTES, _free_bytes(run)
+    needed, free = size_bytes + frozen_bytes + _OVERHEAD_BYTES, free_disk_bytes(run)
     if free < needed:
         what = "the frozen weights and a checkpoint take" if frozen_bytes else "a checkpoint takes"
         raise NapkinError(
@@ -141,7 +141,7 @@ def disk_warning(folder: Path, size_bytes: int, training: TrainingConfig) -> str
     kept = kept_checkpoints(training)
     # One more is written before the oldest is removed.
     missing = kept + 1 - len(checkpoint_paths(folder))
-    needed, free = missing * (size_bytes + _OVERHEAD_BYTES), _free_bytes(folder)
+    needed, free = missing * (size_bytes + _OVERHEAD_BYTES), free_disk_bytes(folder)
     if missing <= 0 or free >= needed:
         return None
     return (
@@ -149,8 +149,3 @@ def disk_warning(folder: Path, size_bytes: int, training: TrainingConfig) -> str
         f"the disk of '{folder}' has {format_bytes(free)} free: make room for {format_bytes(needed - free)} "
         "more before they are written, or lower --training.keep-checkpoints"
     )
-
-
-def _free_bytes(path: Path) -> int:
-    existing = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
-    return shutil.disk_usage(existing).free

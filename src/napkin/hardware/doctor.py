@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import psutil
 
 from napkin.child_process import run_program
-from napkin.files import cache_folder
+from napkin.files import cache_folder, free_disk_bytes
 from napkin.hardware.host import cpu_name, read_limits, usable_cores
 from napkin.units import format_bytes, format_gibibytes, format_seconds
 
@@ -249,7 +249,7 @@ def _caches() -> Iterator[Finding]:
         yield Finding("cache", f"{folder}, {format_bytes(_size(folder))}")
     else:
         yield Finding("cache", f"{folder}, nothing in it yet")
-    free = shutil.disk_usage(existing).free
+    free = free_disk_bytes(existing)
     state: State = "fine" if free >= LITTLE_DISK else "lacking"
     yield Finding("disk", f"{format_bytes(free)} free there", state, "" if state == "fine" else "make room")
     for place in ("machine-code", "torch"):

@@ -8,7 +8,6 @@ which are next to it, and whether it lies at the edge of what was tried.
 import dataclasses
 import os
 import shlex
-import shutil
 import signal as signals
 import threading
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ import psutil
 from napkin.checkpoint.folder import kept_checkpoints
 from napkin.distributed.ranks import ALONE
 from napkin.errors import NapkinError
-from napkin.files import StrPath
+from napkin.files import StrPath, free_disk_bytes
 from napkin.hardware.host import detect_host
 from napkin.json_files import read_json, write_json
 from napkin.planning.planner import SharedPlans
@@ -278,8 +277,7 @@ class Sweep:
             assert plan is not None
             plans[trial.name] = plan
         planned = SweepPlan(plans, _side_by_side(list(plans.values()), at_once), planner.n_counted)
-        existing = next(each for each in (place.path.absolute(), *place.path.absolute().parents) if each.exists())
-        free = shutil.disk_usage(existing).free
+        free = free_disk_bytes(place.path)
         if free < planned.disk_bytes:
             raise NapkinError(
                 f"the checkpoints of {len(plans)} runs take {format_bytes(planned.disk_bytes)}, the disk of "
