@@ -135,6 +135,14 @@ def use_triton_kernels(model: Transformer) -> None:
             module.adds = True
 
 
+def use_kernels(model: Transformer, kernels: str) -> None:
+    """Let the modules of a model compute with the forms that training.kernels names."""
+    if kernels == "compiled":
+        use_compiled_kernels(model)
+    elif kernels == "triton":
+        use_triton_kernels(model)
+
+
 def use_decoding_kernels(model: Transformer) -> str | None:
     """Let blocks compute single new tokens of a few sequences by the launches of `napkin.kernels.decoding`, where
     Triton runs on the model's device. Return why they do not; None if all do."""

@@ -26,8 +26,7 @@ from napkin.model.kernel_forms import (
     multiplied_matrices,
     multiply_narrow,
     read_narrow_copies,
-    use_compiled_kernels,
-    use_triton_kernels,
+    use_kernels,
 )
 from napkin.model.layers import Draw, deferred_draws
 from napkin.model.transformer import TokenScores, Transformer, add_scalar_head, mixtures
@@ -344,10 +343,7 @@ def build_train_state(
         model = build_model(resolved, initialize)
     if precision.name in NARROW:
         multiply_narrow(model.blocks, narrow_linear(precision.name, precision.narrow_form))
-    if recipe.training.kernels == "compiled":
-        use_compiled_kernels(model)
-    elif recipe.training.kernels == "triton":
-        use_triton_kernels(model)
+    use_kernels(model, recipe.training.kernels)
     model.loss_chunk_size = recipe.training.resolved_loss_chunk_size
     if compiled:
         compile_blocks(model)

@@ -25,7 +25,7 @@ from napkin.files import StrPath, already_exists
 from napkin.inference.loaded_model import LoadedModel
 from napkin.kernels.loss.distillation import Distillation, LikeliestTokens, TaughtRows, WholeDistributions
 from napkin.model.config import ModelConfig
-from napkin.model.kernel_forms import use_compiled_kernels, use_triton_kernels
+from napkin.model.kernel_forms import use_kernels
 from napkin.model.transformer import TokenScores, Transformer
 from napkin.planning.planner import resolve
 from napkin.recipe.tuning_recipe import DistillationConfig, DistillationRecipe
@@ -81,11 +81,7 @@ class ModelTeacher:
         if self.base is not None:
             self.base.load_into(model)
         model = model.requires_grad_(False).eval().to(train_state.model.device)
-        kernels = train_state.recipe.training.kernels
-        if kernels == "compiled":
-            use_compiled_kernels(model)
-        elif kernels == "triton":
-            use_triton_kernels(model)
+        use_kernels(model, train_state.recipe.training.kernels)
         self.model = model
         held = {"weights": [*model.parameters(), *model.buffers()]}
         train_state.optimizer.state[TEACHER] = held  # pyright: ignore[reportArgumentType]
