@@ -132,12 +132,12 @@ class ReferenceWriter:
     def finish(self, key: ReferenceKey) -> None:
         assert not self._left
         n_ends = self._end - _HEADER_BYTES
-        reference = {**key.header, "checksum": _joined(self._ends_checksum.digest(), self._checksum.digest())}
+        reference = {**key.header, "checksum": joined_digests(self._ends_checksum.digest(), self._checksum.digest())}
         header = {
             # One string: the order of several would differ from file to file.
             "__metadata__": {"reference": json.dumps(reference)},
-            "ends": _described("I64", 8, 0, n_ends),
-            "log_probabilities": _described("F32", 4, n_ends, n_ends + 4 * self.n_tokens),
+            "ends": described_tensor("I64", [n_ends // 8], 0, n_ends),
+            "log_probabilities": described_tensor("F32", [self.n_tokens], n_ends, n_ends + 4 * self.n_tokens),
         }
         text = json.dumps(header).encode().ljust(_HEADER_BYTES - 8)
         assert len(text) == _HEADER_BYTES - 8
@@ -169,7 +169,7 @@ def read_reference_scores(path: Path, key: ReferenceKey, n_sequences: int) -> tu
             parts = 8 * n_sequences, 4 * n_tokens
             if header.ends.shape != [n_sequences] or size != begin + sum(parts):
                 return None, "it is damaged"
-            if _joined(*(_digest(file, n) for n in parts)) != reference.get("checksum"):
+            if joined_digests(*(digest_of_next(file, n) for n in parts)) != reference.get("checksum"):
                 return None, "it is damaged"
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
@@ -200,12 +200,13 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
     metadata: dict[str, str] = msgspec.field(name="__metadata__")
 
 
-def _described(dtype: str, itemsize: int, begin: int, end: int) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": [(end - begin) // itemsize], "data_offsets": [begin, end]}
+def described_tensor(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:
+    """A tensor in the header of a safetensors file; `begin` and `end` count bytes behind the header."""
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def _digest(file: BinaryIO, n: int) -> bytes:
-    """Hash the next bytes, a piece at a time."""
+def digest_of_next(file: BinaryIO, n: int) -> bytes:
+    """SHA-256 of the next n bytes of a file, which are read a piece at a time."""
     digest = sha256()
     while n > 0 and (chunk := file.read(min(n, _AT_A_TIME))):
         digest.update(chunk)
@@ -213,7 +214,8 @@ def _digest(file: BinaryIO, n: int) -> bytes:
     return digest.digest()
 
 
-def _joined(*digests: bytes) -> str:
+def joined_digests(*digests: bytes) -> str:
+    """SHA-256 of several digests, in hexadecimal digits."""
     return sha256(b"".join(digests)).hexdigest()
 
 

@@ -16,7 +16,6 @@ takes 8 · k + 4 bytes. It is written as it is computed, gets its name when it i
 import json
 import mmap
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -30,17 +29,17 @@ from numpy.typing import NDArray
 
 from napkin.chats.token_sequence import Example, TokenSequence
 from napkin.errors import CorruptFile, NapkinError, first_line
-from napkin.files import StrPath, atomic_file, regular
+from napkin.files import StrPath, atomic_file, free_disk_bytes, regular
 from napkin.kernels.loss.cross_entropy import loss_chunk_size
 from napkin.model.transformer import Transformer
 from napkin.tuning.packing import LazyExamples, Packing, SequenceMicroBatch, chunks_of, micro_batches_of
+from napkin.tuning.reference_scores import described_tensor, digest_of_next, joined_digests
 from napkin.units import format_bytes
 
 FORMAT = "napkin teacher 1"
 SUFFIX = ".teacher.safetensors"
 _HEADER_BYTES = 4096
 _LONGEST_NAME = 2048
-_AT_A_TIME = 2**20
 _HIGH, _LOW = "teacher row, high", "teacher row, low"
 """Names in `TokenSequence.values` of a token's row in the file, in two numbers that fp32 holds exactly."""
 _RADIX = 2**20
@@ -94,8 +93,7 @@ def write_teacher_file(
     counts = np.array([example[0].n_trained for chunk in chunks_of(examples) for example in chunk], dtype="<i8")
     n_tokens, n_bytes = int(counts.sum()), file_bytes(int(counts.sum()), len(counts), top_k)
     path = Path(path)
-    free = shutil.disk_usage(existing_parent(path)).free
-    for limit, whose in ((most_bytes, "--max-bytes allows"), (free, "the disk has free")):
+    for limit, whose in ((most_bytes, "--max-bytes allows"), (free_disk_bytes(path), "the disk has free")):
         if limit is not None and n_bytes > limit:
             raise NapkinError(
                 f"'{path}' would take {format_bytes(n_bytes)} for the {top_k:,} likeliest of {n_tokens:,} tokens, "
@@ -120,23 +118,18 @@ def write_teacher_file(
                 checksums[region].update(content.tobytes())
             done += len(ids)
             progress(done, n_tokens)
-        told = {"format": FORMAT, **vars(key), "checksum": _joined(*(each.digest() for each in checksums))}
+        told = {"format": FORMAT, **vars(key), "checksum": joined_digests(*(each.digest() for each in checksums))}
         sizes = np.diff([*begins, n_bytes])
         header = {
             "__metadata__": {"teacher": json.dumps(told)},
-            "ends": _described("I64", [len(counts)], 0, int(sizes[0])),
-            "log_probabilities": _described("F32", [n_tokens, top_k + 1], int(sizes[0]), int(sizes[:2].sum())),
-            "ids": _described("I32", [n_tokens, top_k], int(sizes[:2].sum()), int(sizes.sum())),
+            "ends": described_tensor("I64", [len(counts)], 0, int(sizes[0])),
+            "log_probabilities": described_tensor("F32", [n_tokens, top_k + 1], int(sizes[0]), int(sizes[:2].sum())),
+            "ids": described_tensor("I32", [n_tokens, top_k], int(sizes[:2].sum()), int(sizes.sum())),
         }
         text = json.dumps(header).encode()
         file.seek(0)
         file.write((_HEADER_BYTES - 8).to_bytes(8, "little") + text.ljust(_HEADER_BYTES - 8))
     return n_tokens
-
-
-def existing_parent(path: Path) -> Path:
-    """The nearest folder above a path that exists."""
-    return next(each for each in path.absolute().parents if each.exists())
 
 
 @torch.inference_mode()
@@ -214,7 +207,7 @@ class TeacherFile:
                 fits = min(n_sequences, n_tokens) >= 0 < top_k and size == _HEADER_BYTES + sum(parts)
                 if about.format != FORMAT or not fits or header.log_probabilities.shape != [n_tokens, top_k + 1]:
                     raise CorruptFile(f"'{path}' was damaged: {made} again")
-                if _joined(*(_digest(file, n) for n in parts)) != about.checksum:
+                if joined_digests(*(digest_of_next(file, n) for n in parts)) != about.checksum:
                     raise CorruptFile(f"'{path}' was damaged, it does not have its checksum: {made} again")
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
@@ -274,19 +267,3 @@ class _About(msgspec.Struct, forbid_unknown_fields=True):
     fingerprint: str
     temperature: float
     checksum: str
-
-
-def _described(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-
-
-def _digest(file: Any, n: int) -> bytes:
-    digest = sha256()
-    while n > 0 and (chunk := file.read(min(n, _AT_A_TIME))):
-        digest.update(chunk)
-        n -= len(chunk)
-    return digest.digest()
-
-
-def _joined(*digests: bytes) -> str:
-    return sha256(b"".join(digests)).hexdigest()
