@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -230,6 +231,15 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
+
+
+def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """SHA-256 of the names, formats, shapes and bytes of tensors, in hexadecimal digits."""
+    digest = sha256()
+    for name, tensor in tensors:
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def view_obstacle(tensor: Tensor, shape: Sequence[int]) -> str | None:

@@ -59,6 +59,7 @@ from napkin.model.huggingface.convert import (
     weight_files,
 )
 from napkin.model.huggingface.folder_files import TextForm, is_huggingface
+from napkin.model.kv_cache import power_of_two
 from napkin.model.transformer import Transformer
 from napkin.optim.tensor_parts import Parts, whole_parts
 from napkin.recipe.precision import Precision, choose_device, choose_precision
@@ -73,6 +74,7 @@ from napkin.runs.run_folder import (
     is_run,
     what_is_there,
 )
+from napkin.tensors import tensors_digest
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.inspection import pattern_of
 from napkin.tokenizer.interchange.gguf import gguf_vocabulary
@@ -447,18 +449,13 @@ class LoadedModel:
         """An engine for sequences of so many tokens, an earlier one or new: the whole context may take gigabytes."""
         if self._engine is None or self._engine.longest < min(longest, self.context_length):
             # In powers of two, so that batches that grow a little do not start anew each time.
-            rounded = max(256, 1 << (longest - 1).bit_length())
-            self._engine = Engine(self.model, stop_ids=self.stop_ids, longest=rounded)
+            self._engine = Engine(self.model, stop_ids=self.stop_ids, longest=power_of_two(longest, least=256))
         return self._engine
 
     @cached_property
     def _weights_sha256(self) -> str:
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.model.state_dict().items()):
-            if isinstance(tensor, torch.Tensor):
-                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        state = sorted(self.model.state_dict().items())
+        return tensors_digest((name, tensor) for name, tensor in state if isinstance(tensor, torch.Tensor))
 
     # Uses of the whole model
 

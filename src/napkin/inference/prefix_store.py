@@ -20,6 +20,7 @@ from napkin.errors import NapkinError
 from napkin.files import atomic_file, cache_folder, private_folder, read_private_file
 from napkin.inference.engine import Engine
 from napkin.inference.scheduler import Digest
+from napkin.tensors import tensors_digest
 from napkin.units import format_bytes
 
 FORMAT = "napkin prefixes 1"
@@ -87,7 +88,7 @@ class PrefixStore:
         digests = torch.frombuffer(bytearray(b"".join(digest for _, digest in known)), dtype=torch.uint8)
         held = {f"{number}": tensor[blocks.to(tensor.device)].cpu() for number, tensor in enumerate(tensors)}
         held[_DIGESTS] = digests.view(len(known), -1)
-        content = save(held, {"format": FORMAT, "checksum": _checksum(held)})
+        content = save(held, {"format": FORMAT, "checksum": tensors_digest(sorted(held.items()))})
         with atomic_file(path, overwrite=True) as file:
             file.write(content)
         return len(known) * engine.pool.block_size
@@ -102,13 +103,10 @@ def told(n_tokens: int, engine: Engine, what: str) -> str:
 
 def _weights_of(engine: Engine) -> str:
     """A digest of all weights that keys and values are computed with."""
-    digest = hashlib.sha256()
-    for model in (engine.model, *([] if engine.draft is None else [engine.draft.model])):
-        digest.update(str(model.config).encode())
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    models = (engine.model, *([] if engine.draft is None else [engine.draft.model]))
+    return " ".join(
+        f"{model.config} {tensors_digest((*model.named_parameters(), *model.named_buffers()))}" for model in models
+    )
 
 
 def _tensors(engine: Engine) -> list[Tensor]:
@@ -122,7 +120,7 @@ def _checked(content: bytes, tensors: list[Tensor]) -> tuple[list[Digest], list[
         header = json.loads(content[8 : 8 + min(size, len(content))])
         held = load(content)
         facts = header["__metadata__"]
-        if facts["format"] != FORMAT or facts["checksum"] != _checksum(held):
+        if facts["format"] != FORMAT or facts["checksum"] != tensors_digest(sorted(held.items())):
             return None
         rows = held.pop(_DIGESTS)
         found = [held[str(number)] for number in range(len(tensors))]
@@ -134,11 +132,3 @@ def _checked(content: bytes, tensors: list[Tensor]) -> tuple[list[Digest], list[
     if any(each.dtype != tensor.dtype for each, tensor in zip(found, tensors, strict=True)):
         return None
     return [bytes(row.tolist()) for row in rows], found
-
-
-def _checksum(held: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(held.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
