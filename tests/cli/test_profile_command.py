@@ -60,3 +60,30 @@ def test_what_cannot_be_profiled_is_one_line(place: Path, napkin: Napkin, argume
     assert done.status == 2
     assert said in done.err
     assert len(done.err.splitlines()) == 1
+
+
+def test_a_memory_snapshot_is_written_and_shown_beside_its_plan(place: Path, napkin: Napkin) -> None:
+    done = napkin("profile", "tiny.toml", "--steps", "1", "--memory-snapshot", "new/step.pickle")
+    assert done.status == 0, done
+    shown = napkin("profile", "memory", "new/step.pickle", "--recipe", "tiny.toml", "--json")
+    assert shown.status == 0, shown
+    told = json.loads(shown.out)
+    assert sum(each["bytes"] for each in told["in_use_at_peak"]) == told["peak_bytes"]
+    quantity = told["quantities"][0]
+    assert quantity["meter"] == told["peak_bytes"]
+    assert quantity["count"] == pytest.approx(told["peak_bytes"], rel=0.01)
+    plain = napkin("profile", "memory", "new/step.pickle", "--page", "new/step.html")
+    assert "optimizer state" in plain.out
+    assert "<svg" in Path("new/step.html").read_text()
+    for arguments, said in (
+        ("memory one.txt", "neither a pickle of plain data nor JSON"),
+        ("memory missing.pickle", "cannot be read"),
+        ("memory new/step.pickle --device 4", "has device 0 to 0"),
+        ("memory new/step.pickle --on H100", "name its --recipe"),
+        ("memory new/step.pickle --page one.txt", "choose another --page"),
+        ("tiny.toml --trace a --memory-snapshot a", "--trace and --memory-snapshot are both 'a'"),
+    ):
+        refused = napkin("profile", *arguments.split())
+        assert refused.status == 2
+        assert said in refused.err
+        assert len(refused.err.splitlines()) == 1

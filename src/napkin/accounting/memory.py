@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, no_type_check
+from typing import Any, NamedTuple, no_type_check
 from unittest.mock import patch
 
 import torch
@@ -227,6 +227,11 @@ class Memory:
         """Bytes that were alive before the step and still are."""
         return sum(self.storages[number].bytes for number in self.start_alive & set(self.alive.values()))
 
+    def residents(self) -> dict[int, Category]:
+        """Storages that were alive before the step and still are, by address; bystanders of no bytes left out."""
+        lasting = {number: address for address, number in self.alive.items() if number in self.start_alive}
+        return {a: self.storages[number].category for number, a in lasting.items() if self.storages[number].bytes}
+
     def peak(self, sizes: list[int], *, watched: bool) -> Peak:
         """Replay the events once to find the peak, and once more up to the peak to see what was alive there."""
         events = self.events if watched else self._unwatched()
@@ -336,8 +341,20 @@ def allocator_events() -> Iterator[list[int]]:
     No item where a profiler is running already: there can be one at a time, and a second would end the first.
     """
     growth: list[int] = []
-    if torch._C._autograd._profiler_enabled():  # pyright: ignore[reportAttributeAccessIssue]
+    with allocator_profile() as profiler:
         yield growth
+    if profiler is not None:
+        growth.append(_peak_of_events(profiler))
+
+
+@contextmanager
+def allocator_profile(*, with_stack: bool = False) -> Iterator[Any]:
+    """Profile what the CPU's allocator does in the block; yields torch's profiler, or None where one runs already.
+
+    With stacks, Python's functions and the modules are events too.
+    """
+    if torch._C._autograd._profiler_enabled():  # pyright: ignore[reportAttributeAccessIssue]
+        yield None
         return
     # The profiler's own log lines do not belong in a user's terminal; the variable is read at its first use.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -345,12 +362,11 @@ def allocator_events() -> Iterator[list[int]]:
 
     block = [torch.empty(1)]
     # torch.profiler's own would also make a tree of operators of the events: most of the time that this takes.
-    with profile(use_device=None, profile_memory=True) as profiler:
+    with profile(use_device=None, profile_memory=True, with_stack=with_stack) as profiler:
         # torch warns of the first free, and of each thousandth, of memory from before the profile.
         with _stderr_discarded():
             block.clear()
-        yield growth
-    growth.append(_peak_of_events(profiler))
+        yield profiler
 
 
 @contextmanager
@@ -371,36 +387,73 @@ def _stderr_discarded() -> Iterator[None]:
 
 
 def _peak_of_events(profiler: Any) -> int:
-    """Largest sum of the block's own allocations; releases of memory from before it are left out.
+    """Largest sum of the block's own allocations; releases of memory from before it are left out."""
+    return max(accumulate(change.bytes for change in own_changes(profiler)), default=0)
+
+
+class Within(NamedTuple):
+    """An event of the profiler, and those around it."""
+
+    event: Any
+    outer: "Within | None"
+
+
+class AllocatorChange(NamedTuple):
+    """An allocation of the CPU's allocator, or a release."""
+
+    time: int
+    """Nanoseconds."""
+    thread: int
+    bytes: int
+    """Below zero for a release."""
+    pointer: int
+    within: Within | None
+    """The profiler's events around it."""
+
+
+def profiler_events(profiler: Any) -> Iterator[Within]:
+    """All events of a profiler, each with those around it."""
+    pending = [Within(event, None) for event in profiler.kineto_results.experimental_event_tree()]
+    while pending:
+        each = pending.pop()
+        yield each
+        pending.extend(Within(child, each) for child in each.event.children)
+
+
+def own_changes(profiler: Any) -> list[AllocatorChange]:
+    """What the profiled thread allocated and released, in order; releases of memory from before are left out.
 
     The profiler knows the size of such memory only if it was running when the memory was allocated. What
     gloo copies to send it to other ranks is left out: its threads free that at some later time.
     """
-    changes: list[tuple[int, int, int, int]] = []
+    changes: list[AllocatorChange] = []
     sent: set[int] = set()
-    pending = [(event, False) for event in profiler.kineto_results.experimental_event_tree()]
-    while pending:
-        event, sends = pending.pop()
-        sends = sends or event.name.startswith("c10d::")
-        pending.extend((child, sends) for child in event.children)
+    for event, within in profiler_events(profiler):
         if event.name == "[memory]":
             field = event.extra_fields
-            changes.append((event.start_time_ns, event.start_tid, field.alloc_size, field.ptr))
-            if sends:
+            changes.append(AllocatorChange(event.start_time_ns, event.start_tid, field.alloc_size, field.ptr, within))
+            if _sends(within):
                 sent.add(event.start_time_ns)
     # The first event is the block's own: see `allocator_events`.
-    own = min(changes)[1] if changes else 0
-    alive = peak = 0
+    own = min(changes, key=lambda change: change.time).thread if changes else 0
     pointers: set[int] = set()
-    for begin, thread, size, pointer in sorted(changes, key=lambda change: change[0]):
-        if size > 0 and (thread != own or begin in sent):
-            continue
-        if size > 0:
-            pointers.add(pointer)
-        elif pointer in pointers:
-            pointers.remove(pointer)
+    kept: list[AllocatorChange] = []
+    for change in sorted(changes, key=lambda change: change.time):
+        if change.bytes > 0:
+            if change.thread != own or change.time in sent:
+                continue
+            pointers.add(change.pointer)
+        elif change.pointer in pointers:
+            pointers.remove(change.pointer)
         else:
             continue
-        alive += size
-        peak = max(peak, alive)
-    return peak
+        kept.append(change)
+    return kept
+
+
+def _sends(within: Within | None) -> bool:
+    while within is not None:
+        event, within = within
+        if event.name.startswith("c10d::"):
+            return True
+    return False

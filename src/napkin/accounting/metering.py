@@ -10,14 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from napkin.accounting.ledger import Ledger
-from napkin.accounting.memory import allocator_events
+from napkin.accounting.ledger import Category, Ledger
+from napkin.accounting.memory import Memory, allocator_events
 from napkin.accounting.pricing import Price
 from napkin.accounting.quantities import Line, QuantityRow, QuantityTable, Summary, with_calls
 from napkin.accounting.recording import recording
@@ -41,6 +41,8 @@ class StepMeasurement(Summary):
     """Largest number of bytes in tensors at one time, by the allocator's events."""
     reserved_bytes: int | None = None
     """On CUDA, the most that the caching allocator has held; None on a CPU."""
+    residents: dict[int, Category] = field(default_factory=dict[int, Category], compare=False)
+    """Storages from before the step that it used and left alive, by address, with what they hold."""
 
     def summary(self) -> Iterator[Line]:
         yield "StepMeasurement", f"{len(self.ledger.rows):,} operator calls"
@@ -81,10 +83,10 @@ def metering(
     resident: Iterable[Tensor] | None = None,
 ) -> Iterator[None]:
     """`meter_step` with a block as the step: hands its measurement to `keep`, unless the block raises."""
-    recorded: list[tuple[Ledger, int]] = []
+    recorded: list[tuple[Ledger, Memory]] = []
 
-    def keep_ledger(ledger: Ledger, lasting_bytes: int) -> None:
-        recorded.append((ledger, lasting_bytes))
+    def keep_ledger(ledger: Ledger, memory: Memory) -> None:
+        recorded.append((ledger, memory))
 
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -93,19 +95,17 @@ def metering(
             yield
         torch.cuda.synchronize(device)
         allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-        ledger = recorded[0][0]
-        keep(StepMeasurement(ledger, allocated - ledger.watch_bytes, reserved))
+        ledger, memory = recorded[0]
+        keep(StepMeasurement(ledger, allocated - ledger.watch_bytes, reserved, memory.residents()))
         return
     named_bytes = None if resident is None else storage_bytes(map(local, resident))
     with allocator_events() as growth, recording(module, keep_ledger):
         yield
-    ledger, lasting_bytes = recorded[0]
+    ledger, memory = recorded[0]
     grown = growth[0] - ledger.watch_bytes if growth else 0
-    if named_bytes is not None:
-        keep(StepMeasurement(ledger, named_bytes + grown))
-    else:
-        # The profiler cannot tell when memory from before the step was freed; the ledger can.
-        keep(StepMeasurement(ledger, max(lasting_bytes + grown, ledger.peak_bytes)))
+    # The profiler cannot tell when memory from before the step was freed; the ledger can.
+    peak = max(memory.lasting_bytes() + grown, ledger.peak_bytes) if named_bytes is None else named_bytes + grown
+    keep(StepMeasurement(ledger, peak, residents=memory.residents()))
 
 
 class Stopwatch:

@@ -86,10 +86,8 @@ def record(
 
 
 @contextmanager
-def recording(module: nn.Module, keep: Callable[[Ledger, int], Any]) -> Iterator[None]:
-    """Record the block as one training step of `module`; unless it raises, `keep` gets its ledger and lasting bytes.
-
-    Lasting bytes are those that were in tensors before the step and still are.
+def recording(module: nn.Module, keep: Callable[[Ledger, Memory], Any]) -> Iterator[None]:
+    """Record the block as one training step of `module`; unless it raises, `keep` gets its ledger and its storages.
 
     Tensors from before the block count as long as they are alive, like gradients that are cleared at the beginning;
     those that the block neither uses nor frees do not count.
@@ -99,7 +97,7 @@ def recording(module: nn.Module, keep: Callable[[Ledger, int], Any]) -> Iterator
         recorder.begin(follow_all=True)
         yield
         ledger = recorder.ledger()
-        keep(ledger, recorder.memory.lasting_bytes())
+        keep(ledger, recorder.memory)
 
 
 # Runs for every operator of a step: the type checks that are on during tests would take half of their time.

@@ -144,6 +144,12 @@ BENCH = Forms(
     },
 )
 
+PROFILE = Forms(
+    "profile",
+    Command("say where the seconds of a step go", "measure.profile"),
+    {"memory": Form(Command("show a memory snapshot", "measure.profile:memory_command"))},
+)
+
 NOTES = Group(
     "napkin notes",
     {"check": Command("compare the figures of lecture notes or a paper with what they should be", "plan.notes")},
@@ -204,7 +210,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "mup": Command("whether a learning rate of a small width holds at larger ones", "scale.mup"),
     },
     "measure": {
-        "profile": Command("where the seconds of a step go, operator by operator", "measure.profile"),
+        "profile": Command("where the seconds of a step go; memory snapshots", PROFILE),
         "bench": Command("time operators, modules, collectives, beside their limits", BENCH),
         "bench-serve": Command("send a load to a server: what its requests see", "models.serve:bench_serve_command"),
         "autotune": Command(

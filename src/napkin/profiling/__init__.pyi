@@ -1,7 +1,13 @@
+from .memory_snapshot import MemorySnapshot as MemorySnapshot
+from .memory_snapshot import record_snapshot as record_snapshot
+from .memory_snapshot import write_memory_snapshot as write_memory_snapshot
 from .profile_page import write_profile_page as write_profile_page
 from .profile_table import write_trace as write_trace
 from .profiler import profile as profile
 from .profiler import profile_recipe as profile_recipe
+from .snapshot_view import SnapshotView as SnapshotView
+from .snapshot_view import view_snapshot as view_snapshot
+from .snapshot_view import write_snapshot_page as write_snapshot_page
 from .step_profile import Figures as Figures
 from .step_profile import OutsideRow as OutsideRow
 from .step_profile import ProfileRow as ProfileRow

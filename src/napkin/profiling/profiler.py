@@ -29,6 +29,7 @@ from napkin.planning.planner import plan_resolved, resolve
 from napkin.planning.step.machine import ThisMachine
 from napkin.planning.step.memory_savings import refuse_what_does_not_fit
 from napkin.planning.step.run_plan import Plan
+from napkin.profiling.memory_snapshot import MemorySnapshot, record_snapshot
 from napkin.profiling.operator_calls import CallsOfStep, ProfiledStep, calls_of_step, matched_rows, profiled_steps
 from napkin.profiling.step_profile import ProfiledSpan, StepProfile, middle, profile_rows, sites_of_calls
 from napkin.recipe.recipe import Recipe
@@ -254,6 +255,7 @@ def profile_recipe(
     ranks: Ranks = ALONE,
     progress: Callable[[str], None] = lambda doing: None,
     title: str = "a step",
+    keep_snapshot: Callable[[MemorySnapshot], Any] | None = None,
 ) -> StepProfile:
     """Plan a recipe's step on this machine and profile it.
 
@@ -261,7 +263,8 @@ def profile_recipe(
     would divide other tokens otherwise. Nothing is read but the tokenizer's size and nothing is written.
 
     Of several ranks, each profiles its own step, and all have to call this; the result is this rank's, with a line for
-    each rank. Raises NapkinError where the step does not fit into memory.
+    each rank. `keep_snapshot` gets the memory snapshot of two more steps. Raises NapkinError where the step does not
+    fit into memory.
     """
     machine = ThisMachine(ranks, device=recipe.training.device)
     resolved, plan, compiled = _agreed(recipe, machine, ranks, progress)
@@ -270,6 +273,9 @@ def profile_recipe(
     device = torch.device(resolved.precision.device_type)
     step = _step_of(train_state, resolved)
     measured = measured_steps(step, train_state.model, device, steps=steps, progress=progress)
+    if keep_snapshot is not None:
+        progress("taking the memory snapshot")
+        keep_snapshot(record_snapshot(step, train_state.model, device))
     ceilings = machine.ceilings(resolved.precision)
     if plan is None:
         found = assembled(measured, device, ceilings, title=title)
