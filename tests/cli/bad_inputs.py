@@ -114,6 +114,7 @@ BASES = {
     "tune sft": "--tuning.start runs/tiny --data.train missing.jsonl --run new --wrong",
     "bench-serve": "--wrong",
     "quantize": "runs/tiny --wrong",
+    "prune": "runs/tiny --wrong",
 }
 TRIES = 60
 assert {name.partition(" ")[0] for name in BASES} == set(COMMANDS)

@@ -201,6 +201,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "serve": Command("serve a model over HTTP, with OpenAI's interface and a page", "models.serve:serve_command"),
         "evaluate": Command("bits per byte beside gzip and xz; tasks; two models compared", EVALUATE),
         "quantize": Command("write a run's model with weights of 8 or 4 bits", "models.export:quantize_command"),
+        "prune": Command("remove the heads, units and layers that matter least", "models.prune:prune_command"),
         "export": Command("write a model and its tokenizer as a Hugging Face folder", "models.export:export_command"),
     },
     "scale": {

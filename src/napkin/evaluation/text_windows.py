@@ -139,6 +139,17 @@ def documents_of_texts(texts: Sequence[str], tokenizer: Tokenizer) -> Documents:
     return Documents(ids, ends, np.array(surplus), _digest(text.encode() for text in texts))
 
 
+def cut_documents(documents: Documents, longest: int) -> Documents:
+    """The same text as documents of at most so many tokens, each of which is read by itself."""
+    lengths = documents.ends - documents.starts
+    pieces = -(-lengths // longest)
+    firsts = np.cumsum(pieces) - pieces
+    places = np.arange(int(pieces.sum())) - np.repeat(firsts, pieces)
+    ends = np.minimum(np.repeat(documents.starts, pieces) + (places + 1) * longest, np.repeat(documents.ends, pieces))
+    surplus = np.where(places == 0, np.repeat(documents.surplus, pieces), 0)
+    return Documents(documents.ids, ends, surplus, documents.sha256)
+
+
 @torch.inference_mode()
 def sampled_bits(
     model: ScoringModel,

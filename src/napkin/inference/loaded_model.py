@@ -155,8 +155,8 @@ class LoadedModel:
         return cls(Path(name), name, model.config, tokenizer, ends, ends, chat_template).with_model(model)
 
     def with_model(self, model: Transformer) -> "LoadedModel":
-        """The same with another model, such as a quantized copy."""
-        other = replace(self)
+        """The same with another model of its vocabulary, such as a quantized copy or a pruned one."""
+        other = replace(self, config=model.config)
         other.model = model
         return other
 

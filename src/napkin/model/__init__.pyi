@@ -22,6 +22,8 @@ from .layers import Linear as Linear
 from .norm import LayerNorm as LayerNorm
 from .norm import RMSNorm as RMSNorm
 from .positions import RotaryEmbedding as RotaryEmbedding
+from .pruning import PrunedSizes as PrunedSizes
+from .pruning import prune as prune
 from .transformer import LanguageModel as LanguageModel
 from .transformer import Transformer as Transformer
 from .transformer import evaluation_mode as evaluation_mode

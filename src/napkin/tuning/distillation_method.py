@@ -77,10 +77,11 @@ class ModelTeacher:
 
     def attach(self, train_state: TrainState) -> None:
         """Read its weights, and name them where meters look."""
-        model = Transformer(self.config)
+        # Made where it stays: torch does not move all parameters of a plan, which are fake.
+        model = Transformer(self.config, device=train_state.model.device)
         if self.base is not None:
             self.base.load_into(model)
-        model = model.requires_grad_(False).eval().to(train_state.model.device)
+        model = model.requires_grad_(False).eval()
         use_kernels(model, train_state.recipe.training.kernels)
         self.model = model
         held = {"weights": [*model.parameters(), *model.buffers()]}

@@ -5,6 +5,7 @@ Bits per byte stand beside those of gzip and xz on the same bytes.
 
 import functools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,7 @@ def evaluate_text(options: TextOptions) -> None:
 
         model = load(options.run, weights=options.weights, on_message=notify)
         line.retitle("reading the text")
-        name, documents = _documents(options, model)
+        name, documents = documents_for(model, options.text, options.tokens)
         line.retitle("scoring windows")
         measure = functools.partial(
             sampled_bits,
@@ -173,24 +174,30 @@ def _plan(measure: Any, options: TextOptions) -> dict[str, Any]:
     }
 
 
-def _documents(options: TextOptions, model: "LoadedModel") -> "tuple[str, Documents]":
+def documents_for(
+    model: "LoadedModel",
+    texts: Sequence[str],
+    tokens: str | None = None,
+    *,
+    way_out: str = "name a text with --text, or a token file with --tokens",
+) -> "tuple[str, Documents]":
+    """The name and the documents of a text, of a token file, or of a run's validation tokens where neither is named.
+
+    Raises NapkinError where there is none of them.
+    """
     from napkin.data.corpus import read_documents
     from napkin.data.token_file import TokenFile
     from napkin.evaluation.text_windows import documents_of_texts, documents_of_tokens
-    from napkin.runs.run_folder import RunFolder, is_run
 
-    tokenizer, tokens = model.tokenizer, options.tokens
-    if options.text:
-        texts = [document.text for document in read_documents(options.text)]
-        return " ".join(options.text), documents_of_texts(texts, tokenizer)
-    if tokens is None and is_run(Path(options.run)):
-        tokens = RunFolder.open(options.run).validation_tokens
+    tokenizer = model.tokenizer
+    if texts:
+        return " ".join(texts), documents_of_texts([document.text for document in read_documents(texts)], tokenizer)
+    if tokens is None and model.run_folder is not None:
+        tokens = model.run.validation_tokens
     if tokens is None:
-        raise NapkinError(
-            f"'{options.run}' has no validation tokens: name a text with --text, or a token file with --tokens"
-        )
+        raise NapkinError(f"'{model.folder}' has no validation tokens: {way_out}")
     if not Path(tokens).is_file():
-        raise NapkinError(f"there is no token file '{tokens}': name one with --tokens")
+        raise NapkinError(f"there is no token file '{tokens}': {way_out}")
     token_file = TokenFile.open(tokens, tokenizer_fingerprint=tokenizer.fingerprint, verify=True, in_memory=True)
     token_file.refuse_other_vocabulary(tokenizer)
     return tokens, documents_of_tokens(token_file, tokenizer)

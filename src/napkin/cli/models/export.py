@@ -11,6 +11,7 @@ from napkin.cli.common.files import folder_for, refuse_existing
 from napkin.cli.common.options import RunOptions, Switch, command
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import notify, print_json, print_table, say
+from napkin.cli.models.calibration_text import calibration_windows, require_calibration_tokens
 from napkin.errors import NapkinError
 from napkin.units import format_bytes, format_seconds
 
@@ -100,8 +101,7 @@ def quantize_command(options: QuantizeOptions) -> None:
         raise NapkinError(f"--evaluation-tokens is {options.evaluation_tokens}: use 0 or more")
     if options.method != "nearest" and options.to != "int4":
         raise NapkinError(f"--method {options.method} is of int4: leave it out, or use --to int4")
-    if not 1 <= options.calibration_tokens <= 2**24:
-        raise NapkinError(f"--calibration-tokens is {options.calibration_tokens}: use 1 to {2**24:,}")
+    require_calibration_tokens(options.calibration_tokens)
     run, calibrates = Path(options.run), options.method != "nearest"
     kind = f"{options.to}-{options.method}" if calibrates else options.to
     out = run.with_name(f"{run.resolve().name}-{kind}") if options.out is None else Path(options.out)
@@ -168,43 +168,16 @@ def quantize_command(options: QuantizeOptions) -> None:
 
 def _calibrated(trained: "LoadedModel", options: QuantizeOptions, line: "ProgressLine") -> "dict[str, CalibratedLayer]":
     """The tensors of matrices by GPTQ or AWQ, on windows of a text, in fp32."""
-    import numpy as np
-    import torch
-
-    from napkin.data.corpus import read_documents
-    from napkin.data.token_file import TokenFile
     from napkin.model.calibration import calibrate
-    from napkin.recipe.data_config import paths_and_weights
-    from napkin.recipe.tuning_recipe import TuningRecipe
 
     if options.method == "nearest":
         return {}
-    if options.calibration_text:
-        ids = [id for each in read_documents(options.calibration_text) for id in trained.encode_prompt(each.text)]
-        tokens = np.array(ids)
-    else:
-        recipe = trained.recipe
-        path = None
-        if not isinstance(recipe, TuningRecipe):
-            path = trained.run.token_file(paths_and_weights(recipe.data.train)[0][0])
-        if path is None or not Path(path).is_file():
-            raise NapkinError(
-                f"'{options.run}' has no training tokens to calibrate on: name a text with --calibration-text"
-            )
-        tokens = TokenFile.open(path, tokenizer_fingerprint=trained.tokenizer.fingerprint).tokens
-    length = min(trained.context_length, len(tokens))
-    if not length:
-        raise NapkinError("the calibration text has no tokens: name another with --calibration-text")
-    n = max(1, min(options.calibration_tokens // length, len(tokens) // length))
-    starts = np.random.default_rng(0).integers(0, len(tokens) - length + 1, size=n)
-    windows = torch.from_numpy(
-        np.stack([np.asarray(tokens[at : at + length], dtype=np.int64) for at in starts.tolist()])
-    )
+    windows = calibration_windows(trained, options.calibration_text, options.calibration_tokens)
     line.retitle("calibrating")
     model = copy.deepcopy(trained.model).to("cpu").float()
     return calibrate(
         model,
-        list(windows.split(max(1, 4096 // length))),
+        list(windows.split(max(1, 4096 // windows.shape[1]))),
         options.method,
         group_size=options.group_size,
         progress=lambda done, total: line(done, total, f"{done:,}/{total:,} blocks"),

@@ -1,0 +1,380 @@
+"""Structured pruning: heads, hidden units and layers that matter least on a text are removed, and a smaller model is
+left, of the same kind and with the weights of what stays.
+
+Importance is measured on tokens that stand for those the model will read, in one pass. A group of heads is a head of
+keys and values with the query heads that read it. A unit (a group of heads, or a hidden unit of a feed-forward layer)
+writes one summand of what its layer adds to the residual stream, and its importance is
+
+    activation   the mean over tokens of the length of that summand, as in Minitron (Muralidharan et al. 2024), which
+                 has the activation before the output matrix: |W (x - x without the unit)|
+    taylor       the mean over sequences of (d loss / d m)², where m = 1 multiplies the summand: the square of what
+                 the loss would change by without the unit, to first order (Molchanov et al. 2019)
+
+and that of a layer is 1 - cos(residual stream before it, after it), the mean over tokens: ShortGPT's block influence
+(Men et al. 2024). All layers keep equally many units, because a config has one size for all, each its own.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from napkin.errors import NapkinError
+from napkin.model.attention import CausalSelfAttention
+from napkin.model.config import ModelConfig
+from napkin.model.config_checks import same_pattern
+from napkin.model.feed_forward import FeedForward, GatedFeedForward
+from napkin.model.layers import Linear, MuPLinear
+from napkin.model.transformer import Transformer, evaluation_mode
+
+Measure = Literal["activation", "taylor"]
+Batches = Sequence[Int[Tensor, "_ position"]]
+
+
+@dataclass(frozen=True)
+class PrunedSizes:
+    """The sizes of a smaller model; None keeps that of the larger one."""
+
+    n_layers: int | None = None
+    n_kv_heads: int | None = None
+    """Groups of heads of each layer."""
+    d_ff: int | None = None
+    """Hidden units of each feed-forward layer."""
+
+    def check(self, config: ModelConfig) -> None:
+        """Raise NapkinError for a size that is out of range, and for parts that cannot be removed by themselves."""
+        limits = {
+            "n_layers": config.n_layers,
+            "n_kv_heads": config.resolved_n_kv_heads,
+            "d_ff": config.resolved_d_ff,
+        }
+        for name, most in limits.items():
+            size = getattr(self, name)
+            if size is not None and not 1 <= size <= most:
+                raise NapkinError(f"{name} is {size}, the model has {most}: keep 1 to {most}")
+        if all(getattr(self, name) in (None, most) for name, most in limits.items()):
+            raise NapkinError("nothing is to be removed: keep fewer than all of n_layers, n_kv_heads or d_ff")
+        if self.n_kv_heads is not None:
+            why = {
+                "latent attention makes all heads of one vector": config.kv_lora_rank is not None,
+                "layers with a state have heads of another kind": config.has_states,
+                "qk_norm 'all_heads' norms all heads together": config.qk_norm == "all_heads",
+                "positions 'alibi' give each head a slope by its number": config.positions == "alibi",
+            }
+            for reason, holds in why.items():
+                if holds:
+                    raise NapkinError(
+                        f"n_kv_heads is {self.n_kv_heads}, and {reason}: heads cannot be removed, prune layers or d_ff"
+                    )
+        if self.d_ff is not None and config.n_experts:
+            raise NapkinError(
+                f"d_ff is {self.d_ff}, and the model has {config.n_experts} experts, whose routers were trained with "
+                "all their units: prune layers or heads"
+            )
+
+
+@dataclass(frozen=True)
+class Importance:
+    """The importance of a model's parts, in float32: sums in another order of batches round to the same numbers."""
+
+    layers: Float[Tensor, " layer"]
+    kv_heads: dict[int, Float[Tensor, " kv_head"]]
+    """By layer, where it has attention of the ordinary kind."""
+    hidden_units: dict[int, Float[Tensor, " unit"]]
+    """By layer, where it has one feed-forward layer for all tokens."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The parts that stay, by their numbers in the larger model, in ascending order."""
+
+    layers: tuple[int, ...]
+    kv_heads: dict[int, tuple[int, ...]]
+    """By layer of the larger model; empty where all stay."""
+    hidden_units: dict[int, tuple[int, ...]]
+
+
+def prune(model: Transformer, batches: Batches, sizes: PrunedSizes, by: Measure = "activation") -> Transformer:
+    """Return a smaller model, which has the most important parts of this one on those tokens.
+
+    Raises NapkinError for sizes that are not possible, and where no config has the kept layers' windows.
+    """
+    sizes.check(model.config)
+    importance = measure_importance(model, batches, by)
+    return remove_parts(model, most_important(importance, model.config, sizes))
+
+
+def measure_importance(
+    model: Transformer,
+    batches: Batches,
+    by: Measure = "activation",
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Importance:
+    """Measure the importance of all parts on tokens; batches may come in any order and be of any size."""
+    influence, heads, units = _Influence(model), {}, {}
+    for layer, block in enumerate(model.blocks):
+        attention, feed_forward = getattr(block, "attention", None), getattr(block, "feed_forward", None)
+        if isinstance(attention, CausalSelfAttention):
+            heads[layer] = _SCORES[by](attention.output, attention.n_kv_heads)
+        if isinstance(feed_forward, (FeedForward, GatedFeedForward)):
+            units[layer] = _SCORES[by](feed_forward.down, feed_forward.down.weight.shape[1])
+    scores = [*heads.values(), *units.values()]
+    needs_gradient = by == "taylor"
+    required = [(each, each.requires_grad) for each in model.parameters()]
+    try:
+        # Only what multiplies the summands needs a gradient.
+        model.requires_grad_(False)
+        with evaluation_mode(model), torch.set_grad_enabled(needs_gradient), influence, _all_entered(scores):
+            for done, tokens in enumerate(batches):
+                progress(done, len(batches))
+                hidden = model.hidden(tokens)
+                if needs_gradient:
+                    loss = model.loss_of(hidden[:, :-1], tokens[:, 1:])
+                    # The batch's loss is a mean: times the sequences it is the sum of their losses.
+                    gradients = torch.autograd.grad(loss * len(tokens), [each.multiplier for each in scores])
+                    for each, gradient in zip(scores, gradients, strict=True):
+                        each.add(gradient[:, 0].double().square().sum(0), len(tokens))
+    finally:
+        for parameter, was in required:
+            parameter.requires_grad_(was)
+    progress(len(batches), len(batches))
+    return Importance(
+        influence.mean, {layer: each.mean for layer, each in heads.items()}, {n: each.mean for n, each in units.items()}
+    )
+
+
+class _Scores:
+    """The sums of the scores of units whose numbers a matrix reads, while it is entered."""
+
+    multiplier: Tensor
+
+    def __init__(self, output: Linear, n_units: int) -> None:
+        self.output, self.n_units = output, n_units
+        self.sums = torch.zeros(n_units, dtype=torch.float64, device=output.weight.device)
+        self.n = 0
+
+    def __enter__(self) -> None:
+        self._hook = self.output.register_forward_pre_hook(self.read)
+
+    def __exit__(self, *error: object) -> None:
+        self._hook.remove()
+
+    def add(self, sums: Tensor, n: int) -> None:
+        self.sums += sums
+        self.n += n
+
+    @property
+    def mean(self) -> Tensor:
+        return (self.sums / max(self.n, 1)).float().cpu()
+
+    def read(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
+        raise NotImplementedError
+
+
+class _Lengths(_Scores):
+    """Lengths of what each unit writes into the residual stream."""
+
+    def read(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0].flatten(0, -2)
+        weight = self.output.matrix * (self.output.multiplier if isinstance(self.output, MuPLinear) else 1.0)
+        width = x.shape[1] // self.n_units
+        if width == 1:
+            self.add(x.abs().double().sum(0) * weight.double().norm(dim=0), len(x))
+            return
+        written = [
+            F.linear(own, matrix).norm(dim=1).double().sum()
+            for own, matrix in zip(x.split(width, dim=1), weight.split(width, dim=1), strict=True)
+        ]
+        self.add(torch.stack(written), len(x))
+
+
+class _Slopes(_Scores):
+    """Multiplies each unit's numbers by 1, of which the loss has a gradient for each sequence."""
+
+    def read(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        x = inputs[0]
+        self.multiplier = x.new_ones(len(x), 1, self.n_units).requires_grad_()
+        return (x * self.multiplier.repeat_interleave(x.shape[-1] // self.n_units, dim=-1),)
+
+
+_SCORES: dict[Measure, type[_Scores]] = {"activation": _Lengths, "taylor": _Slopes}
+
+
+class _Influence:
+    """Sums of 1 - cos of the residual stream before and after each block, while it is entered."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.blocks = model.blocks
+        self.sums, self.n = torch.zeros(len(model.blocks), dtype=torch.float64), 0
+
+    def __enter__(self) -> None:
+        self._hooks = [block.register_forward_hook(self._reading(n)) for n, block in enumerate(self.blocks)]
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _reading(self, number: int) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+        def read(block: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            before, after = inputs[0].detach().double(), output.detach().double()
+            self.sums[number] += (1 - F.cosine_similarity(before, after, dim=-1)).sum().cpu()
+            self.n += before[..., 0].numel() if number == 0 else 0
+
+        return read
+
+    @property
+    def mean(self) -> Tensor:
+        return (self.sums / max(self.n, 1)).float()
+
+
+@contextmanager
+def _all_entered(contexts: Sequence[_Scores]) -> Iterator[None]:
+    entered: list[_Scores] = []
+    try:
+        for each in contexts:
+            each.__enter__()
+            entered.append(each)
+        yield
+    finally:
+        for each in entered:
+            each.__exit__()
+
+
+def most_important(importance: Importance, config: ModelConfig, sizes: PrunedSizes) -> Kept:
+    """Return the most important parts; of equal ones the first stay. Raises NapkinError for impossible sizes."""
+    sizes.check(config)
+
+    def best(scores: Tensor, n: int) -> tuple[int, ...]:
+        return tuple(sorted(scores.argsort(descending=True, stable=True)[:n].tolist()))
+
+    return _kept(config, sizes, importance.layers, importance.kv_heads, importance.hidden_units, best)
+
+
+def drawn_parts(config: ModelConfig, sizes: PrunedSizes, seed: int = 0) -> Kept:
+    """Return parts that are drawn evenly, as a baseline. Raises NapkinError for impossible sizes."""
+    sizes.check(config)
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(parts: Tensor, n: int) -> tuple[int, ...]:
+        return tuple(sorted(torch.randperm(len(parts), generator=generator)[:n].tolist()))
+
+    heads, units = (torch.arange(n) for n in (config.resolved_n_kv_heads, config.resolved_d_ff))
+    every = range(config.n_layers)
+    return _kept(
+        config, sizes, torch.arange(config.n_layers), dict.fromkeys(every, heads), dict.fromkeys(every, units), draw
+    )
+
+
+def _kept(
+    config: ModelConfig,
+    sizes: PrunedSizes,
+    layers: Tensor,
+    kv_heads: dict[int, Tensor],
+    hidden_units: dict[int, Tensor],
+    choose: Callable[[Tensor, int], tuple[int, ...]],
+) -> Kept:
+    n_layers = sizes.n_layers or config.n_layers
+    chosen = tuple(range(config.n_layers)) if n_layers == config.n_layers else choose(layers, n_layers)
+
+    def within(parts: dict[int, Tensor], size: int | None, most: int) -> dict[int, tuple[int, ...]]:
+        return {n: choose(parts[n], size) for n in chosen} if size not in (None, most) else {}
+
+    return Kept(
+        chosen,
+        within(kv_heads, sizes.n_kv_heads, config.resolved_n_kv_heads),
+        within(hidden_units, sizes.d_ff, config.resolved_d_ff),
+    )
+
+
+def pruned_config(config: ModelConfig, kept: Kept) -> ModelConfig:
+    """Return the config of a model of those parts. Raises NapkinError where none has the kept layers' windows."""
+    changes: dict[str, Any] = {"n_layers": len(kept.layers)}
+    if len(kept.layers) < config.n_layers:
+        mixers = [config.layer_mixers[layer] for layer in kept.layers]
+        changes |= {"mixers": same_pattern(mixers), **_windows(config, kept.layers)}
+        changes["n_dense_layers"] = sum(layer < config.n_dense_layers for layer in kept.layers)
+        if config.n_experts and changes["n_dense_layers"] == len(kept.layers):
+            raise NapkinError(f"layers {_listed(kept.layers)} have no experts: keep more of the {config.n_layers}")
+    if kept.kv_heads:
+        n_kv_heads = len(next(iter(kept.kv_heads.values())))
+        changes |= {
+            "n_heads": n_kv_heads * (config.n_heads // config.resolved_n_kv_heads),
+            "n_kv_heads": n_kv_heads,
+            "head_dim": config.resolved_head_dim,
+        }
+    if kept.hidden_units:
+        changes["d_ff"] = len(next(iter(kept.hidden_units.values())))
+    return dataclasses.replace(config, **changes)
+
+
+def _windows(config: ModelConfig, layers: tuple[int, ...]) -> dict[str, int | None]:
+    """The fields by which the kept layers see the tokens that they saw."""
+    wanted = [config.attention_windows[layer] for layer in layers]
+    if not any(wanted):
+        return {"attention_window": None, "full_attention_every": None}
+    for every in (None, *range(2, len(layers) + 1)):
+        found = dataclasses.replace(config, n_layers=len(layers), n_dense_layers=0, full_attention_every=every)
+        if found.attention_windows == wanted:
+            return {"full_attention_every": every}
+    raise NapkinError(
+        f"of layers {_listed(layers)} some have a window of {config.attention_window} tokens, in a pattern that no "
+        "config has: keep another number of layers, or prune heads or d_ff"
+    )
+
+
+def _listed(layers: Sequence[int]) -> str:
+    return ", ".join(map(str, layers))
+
+
+@torch.no_grad()
+def remove_parts(model: Transformer, kept: Kept) -> Transformer:
+    """Return a new model of the parts that stay, on the same device and in the same dtype, in evaluation mode."""
+    config = model.config
+    smaller = Transformer(pruned_config(config, kept), device=model.device, dtype=model.head_weight.dtype)
+    weights = model.state_dict()
+    found: dict[str, Tensor] = {}
+    for name, own in smaller.state_dict().items():
+        if not name.startswith("blocks."):
+            found[name] = weights[name]
+            continue
+        _, number, part = name.split(".", 2)
+        layer = kept.layers[int(number)]
+        weight = weights[f"blocks.{layer}.{part}"]
+        if layer in kept.kv_heads:
+            weight = _of_heads(weight, part, config, kept.kv_heads[layer])
+        if layer in kept.hidden_units:
+            weight = _of_units(weight, part, kept.hidden_units[layer])
+        assert weight.shape == own.shape, name
+        found[name] = weight
+    smaller.load_state_dict(found)
+    return smaller.eval()
+
+
+def _of_heads(weight: Tensor, part: str, config: ModelConfig, kept: tuple[int, ...]) -> Tensor:
+    """The rows or columns of those groups of heads."""
+    if part not in ("attention.query_key_value.weight", "attention.query_key_value.bias", "attention.output.weight"):
+        return weight
+    n_kv_heads, head_dim = config.resolved_n_kv_heads, config.resolved_head_dim
+    group = config.n_heads // n_kv_heads * head_dim
+    places = torch.tensor(kept, device=weight.device)
+    if part == "attention.output.weight":
+        return weight.unflatten(1, (n_kv_heads, group))[:, places].flatten(1)
+    rows = weight.split((n_kv_heads * group, n_kv_heads * head_dim, n_kv_heads * head_dim))
+    return torch.cat([each.unflatten(0, (n_kv_heads, -1))[places].flatten(0, 1) for each in rows])
+
+
+def _of_units(weight: Tensor, part: str, kept: tuple[int, ...]) -> Tensor:
+    """The rows or columns of those hidden units; a gate stands above the matrix beside it."""
+    places = torch.tensor(kept, device=weight.device)
+    if part == "feed_forward.down.weight":
+        return weight[:, places]
+    if part.startswith("feed_forward.gate_up."):
+        return torch.cat([half[places] for half in weight.chunk(2)])
+    return weight[places] if part.startswith("feed_forward.up.") else weight
