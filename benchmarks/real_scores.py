@@ -3,11 +3,13 @@
 The model is a GGUF file. A random sample of items of BLiMP, MMLU and GSM8K, whose files the user has, is scored in
 fp32 by `napkin evaluate task`; by the harness with its own definitions of these tasks and napkin's adapter; and by the
 harness with transformers, on the Hugging Face folder that napkin writes of the same file. Scores come with their
-standard errors; how many items the three judge differently is counted. BLiMP's sentences stand at the beginning of a
-text in all three; the harness would put a space before them.
+standard errors; how many items the three judge differently is counted, and the items are listed. BLiMP's sentences
+stand at the beginning of a text in all three; the harness would put a space before them. GSM8K's questions follow the
+first five problems of its training file, where that is given; the harness by itself draws others for each question.
 
     pip install lm_eval[hf]
-    python benchmarks/real_scores.py model.gguf --blimp blimp/data --mmlu mmlu/test --gsm8k gsm8k/test.jsonl
+    python benchmarks/real_scores.py model.gguf --blimp blimp/data --mmlu mmlu/test --gsm8k gsm8k/test.jsonl \
+        --gsm8k-train gsm8k/train.jsonl
 
 The table is also written to benchmarks/results/.
 """
@@ -32,6 +34,7 @@ from napkin.inference.lm_eval_adapter import harness_model
 from result_files import write_result
 
 Rows = list[dict[str, Any]]
+SHOTS = 5
 GENERATED = {"until": ["Question:", "</s>", "<|im_end|>"], "do_sample": False, "temperature": 0.0}
 
 
@@ -72,8 +75,8 @@ def write_task(name: str, rows: Rows, folder: Path) -> list[Path]:
     return sorted(place.iterdir())
 
 
-def harness_task(name: str, rows: Rows, folder: Path, answer_tokens: int) -> dict[str, Any]:
-    """The harness's own definition of a task, on the sample."""
+def harness_task(name: str, rows: Rows, folder: Path, answer_tokens: int, shots: Path | None) -> dict[str, Any]:
+    """The harness's own definition of a task, on the sample; `shots` holds examples that stand before each question."""
     path = folder / f"{name}-harness.jsonl"
     common = {"task": f"sample_{name}", "dataset_path": "json", "test_split": "test", "num_fewshot": 0}
     common["dataset_kwargs"] = {"data_files": {"test": str(path)}}
@@ -95,6 +98,10 @@ def harness_task(name: str, rows: Rows, folder: Path, answer_tokens: int) -> dic
             "metric_list": [{"metric": "acc"}],
         }  # fmt: skip
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if shots is not None:
+        common["dataset_kwargs"] = {"data_files": {"test": str(path), "train": str(shots)}}
+        common |= {"training_split": "train", "fewshot_split": "train", "fewshot_config": {"sampler": "first_n"}}
+        common["num_fewshot"] = SHOTS
     ignored = [",", "\\$", "(?s).*#### ", "\\.$"]
     return common | {
         "output_type": "generate_until", "doc_to_text": "Question: {{question}}\nAnswer:",
@@ -117,13 +124,16 @@ def harness_task(name: str, rows: Rows, folder: Path, answer_tokens: int) -> dic
     }  # fmt: skip
 
 
-def by_napkin(model: Path, files: Sequence[Path], folder: Path, answer_tokens: int) -> tuple[list[float], str]:
+def by_napkin(
+    model: Path, files: Sequence[Path], folder: Path, answer_tokens: int, shots: Path | None
+) -> tuple[list[float], str]:
     """The score of each item, and the leading score with its standard error, as the command prints it."""
     out = folder / f"{files[0].parent.name}.json"
     program = [sys.executable, "-m", "napkin", "evaluate", "task", str(model), "--out", str(out), "--task"]
     command = [*program, *map(str, files)]
     if files[0].parent.name == "gsm8k":
         command += ["--answer-tokens", str(answer_tokens)]
+        command += [] if shots is None else ["--dev", str(shots), "--shots", str(SHOTS)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found = json.loads(out.read_text())
     leading = found["task"]["score"]
@@ -151,8 +161,9 @@ def main() -> None:
     parser.add_argument("--blimp", type=Path, help="folder of BLiMP's JSONL files")
     parser.add_argument("--mmlu", type=Path, help="folder of MMLU's CSV files")
     parser.add_argument("--gsm8k", type=Path, help="GSM8K's JSONL file")
-    parser.add_argument("--items", type=int, nargs=3, default=[460, 200, 24], help="of BLiMP, MMLU and GSM8K")
-    parser.add_argument("--answer-tokens", type=int, default=96)
+    parser.add_argument("--gsm8k-train", type=Path, help=f"its training file: {SHOTS} examples before each question")
+    parser.add_argument("--items", type=int, nargs=3, default=[230, 300, 50], help="of BLiMP, MMLU and GSM8K")
+    parser.add_argument("--answer-tokens", type=int, default=200)
     options = parser.parse_args()
     import lm_eval  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
@@ -161,7 +172,7 @@ def main() -> None:
     host = detect_host()
     lines = [
         f"# Scores of {options.model.name}: {host.cpu_name}, {datetime.now(UTC):%Y-%m-%d}, lm_eval "
-        f"{lm_eval.__version__}, transformers {transformers.__version__}; fp32, no examples, load "
+        f"{lm_eval.__version__}, transformers {transformers.__version__}; fp32, load "
         f"{os.getloadavg()[0]:.1f}",
         "",
         "| task | items | by | score | judged otherwise than by napkin | seconds |",
@@ -172,25 +183,31 @@ def main() -> None:
         folder = Path(place)
         napkin.load(options.model).export(folder / "model")
         ours = harness_model(options.model)
-        # The same token before an empty context: by itself the harness takes the first of bos and eos that there is.
-        settings = {"device": "cpu", "dtype": "float32", "batch_size": 8, "prefix_token_id": ours.eot_token_id}
-        theirs = HFLM(pretrained=str(folder / "model"), **settings)
+        theirs = HFLM(pretrained=str(folder / "model"), device="cpu", dtype="float32", batch_size=8)
+        shots = None
+        if options.gsm8k_train is not None:
+            shots = folder / "gsm8k-shots.jsonl"
+            shots.write_text("".join(options.gsm8k_train.read_text().splitlines(keepends=True)[:SHOTS]))
         for n, (name, read) in zip(options.items, readers.items(), strict=True):
             if (given := getattr(options, name)) is None:
                 continue
             rows = read(given, n, random.Random(0))
-            task = harness_task(name, rows, folder, options.answer_tokens)
+            task = harness_task(name, rows, folder, options.answer_tokens, shots)
             begin = time.perf_counter()
-            scores, told = by_napkin(options.model, write_task(name, rows, folder), folder, options.answer_tokens)
-            lines.append(f"| {name} | {len(rows)} | napkin | {told} | | {time.perf_counter() - begin:.0f} |")
+            files = write_task(name, rows, folder)
+            scores, told = by_napkin(options.model, files, folder, options.answer_tokens, shots)
+            shown = f", {SHOTS} examples" if name == "gsm8k" and shots is not None else ""
+            lines.append(f"| {name}{shown} | {len(rows)} | napkin | {told} | | {time.perf_counter() - begin:.0f} |")
             texts: list[list[str]] = []
             for who, model in (("lm_eval, napkin", ours), ("lm_eval, transformers", theirs)):
                 begin = time.perf_counter()
                 found, told, said = by_harness(model, task)
                 texts.append(said)
-                differing = sum(one != other for one, other in zip(scores, found, strict=True))
-                lines.append(f"| | | {who} | {told} | {differing} | {time.perf_counter() - begin:.0f} |")
-            print("\n".join(lines[-3:]), flush=True)
+                differing = [number for number, pair in enumerate(zip(scores, found, strict=True)) if len({*pair}) > 1]
+                which = f": items {', '.join(map(str, differing[:20]))}" if differing else ""
+                seconds = time.perf_counter() - begin
+                lines.append(f"| | | {who} | {told} | {len(differing)}{which} | {seconds:.0f} |")
+                print("\n".join(lines[-2:]), flush=True)
             if texts[0]:
                 equal = sum(one == other for one, other in zip(*texts, strict=True))
                 lines.append(f"| | | | {equal} of {len(rows)} generated texts equal | | |")

@@ -215,9 +215,8 @@ def stages(start: Path, folder: Path, *, threads: int | None) -> list[Stage]:
             steps=steps, batch_size=batch_size, threads=threads, checkpoint_every=5, evaluate_every=steps
         )
 
-    def tuning(method: TuningMethod, start: Path = start) -> TuningConfig:
-        # The run of an earlier stage has the template already.
-        return TuningConfig(method, str(start), chat_template="" if start.is_dir() else template)
+    def tuning(method: TuningMethod) -> TuningConfig:
+        return TuningConfig(method, str(start), chat_template=template)
 
     def optimizer(rate: float) -> OptimizerConfig:
         return OptimizerConfig(learning_rate=rate, weight_decay=0.0, schedule="linear", warmup_steps=2)
@@ -284,7 +283,11 @@ def stages(start: Path, folder: Path, *, threads: int | None) -> list[Stage]:
             "sums",
             "rewards of its own answers to sums of numbers below 100, by GRPO",
             ReinforcementRecipe(
-                optimizer=optimizer(5e-4), training=training(12, 8), tuning=tuning("rl", folder / "taught"), rl=SUMS
+                optimizer=optimizer(5e-4),
+                training=training(12, 8),
+                # The run of the stage before has the template.
+                tuning=TuningConfig("rl", str(folder / "taught")),
+                rl=SUMS,
             ),
             right,
             folder / "taught",

@@ -3,7 +3,13 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from napkin.chats.chat_template import ChatTemplate, read_chat_template, read_first_ids, read_gguf_template
+from napkin.chats.chat_template import (
+    ChatTemplate,
+    read_chat_template,
+    read_first_ids,
+    read_gguf_template,
+    read_template_variables,
+)
 from napkin.errors import NapkinError
 from napkin.inference.settings import Sampling, read_generation_config
 from napkin.model.config import ModelConfig
@@ -11,7 +17,7 @@ from napkin.model.gguf.convert import read_gguf_config
 from napkin.model.gguf.gguf_file import GgufFile
 from napkin.model.huggingface.convert import read_huggingface_config
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.interchange.gguf import first_and_last_ids, read_gguf_tokenizer
+from napkin.tokenizer.interchange.gguf import first_and_last_ids, read_bos_id, read_gguf_tokenizer
 from napkin.tokenizer.interchange.huggingface import naming, read_huggingface
 
 
@@ -24,6 +30,8 @@ class ForeignTexts(NamedTuple):
     stop_ids: tuple[int, ...]
     chat_template: ChatTemplate | None
     sampling: Sampling
+    bos_id: int | None
+    """The token that the files call bos, whether or not it is put before texts."""
 
 
 def read_foreign_texts(path: Path) -> ForeignTexts:
@@ -46,7 +54,8 @@ def _of_folder(path: Path) -> ForeignTexts:
     tokenizer = read_huggingface(path / "tokenizer.json", drop_template=True)
     start_ids, sampling = read_first_ids(path, tokenizer), read_generation_config(path)
     template, config = read_chat_template(path), read_huggingface_config(path)
-    return ForeignTexts(config, tokenizer, start_ids, tuple(sampling.stop_ids), template, sampling)
+    bos_id = tokenizer.special_tokens.get(read_template_variables(path).get("bos_token", ""))
+    return ForeignTexts(config, tokenizer, start_ids, tuple(sampling.stop_ids), template, sampling, bos_id)
 
 
 def _of_file(path: Path) -> ForeignTexts:
@@ -58,4 +67,5 @@ def _of_file(path: Path) -> ForeignTexts:
     start_ids, stop_ids = first_and_last_ids(metadata, tokenizer)
     # The file does not say how its author would draw tokens.
     sampling = Sampling(temperature=0.0, top_p=1.0, stop_ids=stop_ids)
-    return ForeignTexts(config, tokenizer, start_ids, stop_ids, template, sampling)
+    bos_id = read_bos_id(metadata, tokenizer)
+    return ForeignTexts(config, tokenizer, start_ids, stop_ids, template, sampling, bos_id)

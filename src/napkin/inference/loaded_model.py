@@ -72,6 +72,7 @@ from napkin.runs.run_folder import (
     RunFolder,
     is_quantized,
     is_run,
+    read_conversation,
     what_is_there,
 )
 from napkin.tensors import tensors_digest
@@ -135,6 +136,8 @@ class LoadedModel:
     chat_template: ChatTemplate | None = None
     sampling: Sampling = field(default_factory=Sampling)
     """Settings where none are given: those of generation_config.json for a Hugging Face folder."""
+    bos_id: int | None = None
+    """The token that the model's files call bos, which they may or may not put before texts."""
     run_folder: RunFolder | None = None
     quantized: QuantizedRun | None = None
     weights: WeightFormat | None = None
@@ -388,8 +391,9 @@ class LoadedModel:
 
     @property
     def document_ids(self) -> tuple[int, ...]:
-        """The ids that a text without a prompt follows; empty if there are none."""
-        return self.start_ids or self.stop_ids[:1]
+        """The ids that a text without a prompt follows: what stands before every text, else the token that is called
+        bos, else the one that ends texts, as in lm-evaluation-harness; empty if there are none."""
+        return self.start_ids or (self.stop_ids[:1] if self.bos_id is None else (self.bos_id,))
 
     def logprobs(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[float]:
         """The log-probability of each continuation, in nats."""
@@ -494,7 +498,8 @@ class LoadedModel:
             save_adapters(self._newest(load_tuned_model), Path(folder), base=start if is_huggingface(start) else None)
         elif Path(folder).suffix == ".gguf":
             form = self._text_form()
-            keys = None if weights_only else gguf_vocabulary(self.tokenizer, form.first, form.stops, form.chat_template)
+            named = form.chat_template, form.template_tokens.get("bos_token")
+            keys = None if weights_only else gguf_vocabulary(self.tokenizer, form.first, form.stops, *named)
             save_gguf(self._whole, folder, to=to, vocabulary=keys, name=self.name)
         elif weights_only:
             save_huggingface(self._whole, folder)
@@ -518,8 +523,14 @@ class LoadedModel:
             [named[each] for each in self.start_ids if each in named],
             [named[each] for each in self.stop_ids if each in named],
             None if template is None else template.source,
-            {} if template is None else template.special_tokens,
+            self._template_tokens(template),
         )
+
+    def _template_tokens(self, template: ChatTemplate | None) -> dict[str, str]:
+        """Return the tokens that a template may name, and that which is called bos."""
+        texts = [text for text, number in self.tokenizer.special_tokens.items() if number == self.bos_id]
+        named = {"bos_token": texts[0]} if texts else {}
+        return named | ({} if template is None else dict(template.special_tokens))
 
     # A model that tuning starts from
 
@@ -557,7 +568,7 @@ class LoadedModel:
     def conversation_file(self, chat_template: ChatTemplate | None = None) -> ConversationFile:
         """The conversation.json that a run which starts from it writes; None is its own template, if it has one."""
         template = chat_template or self.chat_template
-        known = (None, {}) if template is None else (template.source, dict(template.special_tokens))
+        known = None if template is None else template.source, self._template_tokens(template)
         return ConversationFile("napkin-conversation", 1, self.start_ids, self.stop_ids, *known)
 
     def refuse_other_tokenizer(self, tokenizer: Tokenizer, whose: str) -> None:
@@ -588,8 +599,10 @@ class LoadedModel:
 
 def _open_run(run: RunFolder, name: str, **how: Any) -> LoadedModel:
     tokenizer = run.tokenizer
-    texts = texts_of_run(run.path, tokenizer)
-    return LoadedModel(run.path, name, run.recipe.model, tokenizer, *texts, run_folder=run, **how)
+    texts, conversation = texts_of_run(run.path, tokenizer), read_conversation(run.path, tokenizer)
+    named = {} if conversation is None else conversation.template_tokens
+    bos_id = tokenizer.special_tokens.get(named.get("bos_token", ""))
+    return LoadedModel(run.path, name, run.recipe.model, tokenizer, *texts, bos_id=bos_id, run_folder=run, **how)
 
 
 def _no_checkpoint(path: Path) -> NapkinError:

@@ -140,20 +140,30 @@ def _array(metadata: Mapping[str, Any], key: str, kind: type) -> list[Any]:
 def first_and_last_ids(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The tokens before every text, and those at which texts end."""
     adds = metadata.get("tokenizer.ggml.add_bos_token", metadata.get("tokenizer.ggml.model") == "llama")
-    first = metadata.get("tokenizer.ggml.bos_token_id")
+    first = read_bos_id(metadata, tokenizer)
     known = tokenizer.special_tokens
     ends = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in _END_KEYS]
     ends += [known[text] for text in _ENDS_OF_TURNS if text in known]
     valid = {i for i in ends if isinstance(i, int) and 0 <= i < tokenizer.vocab_size}
-    return (first,) if adds and isinstance(first, int) and first < tokenizer.vocab_size else (), tuple(sorted(valid))
+    return (first,) if adds and first is not None else (), tuple(sorted(valid))
+
+
+def read_bos_id(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> int | None:
+    """Return the token that the file calls bos, whether or not it is put before texts; None if it names none."""
+    found = metadata.get("tokenizer.ggml.bos_token_id")
+    return found if isinstance(found, int) and 0 <= found < tokenizer.vocab_size else None
 
 
 def gguf_vocabulary(
-    tokenizer: Tokenizer, first: Sequence[str], stops: Sequence[str], chat_template: str | None = None
+    tokenizer: Tokenizer,
+    first: Sequence[str],
+    stops: Sequence[str],
+    chat_template: str | None = None,
+    bos: str | None = None,
 ) -> dict[str, Any]:
     """The keys that describe a BPE tokenizer on bytes, what stands before texts and where they end.
 
-    Raises NapkinError for a tokenizer that llama.cpp does not have.
+    `bos` is named in the file and not put before texts. Raises NapkinError for a tokenizer that llama.cpp lacks.
     """
     if isinstance(tokenizer, CharacterBPETokenizer):
         raise NapkinError("a tokenizer on characters is not written as GGUF: leave it out")
@@ -178,6 +188,7 @@ def gguf_vocabulary(
         "tokenizer.ggml.merges": [" ".join(merge) for merge in content["model"]["merges"]],
         "tokenizer.ggml.add_bos_token": bool(first),
     }
-    marks = [("bos", first[:1]), ("eos", stops[:1]), ("eot", stops[1:2])]
+    named_bos = [bos] if bos in named else []
+    marks = [("bos", first[:1] or named_bos), ("eos", stops[:1]), ("eot", stops[1:2])]
     keys |= {f"tokenizer.ggml.{mark}_token_id": named[text] for mark, texts in marks for text in texts}
     return keys | ({} if chat_template is None else {"tokenizer.chat_template": chat_template})
