@@ -297,3 +297,16 @@ def texts_of_run(run: Path, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tupl
         return separator, separator, None
     template = None if found.chat_template is None else ChatTemplate(found.chat_template, found.template_tokens)
     return found.first_ids, found.stop_ids, template
+
+
+def bos_of_run(run: Path, tokenizer: Tokenizer) -> int | None:
+    """Return the token that a tuned run's base model calls bos; None where it names none."""
+    found = read_conversation(run, tokenizer)
+    return None if found is None else tokenizer.special_tokens.get(found.template_tokens.get("bos_token", ""))
+
+
+def tokens_with_bos(template: ChatTemplate | None, tokenizer: Tokenizer, bos_id: int | None) -> dict[str, str]:
+    """Return the tokens that a template may name, and that which is called bos, by the names that templates use."""
+    texts = [text for text, number in tokenizer.special_tokens.items() if number == bos_id]
+    named = {"bos_token": texts[0]} if texts else {}
+    return named | ({} if template is None else dict(template.special_tokens))

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 
 from napkin.chats.chat_format import ChatFormat, Message, TemplateChat, chat_format
-from napkin.chats.chat_template import ChatTemplate, texts_of_run
+from napkin.chats.chat_template import ChatTemplate, bos_of_run, texts_of_run, tokens_with_bos
 from napkin.checkpoint.folder import checkpoint_paths
 from napkin.checkpoint.restore import (
     keeps_average,
@@ -72,7 +72,6 @@ from napkin.runs.run_folder import (
     RunFolder,
     is_quantized,
     is_run,
-    read_conversation,
     what_is_there,
 )
 from napkin.tensors import tensors_digest
@@ -391,8 +390,8 @@ class LoadedModel:
 
     @property
     def document_ids(self) -> tuple[int, ...]:
-        """The ids that a text without a prompt follows: what stands before every text, else the token that is called
-        bos, else the one that ends texts, as in lm-evaluation-harness; empty if there are none."""
+        """The ids that a text without a prompt follows, as in lm-evaluation-harness: those before every text, or bos,
+        or the one that ends texts; empty if there are none."""
         return self.start_ids or (self.stop_ids[:1] if self.bos_id is None else (self.bos_id,))
 
     def logprobs(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[float]:
@@ -523,14 +522,8 @@ class LoadedModel:
             [named[each] for each in self.start_ids if each in named],
             [named[each] for each in self.stop_ids if each in named],
             None if template is None else template.source,
-            self._template_tokens(template),
+            tokens_with_bos(template, self.tokenizer, self.bos_id),
         )
-
-    def _template_tokens(self, template: ChatTemplate | None) -> dict[str, str]:
-        """Return the tokens that a template may name, and that which is called bos."""
-        texts = [text for text, number in self.tokenizer.special_tokens.items() if number == self.bos_id]
-        named = {"bos_token": texts[0]} if texts else {}
-        return named | ({} if template is None else dict(template.special_tokens))
 
     # A model that tuning starts from
 
@@ -568,7 +561,7 @@ class LoadedModel:
     def conversation_file(self, chat_template: ChatTemplate | None = None) -> ConversationFile:
         """The conversation.json that a run which starts from it writes; None is its own template, if it has one."""
         template = chat_template or self.chat_template
-        known = None if template is None else template.source, self._template_tokens(template)
+        known = None if template is None else template.source, tokens_with_bos(template, self.tokenizer, self.bos_id)
         return ConversationFile("napkin-conversation", 1, self.start_ids, self.stop_ids, *known)
 
     def refuse_other_tokenizer(self, tokenizer: Tokenizer, whose: str) -> None:
@@ -599,9 +592,7 @@ class LoadedModel:
 
 def _open_run(run: RunFolder, name: str, **how: Any) -> LoadedModel:
     tokenizer = run.tokenizer
-    texts, conversation = texts_of_run(run.path, tokenizer), read_conversation(run.path, tokenizer)
-    named = {} if conversation is None else conversation.template_tokens
-    bos_id = tokenizer.special_tokens.get(named.get("bos_token", ""))
+    texts, bos_id = texts_of_run(run.path, tokenizer), bos_of_run(run.path, tokenizer)
     return LoadedModel(run.path, name, run.recipe.model, tokenizer, *texts, bos_id=bos_id, run_folder=run, **how)
 
 
