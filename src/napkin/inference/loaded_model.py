@@ -390,8 +390,7 @@ class LoadedModel:
 
     @property
     def document_ids(self) -> tuple[int, ...]:
-        """The ids that a text without a prompt follows, as in lm-evaluation-harness: those before every text, or bos,
-        or the one that ends texts; empty if there are none."""
+        """The ids that a text without a prompt follows, as in lm-evaluation-harness; empty if there are none."""
         return self.start_ids or (self.stop_ids[:1] if self.bos_id is None else (self.bos_id,))
 
     def logprobs(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[float]:
@@ -592,8 +591,8 @@ class LoadedModel:
 
 def _open_run(run: RunFolder, name: str, **how: Any) -> LoadedModel:
     tokenizer = run.tokenizer
-    texts, bos_id = texts_of_run(run.path, tokenizer), bos_of_run(run.path, tokenizer)
-    return LoadedModel(run.path, name, run.recipe.model, tokenizer, *texts, bos_id=bos_id, run_folder=run, **how)
+    how |= {"bos_id": bos_of_run(run.path, tokenizer), "run_folder": run}
+    return LoadedModel(run.path, name, run.recipe.model, tokenizer, *texts_of_run(run.path, tokenizer), **how)
 
 
 def _no_checkpoint(path: Path) -> NapkinError:
