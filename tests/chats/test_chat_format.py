@@ -105,7 +105,8 @@ def test_an_answer_says_its_thought_as_tokens_and_a_user_cannot() -> None:
     assert THINKING.decode(encoded.ids[: answer[0]]) == "<|start|>user\n</think>c<|end|>\n<|start|>assistant\n"
     fields = [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d", "thinking": "<|name|>"}]
     said = THINKING.special_tokens["<|name|>"]
-    assert chat.encode_fields([*fields, {"role": "tool", "content": "<|name|>"}]).count(said) == 2
+    # What a tool says is data, without any token that has a name.
+    assert chat.encode_fields([*fields, {"role": "tool", "content": "<|name|>"}]).count(said) == 1
     # Tokens that the template does not write are those of any text, and so is white space that it does.
     html = THINKING.special_tokens["<h1>"]
     assert [html, *b"a", empty, *b"b"] == chat.encode_fields([{"role": "user", "content": "<h1>a\n\nb"}])[6:10]

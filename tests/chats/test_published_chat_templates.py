@@ -9,6 +9,7 @@ import tokenizers
 
 from napkin.chats.chat_format import Message, TemplateChat, UnstableTemplate
 from napkin.chats.chat_template import ChatTemplate, RefusedConversation
+from napkin.environments.tools import tool_schemas, tools_named
 from napkin.tokenizer.interchange.huggingface import read_huggingface
 from peers import peer
 
@@ -104,3 +105,33 @@ def test_masks_were_compared(tmp_path: Path) -> None:
     for template in TEMPLATES:
         test_ids_and_masks_are_those_of_transformers_or_a_line_says_why_not(template, "an answer", tmp_path)
     assert compared >= {"llama3", "qwen2_5", "qwen3", "gemma", "gemma3", "phi3", "phi3_5", "gptoss"}
+
+
+@pytest.mark.parametrize("template", ["qwen2_5", "qwen3"])
+def test_tools_are_described_and_answered_as_transformers_renders_them(template: str, tmp_path: Path) -> None:
+    """The form of Hermes; two calls in a turn, and a tool's output of several lines."""
+    theirs, ours = both(template, tmp_path)
+    tools = tool_schemas(tools_named("python,calculator"))
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2+3"}}\n</tool_call>'
+    messages = [
+        {"role": "system", "content": "Use tools."},
+        {"role": "user", "content": "2+3?"},
+        {"role": "assistant", "content": f"{call}\n{call}"},
+        {"role": "tool", "content": "5"},
+        {"role": "tool", "content": "5\n<b>"},
+        {"role": "assistant", "content": "It is 5."},
+    ]
+    said = [Message(each["role"], each["content"]) for each in messages]
+    chat = TemplateChat(ours._tokenizer, ours._template, tools)  # pyright: ignore[reportPrivateUsage]
+    for n in (2, 5):
+        expected = theirs.apply_chat_template(
+            messages[:n], tools=tools, tokenize=True, return_dict=False, add_generation_prompt=True
+        )
+        assert chat.encode(said[:n]) == expected
+    # The same ids as where a call is a field of the message, by which other programs give it to the template.
+    function = {"name": "calculator", "arguments": {"expression": "2+3"}}
+    fields = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}] * 2}
+    as_fields = [*messages[:2], fields, *messages[3:5]]
+    assert chat.encode(said[:5]) == theirs.apply_chat_template(
+        as_fields, tools=tools, tokenize=True, return_dict=False, add_generation_prompt=True
+    )

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -55,8 +55,8 @@ class ChatEncoder:
 
     `template` None is the built-in one, a line per message that begins with its role: it begins a conversation with
     `first_ids` and ends an answer with the first of `stop_ids`, none is `<|endoftext|>`. `train_on` is every answer of
-    the assistant's with the token that ends it, the last one, or all tokens. Raises NapkinError for a template that
-    cannot be read.
+    the assistant's with the token that ends it, the last one, or all tokens. `tools` are JSON schemas of functions,
+    which a template may describe to the model. Raises NapkinError for a template that cannot be read.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class ChatEncoder:
         *,
         stop_ids: Sequence[int] = (),
         train_on: TrainOn = "assistant",
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         if template is None:
             start = "".join(_special_text(tokenizer, each) for each in first_ids)
@@ -74,10 +75,16 @@ class ChatEncoder:
             if end not in tokenizer.special_tokens:
                 raise NapkinError(f"the tokenizer has no {end} to end answers: give a chat template")
             template = ChatTemplate(built_in_template(start, end))
-        self.tokenizer, self.train_on = tokenizer, train_on
-        self.template = template
-        self._format = TemplateChat(tokenizer, template)
+        self.tokenizer = tokenizer
+        self.train_on: TrainOn = train_on
+        self.template, self.tools = template, tuple(tools)
+        self._format = TemplateChat(tokenizer, template, tools)
         self._text_stop_ids = tuple(stop_ids)
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> "ChatEncoder":
+        """The encoder of conversations in which the assistant may call these tools."""
+        stop_ids = self._text_stop_ids
+        return ChatEncoder(self.tokenizer, self.template, stop_ids=stop_ids, train_on=self.train_on, tools=tools)
 
     def sequence(self, messages: Sequence[Message]) -> TokenSequence:
         """Encode a conversation up to its last trained token.
@@ -159,7 +166,8 @@ class ChatEncoder:
     def fingerprint(self) -> str:
         """SHA-256 in hexadecimal of everything that determines the sequences."""
         template = [self.template.source, sorted(self.template.special_tokens.items())]
-        return sha256(json.dumps([self.tokenizer.fingerprint, template, self.train_on]).encode()).hexdigest()
+        tools = [list(self.tools)] if self.tools else []
+        return sha256(json.dumps([self.tokenizer.fingerprint, template, self.train_on, *tools]).encode()).hexdigest()
 
     def close(self) -> None:
         self.template.close()

@@ -2,7 +2,8 @@
 
 What a message says is ordinary text: the text of a special token in it is not that token, so that no message can
 pretend to end itself and begin another. Tokens that mark no boundary, such as `<think>`, are those tokens where the
-assistant or the system says them; in what a user or a tool says, those that the template writes are ordinary text.
+assistant or the system says them; in what a user says, those that the template writes are ordinary text, and in what a
+tool says, all are.
 """
 
 import re
@@ -90,16 +91,20 @@ class TemplateChat(ChatFormat):
     """Conversations by the model's own template.
 
     An answer's tokens begin where the prompt's end, also in what was said before: a conversation has the same tokens
-    when it is trained on as it had when the model was asked.
+    when it is trained on as it had when the model was asked. `tools` are described to the model where the template does
+    so, as JSON schemas of functions.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        self._tokenizer, self._template = tokenizer, template
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._tokenizer, self._template, self._tools = tokenizer, template, list(tools)
         self._special = _SpecialTexts(tokenizer.special_tokens)
         written = _written(tokenizer, template.source)
         # Tags within a message, such as `<think>`, bound no message.
         tags = {each for each in written & tokenizer.text_tokens if _TAG.fullmatch(each)}
-        self._written, self._boundaries = _SpecialTexts(written), _SpecialTexts(written - tags)
+        no_one = {each for each in tokenizer.text_tokens if not each.isspace()}
+        self._unsayable = _Unsayable(
+            _SpecialTexts(written - tags), _SpecialTexts(written), _SpecialTexts(written | no_one)
+        )
         self._marks_answers = bool(_MARKS_ANSWERS.search(template.source))
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
@@ -131,7 +136,7 @@ class TemplateChat(ChatFormat):
         self, conversations: Sequence[Sequence[Message]], answers: Answers = "all"
     ) -> list[EncodedChat | UnstableTemplate | RefusedConversation]:
         """`encode_answers` of each of several conversations, which are rendered together; errors are returned."""
-        renderings = [_Rendering(_fields(each), self._written, self._boundaries) for each in conversations]
+        renderings = [_Rendering(_fields(each), self._unsayable, self._tools) for each in conversations]
         for each in renderings:
             n, turns = len(each.messages), each.turns
             each.need("prompt", *turns)
@@ -153,7 +158,7 @@ class TemplateChat(ChatFormat):
         return found
 
     def _prompts(self, conversations: Sequence[Sequence[Fields]]) -> list[list[int] | RefusedConversation]:
-        renderings = [_Rendering(each, self._written, self._boundaries) for each in conversations]
+        renderings = [_Rendering(each, self._unsayable, self._tools) for each in conversations]
         for each in renderings:
             each.need("prompt", *each.turns, len(each.messages))
         self._render(renderings)
@@ -258,6 +263,18 @@ class _SpecialTexts:
         return self._begins.sub(rf"\1{mark}", value) if isinstance(value, str) and self._begins else value
 
 
+@dataclass(frozen=True)
+class _Unsayable:
+    """Special tokens whose text is ordinary text in a message, by who says it."""
+
+    trusted: _SpecialTexts
+    user: _SpecialTexts
+    tool: _SpecialTexts
+
+    def of_role(self, role: Any) -> _SpecialTexts:
+        return self.trusted if role in _TRUSTED else self.tool if role == "tool" else self.user
+
+
 def _written(tokenizer: Tokenizer, template: str) -> frozenset[str]:
     """The special tokens that no user or tool can say: those that mark a boundary by the tokenizer, and others that the
     template writes. White space is neither, although Gemma has tokens of it that are looked for first."""
@@ -285,15 +302,13 @@ class _Rendering:
     """A conversation's texts by a template; boundaries in messages are marked, so that they are not taken for the
     template's."""
 
-    def __init__(self, messages: Sequence[Fields], written: _SpecialTexts, boundaries: _SpecialTexts) -> None:
+    def __init__(self, messages: Sequence[Fields], unsayable: _Unsayable, tools: Sequence[Mapping[str, Any]]) -> None:
         nonce = secrets.token_hex(8)
         # The mark is removed where text becomes tokens.
         self.mark, self._sign = f"\ue000{nonce}\ue001", f"\ue006{nonce}\ue007"
         self._begin_mark, self._end_mark = f"\ue002{nonce}\ue003", f"\ue004{nonce}\ue005"
-        self._boundaries = boundaries
-        self.messages = [
-            (boundaries if each.get("role") in _TRUSTED else written).marked(each, self.mark) for each in messages
-        ]
+        self._boundaries, self._tools = unsayable.trusted, list(tools)
+        self.messages = [unsayable.of_role(each.get("role")).marked(each, self.mark) for each in messages]
         self.turns = [number for number, each in enumerate(self.messages) if each.get("role") == "assistant"]
         """The numbers of the assistant's messages."""
         self.texts: dict[_Need, str | RefusedConversation | None] = {}
@@ -322,7 +337,7 @@ class _Rendering:
             messages[need.replaced] = {**messages[need.replaced], "content": self._sign}
         return {
             "messages": messages,
-            "tools": None,
+            "tools": self._tools or None,
             "documents": None,
             "add_generation_prompt": need.kind == "prompt",
             **(marks if need.kind == "marked" else {}),

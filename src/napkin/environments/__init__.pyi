@@ -12,3 +12,8 @@ from .registry import ENVIRONMENTS as ENVIRONMENTS
 from .registry import PromptFile as PromptFile
 from .registry import environment_chats as environment_chats
 from .registry import environment_named as environment_named
+from .tools import TOOLS as TOOLS
+from .tools import Tool as Tool
+from .tools import ToolEnvironment as ToolEnvironment
+from .tools import tool_schemas as tool_schemas
+from .tools import tools_named as tools_named

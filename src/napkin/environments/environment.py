@@ -40,14 +40,21 @@ class Outcome:
     reward: float
     """The reward of this turn; an episode's is the sum over its turns."""
     done: bool = True
-    message: str | None = None
-    """The user's next turn, if the episode goes on."""
+    message: str | tuple[Message, ...] | None = None
+    """The next turn, if the episode goes on: a text is the user's; others, such as what tools answer, are messages."""
     state: Any = None
     """The state of the next turn, if the episode goes on."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Metrics to show beside the reward, by name."""
     failure: str | None = None
     """Why the answer could not be graded; the reward is then 0."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The messages of the next turn; none if there is none."""
+        if self.done or self.message is None:
+            return ()
+        return (Message("user", self.message),) if isinstance(self.message, str) else self.message
 
 
 @runtime_checkable

@@ -65,7 +65,7 @@ class _Own:
                 raise TypeError(f"step gave {type(outcome).__name__}, not an Outcome")
             if not math.isfinite(outcome.reward):
                 raise ValueError(f"the reward is {outcome.reward}: a finite number is needed")
-            if not outcome.done and outcome.message is None:
+            if not outcome.done and not outcome.messages:
                 raise ValueError("an episode that is not done needs a message")
         except Exception as error:
             return Outcome(0.0, failure=f"{type(error).__name__}: {first_line(error)}")
@@ -154,9 +154,9 @@ def environment_chats(environment: SolvedEnvironment, n: int, seed: int = 0) -> 
             answer = environment.solution(state)
             messages.append({"role": "assistant", "content": answer})
             outcome = environment.step(state, answer)
-            if outcome.done or outcome.message is None:
+            if not outcome.messages:
                 break
-            messages.append({"role": "user", "content": outcome.message})
+            messages += [{"role": each.role, "content": each.content} for each in outcome.messages]
             state = outcome.state
         else:
             raise NapkinError(f"the task of seed {number} is not done after {MOST_TURNS} right answers: correct it")

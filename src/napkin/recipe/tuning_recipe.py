@@ -146,11 +146,24 @@ class ReinforcementConfig:
     """Reward for prompts of a file: exact, number, math, choice, regex, code, format:TAG,TAG, FILE.py:NAME of a
     function of your own, or a sum of several, such as "math + 0.2 * format:think,answer"."""
 
+    tools: str = ""
+    """Programs that the model may call before it answers, and whose output it reads: python, calculator, or both with a
+    comma between them. An answer's turn with a call is followed by the tool's."""
+
+    tool_calls: Annotated[int, Bounds(1, 1000)] = 4
+    """Calls in an answer, at most; the next turn is the last."""
+
+    tool_output: Annotated[int, Bounds(1, 2**20)] = 1000
+    """Longest output of a call in bytes; a longer one is cut, and says so."""
+
+    tool_seconds: Annotated[float, Bounds(0.1, 3600)] = 5.0
+    """Longest time of a call."""
+
     group_size: Annotated[int, Bounds(1, 2**20)] = 8
     """Answers to each prompt; training.batch_size is the number of prompts in a step."""
 
     max_answer: Annotated[int, Bounds(1, 2**24)] = 128
-    """Longest answer in tokens; a longer one is cut, and counted."""
+    """Longest answer in tokens; a longer one is cut, and counted. Where there are tools, of each turn."""
 
     temperature: Annotated[float, Bounds(1e-3, 100)] = 1.0
     """Temperature of sampling; log-probabilities are those at this temperature."""

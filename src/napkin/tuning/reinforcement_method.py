@@ -11,8 +11,10 @@ from torch import Tensor
 from napkin.accounting.pricing import Measurement
 from napkin.distributed.parallel_model import all_resident
 from napkin.environments.registry import environment_named
+from napkin.environments.tools import ToolEnvironment, tool_schemas, tools_named
 from napkin.errors import NapkinError
 from napkin.grading.reward import NamedFailures
+from napkin.grading.sandbox.tool_program import ToolLimits
 from napkin.model.transformer import Transformer
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.tuning_recipe import ReinforcementRecipe
@@ -100,20 +102,30 @@ class ReinforcementMethod(TuningMethod):
             environment_named(self.config.environment, reward=self.config.reward, held_out=held_out)
             for held_out in (False, True)
         )
+        self.encoder = context.encoder
+        if self.config.tools:
+            limits = ToolLimits(seconds=self.config.tool_seconds, output_bytes=self.config.tool_output)
+            tools = tools_named(self.config.tools, limits)
+            self.environment, self.held_out = (
+                ToolEnvironment(each, tools, calls=self.config.tool_calls) for each in (self.environment, self.held_out)
+            )
+            self.encoder = context.encoder.with_tools(tool_schemas(tools))
         self.settings = ReinforcementSettings(
             self.config,
             self.environment,
-            context.encoder,
+            self.encoder,
             self.max_tokens,
             self.packing,
         )
 
     @property
     def data_checksum(self) -> str:
-        """The checksum of environment and reward, their files if they have any, the encoder, and the seed."""
+        """The checksum of environment, reward and tools, their files if they have any, the encoder, and the seed."""
         config = self.config
         named = [config.environment, config.reward]
-        parts = [*named, str(config.seed), self.context.encoder.fingerprint]
+        parts = [*named, str(config.seed), self.encoder.fingerprint]
+        if config.tools:
+            parts += [str(each) for each in (config.tool_calls, config.tool_output, config.tool_seconds)]
         return sha256("\0".join(parts).encode() + b"".join(map(_file_content, named))).hexdigest()
 
     def batch(self, number: int) -> Sequence[int]:
@@ -281,7 +293,7 @@ class HeldOutRollouts(Callback):
             episodes = roll_out(
                 loop.train_state.model,
                 method.held_out,
-                method.context.encoder,
+                method.encoder,
                 RolloutSettings(1, config.max_answer, 0.0, config.seed, config.answers_at_a_time),
                 step=0,
                 prompts=own,

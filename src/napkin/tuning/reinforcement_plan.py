@@ -303,11 +303,13 @@ def _rule(
     sequences: Sequence[TokenSequence],
     scores: _Counted | None,
 ) -> dict[str, PhaseMetrics]:
-    """The longest completions; 2 FLOPs per parameter and token forwards, 6 with the backward pass."""
+    """The longest completions, each turn as long as it may be; 2 FLOPs per parameter and token forwards, 6 with the
+    backward pass."""
     model = resolved.recipe.model
     parameters = multiplying_parameters_by_rule(model)
     prompt = max(len(each.tokens) - each.n_trained for each in sequences)
-    longest = min(prompt + settings.config.max_answer, model.context_length)
+    turns = settings.config.tool_calls + 1 if settings.config.tools else 1
+    longest = min(prompt + turns * settings.config.max_answer, model.context_length)
     tokens = n_prompts * settings.config.group_size * longest
     rule = {
         "rollout": PhaseMetrics(tokens, 2 * parameters * tokens),

@@ -181,7 +181,9 @@ def roll_out(
             ]
         if not drafts:
             return Rollout([], 0, 0, 0, 0, 0, 0)
-        longest = max(len(draft.ids) for draft in drafts) + settings.max_completion_tokens
+        # As many tokens as the turns of tools take, unless each is as long as it may be.
+        turns = getattr(environment, "most_turns", 1)
+        longest = max(len(draft.ids) for draft in drafts) + turns * settings.max_completion_tokens
     with evaluation_mode(model), autocast(), BackgroundJudging(environment) as judging:
         with watch("rollout"):
             max_running = min(settings.max_running, len(drafts))
@@ -349,12 +351,11 @@ class _Draft:
         self.state = outcome.state
         if self.is_truncated:
             self.ending = "cut"
-        elif outcome.done or outcome.message is None:
+        elif not outcome.messages:
             self.ending = "done"
         else:
-            message = Message("user", outcome.message)
-            between = continuation(self.tokens, self.messages, message)
-            self.messages.append(message)
+            between = continuation(self.tokens, self.messages, outcome.messages)
+            self.messages += outcome.messages
             if len(self.ids) + len(between) >= self.context:
                 self.ending = "no room"
             else:
@@ -381,15 +382,15 @@ class _Draft:
         )
 
 
-def continuation(tokens: ConversationTokens, messages: Sequence[Message], message: Message) -> list[int]:
-    """The tokens between the end of a completion and the beginning of the next, where `message` is said between.
+def continuation(tokens: ConversationTokens, messages: Sequence[Message], said: Sequence[Message]) -> list[int]:
+    """The tokens between the end of a completion and the beginning of the next, where `said` stands between.
 
     The last of `messages` is the completion. Raises NapkinError where a template renders earlier messages differently
     when others follow.
     """
     before = tokens.sequence(messages)
     n_before = int(np.flatnonzero(before.loss_mask)[-1]) + 1
-    whole = tokens.prompt([*messages, message])
+    whole = tokens.prompt([*messages, *said])
     if whole[:n_before] != before.tokens[:n_before].tolist():
         raise NapkinError(
             "the chat template renders a completion differently when a message follows it: several turns need one that "

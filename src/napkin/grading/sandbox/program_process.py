@@ -9,6 +9,7 @@ import socket
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +30,19 @@ _CHUNK = 2**16
 
 class HelperLost(Exception):
     """The helper or the system ended a process, and not the program: what it would have said is not known."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The output of a program."""
+
+    text: bytes
+    status: int | None
+    """The exit status, minus the signal if it was killed; None if nobody waited for its end."""
+    is_cut: bool = False
+    """True if it writes more than it may."""
+    is_late: bool = False
+    """True if its time was over before it ended."""
 
 
 class ProgramProcess:
@@ -80,10 +94,17 @@ class ProgramProcess:
 
     def output(self, most_bytes: int) -> bytes | None:
         """All that it writes until it ends with status 0; None otherwise, and for more than `most_bytes`."""
+        printed = self.printed(most_bytes)
+        return printed.text if printed.status == 0 else None
+
+    def printed(self, most_bytes: int) -> "Printed":
+        """The first `most_bytes` that it writes until it ends, and its status. Raises HelperLost if something else
+        ended it."""
         while self._read():
             if len(self._unread) > most_bytes:
-                return None
-        return None if self.late or self._status() != 0 else bytes(self._unread)
+                return Printed(bytes(self._unread[:most_bytes]), None, is_cut=True)
+        status = None if self.late else self._status()
+        return Printed(bytes(self._unread), status, is_late=self.late)
 
     def end(self) -> None:
         """Have it killed, which nobody waits for: it can do nothing that matters to others; remove its folder."""

@@ -1,4 +1,5 @@
-"""The work of a confined process: it answers calls of a program's functions, runs the tests of one, or runs a script.
+"""The work of a confined process: it answers calls of a program's functions, runs the tests of one, or runs a script,
+whose input and output are those of a program or of a tool that a model calls.
 
 The first line of standard input says which; lines of JSON go in and out. A program and its tests are in two processes:
 the program answers calls with plain data, and nothing that it does to its own process reaches the tests.
@@ -8,6 +9,7 @@ program never travel: one whose `==` always says yes would pass every test. Numb
 standard library do, and iterators by what they give.
 """
 
+import ast
 import atexit
 import builtins
 import datetime
@@ -18,6 +20,7 @@ import math
 import random
 import sys
 import threading
+import traceback
 import types
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -156,7 +159,7 @@ def play_role() -> int:
     random.seed(told["text"].encode("utf-8", "surrogatepass"))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(random.getrandbits(32))
-    return {"calls": _answer_calls, "tests": _run_tests, "script": _run_script}[told["role"]](told)
+    return {"calls": _answer_calls, "tests": _run_tests, "script": _run_script, "tool": _run_tool}[told["role"]](told)
 
 
 def _answer_calls(told: dict[str, Any]) -> int:
@@ -280,6 +283,31 @@ def _run_script(told: dict[str, Any]) -> int:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     # Any other object is a message, and the status 1.
+    return (code & 0xFF) if isinstance(code, int) else int(code is not None)
+
+
+def _run_tool(told: dict[str, Any]) -> int:
+    """Run a program as an interactive interpreter does: what it prints, the value of a last expression, and the last
+    line of an error go to standard output."""
+    sys.stdin, sys.stderr = io.StringIO(), sys.stdout
+    names: dict[str, Any] = {"__name__": "__main__"}
+    code: Any = None
+    try:
+        tree = ast.parse(told["text"], "<program>")
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "<program>", "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), "<program>", "eval"), names)
+            if value is not None:
+                print(repr(value))
+    except SystemExit as error:
+        code = error.code
+        if isinstance(code, str):
+            print(code)
+    except BaseException as error:
+        print("".join(traceback.format_exception_only(error)).strip())
+        code = 1
+    sys.stdout.flush()
     return (code & 0xFF) if isinstance(code, int) else int(code is not None)
 
 

@@ -27,7 +27,7 @@ MOST_BLOCKS = 64
 """Fenced blocks of an answer that are looked at, from its end."""
 MOST_CANDIDATES = 8
 """Functions of a program that a check is called with."""
-_ATTEMPTS, _PAUSE = 3, 0.2
+ATTEMPTS, PAUSE = 3, 0.2
 """Attempts at a judgement whose processes are lost, and the seconds between them."""
 
 
@@ -72,7 +72,7 @@ class ProgramTests:
         program = program_of(answer, asked)
         if program is None:
             return 0.0
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             deadline = time.monotonic() + self._limits.seconds
             try:
                 if asked.cases:
@@ -82,7 +82,7 @@ class ProgramTests:
                 return float(self._passes_check(program, asked.tests, asked.check, deadline))
             except HelperLost:
                 # Somebody has killed it, or memory was short: no fault of this program's.
-                time.sleep(_PAUSE)
+                time.sleep(PAUSE)
         raise NotJudged("the sandbox's processes are ended from outside, or cannot be started")
 
     def _prints(self, program: str, cases: Sequence[tuple[str, str]], deadline: float) -> bool:

@@ -1,0 +1,224 @@
+"""Tools that a model may call before it answers: an environment around another, whose answers it judges.
+
+A turn of the model with a call is not an answer: the tool's output is the next turn, of role `tool`, and the model goes
+on. A turn without a call is judged. Calls are written as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`,
+the form of Hermes and Qwen2.5, whose chat templates describe the tools to the model, or as `<NAME>...</NAME>`.
+
+What a tool says is data: bounded text that no chat format takes for special tokens.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Protocol, runtime_checkable
+
+from napkin.chats.chat_format import Message
+from napkin.environments.environment import Environment, Outcome, SolvedEnvironment, Task
+from napkin.errors import NapkinError, NotJudged, first_line, suggestion
+from napkin.grading.sandbox.tool_program import ToolLimits, ToolProgram
+from napkin.hardware.host import usable_cores
+
+MOST_PARALLEL = 64
+"""Programs at a time: each takes a process and two descriptors."""
+
+
+@runtime_checkable
+class Tool(Protocol):
+    """A function of a text that a model may call."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def argument(self) -> str:
+        """The name of its one argument."""
+        ...
+
+    @property
+    def description(self) -> str: ...
+
+    def __call__(self, text: str) -> str:
+        """The tool's output, which is bounded. Raises NotJudged if it cannot be had."""
+        ...
+
+
+@dataclass(frozen=True)
+class PythonTool:
+    """Runs a program in the sandbox: its output is what the program prints, and the value of its last expression."""
+
+    run: ToolProgram
+    name: str = "python"
+    argument: str = "code"
+    description: str = "Runs a Python program and returns what it prints and the value of its last line."
+
+    def __call__(self, text: str) -> str:
+        return self.run(text)
+
+
+_NOT_ARITHMETIC = re.compile(r"[^0-9+\-*/%().,eE\s]")
+
+
+@dataclass(frozen=True)
+class CalculatorTool:
+    """Computes an expression of numbers and operators, in the sandbox: `2**2**30` takes as long as it may."""
+
+    run: ToolProgram
+    name: str = "calculator"
+    argument: str = "expression"
+    description: str = "Computes an arithmetic expression of numbers, + - * / // % ** and parentheses."
+
+    def __call__(self, text: str) -> str:
+        wrong = _NOT_ARITHMETIC.search(text)
+        if wrong is not None:
+            return f"error: {wrong[0]!r} is not arithmetic"
+        return self.run(" ".join(text.split()))
+
+
+DEFAULT_LIMITS = ToolLimits()
+TOOLS: dict[str, type[CalculatorTool] | type[PythonTool]] = {"calculator": CalculatorTool, "python": PythonTool}
+
+
+def tools_named(names: str, limits: ToolLimits = DEFAULT_LIMITS) -> tuple[Tool, ...]:
+    """Tools by their names, with commas between them. Raises NapkinError for one that is not known, and where the
+    system cannot confine programs."""
+    found: list[Tool] = []
+    run = ToolProgram(limits)
+    for name in dict.fromkeys(each.strip() for each in names.split(",")):
+        if name not in TOOLS:
+            raise NapkinError(f"'{name}' in rl.tools '{names}' is not a tool: {suggestion(name, TOOLS)}")
+        found.append(TOOLS[name](run))
+    return tuple(found)
+
+
+def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """The tools as chat templates describe them to a model: functions with a JSON schema of their arguments."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": each.name,
+                "description": each.description,
+                "parameters": {
+                    "type": "object",
+                    "properties": {each.argument: {"type": "string"}},
+                    "required": [each.argument],
+                },
+            },
+        }
+        for each in tools
+    ]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call in the text of a model."""
+
+    tool: Tool | None
+    """None if the call cannot be understood."""
+    text: str
+    """The argument, or what is wrong."""
+
+
+def calls_in(answer: str, tools: Sequence[Tool]) -> list[Call]:
+    """The calls of a text, in their order; a tag that is not closed is none.
+
+    >>> [call.text for call in calls_in("<calculator>2+3</calculator>", tools_named("calculator"))]
+    ['2+3']
+    """
+    by_name = {each.name: each for each in tools}
+    names = "|".join(map(re.escape, ["tool_call", *by_name]))
+    found = []
+    for match in re.finditer(rf"<({names})>(.*?)</\1>", answer, re.DOTALL):
+        name, text = match[1], match[2]
+        found.append(_json_call(text, by_name) if name == "tool_call" else Call(by_name[name], text.strip("\n")))
+    return found
+
+
+def _json_call(text: str, by_name: Mapping[str, Tool]) -> Call:
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Call(None, f"the call is not JSON: {first_line(error)}")
+    name, arguments = (told.get("name"), told.get("arguments")) if isinstance(told, dict) else (None, None)
+    tool = by_name.get(name) if isinstance(name, str) else None
+    if tool is None:
+        return Call(None, f"there is no such tool: use {', '.join(by_name)}")
+    given = arguments.get(tool.argument) if isinstance(arguments, dict) else arguments
+    if not isinstance(given, str):
+        return Call(None, f"{tool.name} needs '{tool.argument}', a text")
+    return Call(tool, given)
+
+
+@dataclass(frozen=True)
+class ToolState:
+    """The state of the environment within, and the calls that are left."""
+
+    inner: Any
+    calls_left: int
+
+
+class ToolEnvironment:
+    """An environment whose tasks are those of another, and whose model may call tools before it answers.
+
+    A turn's calls are run in their order, at most `calls` of them in an episode; once none is left, a turn is judged
+    whatever it says.
+    """
+
+    one_turn = False
+
+    def __init__(self, environment: Environment, tools: Sequence[Tool], *, calls: int = 4) -> None:
+        self._inner, self.tools, self._calls = environment, tuple(tools), calls
+        inner_parallel = getattr(environment, "n_parallel", 0)
+        self.n_parallel = min(inner_parallel or usable_cores(), MOST_PARALLEL)
+        # One that says nothing of threads is asked by one at a time.
+        self._lock = None if inner_parallel else Lock()
+
+    @property
+    def most_turns(self) -> int:
+        """Turns of the model in an episode whose environment has one."""
+        return self._calls + 1
+
+    def start(self, seed: int) -> Task:
+        task = self._inner.start(seed)
+        return Task(task.messages, ToolState(task.state, self._calls), task.content)
+
+    def step(self, state: ToolState, answer: str) -> Outcome:
+        """Run the calls of an answer, or have it judged."""
+        calls = calls_in(answer, self.tools)[: state.calls_left]
+        if not calls:
+            return self._judged(state, answer)
+        said: list[Message] = []
+        for call in calls:
+            try:
+                text = f"error: {call.text}" if call.tool is None else call.tool(call.text)
+            except NotJudged as error:
+                return Outcome(0.0, failure=first_line(error))
+            said.append(Message("tool", text))
+        failed = sum(each.content.startswith("error: ") for each in said)
+        return Outcome(
+            0.0,
+            done=False,
+            message=tuple(said),
+            state=ToolState(state.inner, state.calls_left - len(calls)),
+            parts={"tool calls": float(len(calls)), "tool errors": float(failed)},
+        )
+
+    def solution(self, state: ToolState) -> str:
+        """An answer without calls. Raises NapkinError if the environment within knows none."""
+        if not isinstance(self._inner, SolvedEnvironment):
+            raise NapkinError("the environment has no `solution`: only one that knows a right answer gives one")
+        return self._inner.solution(state.inner)
+
+    def _judged(self, state: ToolState, answer: str) -> Outcome:
+        if self._lock is None:
+            outcome = self._inner.step(state.inner, answer)
+        else:
+            with self._lock:
+                outcome = self._inner.step(state.inner, answer)
+        if outcome.done:
+            return outcome
+        parts = dict(outcome.parts)
+        after = ToolState(outcome.state, state.calls_left)
+        return Outcome(outcome.reward, done=False, message=outcome.message, state=after, parts=parts)
