@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -78,7 +79,8 @@ def test_all_stages_run_on_a_small_model_and_a_second_start_repeats_nothing(
             json.loads((tmp_path / "runs" / f"{stage}-{when}.json").read_text()) for when in ("before", "after")
         )
         assert all(0 <= share <= 1 for _, share in [*before, *after])
-    capsys.readouterr()
+    told = re.compile(r"^  step \d+ of ", re.MULTILINE)
+    assert len(told.findall(capsys.readouterr().out)) == 32 + 19 + 10 + 12
     example["run"](options)
-    assert " step " not in capsys.readouterr().out
+    assert not told.findall(capsys.readouterr().out)
     assert (tmp_path / "runs" / "report.html").read_text() == page

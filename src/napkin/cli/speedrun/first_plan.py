@@ -1,11 +1,12 @@
 """The plan of a speedrun before anything is made: the sizes that a number of minutes buys, and what each stage takes.
 
-What remains of the corpus is planned from a sample of its pages, and its seconds from two small corpora; the tokenizer
-by the rate at which this machine trains and encodes on that sample; the ladder and pre-training by the planner that
-every run has. The minutes are divided by `SHARES`.
+What remains of the corpus is planned from a sample of the pages that are read, and its seconds from two small corpora;
+the tokenizer by the rate at which this machine trains and encodes on the texts of one of these; the ladder and
+pre-training by the planner that every run has. The minutes are divided by `SHARES`.
 """
 
 import dataclasses
+import mimetypes
 import os
 import tempfile
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napkin.accounting.quantities import QuantityRow
+from napkin.cli.common.files import open_documents
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores
 from napkin.model.config import ModelConfig
@@ -26,6 +28,7 @@ from napkin.recipe.training_config import TrainingConfig
 
 if TYPE_CHECKING:
     from napkin.curation.engine.pipeline_file import Pipeline
+    from napkin.curation.reading.input_file import InputFile
     from napkin.scaling.ladder import LadderFile
 
 SHARES = {
@@ -51,14 +54,13 @@ PATTERN = "qwen2"
 LEVELS, LEVEL_FACTOR = 3, 2.0
 SHORT_MINUTES = 10
 """Below, of a machine without other programs, runs of the ladder are fewer and shorter."""
-_SAMPLE_BYTES = 2**21
 _TEXT_BYTES = 2**20
 _HEAPS = 0.6
 """A text of n words has about n^0.6 different ones (Heaps 1978), which are what merging takes time for."""
 _PASSES = 2
 _PILOT_BYTES = (2**21, 2**23)
 _CLOSE = 0.02
-"""A share of the pages is full when this part of it is left."""
+"""A share of the pages is full when this part of it is left; a run has its seconds when it is as near to them."""
 _MOST_CHARACTERS = 2**19
 """Names of pages in pipeline.toml, whose size is limited."""
 
@@ -123,9 +125,9 @@ def make_first_plan(paths: Sequence[str], folder: str, minutes: float, seed: int
     budget = 60 * minutes
     shares = {name: share * budget for name, share in SHARES.items()}
     pipeline, corpus, share, texts = _plan_corpus(paths, shares["corpus"], progress)
-    of_all = corpus.plan
-    remained = of_all.stages[-1].remained
-    text_bytes = share * remained.bytes.value
+    planned = corpus.plan
+    remained = planned.stages[-1].remained
+    text_bytes = remained.bytes.value
     if text_bytes < 1:
         raise NapkinError("the filters leave nothing of a sample of the pages: name other pages")
     progress("timing the tokenizer")
@@ -134,13 +136,13 @@ def make_first_plan(paths: Sequence[str], folder: str, minutes: float, seed: int
     stages: dict[str, Rows] = {
         "corpus": (
             seconds_row(corpus.seconds, "by two small corpora of the pages"),
-            QuantityRow("bytes of pages", "bytes", count=int(share * of_all.input_bytes)),
-            QuantityRow("documents read", "count", count=round(share * of_all.read.documents.value)),
+            QuantityRow("bytes of pages", "bytes", count=planned.input_bytes),
+            QuantityRow("documents read", "count", count=round(planned.read.documents.value)),
             QuantityRow(
                 "documents that remain",
                 "count",
-                count=round(share * remained.documents.value),
-                note=f"90% from {share * remained.documents.low:,.0f} to {share * remained.documents.high:,.0f}",
+                count=round(remained.documents.value),
+                note=f"90% from {remained.documents.low:,.0f} to {remained.documents.high:,.0f}",
             ),
             QuantityRow("bytes of text that remain", "bytes", count=int(text_bytes)),
         ),
@@ -180,8 +182,8 @@ def make_first_plan(paths: Sequence[str], folder: str, minutes: float, seed: int
         shares["ladder"],
         shares["tuning"],
         shares["rewards"],
-        int(share * of_all.input_bytes),
-        corpus.seconds * of_all.workers,
+        planned.input_bytes,
+        corpus.seconds * planned.workers,
         n_tokens / tokens,
         short,
         crowding,
@@ -189,74 +191,97 @@ def make_first_plan(paths: Sequence[str], folder: str, minutes: float, seed: int
     return FirstPlan(design, stages, pipeline, ladder, recipe)
 
 
-def _plan_corpus(paths: Sequence[str], seconds: float, progress: Progress) -> "tuple[Pipeline, Any, float, list[str]]":
-    """The pipeline over as many of the pages as the seconds allow, the plan over all, the share, and sample texts."""
+def _plan_corpus(
+    paths: Sequence[str], seconds: float, progress: Progress
+) -> "tuple[Pipeline, _CorpusPlan, float, list[str]]":
+    """The pipeline over as many of the pages as the seconds allow, its plan, their share, and texts of a small corpus.
+
+    What is planned is a sample of the pages that are read: whole folders can differ much from all.
+    """
     from napkin.curation.engine.corpus_plan import plan_corpus
-    from napkin.curation.engine.input_sample import read_sample
     from napkin.curation.engine.pipeline_file import InputOptions, Pipeline
     from napkin.curation.reading.input_file import InputFile, find_files
-    from napkin.curation.registry import apply_stages, make_stage
+    from napkin.curation.registry import make_stage
 
     stages = tuple(make_stage(name, {"keep": ["en"]} if name == "language" else {}) for name in PIPELINE)
     # Shards that are small enough for all cores to have some.
     whole = Pipeline(InputOptions(tuple(paths), shard_bytes=2**23), stages)
-    files = [file for file in find_files(paths) if isinstance(file, InputFile)]
-    begin, begin_of_core = time.perf_counter(), time.process_time()
-    plan = plan_corpus(whole, workers=usable_cores(), on_progress=lambda done, of, what: progress(what))
-    crowding = max(1.0, (time.perf_counter() - begin) / max(time.process_time() - begin_of_core, 1e-3))
+    files = [file for file in find_files(paths) if isinstance(file, InputFile) and _may_be_page(file.name)]
     total = sum(file.bytes for file in files)
+    if not total:
+        raise NapkinError("the pages are empty: name pages of HTML, WARC, PDF or text")
     progress("making two small corpora")
-    fixed, per_byte = _pilot(whole, paths, files, total)
+    fixed, per_byte, texts = _pilot(whole, paths, files, total)
+    if not texts:
+        raise NapkinError("the filters leave nothing of a sample of the pages: name other pages of HTML, WARC or text")
     share = min(1.0, max(seconds - fixed, 0.1 * seconds) / (per_byte * total))
     pipeline = whole
     if share < 1:
         chosen, n_bytes = chosen_pages(paths, files, share)
         share = n_bytes / total
         pipeline = dataclasses.replace(whole, input=dataclasses.replace(whole.input, paths=chosen))
-    sample = read_sample(files, whole.input, _SAMPLE_BYTES / max(total, 1), lambda done, of: None)
-    records = [record for each in sample for record in each.records]
-    texts, n_bytes = list[str](), 0
-    for record in apply_stages(iter(records), [stages[0]], lambda *_: None):
-        if n_bytes < _TEXT_BYTES and record.text:
-            texts.append(record.text)
-            n_bytes += len(record.text.encode())
-    if not texts:
-        raise NapkinError("no text is in a sample of the pages: name pages of HTML, WARC, PDF or text")
+    begin, begin_of_core = time.perf_counter(), time.process_time()
+    plan = plan_corpus(pipeline, workers=usable_cores(), on_progress=lambda done, of, what: progress(what))
+    crowding = max(1.0, (time.perf_counter() - begin) / max(time.process_time() - begin_of_core, 1e-3))
     return pipeline, _CorpusPlan(plan, fixed + share * total * per_byte, crowding), share, texts
 
 
-def _pilot(whole: "Pipeline", paths: Sequence[str], files: Sequence[Any], total: int) -> tuple[float, float]:
-    """Seconds that a corpus takes whatever its size, and per byte of its pages, by making two small ones.
+def _may_be_page(name: str) -> bool:
+    """True but for names of pictures, fonts, sounds and films, which stand among pages and hold no text."""
+    kind = (mimetypes.guess_type(name)[0] or "").partition("/")[0]
+    return kind not in ("image", "font", "audio", "video")
+
+
+def _pilot(
+    whole: "Pipeline", paths: Sequence[str], files: "Sequence[InputFile]", total: int
+) -> tuple[float, float, list[str]]:
+    """Seconds that a corpus takes whatever its size, and per byte of its pages, by making two small ones; and texts of
+    the larger.
 
     The corpus planner counts seconds of a core in its sample; a corpus of many small pages also takes the time that
     processes need to start, to open files and to wait for each other.
     """
+    from napkin.curation.engine.corpus_files import read_manifest
     from napkin.curation.engine.pipeline_run import curate
 
-    found = list[tuple[int, float]]()
+    found, texts = list[tuple[int, float]](), list[str]()
     for n_bytes in _PILOT_BYTES:
         chosen, read = chosen_pages(paths, files, min(1.0, n_bytes / total))
         part = dataclasses.replace(whole, input=dataclasses.replace(whole.input, paths=chosen))
         with tempfile.TemporaryDirectory() as folder:
+            corpus = Path(folder) / "corpus"
             begin = time.perf_counter()
-            curate(part, Path(folder) / "corpus", workers=usable_cores())
+            curate(part, corpus, workers=usable_cores())
             found.append((read, time.perf_counter() - begin))
+            if read_manifest(corpus).documents:
+                texts = _first_texts(corpus)
     (small, first), (large, second) = found
     # Two corpora of the same few pages, or noise, would give seconds per byte that are far too low.
     per_byte = max((second - first) / max(large - small, 1), 0.25 * second / large)
-    return max(0.0, second - per_byte * large), per_byte
+    return max(0.0, second - per_byte * large), per_byte, texts
+
+
+def _first_texts(corpus: Path) -> list[str]:
+    """The first documents of a corpus, with as many bytes as the tokenizer is timed on."""
+    texts, n_bytes = list[str](), 0
+    for document in open_documents([str(corpus)]):
+        if n_bytes >= _TEXT_BYTES:
+            break
+        texts.append(document.text)
+        n_bytes += len(document.text.encode())
+    return texts
 
 
 @dataclass(frozen=True)
 class _CorpusPlan:
-    """What the corpus planner says of all pages, and the seconds of those that are read, by the pilots."""
+    """What the corpus planner says of the pages that are read, and their seconds, by the pilots."""
 
     plan: Any
     seconds: float
     crowding: float
 
 
-def chosen_pages(paths: Sequence[str], files: Sequence[Any], share: float) -> tuple[tuple[str, ...], int]:
+def chosen_pages(paths: Sequence[str], files: "Sequence[InputFile]", share: float) -> tuple[tuple[str, ...], int]:
     """Folders and files with about this share of the bytes of all, and their bytes.
 
     Every folder of the first level that has several gives its share: in the order of a hash as many whole folders
@@ -344,6 +369,8 @@ def _plan_ladder(
     times = max(1.01, train_seconds / ladder_seconds * sizes * sum(LEVEL_FACTOR**-level for level in range(LEVELS)))
     larger = ladder.rung(times * largest, progress=progress)
     for _ in range(_PASSES):
+        if abs(run_seconds(larger.plan) / train_seconds - 1) < _CLOSE:
+            break
         times = max(1.01, times * train_seconds / run_seconds(larger.plan))
         larger = ladder.rung(times * largest, progress=progress)
     plan = larger.plan

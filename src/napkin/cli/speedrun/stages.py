@@ -362,8 +362,9 @@ def chat(run: Speedrun) -> None:
 
     lines = (run.folder / "conversations" / "validation.jsonl").read_text(encoding="utf-8").splitlines()
     environment = environment_named(ENVIRONMENT, held_out=True)
-    questions = [environment.start(number).messages[-1].content for number in range(3)]
-    questions += [json.loads(line)["messages"][0]["content"] for line in lines[:3]]
+    # Of few sums several seeds have the same one.
+    sums = dict.fromkeys(environment.start(seed).messages[-1].content for seed in range(100))
+    questions = [*sums][:3] + [json.loads(line)["messages"][0]["content"] for line in lines[:3]]
     conversation = Conversation(load(run.path("rewarded")))
     said: list[str] = []
     for question in questions:
