@@ -1,0 +1,1 @@
+"""The studio: pages to plan, watch and compare runs, served to this machine's browser alone."""
