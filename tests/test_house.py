@@ -34,6 +34,7 @@ FLOORS = [
     {"training"},
     {"environments"},
     {"tuning", "scaling"},
+    {"studio"},
     {"cli", "__init__"},
     {"__main__"},
 ]

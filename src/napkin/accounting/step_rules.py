@@ -101,9 +101,9 @@ def step_rule(
     State is 16 bytes per parameter of AdamW in fp32, divided among the ranks that share it (Rajbhandari et al. 2020,
     "ZeRO"); gradients that whole copies of a model exchange are held twice, in buckets. Copies of weights are those in
     16 bits or, where ranks share a model, what is whole for a time: the tables, two blocks, and gradients of the tables
-    and a block. Kept activations are those of `block_kept_bytes_rule`, of as many micro-batches as there are ranks in the
-    pipeline, or with full recomputation what each block reads, and one block. Logits take 8 bytes each, of a chunk at a
-    time. Not in it: norms, biases, what a caching allocator wastes, what collectives wait for.
+    and a block. Kept activations are those of `block_kept_bytes_rule`, of as many micro-batches as there are ranks in
+    the pipeline, or with full recomputation what each block reads, and one block. Logits take 8 bytes each, of a chunk
+    at a time. Not in it: norms, biases, what a caching allocator wastes, what collectives wait for.
     """
     attention = None
     if kv_lora_rank is not None:

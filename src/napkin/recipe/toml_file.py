@@ -30,16 +30,24 @@ def read_recipe(path: StrPath) -> Recipe:
             f"`napkin runs {path.parent}` and `napkin report {path.parent}` read this run, the program itself resumes, "
             "evaluates and generates"
         )
-    kind = recipe_class(values, str(path))
-    _refuse_unknown(values, kind, str(path))
+    return recipe_of_values(values, str(path))
+
+
+def recipe_of_values(values: dict[str, Any], where: str) -> Recipe:
+    """A recipe of tables and fields, as a TOML file has them; `where` names what they came from, for errors.
+
+    Raises NapkinError for an unknown field, a value of the wrong type or outside its range.
+    """
+    kind = recipe_class(values, where)
+    _refuse_unknown(values, kind, where)
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise NapkinError(
-            f"'{path}': {str(error).replace('`$.', '`')}: `napkin train --help all` lists the types"
+            f"'{where}': {str(error).replace('`$.', '`')}: `napkin train --help all` lists the types"
         ) from None
     except NapkinError as error:
-        raise NapkinError(f"'{path}': {error}") from None
+        raise NapkinError(f"'{where}': {error}") from None
 
 
 def is_program(values: Mapping[str, Any]) -> bool:

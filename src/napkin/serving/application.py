@@ -5,8 +5,6 @@ The chat page is files beside this one, sent as they are, under a policy that le
 
 import asyncio
 import contextlib
-import ipaddress
-import re
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -23,6 +21,7 @@ from napkin.errors import NapkinError
 from napkin.serving.answers import AnswerForm, EventStream, answer_at_once
 from napkin.serving.completion_job import CompletionJob, Prompt, check_sequences
 from napkin.serving.limits import CONTENT_TYPE
+from napkin.serving.loopback import SAFE_HEADERS, refusal_of_source
 from napkin.serving.request_body import ApiError, Body, ChatBody, CompletionBody, SharedFields, json_response, read_body
 from napkin.serving.service import REQUEST_DUE, Service
 
@@ -31,15 +30,6 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """No script, style or address but the server's own, none of them inline; the page is in no frame."""
-
-
-_AUTHORITY = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]+)|\[(?P<address>[0-9A-Fa-f:.]+)\])(?::[0-9]{0,5})?", re.ASCII)
-"""RFC 9110, 4.2 and 7.2: a name or an address, and a port; without user information."""
-_HEADERS = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-]
 
 
 def application(service: Service) -> ASGIApp:
@@ -80,7 +70,7 @@ class Guard:
 
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_HEADERS]
+                message["headers"] = [*message["headers"], *SAFE_HEADERS]
             await send(message)
 
         try:
@@ -98,7 +88,9 @@ class Guard:
             message = f"there are more than {service.limits.max_connections} connections: try again later"
             raise ApiError(503, message, retry_after=1, close=True)
         if service.hosts is not None:
-            _check_source(scope["headers"], service.hosts)
+            refusal = refusal_of_source(scope["headers"], service.hosts)
+            if refusal is not None:
+                raise ApiError(*refusal, close=True)
         if path == "/health" or not path.startswith(("/v1/", "/metrics")):
             return
         kind, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
@@ -107,36 +99,6 @@ class Guard:
             raise ApiError(401, message, code="invalid_api_key")
         if service.draining and path.startswith("/v1/"):
             raise ApiError(503, "the server is stopping: try another", retry_after=5, close=True)
-
-
-def _check_source(headers: Sequence[tuple[bytes, bytes]], hosts: frozenset[str]) -> None:
-    """Refuse what a web page elsewhere may have sent; without a key nothing else keeps it out."""
-    given = {
-        name: [value.decode("latin-1") for each, value in headers if each == name] for name in (b"host", b"origin")
-    }
-    if len(given[b"host"]) != 1 or host_name(given[b"host"][0]) not in hosts:
-        # A page elsewhere may have a name that leads to this machine.
-        raise ApiError(421, "the server is not known by this name: use its address", close=True)
-    own = {f"{scheme}://{given[b'host'][0]}".lower() for scheme in ("http", "https")}
-    if not own.issuperset(map(str.lower, given[b"origin"])):
-        raise ApiError(403, "the request comes from a web page elsewhere: use the server's own page", close=True)
-
-
-def host_name(authority: str) -> str | None:
-    """The name or address of a Host header, in small letters and without brackets; None where it is malformed.
-
-    >>> host_name("LocalHost:8000"), host_name("[0:0::1]:80"), host_name("[::1].evil.com"), host_name("::1@evil.com")
-    ('localhost', '::1', None, None)
-    """
-    found = _AUTHORITY.fullmatch(authority)
-    if found is None:
-        return None
-    if found["name"] is not None:
-        return found["name"].lower()
-    try:
-        return ipaddress.IPv6Address(found["address"]).compressed
-    except ValueError:
-        return None
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import socket
 from collections.abc import Callable
@@ -15,26 +14,17 @@ from napkin.errors import NapkinError
 from napkin.inference.engine import Engine
 from napkin.inference.loaded_model import LoadedModel
 from napkin.inference.prefix_store import PrefixStore, told
-from napkin.serving.application import application, host_name
+from napkin.serving.application import application
 from napkin.serving.limits import Limits
+from napkin.serving.loopback import address_of, is_loopback, listening_socket, names_of
 from napkin.serving.service import Service, connection_class
 
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 MOST_HEADER_BYTES = 2**16
 _BACKLOG = 2048
 """Connections that the system keeps until they are accepted."""
 _MOST_ACCEPTED = 64
 _OTHER_FILES = 128
 """Open files that are not connections."""
-
-
-def is_loopback(host: str) -> bool:
-    """True where only programs of this machine can connect to an address."""
-    if host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
 
 
 def serve(
@@ -60,17 +50,11 @@ def serve(
         raise NapkinError(f"host {host} can be reached from elsewhere: a key is needed, or use 127.0.0.1")
     service = Service(opened, engine, _within_file_limit(limits or Limits()), key)
     if key is None:
-        service.hosts = LOCAL_NAMES | {host_name(f"[{host}]" if ":" in host else host) or host.lower()}
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise NapkinError(f"{host} port {port} cannot be used ({reason}): choose another --host or --port") from None
+        service.hosts = names_of(host)
+    listening = listening_socket(host, port, backlog=_BACKLOG)
     if prefixes is not None:
         on_message(told(prefixes.restore(engine), engine, "restored"))
-    name, port = listening.getsockname()[:2]
-    address = f"http://{f'[{name}]' if ':' in name else name}:{port}"
+    address = address_of(listening)
     try:
         config = uvicorn.Config(
             application(service),

@@ -177,8 +177,8 @@ class _Translation:
         return f"{rule.__name__}({', '.join(arguments)})"
 
     def _refusal(self, node: ast.AST) -> NapkinError:
-        line = getattr(node, "lineno", 0)
+        line, text = getattr(node, "lineno", 0), ast.unparse(node).splitlines()[0]
         return NapkinError(
-            f"{self._rule.__module__}.{self._rule.__name__}, line {line}, `{ast.unparse(node)}` is not translated: "
+            f"{self._rule.__module__}.{self._rule.__name__}, line {line}, `{text}` is not translated: "
             "use numbers, if, arithmetic, min, max and other rules"
         )

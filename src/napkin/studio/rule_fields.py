@@ -1,4 +1,4 @@
-"""The numbers of a recipe that `step_rule` takes, by its names: what a page computes with while a control is dragged."""
+"""The numbers of a recipe that `step_rule` takes, by its names: a page computes with them while controls move."""
 
 from typing import Any
 

@@ -68,7 +68,8 @@ def serve_command(options: ServeOptions) -> None:
     if options.prefix_bytes < 0:
         raise NapkinError(f"--prefix-bytes is {options.prefix_bytes}: use 0 or more")
     key = _key(options.api_key_file)
-    from napkin.serving.run import is_loopback, serve
+    from napkin.serving.loopback import is_loopback
+    from napkin.serving.run import serve
 
     if key is None and not is_loopback(options.host):
         raise NapkinError(

@@ -1,0 +1,36 @@
+"""`napkin studio` serves pages to plan, watch and compare runs, for the browser of this machine."""
+
+import importlib.util
+import webbrowser
+from dataclasses import dataclass
+
+from napkin.cli.common.options import Switch, command
+from napkin.cli.common.terminal import say
+from napkin.errors import NapkinError
+
+
+@dataclass(frozen=True)
+class StudioOptions:
+    """Serve pages in which runs are planned, for the browser of this machine: no account, nothing is sent elsewhere.
+    The address that is printed holds a token, without which nobody gets an answer."""
+
+    port: int = 8050
+    """Port to listen on, at 127.0.0.1; 0 takes a free one."""
+    browser: Switch = False
+    """Also open the address in the browser."""
+
+
+@command("studio", StudioOptions)
+def main(options: StudioOptions) -> None:
+    if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
+        raise NapkinError(f"napkin studio needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+    if not 0 <= options.port < 2**16:
+        raise NapkinError(f"--port is {options.port}: use 0 to {2**16 - 1}")
+    from napkin.studio.run import serve_studio
+
+    def started(address: str) -> None:
+        say(f"studio: {address} (Ctrl-C ends it)")
+        if options.browser:
+            webbrowser.open(address)
+
+    serve_studio(port=options.port, on_start=started)

@@ -1,0 +1,83 @@
+"""What keeps others out of a server of this machine: addresses that only its own programs reach, and a look at where a
+request comes from."""
+
+import contextlib
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+
+from napkin.errors import NapkinError
+
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_AUTHORITY = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]+)|\[(?P<address>[0-9A-Fa-f:.]+)\])(?::[0-9]{0,5})?", re.ASCII)
+"""RFC 9110, 4.2 and 7.2: a name or an address, and a port; without user information."""
+
+SAFE_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+"""Headers of every answer: what it holds is what it says, and other sites learn and load nothing of it."""
+
+
+def is_loopback(host: str) -> bool:
+    """True where only programs of this machine can connect to an address."""
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def refusal_of_source(headers: Sequence[tuple[bytes, bytes]], hosts: frozenset[str]) -> tuple[int, str] | None:
+    """The status and the reason to refuse what a web page elsewhere may have sent; None for a request of the server's
+    own page or of a program. `hosts` are the names by which the server is known."""
+    given = {
+        name: [value.decode("latin-1") for each, value in headers if each == name] for name in (b"host", b"origin")
+    }
+    if len(given[b"host"]) != 1 or host_name(given[b"host"][0]) not in hosts:
+        # A page elsewhere may have a name that leads to this machine.
+        return 421, "the server is not known by this name: use its address"
+    own = {f"{scheme}://{given[b'host'][0]}".lower() for scheme in ("http", "https")}
+    if not own.issuperset(map(str.lower, given[b"origin"])):
+        return 403, "the request comes from a web page elsewhere: use the server's own page"
+    return None
+
+
+def host_name(authority: str) -> str | None:
+    """The name or address of a Host header, in small letters and without brackets; None where it is malformed.
+
+    >>> host_name("LocalHost:8000"), host_name("[0:0::1]:80"), host_name("[::1].evil.com"), host_name("::1@evil.com")
+    ('localhost', '::1', None, None)
+    """
+    found = _AUTHORITY.fullmatch(authority)
+    if found is None:
+        return None
+    if found["name"] is not None:
+        return found["name"].lower()
+    try:
+        return ipaddress.IPv6Address(found["address"]).compressed
+    except ValueError:
+        return None
+
+
+def names_of(host: str) -> frozenset[str]:
+    """The names by which a server that listens on `host` is known."""
+    return LOCAL_NAMES | {host_name(f"[{host}]" if ":" in host else host) or host.lower()}
+
+
+def listening_socket(host: str, port: int, *, backlog: int) -> socket.socket:
+    """A socket that listens; port 0 is a free one. Raises NapkinError where the address cannot be used."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise NapkinError(f"{host} port {port} cannot be used ({reason}): choose another --host or --port") from None
+
+
+def address_of(listening: socket.socket) -> str:
+    """The address for a browser."""
+    name, port = listening.getsockname()[:2]
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}"

@@ -1,0 +1,199 @@
+"""The studio's pages and what they ask: an ASGI application behind a gate that lets in whoever has the token.
+
+The address that `napkin studio` prints has the token in it. It becomes a cookie that no script reads and no other site
+sends, so that neither a page elsewhere nor another user of this machine can ask for anything.
+"""
+
+import asyncio
+import functools
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from importlib.resources import files
+from typing import Any, TypeVar
+from urllib.parse import parse_qs
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from napkin.errors import NapkinError, first_line
+from napkin.serving.loopback import SAFE_HEADERS, refusal_of_source
+from napkin.studio.plans import PlanRequest, plan_by_count, planner_catalogue, recipe_text, rules_script
+
+Answer = TypeVar("Answer")
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""No script, style or address but the server's own, none of them inline; the page is in no frame."""
+MOST_REQUEST_BYTES = 2**16
+_PAGES = files("napkin.studio") / "pages"
+_REPORT = files("napkin.report")
+_ASSETS = {
+    "uplot.js": _REPORT / "vendor" / "uPlot-1.6.32.iife.min.js",
+    "uplot.css": _REPORT / "vendor" / "uPlot-1.6.32.min.css",
+    "format.js": _REPORT / "format.js",
+    **{name: _PAGES / name for name in ("studio.css", "studio.js", "planner.js")},
+}
+_TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
+PAGES = {"/": "home.html", "/planner": "planner.html"}
+
+
+class Superseded(Exception):
+    """A count that nobody waits for: a newer one was asked for."""
+
+
+class Newest:
+    """Runs one piece of work at a time in a thread; a newer request ends the one before at its next progress."""
+
+    def __init__(self) -> None:
+        self._number, self._lock = 0, asyncio.Lock()
+
+    async def run(self, work: Callable[[Callable[[str], None]], Answer]) -> Answer:
+        """Raises Superseded where a newer request has come."""
+        self._number += 1
+        mine = self._number
+
+        def progress(doing: str) -> None:
+            if mine != self._number:
+                raise Superseded
+
+        async with self._lock:
+            progress("waiting")
+            return await asyncio.to_thread(work, progress)
+
+
+def application(*, token: str, hosts: frozenset[str]) -> ASGIApp:
+    """The studio, for requests that have the token and come by one of the names in `hosts`."""
+    routes = [
+        *(Route(path, functools.partial(_page, name)) for path, name in PAGES.items()),
+        Route("/assets/{name}", _asset),
+        Route("/api/planner/catalogue", _catalogue),
+        Route("/api/planner/plan", _plan, methods=["POST"]),
+        Route("/api/planner/recipe", _recipe, methods=["POST"]),
+    ]
+    handlers: dict[Any, Any] = {
+        NapkinError: _napkin_error,
+        Superseded: _superseded,
+        HTTPException: _http_exception,
+        Exception: _unforeseen,
+    }
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.state.newest = Newest()
+    return Gate(app, token, hosts)
+
+
+class Gate:
+    """Refuses what comes from elsewhere or has no token, and says to browsers what a page may do."""
+
+    def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str]) -> None:
+        self._app, self._token, self._hosts = app, token, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a refusal, exchange a token for a cookie, or hand the request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                policy = [(b"content-security-policy", POLICY.encode()), (b"cache-control", b"no-store")]
+                message["headers"] = [*message["headers"], *SAFE_HEADERS, *policy]
+            await send(message)
+
+        await self._answer(scope)(scope, receive, send_with_headers)
+
+    def _answer(self, scope: Scope) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+        refusal = refusal_of_source(scope["headers"], self._hosts)
+        if refusal is not None:
+            return PlainTextResponse(refusal[1] + "\n", refusal[0])
+        request = Request(scope)
+        server = scope.get("server") or ("", 0)
+        # Cookies do not know ports: two studios of one machine have two names.
+        cookie = f"napkin-studio-{server[1]}"
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[-1]
+        if given and request.method == "GET":
+            if not self._is_token(given):
+                return PlainTextResponse(_NO_TOKEN, 403)
+            answer = RedirectResponse(scope["path"] if scope["path"] in PAGES else "/", 303)
+            answer.set_cookie(cookie, self._token, httponly=True, samesite="strict")
+            return answer
+        kind, _, key = request.headers.get("authorization", "").partition(" ")
+        if self._is_token(request.cookies.get(cookie, "")) or (kind.lower() == "bearer" and self._is_token(key)):
+            return self._app
+        return PlainTextResponse(_NO_TOKEN, 403)
+
+    def _is_token(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(), self._token.encode())
+
+
+_NO_TOKEN = "This page needs the token of the studio: open the address that `napkin studio` printed.\n"
+
+
+async def _page(name: str, request: Request) -> Response:
+    return Response((_PAGES / name).read_bytes(), media_type="text/html")
+
+
+async def _asset(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name == "rules.js":
+        return Response(rules_script(), media_type="text/javascript")
+    if name not in _ASSETS:
+        raise HTTPException(404, f"there is no '{name}' here")
+    return Response(_ASSETS[name].read_bytes(), media_type=_TYPES[name.rpartition(".")[2]])
+
+
+async def _catalogue(request: Request) -> Response:
+    return _json(planner_catalogue())
+
+
+async def _plan(request: Request) -> Response:
+    asked = await _body(request, PlanRequest)
+    return _json(await request.app.state.newest.run(functools.partial(plan_by_count, asked)))
+
+
+async def _recipe(request: Request) -> Response:
+    return PlainTextResponse(recipe_text(await _body(request, PlanRequest)))
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+async def _body(request: Request, kind: type[Body]) -> Body:
+    """The JSON body of a request. Raises HTTPException for one that is too long or of another form."""
+    content = bytearray()
+    async for piece in request.stream():
+        content += piece
+        if len(content) > MOST_REQUEST_BYTES:
+            raise HTTPException(413, f"the request is longer than {MOST_REQUEST_BYTES:,} bytes")
+    try:
+        return msgspec.json.decode(bytes(content), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HTTPException(400, first_line(error)) from None
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    """A response in JSON; numbers that are not finite are null."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def _napkin_error(request: Request, error: Exception) -> Response:
+    return _json({"error": first_line(error)}, 422)
+
+
+async def _superseded(request: Request, error: Exception) -> Response:
+    return _json({"error": "a newer plan was asked for"}, 409)
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json({"error": error.detail}, error.status_code)
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    return _json({"error": f"this should not happen: {type(error).__name__}: {first_line(error)}"}, 500)

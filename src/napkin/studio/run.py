@@ -1,0 +1,54 @@
+"""Starting the studio's server, until a signal ends it."""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from napkin.serving.loopback import address_of, listening_socket, names_of
+from napkin.studio.application import application
+
+_BACKLOG = 128
+
+
+def serve_studio(*, port: int, on_start: Callable[[str], None], token: str | None = None) -> None:
+    """Serve the pages on 127.0.0.1 until SIGTERM or SIGINT; port 0 is a free one.
+
+    `on_start` is called with the address, in which the token is, once connections are taken. Raises NapkinError where
+    the port cannot be used.
+    """
+    host = "127.0.0.1"
+    token = token or secrets.token_urlsafe(24)
+    listening = listening_socket(host, port, backlog=_BACKLOG)
+    address = f"{address_of(listening)}/?token={token}"
+    try:
+        config = uvicorn.Config(
+            application(token=token, hosts=names_of(host)),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        for name in ("uvicorn", "asyncio"):
+            # Neither tells of browsers that leave.
+            logging.getLogger(name).setLevel(logging.ERROR)
+        asyncio.run(_Server(config, lambda: on_start(address)).serve([listening]))
+    finally:
+        listening.close()
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take connections, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_start()

@@ -1,0 +1,75 @@
+"""A studio in a process of its own, on a free port, with a client that is no browser."""
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reliability.harness import Command, Napkin
+
+PATIENCE = 60.0
+"""Seconds after which a test gives up on what should happen at once."""
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    content: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.content)
+
+
+@dataclass
+class Studio:
+    """A studio that runs."""
+
+    command: Command
+    port: int
+    token: str
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/?token={self.token}"
+
+    def ask(
+        self, path: str, body: Any = None, *, headers: dict[str, str] | None = None, with_token: bool = True
+    ) -> Answer:
+        """Ask once; a body is posted as JSON, bytes as they are."""
+        key = {"authorization": f"Bearer {self.token}"} if with_token else {}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request("GET" if body is None else "POST", path, content, {**key, **(headers or {})})
+        answer = connection.getresponse()
+        told = Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+        connection.close()
+        return told
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory, server: subprocess.Popen[str]) -> Iterator[Studio]:
+    folder = tmp_path_factory.mktemp("studio")
+    command = Napkin(folder, server).start("studio", "--port", "0")
+    end = time.monotonic() + PATIENCE
+    found = None
+    while found is None:
+        assert time.monotonic() < end, command.err.read_text()
+        time.sleep(0.02)
+        printed = command.out.read_text() if command.out.exists() else ""
+        found = re.search(r"http://127\.0\.0\.1:([0-9]+)/\?token=(\S+)", printed)
+    yield Studio(command, int(found[1]), found[2])
+    command.send(signal.SIGINT)
+    assert command.wait() in (0, 130, -signal.SIGINT)
+    assert "Traceback" not in Path(command.err).read_text()
