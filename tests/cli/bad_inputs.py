@@ -102,6 +102,7 @@ BASES = {
     # Without a key, nothing is listened on that others reach.
     "serve": "runs/tiny --host 0.0.0.0",
     "chat": "runs/tiny --wrong",
+    "studio": "--wrong",
     "bench": "swiglu --shapes tokens=8,d_ff=8 --seconds 0.001",
     "autotune": "tiny.toml --wrong",
     "tune preference": "--tuning.start runs/tiny --data.train missing.jsonl --run new --wrong",
