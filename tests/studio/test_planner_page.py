@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,9 +66,9 @@ def test_rule_and_count_are_pythons(browser: Browser, studio: Studio, tmp_path: 
     machine = machine_of("8xA100-SXM-80GB", device="auto")
     assert isinstance(machine, CatalogueMachine)
     plan = plan_layout(resolve(recipe, machine), machine)
+    sizes: dict[str, Any] = {**model_fields(recipe.model), **FORMAT_BYTES["bf16"]}
     rule = step_rule(
-        **model_fields(recipe.model),
-        **FORMAT_BYTES["bf16"],
+        **sizes,
         batch_size=256,
         micro_batch_size=8,
         loss_chunk_size=4096,

@@ -137,7 +137,7 @@ def training_flops_rule(parameters: float, tokens: float) -> float:
     return 6 * parameters * tokens
 
 
-def attention_flops_rule(*, n_layers: int, d_model: int, context_length: int, tokens: float) -> float:
+def attention_flops_rule(*, n_layers: int, d_model: float, context_length: int, tokens: float) -> float:
     """FLOPs that attention adds to 6·N·T: 12·L·d·context per token, over all pairs; causal pairs alone are half.
 
     Chowdhery et al. 2022, "PaLM", appendix B, where d = heads · head width; where values have another width than keys,

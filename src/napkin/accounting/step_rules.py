@@ -15,7 +15,7 @@ from napkin.accounting.rules import (
 )
 
 
-def bubble_rule(pipeline: int, micro_batches: int, stages_per_rank: int = 1) -> float:
+def bubble_rule(pipeline: int, micro_batches: float, stages_per_rank: int = 1) -> float:
     """Seconds that a rank of a pipeline waits, as a part of those that it computes: (p-1)/(m·v).
 
     Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", section

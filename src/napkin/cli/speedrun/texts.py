@@ -13,8 +13,6 @@ from pathlib import Path
 
 from napkin.cli.common.files import open_documents
 from napkin.data.corpus import split_into_sides, standard_library
-from napkin.environments.environment import SolvedEnvironment
-from napkin.environments.registry import environment_named
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text, draft_folder
 
@@ -126,6 +124,9 @@ def _conversation(question: str, answer: str) -> str:
 
 
 def _sums(careless: random.Random, seed: int) -> Iterator[str]:
+    from napkin.environments.environment import SolvedEnvironment
+    from napkin.environments.registry import environment_named
+
     environment = environment_named(ENVIRONMENT)
     assert isinstance(environment, SolvedEnvironment)
     for number in range(SUMS):
