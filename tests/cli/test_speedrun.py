@@ -285,20 +285,28 @@ def test_the_plan_of_a_stage_stands_beside_its_meter(tmp_path: Path) -> None:
 
 
 @pytest.mark.torture
-def test_a_speedrun_of_two_minutes_that_is_killed_in_its_training_ends_with_a_page(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", "napkin", "speedrun", "--minutes", "2", "--out", "out", "--json"]
-    first = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not list((tmp_path / "out" / "base" / "checkpoints").glob("step-*")):
-        assert first.poll() is None
-        time.sleep(0.05)
+def test_a_speedrun_of_few_minutes_that_is_killed_in_its_training_ends_with_a_page(tmp_path: Path) -> None:
+    # The fewest minutes that this machine, busy as it is, has time for.
+    for minutes in ("2", "6", "18"):
+        arguments = [sys.executable, "-m", "napkin", "speedrun", "--minutes", minutes, "--out", "out", "--json"]
+        with (tmp_path / "messages").open("wb") as messages:
+            first = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=messages)
+            while first.poll() is None and not list((tmp_path / "out" / "base" / "checkpoints").glob("step-*")):
+                time.sleep(0.05)
+        if first.poll() is None:
+            break
+        assert first.returncode == 2
+        assert "too few for the smallest ladder" in (tmp_path / "messages").read_text()
     os.kill(first.pid, signal.SIGKILL)
-    first.wait()
+    assert first.wait() == -signal.SIGKILL
     corpus = (tmp_path / "out" / "corpus" / "manifest.json").stat().st_mtime_ns
-    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(done.stdout)
     assert (tmp_path / "out" / "corpus" / "manifest.json").stat().st_mtime_ns == corpus
     assert list(said["stages"]) == list(STAGES)
     assert all(rows["rows"] for rows in said["stages"].values())
     assert said["stages"]["pre-training"]["commands"][-1] == "napkin resume out/base"
     assert (tmp_path / "out" / "speedrun.html").exists()
-    assert (tmp_path / "out" / "chat.txt").read_text().count("assistant:") == 6
+    questions = [line for line in (tmp_path / "out" / "chat.txt").read_text().splitlines() if line.startswith("user:")]
+    assert len(set(questions)) == len(questions) >= 4

@@ -5,7 +5,7 @@ import re
 from html import unescape
 from pathlib import Path
 
-from napkin.accounting.quantities import format_figure
+from napkin.accounting.quantities import format_figure, format_ratio
 from napkin.report import StagePage, write_stages
 from napkin.runs.run_record import read_run_record
 
@@ -44,4 +44,13 @@ def test_a_page_has_the_table_and_the_scores_of_each_run(full_run: Path, tmp_pat
         for row in measurement.table:
             assert format_figure(row.count, row.unit) in words
             assert format_figure(row.meter, row.unit) in words
+    # The summary has a column for each stage.
+    head, *rows = re.findall(r"<tr>.*?</tr>", text[text.index('id="summary"') :], re.DOTALL)
+    assert [each for each in words_of(head) if each][1:] == ["style", "sums"]
+    measurement = read_run_record(other).measurement
+    assert measurement is not None
+    peak = next(row for row in measurement.table if row.quantity == "peak bytes")
+    figures = [format_figure(peak.count, peak.unit), format_figure(peak.meter, peak.unit), format_ratio(peak)]
+    row = next(each for each in rows if "peak bytes" in words_of(each))
+    assert [each for each in words_of(row) if each][-3:] == figures
     assert "://" not in text

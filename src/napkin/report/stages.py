@@ -51,10 +51,8 @@ def write_stages(page: StrPath, title: str, stages: Sequence[StagePage]) -> Path
         "stages.html",
         title=title,
         sections={"summary": "Planned and measured", **names},
-        summary={
-            "columns": [f"{name}, {kind}" for name in SUMMARY for kind in ("count", "meter", "meter/count")],
-            "rows": [(stage.name, _summary(record)) for stage, record in zip(stages, records, strict=True)],
-        },
+        # Stages side by side: as many columns as stages, which fit a page.
+        summary=[(name, [_compared(record, name) for record in records]) for name in SUMMARY],
         stages=shown,
         colours=COLOURS,
         **WITHOUT_CHARTS,
@@ -63,14 +61,10 @@ def write_stages(page: StrPath, title: str, stages: Sequence[StagePage]) -> Path
     return path
 
 
-def _summary(record: RunRecord) -> list[str]:
+def _compared(record: RunRecord, quantity: str) -> tuple[str, str, str]:
+    """Return count, meter and their ratio; dashes where the run has no such row."""
     table = record.measurement.table if record.measurement else record.plan.table if record.plan else ()
-    rows = {row.quantity: row for row in table}
-    cells: list[str] = []
-    for name in SUMMARY:
-        row = rows.get(name)
-        if row is None:
-            cells += ["–"] * 3
-        else:
-            cells += [format_figure(row.count, row.unit), format_figure(row.meter, row.unit), format_ratio(row)]
-    return cells
+    for row in table:
+        if row.quantity == quantity:
+            return format_figure(row.count, row.unit), format_figure(row.meter, row.unit), format_ratio(row)
+    return "–", "–", "–"
