@@ -30,6 +30,7 @@ OTHER: dict[str, Any] = {
     "model.qk_nope_head_dim": 32,
     "model.qk_rope_head_dim": 16,
     "model.v_head_dim": 24,
+    "model.kv_sharing": 2,
     "model.mixers": "mamba2*3,attention",
     "model.state_heads": 4,
     "model.rope_length": 1.5,

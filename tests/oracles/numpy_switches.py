@@ -44,6 +44,7 @@ def hidden(
     x = np.stack(
         [_embedded(weights, sequence, config, _places(documents, i, sequence)) for i, sequence in enumerate(tokens)]
     )
+    kept: dict[int, tuple[Array, Array]] = {}  # keys and values of each sequence, for layers that share them
     for layer in range(config.n_layers):
         own = {
             name.removeprefix(f"blocks.{layer}."): value
@@ -56,8 +57,9 @@ def hidden(
 
         def attend(x: Array, own: Weights = own, window: float = window) -> Array:
             same = [None if documents is None else documents[i] for i in range(len(x))]
-            layer = _latent_attention if config.kv_lora_rank else _attention
-            return np.stack([layer(own, row, config, window, same[i]) for i, row in enumerate(x)])
+            if config.kv_lora_rank:
+                return np.stack([_latent_attention(own, row, config, window, same[i]) for i, row in enumerate(x)])
+            return np.stack([_attention(own, row, config, window, same[i], kept, i) for i, row in enumerate(x)])
 
         def think(x: Array, own: Weights = own) -> Array:
             flat = x.reshape(-1, x.shape[-1])
@@ -128,7 +130,25 @@ def _linear(own: Weights, name: str, x: Array, config: Any) -> Array:
     return multiplier * (x @ own[f"{name}.weight"].T) + own.get(f"{name}.bias", 0.0)
 
 
-def _attention(own: Weights, x: Array, config: Any, window: float, documents: Any) -> Array:
+def _attention(
+    own: Weights,
+    x: Array,
+    config: Any,
+    window: float,
+    documents: Any,
+    kept: dict[int, tuple[Array, Array]],
+    sequence: int,
+) -> Array:
+    if "attention.query.weight" in own:
+        q = _linear(own, "attention.query", x, config)
+        if config.qk_norm == "all_heads":
+            q = _norm(own, "attention.qk_norm.query_norm", q, config)
+        q = q.reshape(len(x), config.n_heads, -1)
+        if config.qk_norm == "head":
+            q = _norm(own, "attention.qk_norm.query_norm", q, config)
+        q = turned(q, config) if config.positions == "rope" else q
+        mixed = _mixed(q, *kept[sequence], config, window, documents)
+        return _linear(own, "attention.output", mixed.reshape(len(x), -1), config)
     n_heads, n_kv = config.n_heads, config.n_kv_heads or config.n_heads
     width = config.head_dim or config.d_model // n_heads
     projected = _linear(own, "attention.query_key_value", x, config)
@@ -142,6 +162,7 @@ def _attention(own: Weights, x: Array, config: Any, window: float, documents: An
         k = _norm(own, "attention.qk_norm.key_norm", k, config)
     if config.positions == "rope":
         q, k = turned(q, config), turned(k, config)
+    kept[sequence] = k, v
     mixed = _mixed(q, k, v, config, window, documents)
     return _linear(own, "attention.output", mixed.reshape(len(x), -1), config)
 

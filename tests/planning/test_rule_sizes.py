@@ -37,6 +37,7 @@ SHAPES = {
     "no gate": replace(WIDE, feed_forward="gelu", biases="all", positions="learned", norm="layer"),
     "untied": replace(WIDE, tie_embeddings=False, d_ff=96),
     "latents": replace(WIDE, head_dim=None, n_kv_heads=None, kv_lora_rank=24, qk_nope_head_dim=16, v_head_dim=20),
+    "shared keys": replace(WIDE, kv_sharing=2),
     "states": replace(WIDE, mixers="mamba2", feed_forward="none", positions="none", context_length=128),
     "hybrid": replace(WIDE, mixers="mamba2,attention", state_size=32, state_head_dim=32, state_groups=2, n_layers=3),
     "experts": replace(WIDE, n_experts=8, experts_per_token=2, d_expert=48),

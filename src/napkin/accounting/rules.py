@@ -57,6 +57,7 @@ def layered_parameters_rule(
     attention: int | None = None,
     n_state_layers: int = 0,
     state_layer: int = 0,
+    n_sharing_layers: int = 0,
 ) -> int:
     """Parameters of any model of attention and feed-forward layers, by what its layers are.
 
@@ -65,7 +66,8 @@ def layered_parameters_rule(
     them, and d for each that is routed to. With the experts that a token uses as `n_experts`, the result is the
     parameters that it uses. `attention` are the parameters of one attention layer of another kind, as
     `latent_attention_parameters_rule` says; `state_layer` are those of a layer that carries a state in its place, of
-    which there are `n_state_layers`, as `state_parameters_rule` says.
+    which there are `n_state_layers`, as `state_parameters_rule` says. `n_sharing_layers` share the keys and values of an
+    earlier one, and have 2·d·c·kv fewer.
 
     Touvron et al. 2023, "Llama 2"; Ainslie et al. 2023 for grouped queries; Dai et al. 2024, "DeepSeekMoE", for
     experts. Norms and biases are missing: 0.098% under for GPT-2 small, 0.015% under for a Llama-like 125 M.
@@ -76,6 +78,7 @@ def layered_parameters_rule(
     routed = (n_layers - dense) * d_model * (n_experts * matrices * d_expert + n_routed)
     tables = (1 if tied else 2) * vocab_size + positions
     mixers = (n_layers - n_state_layers) * attention + n_state_layers * state_layer
+    mixers -= n_sharing_layers * 2 * d_model * head_dim * n_kv_heads
     return mixers + dense * matrices * d_model * d_ff + routed + tables * d_model
 
 
@@ -305,6 +308,8 @@ class Sizes:
     """The closed form, written out."""
     multiplying: int | None = None
     """The parameters that a token is multiplied with, by the same closed form."""
+    n_kv_layers: int | None = None
+    """Layers that keep keys and values in a cache; None is all with attention."""
     batch_size: int
     """Sequences in memory at a time: those of a micro-batch, if gradients are accumulated."""
     sequences: int
@@ -559,6 +564,8 @@ def _cache_of(sizes: Sizes) -> tuple[int, str]:
         latent, rotated = sizes.latent_cache
         return latent_cache_bytes_rule(**shape, kv_lora_rank=latent, qk_rope_head_dim=rotated), "L·(rk + r)·s·2"
     head_dim = sizes.head_dim or sizes.d_model // sizes.n_heads
+    if sizes.n_kv_layers is not None:
+        shape["n_layers"] = sizes.n_kv_layers
     return kv_cache_bytes_rule(**shape, n_kv_heads=sizes.n_kv_heads, head_dim=head_dim), "2·L·kv·c·s·2"
 
 

@@ -42,7 +42,7 @@ def bytes_per_token(config: ModelConfig, dtype: torch.dtype, kv: KVFormat = "aut
     if kv == "auto":
         return config.cached_numbers * dtype.itemsize
     heads, *widths = config.cached_widths
-    return config.cached_numbers + config.n_attention_layers * heads * sum(map(bool, widths)) * _SCALE.itemsize
+    return config.cached_numbers + config.n_kv_layers * heads * sum(map(bool, widths)) * _SCALE.itemsize
 
 
 def state_bytes_per_sequence(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -163,7 +163,8 @@ class PagedCache(KVCache):
         self.padding_block = n_blocks
         """Takes what padding writes."""
         heads, *widths = config.cached_widths
-        attending = [layer for layer, mixer in enumerate(config.layer_mixers) if mixer == "attention"]
+        mixers = zip(config.layer_mixers, config.kv_sources, strict=True)
+        attending = [layer for layer, (mixer, of) in enumerate(mixers) if mixer == "attention" and of == layer]
         self.keys, self.values = (
             {layer: Blocks((n_blocks + 1, heads, block_size, width), dtype, self.device, kv) for layer in attending}
             for width in widths
@@ -171,7 +172,7 @@ class PagedCache(KVCache):
         self.tensors = [tensor for held in (*self.keys.values(), *self.values.values()) for tensor in held.tensors]
         self.first = next(iter(self.keys.values()), None)
         """The keys of one layer, where any has them."""
-        stateful = len(attending) < config.n_layers
+        stateful = config.has_states
         self.states = RecurrentStates(config, n_states, dtype, self.device) if stateful else None
         self.nbytes = sum(tensor.nbytes for tensor in self.tensors)
         self.nbytes += 0 if self.states is None else self.states.nbytes

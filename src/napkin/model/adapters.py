@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.model.attention import CausalSelfAttention
+from napkin.model.attention import CausalSelfAttention, SharedAttention
 from napkin.model.config import ADAPTED_MATRICES, adapted_matrices, refuse_unknown_matrices
 from napkin.model.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
 from napkin.model.latent_attention import LatentAttention
@@ -271,7 +271,7 @@ def _matrices(module: nn.Module) -> list[tuple[Linear, list[Rows]]]:
             (module.query_key_value, _stacked("attention", {"query": queries, "key": keys, "value": keys})),
             (module.output, _stacked("attention", {"output": len(module.output.weight)})),
         ]
-    if isinstance(module, LatentAttention):
+    if isinstance(module, (LatentAttention, SharedAttention)):
         layers = {"query": module.query, "output": module.output}
         return [(layer, _stacked("attention", {name: len(layer.weight)})) for name, layer in layers.items()]
     if isinstance(module, (FeedForward, GatedFeedForward)):

@@ -44,6 +44,16 @@ HIDDEN = -30000.0
 """Added to a score it makes a weight of exactly 0 beside any seen key; a number of every format, fp16 among them."""
 
 
+class SharedKeysAndValues:
+    """The keys and values of a layer in one forward pass, for those after it that share them.
+
+    With a cache they are what it holds.
+    """
+
+    def __init__(self) -> None:
+        self.held: tuple[Any, Any] | None = None
+
+
 @dataclass(frozen=True)
 class ForwardContext:
     """State that all layers share in one forward pass."""
@@ -56,6 +66,8 @@ class ForwardContext:
     """Keys and values of earlier positions, and states; None in training."""
     layer: int = 0
     """The layer whose keys and values those are."""
+    shared: SharedKeysAndValues | None = None
+    """Where layers of a group find the keys and values that they share; None where none are shared."""
 
 
 class Preparation(Protocol):
@@ -149,7 +161,51 @@ class CausalSelfAttention(nn.Module):
         queries, keys, values = (rearrange(part, "b t h c -> b h t c") for part in (queries, keys, values))
         if context.cache is not None:
             keys, values = context.cache.update(context.layer, keys, values)
+        if context.shared is not None:
+            context.shared.held = keys, values
         mixed = self.attend(queries, keys, values, context.mask)
+        return self.output(rearrange(mixed, "b h t c -> b t (h c)"))
+
+
+class SharedAttention(nn.Module):
+    """Attention to the keys and values of an earlier layer, with queries of its own (Brandon et al. 2024).
+
+    `qk_norm` is the norm of queries alone. The context has the keys and values: see `SharedKeysAndValues`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        head_dim: int,
+        attend: "PlainAttention",
+        rotate: Callable[..., Tensor],
+        qk_norm: nn.Module,
+        query_bias: bool,
+        output_bias: bool,
+        linears: LinearFactory,
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.n_heads = head_dim, n_heads
+        self.attend, self.rotate = attend, rotate
+        self.query = linears.linear(d_model, n_heads * head_dim, bias=query_bias)
+        self.qk_norm = qk_norm
+        self.output = linears.residual_output(n_heads * head_dim, d_model, bias=output_bias)
+
+    def forward(
+        self, x: Float[Tensor, "batch position d_model"], context: ForwardContext | None = None
+    ) -> Float[Tensor, "batch position d_model"]:
+        """Attend to what the context has of an earlier layer."""
+        held = None if context is None or context.shared is None else context.shared.held
+        if context is None or held is None:
+            raise NapkinError(
+                "this layer shares the keys and values of an earlier one, which has not run: run the whole model, or a "
+                "part of it that begins with the first of the layers that share them"
+            )
+        heads = rearrange(self.query(x), "b t (h c) -> b t h c", h=self.n_heads)
+        queries = rearrange(self.rotate(self.qk_norm(heads), *context.rotation), "b t h c -> b h t c")
+        mixed = self.attend(queries, *held, context.mask)
         return self.output(rearrange(mixed, "b h t c -> b t (h c)"))
 
 

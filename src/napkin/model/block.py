@@ -14,6 +14,7 @@ from napkin.model.attention import (
     DocumentsOnly,
     ForwardContext,
     PlainAttention,
+    SharedAttention,
 )
 from napkin.model.latent_attention import LatentAttention
 from napkin.model.layers import Device, moved
@@ -26,7 +27,7 @@ Residual = Float[Tensor, "batch position d_model"]
 class BlockParts:
     """The parts of which a block is made; it makes as many norms as it needs."""
 
-    attention: CausalSelfAttention | LatentAttention
+    attention: CausalSelfAttention | LatentAttention | SharedAttention
     feed_forward: nn.Module
     make_norm: Callable[[], nn.Module]
     make_dropout: Callable[[], nn.Module]

@@ -16,6 +16,7 @@ from napkin.model.attention import (
     CausalMask,
     CausalSelfAttention,
     PlainAttention,
+    SharedAttention,
     SlidingWindowMask,
 )
 from napkin.model.block import BLOCKS, Block, BlockParts, ParallelBlock, StatefulBlock
@@ -32,7 +33,7 @@ from napkin.model.feed_forward import (
 )
 from napkin.model.latent_attention import LatentAttention
 from napkin.model.layers import INITIAL_STDS, Linear, LinearFactory, make_dropout
-from napkin.model.norm import NORMS, QK_NORMS, LayerNorm
+from napkin.model.norm import NORMS, QK_NORMS, QUERY_NORMS, LayerNorm
 from napkin.model.positions import (
     AlibiPositions,
     LearnedPositions,
@@ -117,7 +118,10 @@ class ModelBuilder:
                 functools.partial(self.make_norm, config.d_model),
                 functools.partial(make_dropout, config.dropout),
             )
-        make = self._attention if config.kv_lora_rank is None else self._latent_attention
+        if config.kv_sources[layer] != layer:
+            make = self._shared_attention
+        else:
+            make = self._attention if config.kv_lora_rank is None else self._latent_attention
         attention = make(attend, positions)
         parts = BlockParts(
             attention=attention,
@@ -148,6 +152,20 @@ class ModelBuilder:
             rotate=positions.rotate,
             qk_norm=QK_NORMS[config.qk_norm](n_heads, n_kv_heads, head_dim, self.make_norm),
             qkv_bias=config.biases != "none",
+            output_bias=config.biases == "all",
+            linears=self.linears,
+        )
+
+    def _shared_attention(self, attend: PlainAttention, positions: NoPositions) -> SharedAttention:
+        config = self.config
+        return SharedAttention(
+            config.d_model,
+            config.n_heads,
+            head_dim=config.resolved_head_dim,
+            attend=attend,
+            rotate=positions.rotate,
+            qk_norm=QUERY_NORMS[config.qk_norm](config.n_heads, config.resolved_head_dim, self.make_norm),
+            query_bias=config.biases != "none",
             output_bias=config.biases == "all",
             linears=self.linears,
         )

@@ -77,6 +77,11 @@ class ModelConfig:
     v_head_dim: Annotated[int | None, Bounds(1, 2**20)] = None
     """Width of a latent attention's value; None is qk_nope_head_dim."""
 
+    kv_sharing: Annotated[int, Bounds(1, 4096)] = 1
+    """Consecutive layers that share the keys and values of the first of them (cross-layer attention, Brandon et al.
+    2024): the others have queries of their own alone, and a KV cache holds one layer's keys and values for all of them.
+    1 is none; 2 halves the cache."""
+
     d_ff: Annotated[int | None, Bounds(1, 2**22)] = None
     """Width of the feed-forward layer; None is 4 · d_model, and for the gated kinds 8/3 · d_model rounded up to a
     multiple of 32: with three matrices they then have as many parameters as the plain layer (Shazeer 2020), in sizes
@@ -311,7 +316,17 @@ class ModelConfig:
     def cached_numbers(self) -> int:
         """Numbers that a KV cache holds of one token, in all layers."""
         heads, key, value = self.cached_widths
-        return self.n_attention_layers * heads * (key + value)
+        return self.n_kv_layers * heads * (key + value)
+
+    @property
+    def kv_sources(self) -> list[int]:
+        """The layer whose keys and values each layer reads: its own, or that of the first of those that share."""
+        return [layer - layer % self.kv_sharing for layer in range(self.n_layers)]
+
+    @property
+    def n_kv_layers(self) -> int:
+        """Number of layers that make keys and values, and have them in a cache."""
+        return self.n_attention_layers if self.kv_sharing == 1 else len(set(self.kv_sources))
 
     @property
     def resolved_n_kv_heads(self) -> int:

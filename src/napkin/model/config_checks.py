@@ -104,6 +104,7 @@ def problems_of(config: Any) -> Iterator[str]:
         )
 
     yield from _problems_of_mixers(config)
+    yield from _problems_of_sharing(config)
     if not config.n_experts:
         for name in ("n_shared_experts", "n_dense_layers", "d_expert", "expert_capacity", "router_bias"):
             if getattr(config, name):
@@ -135,6 +136,21 @@ def problems_of(config: Any) -> Iterator[str]:
         yield (
             f"n_dense_layers {config.n_dense_layers} leaves none of n_layers {config.n_layers} to the experts: use at "
             f"most {config.n_layers - 1}"
+        )
+
+
+def _problems_of_sharing(config: Any) -> Iterator[str]:
+    if config.kv_sharing == 1:
+        return
+    of = f"kv_sharing is {config.kv_sharing}, of layers that share keys and values"
+    if config.kv_lora_rank is not None:
+        yield f"kv_lora_rank is {config.kv_lora_rank} and {of}: latents are not shared, use one or the other"
+    if any(mixer != "attention" for mixer in mixer_pattern(config.mixers)):
+        yield f"mixers is '{config.mixers}' and {of}: use mixers 'attention', or kv_sharing 1"
+    if config.full_attention_every is not None:
+        yield (
+            f"full_attention_every is {config.full_attention_every} and {of}: they see the same tokens, leave "
+            "full_attention_every out"
         )
 
 

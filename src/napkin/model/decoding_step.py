@@ -95,6 +95,7 @@ class DecodingStep:
         projection = cast(CausalSelfAttention, self.block.attention).query_key_value
         return (
             isinstance(context.mask, Slots)
+            and context.shared is None
             and len(x) <= MOST_VECTORS
             and reads_vectors(x.device, x.dtype)
             and not torch.is_autocast_enabled(x.device.type)

@@ -116,7 +116,7 @@ def _reads_by_linear(layer: nn.Module) -> bool:
     return type(first) is Linear
 
 
-_FIRST_PRODUCTS = ("query_key_value", "latents", "up", "gate_up")
+_FIRST_PRODUCTS = ("query_key_value", "latents", "query", "up", "gate_up")
 
 
 Vectors = Float[Tensor, "*batch d_model"]

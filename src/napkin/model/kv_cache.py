@@ -140,7 +140,8 @@ class ContiguousCache(KVCache):
         (heads, *widths), place = config.cached_widths, {"dtype": dtype, "device": device}
         # One slot more takes what padding writes. Zeros, since what is hidden is multiplied by 0, not left out.
         attends = [mixer == "attention" for mixer in config.layer_mixers]
-        held = [n + 1 if attends else 0 for n, attends in zip(self.n_slots, attends, strict=True)]
+        makes = [source == layer for layer, source in enumerate(config.kv_sources)]
+        held = [(n + 1) * (has and own) for n, has, own in zip(self.n_slots, attends, makes, strict=True)]
         self.keys, self.values = ([torch.zeros(batch_size, heads, n, width, **place) for n in held] for width in widths)
         self.device = self.keys[0].device
         self.states = None if all(attends) else RecurrentStates(config, batch_size, dtype, self.device)

@@ -133,6 +133,34 @@ class AllHeadsQKNorm(nn.Module):
         return normed.view(queries_and_keys.shape)
 
 
+class HeadQueryNorm(nn.Module):
+    """The norm of `HeadQKNorm` for queries alone."""
+
+    def __init__(self, n_heads: int, head_dim: int, make_norm: MakeNorm) -> None:
+        super().__init__()
+        self.query_norm = make_norm(head_dim)
+
+    def forward(self, queries: QueriesAndKeys) -> QueriesAndKeys:
+        return self.query_norm(queries)
+
+
+class AllHeadsQueryNorm(nn.Module):
+    """The norm of `AllHeadsQKNorm` for queries alone."""
+
+    def __init__(self, n_heads: int, head_dim: int, make_norm: MakeNorm) -> None:
+        super().__init__()
+        self.query_norm = make_norm(n_heads * head_dim)
+
+    def forward(self, queries: QueriesAndKeys) -> QueriesAndKeys:
+        return self.query_norm(queries.flatten(2)).view(queries.shape)
+
+
+QUERY_NORMS: dict[str, Callable[[int, int, MakeNorm], nn.Module]] = {
+    "none": NoQKNorm,
+    "head": HeadQueryNorm,
+    "all_heads": AllHeadsQueryNorm,
+}
+
 QK_NORMS: dict[str, Callable[[int, int, int, MakeNorm], nn.Module]] = {
     "none": NoQKNorm,
     "head": HeadQKNorm,

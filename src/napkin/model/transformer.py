@@ -18,7 +18,7 @@ from napkin.kernels.loss.cross_entropy import CHUNK_SIZE, fused_linear_cross_ent
 from napkin.kernels.loss.distillation import Distillation, linear_distillation
 from napkin.kernels.loss.log_probabilities import LinearScores, linear_log_probabilities
 from napkin.kernels.products.linear import linear
-from napkin.model.attention import ForwardContext, Preparation
+from napkin.model.attention import ForwardContext, Preparation, SharedAttention, SharedKeysAndValues
 from napkin.model.block import Block, Residual
 from napkin.model.builder import ModelBuilder
 from napkin.model.config import ModelConfig
@@ -235,12 +235,18 @@ class Transformer(nn.Module):
         length = tokens.shape[1]
         rotation = self.positions.rotation(length)
         contexts: dict[Preparation, ForwardContext] = {}
+        group: SharedKeysAndValues | None = None
         for block in blocks:
             shared = cast(Block, block).preparation
             if shared not in contexts:
                 mask = shared.prepare(self.positions, length, documents, tokens.device)
                 contexts[shared] = ForwardContext(rotation, mask)
-            x = self.run_block(block, x, contexts[shared])
+            context = contexts[shared]
+            if self.config.kv_sharing > 1:
+                # One for each group: what is computed again in the backward pass reads it again.
+                group = group if reads_shared(block) else SharedKeysAndValues()
+                context = replace(context, shared=group)
+            x = self.run_block(block, x, context)
         return x
 
     def _hidden_cached(self, tokens: Tokens, cache: CachedPass) -> Float[Tensor, "batch position d_model"]:
@@ -254,14 +260,17 @@ class Transformer(nn.Module):
         if self.decode_blocks is not None and (decoded := self.decode_blocks(self, x, rotation, cache)) is not None:
             return self.normalized(decoded)
         masks: dict[Preparation, Any] = {}
-        for layer, block in enumerate(self.blocks):
+        keys_and_values = None
+        for index, (block, layer) in enumerate(zip(self.blocks, self.config.kv_sources, strict=True)):
             shared = cast(Block, block).preparation
+            if self.config.kv_sharing > 1 and layer == index:
+                keys_and_values = SharedKeysAndValues()
             if shared not in masks:
                 masks[shared] = shared.prepare_cached(self.positions, cache, layer)
             mask = masks[shared]
             if isinstance(mask, Slots):
                 mask = replace(mask, scales=cache.scales(layer))
-            x = self.run_block(block, x, ForwardContext(rotation, mask, cache, layer))
+            x = self.run_block(block, x, ForwardContext(rotation, mask, cache, layer, keys_and_values))
         return self.normalized(x)
 
     def normalized(self, x: Residual) -> Float[Tensor, "batch position d_model"]:
@@ -341,6 +350,11 @@ def fused_next_token_loss(
 def mixtures(module: nn.Module) -> list[MixtureOfExperts]:
     """The mixtures of experts within a module, first layer first."""
     return [layer for layer in module.modules() if isinstance(layer, MixtureOfExperts)]
+
+
+def reads_shared(block: nn.Module) -> bool:
+    """True for a block whose attention has the keys and values of an earlier one."""
+    return isinstance(getattr(block, "attention", None), SharedAttention)
 
 
 def _run_block(block: nn.Module, x: Tensor, context: ForwardContext) -> Tensor:

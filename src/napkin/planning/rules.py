@@ -352,6 +352,7 @@ def sizes_of(recipe: Recipe) -> Sizes:
         value_dim=model.resolved_v_head_dim,
         latent_cache=None if model.kv_lora_rank is None else (model.kv_lora_rank, model.resolved_qk_rope_head_dim),
         states=_states(model),
+        n_kv_layers=model.n_kv_layers,
         d_ff=model.resolved_d_ff,
         tied=model.tie_embeddings,
         gated=model.gated,
@@ -390,12 +391,12 @@ def step_flops_by_rule(model: ModelConfig, tokens: float) -> float:
 
 def cache_numbers_by_rule(model: ModelConfig, context_length: int) -> tuple[int, str]:
     """Numbers that a KV cache holds of a sequence, and the formula for those of a token."""
-    shape = {"n_layers": model.n_attention_layers, "context_length": context_length, "bytes_per_number": 1}
+    shape = {"n_layers": model.n_kv_layers, "context_length": context_length, "bytes_per_number": 1}
     if model.kv_lora_rank is not None:
         widths = {"kv_lora_rank": model.kv_lora_rank, "qk_rope_head_dim": model.resolved_qk_rope_head_dim}
         return latent_cache_bytes_rule(**shape, **widths), "L·(rk + r)"
     widths = {"n_kv_heads": model.resolved_n_kv_heads, "head_dim": model.resolved_head_dim}
-    return kv_cache_bytes_rule(**shape, **widths), "2·L·kv·c"
+    return kv_cache_bytes_rule(**shape, **widths), "2·Lk·kv·c" if model.kv_sharing > 1 else "2·L·kv·c"
 
 
 def parameters_formula(model: ModelConfig) -> str:
@@ -410,11 +411,13 @@ def parameters_formula(model: ModelConfig) -> str:
         queries = "d·h·(c + r)" if model.q_lora_rank is None else "rq·(d + h·(c + r))"
         attention = f"{queries} + d·(rk + r) + rk·h·(c + v) + h·v·d"
     layers = [f"L·({attention} + {feed_forward})"]
+    if model.kv_sharing > 1:
+        layers.append(f"-{model.n_attention_layers - model.n_kv_layers}·2·d·c·kv")
     if model.has_states:
         state = f"d·(2·w + u + {'2·' if 'gated_delta' in model.layer_mixers else ''}h) + k·u"
         own = state if model.feed_forward == "none" else f"{state} + {feed_forward}"
         layers = [f"Ls·({own})", *(layers if model.n_attention_layers else [])]
-    return f"{' + '.join(layers)} + {tables}"
+    return f"{' + '.join(layers)} + {tables}".replace("+ -", "-")
 
 
 def _layered(model: ModelConfig, n_experts: int) -> int:
@@ -437,6 +440,7 @@ def _layered(model: ModelConfig, n_experts: int) -> int:
         attention=_latent_attention(model),
         n_state_layers=model.n_layers - model.n_attention_layers,
         state_layer=0 if states is None else state_parameters_rule(states),
+        n_sharing_layers=model.n_attention_layers - model.n_kv_layers,
     )
 
 

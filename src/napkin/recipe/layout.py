@@ -224,6 +224,12 @@ def _problems(recipe: Recipe, layout: Layout) -> Iterator[str]:
                 f"parallelism.{name} is {layout.sizes[name]} and model.mixers is '{recipe.model.mixers}': the state of "
                 "a layer is not divided, use parallelism.shard, data or pipeline"
             )
+    for name in ("tensor", "context", "pipeline"):
+        if recipe.model.kv_sharing > 1 and layout.sizes[name] > 1:
+            yield (
+                f"parallelism.{name} is {layout.sizes[name]} and model.kv_sharing is {recipe.model.kv_sharing}: the "
+                "keys and values of layers that share them stay on a rank, use parallelism.shard or data"
+            )
     if layout.tensor > 1:
         yield from _problems_of_tensor(recipe, layout)
     if layout.pipeline > 1:

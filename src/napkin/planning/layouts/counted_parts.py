@@ -37,6 +37,8 @@ class BlockKind(NamedTuple):
     window: int | None
     """The window of its attention."""
     experts: bool
+    reads_shared: bool = False
+    """True if its attention has the keys and values of an earlier block."""
 
 
 Part = BlockKind | Literal["embedding", "head", "chunk", "update"]
@@ -272,6 +274,7 @@ def block_kinds(model: ModelConfig) -> tuple[BlockKind, ...]:
             mixer,
             window if mixer == "attention" else None,
             model.n_experts > 0 and layer >= model.n_dense_layers,
+            model.kv_sources[layer] != layer,
         )
         for layer, (mixer, window) in enumerate(layers)
     )

@@ -54,6 +54,8 @@ class ServiceWork:
     """Heads that the cache holds; of latent attention one, which every rank of tensor has."""
     kv_numbers: int
     """Numbers that one token leaves in the cache, in all layers."""
+    kv_reads: float
+    """Times that a decode step reads them: more than once where layers share keys and values."""
     window: int | None
     """Most tokens of a sequence that a block with a window keeps; None is all."""
     windowed_share: float
@@ -119,10 +121,13 @@ class ServiceWork:
 @functools.lru_cache(maxsize=16)
 def count_work(config: ModelConfig) -> ServiceWork:
     """Count a prefill and two decode steps of the model, without allocating it."""
+    # A period of layers is one, or those that share keys and values.
+    period = config.kv_sharing
     layers = config.n_dense_layers + 1
-    shallow, deep = (_figures(dataclasses.replace(config, n_layers=n)) for n in (layers, layers + 1))
+    layers += (config.n_layers - layers) % period
+    shallow, deep = (_figures(dataclasses.replace(config, n_layers=n)) for n in (layers, layers + period))
     # Figures of the model of all layers, from those of two depths.
-    more = config.n_layers - layers
+    more = (config.n_layers - layers) / period
     whole = {name: first + more * (deep[name] - first) for name, first in shallow.items()}
     return ServiceWork(
         parameters=round(whole["parameters"]),
@@ -130,6 +135,7 @@ def count_work(config: ModelConfig) -> ServiceWork:
         d_model=config.d_model,
         n_kv_heads=config.cached_widths[0],
         kv_numbers=config.cached_numbers,
+        kv_reads=1.0 if config.kv_sharing == 1 else config.n_attention_layers / config.n_kv_layers,
         window=config.attention_window,
         windowed_share=sum(window is not None for window in config.attention_windows) / config.n_layers,
         # A decode step has one token, so that the FLOPs of products are twice the numbers of their matrices.
@@ -271,7 +277,9 @@ class Replica:
         """Bytes of weights and cache that a step reads."""
         read = self.work.weights_read(sequences + prompt_tokens) * WEIGHT_BYTES[self.weights]
         head = 2.0 * self.work.head_weights
-        return (read + head) / self.tensor + sequences * self.work.kept(context) * self.kv_token_bytes
+        return (read + head) / self.tensor + sequences * self.work.kept(
+            context
+        ) * self.kv_token_bytes * self.work.kv_reads
 
     def step_seconds(self, sequences: Any, context: Any, prompt_tokens: Any = 0.0, pairs: Any = 0.0) -> Any:
         """Seconds of a step of one token for each of `sequences`, each with `context` tokens in the cache, and of
@@ -285,7 +293,7 @@ class Replica:
         products = np.cbrt(weights * weights * weights + flops * flops * flops)
         head = 2 * work.head_weights / tensor / (bandwidth * server.weight_share)
         kept, rate = work.kept(context), tensor * self._attention_peak * server.attention_share
-        cache = sequences * kept * self.kv_token_bytes / (bandwidth * server.kv_share)
+        cache = sequences * kept * self.kv_token_bytes * work.kv_reads / (bandwidth * server.kv_share)
         if work.compares_latents:
             # All heads read the same bytes: the products may take longer.
             cache = np.maximum(cache, sequences * kept * work.pair_flops / rate)

@@ -74,7 +74,7 @@ def probe_steps(
         return probed(model)
     if count_parameters(config) * dtype.itemsize <= MOST_PROBED_BYTES:
         return probed(Transformer(config, dtype=dtype))
-    depths = [config.n_dense_layers + 1, config.n_dense_layers + 3]
+    depths = [config.n_dense_layers + config.kv_sharing, config.n_dense_layers + 3 * config.kv_sharing]
     few, more = (probed(Transformer(dataclasses.replace(config, n_layers=n), dtype=dtype)) for n in depths)
     factor = (config.n_layers - depths[0]) / (depths[1] - depths[0])
     pairs = ((few.decode, more.decode), (few.prefill, more.prefill))
