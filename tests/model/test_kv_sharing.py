@@ -10,7 +10,7 @@ import torch
 from napkin.accounting.metering import meter_step
 from napkin.errors import NapkinError
 from napkin.inference.engine import Engine
-from napkin.inference.paged_cache import PagedCache, bytes_per_token
+from napkin.inference.paged_cache import KVFormat, PagedCache, bytes_per_token
 from napkin.inference.requests import Request
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
@@ -70,7 +70,8 @@ def test_caches_hold_the_keys_and_values_of_a_group_once() -> None:
     assert cache_numbers_by_rule(CONFIG, 1)[0] == CONFIG.cached_numbers == count_work(CONFIG).kv_numbers == numbers
     # One slot of each layer is for padding.
     assert ContiguousCache(CONFIG, capacity=10).nbytes == numbers * 4 * 11
-    for kv, bytes_of_token in (("auto", 2 * numbers), ("int8", numbers + 3 * 2 * 2 * 2)):
+    expected: dict[KVFormat, int] = {"auto": 2 * numbers, "int8": numbers + 3 * 2 * 2 * 2}
+    for kv, bytes_of_token in expected.items():
         paged = PagedCache(CONFIG, 3, 8, dtype=torch.bfloat16, kv=kv)
         assert paged.nbytes == bytes_per_token(CONFIG, torch.bfloat16, kv) * 8 * 4 == bytes_of_token * 8 * 4
 

@@ -83,7 +83,7 @@ def test_a_block_s_calls_at_each_size_are_those_of_a_count_at_that_size(
     ("changes", "counted_layers"),
     [
         ({"n_layers": 7, "attention_window": 8, "full_attention_every": 3}, 2),
-        ({"n_layers": 7, "kv_sharing": 3}, 2),
+        ({"n_layers": 7, "kv_sharing": 3}, 4),
         ({"n_layers": 6, "mixers": "mamba2*2,attention", "state_size": 8, "state_head_dim": 8, "state_heads": 2}, 2),
         ({"n_layers": 5, "n_experts": 4, "n_dense_layers": 2, "attention_window": 8, "full_attention_every": 2}, 4),
     ],

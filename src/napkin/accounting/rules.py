@@ -66,8 +66,8 @@ def layered_parameters_rule(
     them, and d for each that is routed to. With the experts that a token uses as `n_experts`, the result is the
     parameters that it uses. `attention` are the parameters of one attention layer of another kind, as
     `latent_attention_parameters_rule` says; `state_layer` are those of a layer that carries a state in its place, of
-    which there are `n_state_layers`, as `state_parameters_rule` says. `n_sharing_layers` share the keys and values of an
-    earlier one, and have 2·d·c·kv fewer.
+    which there are `n_state_layers`, as `state_parameters_rule` says. `n_sharing_layers` share the keys and values
+    of an earlier one, and have 2·d·c·kv fewer.
 
     Touvron et al. 2023, "Llama 2"; Ainslie et al. 2023 for grouped queries; Dai et al. 2024, "DeepSeekMoE", for
     experts. Norms and biases are missing: 0.098% under for GPT-2 small, 0.015% under for a Llama-like 125 M.

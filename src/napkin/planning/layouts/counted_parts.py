@@ -37,8 +37,9 @@ class BlockKind(NamedTuple):
     window: int | None
     """The window of its attention."""
     experts: bool
-    reads_shared: bool = False
-    """True if its attention has the keys and values of an earlier block."""
+    sharing: tuple[int, int] = (0, 1)
+    """Its place among the blocks that share keys and values, and how many they are: the gradients of all but the last
+    are added to those of the next."""
 
 
 Part = BlockKind | Literal["embedding", "head", "chunk", "update"]
@@ -274,7 +275,7 @@ def block_kinds(model: ModelConfig) -> tuple[BlockKind, ...]:
             mixer,
             window if mixer == "attention" else None,
             model.n_experts > 0 and layer >= model.n_dense_layers,
-            model.kv_sources[layer] != layer,
+            (layer - model.kv_sources[layer], model.kv_sources.count(model.kv_sources[layer])),
         )
         for layer, (mixer, window) in enumerate(layers)
     )
