@@ -44,8 +44,9 @@ def test_a_pruned_model_takes_what_was_said_and_is_opened_by_all(napkin: Napkin,
     assert napkin("generate", str(folder), "the", "--tokens", "5").status == 0
     assert napkin("export", str(folder), "--out", "smaller.gguf", "--to", "q8_0").status == 0
     assert load("smaller.gguf").generate("Document", max_new_tokens=5)
+    assert napkin("export", "runs/tiny", "--out", "whole.gguf", "--to", "f32").status == 0
     done = napkin(
-        *("tune", "distill", "--tuning.start", str(folder), "--distillation.teacher", "runs/tiny"),
+        *("tune", "distill", "--tuning.start", str(folder), "--distillation.teacher", "whole.gguf"),
         *("--data.train", "data/train.tokens", "--run", "runs/recovered", "--training.steps", "2"),
         *("--training.batch-size", "2", "--tuning.max-length", "16"),
     )

@@ -138,3 +138,15 @@ def test_from_python_the_plan_is_an_object_that_prints_itself() -> None:
     assert degree.interval is not None
     assert degree.interval.measured
     assert "TTFT" in repr(plan)
+
+
+def test_the_command_prints_what_a_draft_takes_and_gains(capsys: pytest.CaptureFixture[str]) -> None:
+    how = ("--on", "H100", "--draft", "llama-3.2-1b", "--acceptance", "0.7")
+    said = figures(capsys, *how)["draft"]
+    assert said["tokens_per_pass"] == pytest.approx((1 - 0.7**5) / 0.3)
+    assert main([*SERVE, *how]) == 0
+    printed = capsys.readouterr().out
+    assert "weights of the draft" in printed
+    assert f"decoding is {said['improvement']:.2f} times as fast" in " ".join(printed.split())
+    assert main([*SERVE, "--on", "H100", "--draft", "none-such", "--acceptance", "0.7"]) == 2
+    assert "none-such" in capsys.readouterr().err

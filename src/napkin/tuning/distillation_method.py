@@ -25,6 +25,7 @@ from napkin.files import StrPath, already_exists
 from napkin.inference.loaded_model import LoadedModel
 from napkin.kernels.loss.distillation import Distillation, LikeliestTokens, TaughtRows, WholeDistributions
 from napkin.model.config import ModelConfig
+from napkin.model.gguf.gguf_file import is_gguf
 from napkin.model.kernel_forms import use_kernels
 from napkin.model.transformer import TokenScores, Transformer
 from napkin.planning.planner import resolve
@@ -230,12 +231,12 @@ class DistillationMethod(ExampleMethod):
         config = recipe.distillation
         if not config.teacher:
             raise NapkinError(
-                "no teacher is named: use --distillation.teacher with a run, a Hugging Face folder, or a file of "
-                "`napkin tune teach`"
+                "no teacher is named: use --distillation.teacher with a run, a Hugging Face folder, a GGUF file, or a "
+                "file of `napkin tune teach`"
             )
         train, held_out, checksum, longest = distilled_examples(context)
         temperature = config.temperature
-        if Path(config.teacher).is_file():
+        if Path(config.teacher).is_file() and not is_gguf(config.teacher):
             file = TeacherFile.open(config.teacher, vocab_size=recipe.model.vocab_size)
             _refuse_other_file(file, config, checksum, len(train) + len(held_out))
             teacher: Teacher = FileTeacher(file.top_k, file)

@@ -4,6 +4,7 @@ without --on, of napkin's own engine on this machine."""
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from napkin.cli.common.options import JsonOption
@@ -14,6 +15,7 @@ from napkin.errors import NapkinError
 from napkin.units import format_bytes, format_flops, format_seconds, format_three_digits
 
 if TYPE_CHECKING:
+    from napkin.model.config import ModelConfig
     from napkin.planning.services.service_plan import ServiceDegree, ServicePlan
 
 
@@ -49,6 +51,13 @@ class ServiceOptions(RecipeOptions, JsonOption):
     requests_per_client: int | None = None
     """How many requests each client sends, in a measurement that the plan is compared with: the first of all come at
     the same time. None is the state after the first; on this machine 4 are simulated."""
+    draft: str | None = None
+    """A smaller model that proposes tokens: a preset's name, a run, a Hugging Face folder or a GGUF file. Its weights
+    and its cache are planned, and the tokens per pass that --acceptance makes."""
+    acceptance: float | None = None
+    """Share of the draft's proposals that are accepted, which napkin generate --draft measures; needed for a draft."""
+    proposed: int = 4
+    """Tokens that the draft proposes for each pass of the model."""
     usd_per_hour: float | None = None
     """Price of one device; None is the catalogue's, if it has one."""
 
@@ -72,6 +81,9 @@ def main(options: ServiceOptions, _: RecipeSource) -> None:
             tensor=options.tensor,
             usd_per_hour=options.usd_per_hour,
             requests_per_client=options.requests_per_client,
+            draft=None if options.draft is None else _draft_config(options.draft),
+            acceptance=options.acceptance,
+            proposed=options.proposed,
             progress=line.retitle,
         )
     if options.json:
@@ -82,6 +94,14 @@ def main(options: ServiceOptions, _: RecipeSource) -> None:
         raise NapkinError(f"the service does not fit: {plan.degrees[-1].reason}")
     for note in plan.notes:
         notify(note)
+
+
+def _draft_config(named: str) -> "ModelConfig":
+    """The config of a draft. Raises NapkinError where the name is neither that of a preset nor of a model."""
+    from napkin.inference.loaded_model import load
+    from napkin.model.config import preset
+
+    return load(named).config if Path(named).exists() else preset(named)
 
 
 def print_service(plan: "ServicePlan") -> None:
@@ -136,6 +156,13 @@ def _counted(plan: "ServicePlan") -> Iterator[tuple[str, str, str, str]]:
     # The engine keeps what is beyond a window.
     counted = work.kv_numbers * (longest if plan.cluster is None else work.kept(longest)) * plan.kv_width
     yield "KV of a sequence", format_bytes(numbers * plan.kv_width), format_bytes(counted), f"{formula}·bytes"
+    if (draft := plan.draft) is not None:
+        numbers = format_bytes(draft.weight_bytes), format_bytes(draft.kv_bytes_per_sequence)
+        rule = format_bytes(2 * draft.parameters) if plan.cluster is not None else ""
+        yield "weights of the draft", rule, numbers[0], "N·bytes" if rule else ""
+        yield "draft's KV of a sequence", "", numbers[1], ""
+        tokens = format_three_digits(draft.tokens_per_pass)
+        yield "tokens per pass", tokens, "", f"(1 - α^(γ + 1)) / (1 - α), α {draft.acceptance:g}, γ {draft.proposed}"
     if plan.ridge is None:
         return
     bound = "arithmetic" if plan.prefill_intensity > plan.ridge else "bytes"
@@ -170,6 +197,13 @@ def _range(seconds: float, factor: float | None) -> str:
 
 
 def _remarks(plan: "ServicePlan", best: "ServiceDegree") -> Iterator[str]:
+    if (draft := plan.draft) is not None:
+        yield (
+            f"a pass gives {format_three_digits(draft.tokens_per_pass)} tokens and takes "
+            f"{format_seconds(draft.draft_seconds)} of the draft and {format_seconds(draft.pass_seconds)} of the "
+            f"model, a step without a draft {format_seconds(draft.plain_seconds)}: decoding is "
+            f"{draft.improvement:.2f} times as fast"
+        )
     if len(plan.fitting) > 1:
         soonest = min(plan.fitting, key=lambda degree: degree.times.time_per_output_token if degree.times else math.inf)
         lowest = "and" if soonest is best else f"tensor {soonest.tensor}"

@@ -29,6 +29,7 @@ from napkin.hardware.ceilings import efficiency_of
 from napkin.hardware.device import Device
 from napkin.hardware.service_efficiency import ServiceEfficiency
 from napkin.hardware.target import CudaTarget
+from napkin.inference.speculation import expected_tokens
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import ContiguousCache
 from napkin.model.transformer import Transformer
@@ -226,8 +227,29 @@ of all memory, as vLLM, they and the CUDA context are a part of that. Approximat
 
 
 @dataclass(frozen=True)
+class DraftWork:
+    """A smaller model that proposes tokens, several of which the model tests in one pass.
+
+    A pass is expected to give (1 - α^(γ + 1)) / (1 - α) tokens of each sequence, where α is the chance that a proposal
+    is accepted and γ the number of proposals, if each is accepted or not by itself (Leviathan et al. 2023, equation 1).
+    """
+
+    work: ServiceWork
+    acceptance: float
+    proposed: int
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return expected_tokens(self.acceptance, self.proposed)
+
+
+@dataclass(frozen=True)
 class Replica:
-    """A model on some ranks of tensor, as one server runs it; bytes are of one device."""
+    """A model on some ranks of tensor, as one server runs it; bytes are of one device.
+
+    With a draft, which is in bf16 and divided like the model, a step is the share of a pass that one token takes on the
+    average: the draft computes the proposals one after another, then the model tests them.
+    """
 
     work: ServiceWork
     device: Device
@@ -235,18 +257,36 @@ class Replica:
     tensor: int = 1
     weights: WeightFormat = "bf16"
     kv: KVFormat = "bf16"
+    draft: DraftWork | None = None
+
+    @cached_property
+    def drafting(self) -> "Replica | None":
+        """The draft on the same ranks, by itself."""
+        if self.draft is None:
+            return None
+        return dataclasses.replace(self, work=self.draft.work, weights="bf16", draft=None)
 
     @cached_property
     def weight_bytes(self) -> float:
-        """Bytes of the weights on one rank."""
+        """Bytes of the weights on one rank, those of a draft included."""
+        return self.model_weight_bytes + (0.0 if self.drafting is None else self.drafting.weight_bytes)
+
+    @cached_property
+    def kv_token_bytes(self) -> float:
+        """Bytes that one token leaves in a rank's cache, those of a draft included."""
+        return self.model_kv_token_bytes + (0.0 if self.drafting is None else self.drafting.kv_token_bytes)
+
+    @cached_property
+    def model_weight_bytes(self) -> float:
+        """Bytes of the model's weights on one rank."""
         work = self.work
         experts = work.expert_weights * work.n_experts / work.experts_per_token if work.n_experts else 0
         matrices = work.block_weights - work.expert_weights + experts
         return (matrices * WEIGHT_BYTES[self.weights] + 2 * (work.parameters - matrices)) / self.tensor
 
     @cached_property
-    def kv_token_bytes(self) -> float:
-        """Bytes that one token leaves in a rank's cache; each rank has at least one head of keys and values."""
+    def model_kv_token_bytes(self) -> float:
+        """Bytes that one token of the model leaves in a rank's cache; each rank has at least one of its heads."""
         heads = math.ceil(self.work.n_kv_heads / self.tensor) / self.work.n_kv_heads
         return self.work.kv_numbers * heads * KV_BYTES[self.kv]
 
@@ -274,16 +314,51 @@ class Replica:
         return self.product_peak / self.device.memory_bandwidth
 
     def step_bytes(self, sequences: float, context: float, prompt_tokens: float = 0.0) -> float:
-        """Bytes of weights and cache that a step reads."""
+        """Bytes of weights and cache that a step reads; of a whole pass and its proposals, with a draft."""
+        proposals = 0.0
+        if self.draft is not None and self.drafting is not None:
+            proposals = self.draft.proposed * self.drafting.step_bytes(sequences, context)
+            prompt_tokens += self.draft.proposed * sequences
         read = self.work.weights_read(sequences + prompt_tokens) * WEIGHT_BYTES[self.weights]
         head = 2.0 * self.work.head_weights
-        return (read + head) / self.tensor + sequences * self.work.kept(
-            context
-        ) * self.kv_token_bytes * self.work.kv_reads
+        cache = sequences * self.work.kept(context) * self.model_kv_token_bytes * self.work.kv_reads
+        return proposals + (read + head) / self.tensor + cache
+
+    def pass_flops(self, sequences: float, context: float) -> float:
+        """FLOPs of the step, or of the pass and its proposals, whose bytes are `step_bytes`, of all ranks together."""
+        if self.draft is None:
+            return self.work.decode_flops(sequences, context)
+        tested = self.work.decode_flops(sequences * (self.draft.proposed + 1), context)
+        return tested + self.draft.proposed * self.draft.work.decode_flops(sequences, context)
 
     def step_seconds(self, sequences: Any, context: Any, prompt_tokens: Any = 0.0, pairs: Any = 0.0) -> Any:
         """Seconds of a step of one token for each of `sequences`, each with `context` tokens in the cache, and of
         prompts of `prompt_tokens` in all, whose queries and keys make `pairs`: of numbers, or arrays of steps."""
+        alone = self.model_seconds(sequences, context, prompt_tokens, pairs)
+        if self.draft is None or self.drafting is None:
+            return alone
+        # Prompts go through both models; what they add to a step of the model stays what it is.
+        proposals, tested = self.proposal_seconds(sequences, context), self.tested_seconds(sequences, context)
+        prompts = np.where(np.greater(prompt_tokens, 0), self.drafting.model_seconds(0.0, 0.0, prompt_tokens, pairs), 0)
+        per_token = (proposals + tested) / self.draft.tokens_per_pass
+        shared = np.where(np.greater(sequences, 0), per_token + alone - self.model_seconds(sequences, context), alone)
+        return shared + prompts
+
+    def proposal_seconds(self, sequences: Any, context: Any) -> Any:
+        """Seconds of the draft's steps before a pass of the model; 0 without a draft."""
+        if self.draft is None or self.drafting is None:
+            return 0.0
+        return self.draft.proposed * self.drafting.model_seconds(sequences, context)
+
+    def tested_seconds(self, sequences: Any, context: Any) -> Any:
+        """Seconds of a pass of the model over a token of each sequence and its proposals, which are like tokens of a
+        prompt that see all of the sequence."""
+        proposals = 0 if self.draft is None else self.draft.proposed
+        new = proposals * sequences
+        return self.model_seconds(sequences, context, new, new * self.work.kept(context))
+
+    def model_seconds(self, sequences: Any, context: Any, prompt_tokens: Any = 0.0, pairs: Any = 0.0) -> Any:
+        """The seconds of `step_seconds` of the model alone."""
         work, server, tensor = self.work, self.server, self.tensor
         tokens = sequences + prompt_tokens
         bandwidth = self.device.memory_bandwidth
@@ -293,7 +368,7 @@ class Replica:
         products = np.cbrt(weights * weights * weights + flops * flops * flops)
         head = 2 * work.head_weights / tensor / (bandwidth * server.weight_share)
         kept, rate = work.kept(context), tensor * self._attention_peak * server.attention_share
-        cache = sequences * kept * self.kv_token_bytes * work.kv_reads / (bandwidth * server.kv_share)
+        cache = sequences * kept * self.model_kv_token_bytes * work.kv_reads / (bandwidth * server.kv_share)
         if work.compares_latents:
             # All heads read the same bytes: the products may take longer.
             cache = np.maximum(cache, sequences * kept * work.pair_flops / rate)

@@ -24,9 +24,11 @@ from napkin.inference.service_load import Served, ServiceLoad
 from napkin.model.config import ModelConfig
 from napkin.model.quantized import weight_bytes_of
 from napkin.model.transformer import Transformer
+from napkin.planning.services.draft_plan import Drafting, DraftPlan, config_of, draft_on_devices, refuse_draft
 from napkin.planning.services.replica import (
     KV_BYTES,
     WEIGHT_BYTES,
+    DraftWork,
     KVFormat,
     Replica,
     ServiceTimes,
@@ -38,7 +40,7 @@ from napkin.planning.services.replica import (
     times_of,
 )
 from napkin.planning.services.server_schedule import Load, Timeline
-from napkin.planning.services.this_machine import Simulation, probe_steps, simulate_engine
+from napkin.planning.services.this_machine import Simulation, probe_steps, simulate_engine, speculating_steps
 from napkin.units import format_bytes, format_seconds
 
 # On the devices and with the formats that a server's constants were fitted to: what held nine in ten of those
@@ -176,6 +178,7 @@ class ServicePlan(Summary):
     """Price of one device."""
     degrees: tuple[ServiceDegree, ...]
     notes: tuple[str, ...] = ()
+    draft: DraftPlan | None = None
 
     @property
     def prefill_intensity(self) -> float:
@@ -196,6 +199,7 @@ class ServicePlan(Summary):
             **{name: getattr(self, name) for name in ("prefill_intensity", "usd_per_hour")},
             "degrees": [degree.as_values() for degree in self.degrees],
             "notes": list(self.notes),
+            "draft": self.draft and {**dataclasses.asdict(self.draft), "improvement": self.draft.improvement},
         }
 
     @property
@@ -262,6 +266,9 @@ def plan_service(
     seed: int = 0,
     cache_bytes: int | None = None,
     max_running: int = 16,
+    draft: ModelConfig | Transformer | None = None,
+    acceptance: float | None = None,
+    proposed: int = 4,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> ServicePlan:
     """Plan a service under a load, without allocating the model; on this machine, steps of the engine are timed.
@@ -280,10 +287,14 @@ def plan_service(
     On this machine `kv` may be "int8", clients send 4 requests by default, or `requests` are sent in all. `cache_bytes`
     are the memory of the cache, by default for what is running at its longest, of at most `max_running` sequences.
 
+    A `draft` proposes `proposed` tokens for each pass of the model, each of which is accepted with the chance
+    `acceptance`; its weights and its cache take their part of the memory, and a token takes its share of a pass. On
+    devices it is in bf16.
+
     Raises NapkinError for sizes below 1, unknown devices, formats or servers, a format that the devices lack, and what
     this machine has no memory for.
     """
-    config = model.config if isinstance(model, Transformer) else model
+    config = config_of(model)
     if config.has_states:
         raise NapkinError(
             f"mixers is '{config.mixers}': services are planned for attention in all layers; what a sequence of this "
@@ -300,6 +311,7 @@ def plan_service(
             raise NapkinError(f"{name} is {value:,}: use a number from 1 to {_MOST:,}")
     if usd_per_hour is not None and not 0 < usd_per_hour < math.inf:
         raise NapkinError(f"usd_per_hour is {usd_per_hour}: use a number above 0")
+    refuse_draft(config, draft, acceptance, proposed)
     if on is None:
         for name, value, possible in (
             ("server", server, ("napkin",)),
@@ -323,7 +335,8 @@ def plan_service(
             rate=rate,
             seed=seed,
         )
-        return _plan_here(model, load, kv == "int8", cache_bytes, max_running, usd_per_hour, progress)
+        drafting = None if draft is None else Drafting(draft, acceptance or 0.0, proposed)
+        return _plan_here(model, load, kv == "int8", cache_bytes, max_running, usd_per_hour, drafting, progress)
     if cache_bytes is not None:
         raise NapkinError(f"cache_bytes is {cache_bytes}, which is planned on this machine alone: leave it out, or on")
     load = Load(
@@ -336,8 +349,11 @@ def plan_service(
         requests=requests or REQUESTS_OF_RATE,
         seed=seed,
     )
-    config = model.config if isinstance(model, Transformer) else model
-    return _plan_on_devices(config, find_cluster(on), load, server or SERVER, weights, kv, tensor, usd_per_hour)
+    drafting = None
+    if draft is not None:
+        drafting = DraftWork(count_work(config_of(draft)), acceptance or 0.0, proposed)
+    cluster = find_cluster(on)
+    return _plan_on_devices(config, cluster, load, server or SERVER, weights, kv, tensor, usd_per_hour, drafting)
 
 
 def _plan_here(
@@ -347,6 +363,7 @@ def _plan_here(
     cache_bytes: int | None,
     max_running: int,
     usd_per_hour: float | None,
+    drafting: Drafting | None,
     progress: Callable[[str], None],
 ) -> ServicePlan:
     config, given = (model.config, model) if isinstance(model, Transformer) else (model, None)
@@ -360,6 +377,11 @@ def _plan_here(
     dtype = torch.bfloat16 if given is None else given.dtype
     name = str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
     per_token = bytes_per_token(config, dtype, kv)
+    of_draft = draft_weights = 0
+    if drafting is not None:
+        of_draft, draft_weights = drafting.bytes_per_token(dtype, kv), drafting.weight_bytes(dtype)
+    # The engine divides the memory of the cache between both: a block has its tokens' keys and values of each.
+    model_token, per_token = per_token, per_token + of_draft
     at_once = min(max_running, load.requests, load.concurrency or load.requests)
     if cache_bytes is None:
         cache_bytes = at_once * (size + _BLOCK) * per_token
@@ -374,6 +396,7 @@ def _plan_here(
     weight_bytes = work.parameters * dtype.itemsize
     if given is not None:
         weight_bytes = weight_bytes_of(given)
+    weight_bytes += draft_weights
     needed, free = weight_bytes + cache_bytes, psutil.virtual_memory().available
     if given is None and needed > free:
         raise NapkinError(
@@ -381,12 +404,31 @@ def _plan_here(
             "smaller model or fewer requests, or name accelerators with --on"
         )
     running = min(at_once, fits)
-    steps = probe_steps(config, load, running, PREFILL_CHUNK, dtype, kv=kv, model=given, progress=progress)
+    drafted = None
+    how: dict[str, Any] = {"kv": kv, "progress": progress}
+    steps = probe_steps(config, load, running, PREFILL_CHUNK, dtype, model=given, **how)
+    if drafting is not None:
+        plain, n_new = steps, drafting.proposed + 1
+        tested = probe_steps(config, load, running, PREFILL_CHUNK, dtype, model=given, n_new=n_new, **how)
+        proposing = drafting.probe(load, running, PREFILL_CHUNK, dtype, **how)
+        steps = speculating_steps(tested, proposing, drafting.proposed, drafting.tokens_per_pass)
+        drafted = DraftPlan(
+            drafting.parameters,
+            draft_weights,
+            size * of_draft,
+            drafting.acceptance,
+            drafting.proposed,
+            drafting.tokens_per_pass,
+            draft_seconds=n_new * proposing.decode_seconds(running, context),
+            pass_seconds=tested.decode_seconds(running, context),
+            plain_seconds=plain.decode_seconds(running, context),
+        )
     found = simulate_engine(load, steps, max_running, PREFILL_CHUNK, n_blocks=n_blocks, block_size=_BLOCK)
 
     def read(sequences: float, tokens: float, kept: float) -> float:
         weights = work.weights_read(tokens) + work.head_weights
-        return weights * weight_bytes / work.parameters + sequences * kept * per_token
+        of_model = weights * (weight_bytes - draft_weights) / work.parameters
+        return of_model + sequences * kept * model_token
 
     times = ServiceTimes(
         statistics.mean(each.time_to_first_token for each in found.served),
@@ -419,14 +461,15 @@ def _plan_here(
         weights=name,
         kv="int8" if int8 else name,
         load=load,
-        weight_bytes=weight_bytes,
+        weight_bytes=weight_bytes - draft_weights,
         weight_width=dtype.itemsize,
-        kv_width=per_token / config.cached_numbers,
+        kv_width=model_token / config.cached_numbers,
         ridge=None,
         prefill_flops=work.prefill_flops(load.input_tokens),
         prefill_bytes=read(1, load.input_tokens, load.input_tokens),
         usd_per_hour=usd_per_hour,
         degrees=(degree,),
+        draft=drafted,
     )
 
 
@@ -439,6 +482,7 @@ def _plan_on_devices(
     kv: KVFormat | Literal["int8"] | None,
     tensor: int | None,
     usd_per_hour: float | None,
+    draft: DraftWork | None,
 ) -> ServicePlan:
     if weights not in WEIGHT_BYTES:
         raise NapkinError(f"weights is {weights!r}: use one of {', '.join(WEIGHT_BYTES)}")
@@ -448,7 +492,7 @@ def _plan_on_devices(
     constants, price = efficiency_of_server(server, cluster.device), cluster.device.price
     usd_per_hour = usd_per_hour if usd_per_hour is not None else price.usd_per_hour if price else None
     work = count_work(model)
-    one = Replica(work, cluster.device, constants, 1, weights, kv)
+    one = Replica(work, cluster.device, constants, 1, weights, kv, draft)
     tokens = load.input_tokens + load.output_tokens
     notes: list[str] = []
     if tokens > model.context_length:
@@ -466,6 +510,12 @@ def _plan_on_devices(
         _degree(dataclasses.replace(one, tensor=ranks), load, cluster, usd_per_hour)
         for ranks in (possible if tensor is None else [tensor])
     )
+    drafted = None
+    if draft is not None:
+        serving = [each for each in degrees if each.tokens_per_second]
+        best = max(serving, key=lambda each: each.tokens_per_second or 0) if serving else degrees[-1]
+        running = best.times.running if best.times else load.concurrency or 1.0
+        drafted = draft_on_devices(dataclasses.replace(one, tensor=best.tensor), running, load)
     read = work.weights_read(load.input_tokens) * WEIGHT_BYTES[weights] + 2 * work.head_weights
     return ServicePlan(
         model=model,
@@ -475,7 +525,7 @@ def _plan_on_devices(
         weights=weights,
         kv=kv,
         load=load,
-        weight_bytes=one.weight_bytes,
+        weight_bytes=one.model_weight_bytes,
         weight_width=WEIGHT_BYTES[weights],
         kv_width=KV_BYTES[kv],
         ridge=one.ridge,
@@ -484,6 +534,7 @@ def _plan_on_devices(
         usd_per_hour=usd_per_hour,
         degrees=degrees,
         notes=tuple(notes),
+        draft=drafted,
     )
 
 
@@ -520,7 +571,7 @@ def _degree(replica: Replica, load: Load, cluster: Cluster, usd_per_hour: float 
         kv_pool_bytes=replica.kv_pool_bytes,
         kv_bytes_per_sequence=replica.work.kept(longest) * replica.kv_token_bytes,
         sequences=replica.sequences(longest),
-        decode_flops=replica.work.decode_flops(running, context),
+        decode_flops=replica.pass_flops(running, context),
         decode_bytes=replica.step_bytes(running, context),
         times=times,
         interval=interval,

@@ -44,6 +44,18 @@ class StepSeconds:
         return _between(self.prefill, tokens, before)
 
 
+def speculating_steps(tested: StepSeconds, drafted: StepSeconds, proposed: int, tokens_per_pass: float) -> StepSeconds:
+    """The seconds of steps with a draft, of which one stands for the share of a pass that a token takes.
+
+    `tested` are passes of the model over `proposed` + 1 tokens, `drafted` steps of the draft, which the engine has
+    compute a token more than is proposed; prompts go through both.
+    """
+    decode = {
+        at: (seconds + (proposed + 1) * drafted.decode[at]) / tokens_per_pass for at, seconds in tested.decode.items()
+    }
+    return StepSeconds(decode, {at: seconds + drafted.prefill[at] for at, seconds in tested.prefill.items()})
+
+
 def probe_steps(
     config: ModelConfig,
     load: ServiceLoad,
@@ -53,9 +65,11 @@ def probe_steps(
     *,
     kv: KVFormat = "auto",
     model: Transformer | None = None,
+    n_new: int = 1,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> StepSeconds:
-    """Time the passes that a load needs, on the model or on one of its shape."""
+    """Time the passes that a load needs, on the model or on one of its shape; those that decode are over `n_new` tokens
+    of each sequence."""
     contexts = sorted({load.input_tokens, load.input_tokens + load.output_tokens - 1})
     rows = sorted({1, running})
     chunk = min(prefill_chunk, load.input_tokens)
@@ -65,8 +79,8 @@ def probe_steps(
     def probed(probe: Transformer) -> StepSeconds:
         progress(f"timing steps of {probe.config.n_layers} layers")
         with Sampler(probe.head_weight.device.type) as sampler:
-            timer = _Timer(probe, max(running * (contexts[-1] + 1), before[-1] + chunk), kv, sampler)
-            decode = {(each, context): timer.seconds(each, context, 1) for each in rows for context in contexts}
+            timer = _Timer(probe, max(running * (contexts[-1] + n_new), before[-1] + chunk), kv, sampler)
+            decode = {(each, context): timer.seconds(each, context, n_new) for each in rows for context in contexts}
             prefill = {(each, start): timer.seconds(1, start, each) for each in chunks for start in before}
         return StepSeconds(decode, prefill)
 
