@@ -40,6 +40,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "parallel": {"block": "parallel"},
     "post": {"block": "post"},
     "window": {"attention_window": 4},
+    "shared keys": {"kv_sharing": 2},
     "mup": {"mup_base_d_model": 8, "rope_pairing": "interleaved"},
 }
 
@@ -68,9 +69,10 @@ def test_units_that_write_nothing_are_removed_without_a_trace(shape: str) -> Non
         useless(model, layer, "kv_heads", layer % config.resolved_n_kv_heads, group)
         for unit in (layer, 7):
             useless(model, layer, "hidden_units", unit, 1)
-    sizes = PrunedSizes(n_kv_heads=config.resolved_n_kv_heads - 1, d_ff=10)
-    smaller = prune(model, batches(config), sizes)
-    assert smaller.config.n_heads == config.n_heads - config.n_heads // config.resolved_n_kv_heads
+    # Where layers share keys, heads stay.
+    n_kv_heads = config.resolved_n_kv_heads - (config.kv_sharing == 1)
+    smaller = prune(model, batches(config), PrunedSizes(n_kv_heads=n_kv_heads, d_ff=10))
+    assert smaller.config.n_heads == n_kv_heads * (config.n_heads // config.resolved_n_kv_heads)
     assert smaller.config.resolved_head_dim == config.resolved_head_dim
     tokens = random_tokens(config, length=16, seed=9)
     with torch.no_grad():
@@ -215,6 +217,8 @@ def test_layers_and_what_else_is_possible_are_removed(switch: str) -> None:
         ("attention_latent", {}, {"n_kv_heads": 1}, "latent attention"),
         ("qk_norm_all_heads", {}, {"n_kv_heads": 1}, "all_heads"),
         ("positions_alibi", {}, {"n_kv_heads": 1}, "alibi"),
+        ("default", {"kv_sharing": 2}, {"n_layers": 1}, "groups of 2 layers share"),
+        ("default", {"kv_sharing": 2}, {"n_kv_heads": 1}, "groups of 2 layers share"),
         ("default", {"mixers": "mamba2,attention", "state_head_dim": 16}, {"n_kv_heads": 1}, "a state"),
     ],
 )

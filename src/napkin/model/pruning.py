@@ -60,6 +60,12 @@ class PrunedSizes:
                 raise NapkinError(f"{name} is {size}, the model has {most}: keep 1 to {most}")
         if all(getattr(self, name) in (None, most) for name, most in limits.items()):
             raise NapkinError("nothing is to be removed: keep fewer than all of n_layers, n_kv_heads or d_ff")
+        for name in ("n_layers", "n_kv_heads"):
+            if getattr(self, name) not in (None, limits[name]) and config.kv_sharing > 1:
+                raise NapkinError(
+                    f"{name} is {getattr(self, name)}, and groups of {config.kv_sharing} layers share keys and values: "
+                    "prune d_ff"
+                )
         if self.n_kv_heads is not None:
             why = {
                 "latent attention makes all heads of one vector": config.kv_lora_rank is not None,
