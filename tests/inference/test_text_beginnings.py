@@ -56,6 +56,11 @@ def test_a_text_follows_bos_where_the_files_name_it_and_else_the_end_token(
     assert loaded.document_ids == (expected,)
     # Texts with a prompt are what they were.
     assert loaded.encode_prompt("the dog") == [*start_ids, *TOKENIZER.encode("the dog")]
+    # A text that the model begins by itself.
+    by_hand = model_of((expected,), bos_id, template)
+    assert loaded.generate("", max_new_tokens=4, temperature=0.0) == by_hand.generate(
+        "", max_new_tokens=4, temperature=0.0
+    )
     # What a run that is tuned from it keeps.
     kept = loaded.conversation_file()
     assert TOKENS.get(kept.template_tokens.get("bos_token", EOS)) == expected

@@ -270,7 +270,7 @@ class LoadedModel:
         "int8" all tokens must fit the context.
         """
         sampling = self._with_ends(replace(sampling or self.sampling, **how))
-        ids, model = self.encode_prompt(prompt), self.model
+        ids, model = self.encode_prompt(prompt) or self.document_ids, self.model
         if kv != "auto":
             if proposer is not None:
                 raise NapkinError(f"keys and values in {kv} do not go with a draft model or a lookup: use one of them")
