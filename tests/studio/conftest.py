@@ -7,8 +7,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,12 +58,11 @@ class Studio:
         return told
 
 
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory: pytest.TempPathFactory, server: subprocess.Popen[str]) -> Iterator[Studio]:
-    folder = tmp_path_factory.mktemp("studio")
-    command = Napkin(folder, server).start("studio", "--port", "0")
-    end = time.monotonic() + PATIENCE
-    found = None
+@contextmanager
+def started(napkin: Napkin, *arguments: str) -> Iterator[Studio]:
+    """A studio until the block ends; then it ends without a traceback."""
+    command = napkin.start("studio", "--port", "0", *arguments)
+    end, found = time.monotonic() + PATIENCE, None
     while found is None:
         assert time.monotonic() < end, command.err.read_text()
         time.sleep(0.02)
@@ -72,4 +71,10 @@ def studio(tmp_path_factory: pytest.TempPathFactory, server: subprocess.Popen[st
     yield Studio(command, int(found[1]), found[2])
     command.send(signal.SIGINT)
     assert command.wait() in (0, 130, -signal.SIGINT)
-    assert "Traceback" not in Path(command.err).read_text()
+    assert "Traceback" not in command.err.read_text()
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory, server: subprocess.Popen[str]) -> Iterator[Studio]:
+    with started(Napkin(tmp_path_factory.mktemp("studio"), server)) as studio:
+        yield studio

@@ -194,7 +194,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "tune": Command("learn from conversations, preferences, or rewards of answers", TUNE),
         "runs": Command("list runs, and compare their losses over steps or dollars", "train.runs:runs_command"),
         "report": Command("write a run's report.html", "train.runs:report_command"),
-        "studio": Command("pages in a browser, to plan runs on", "studio"),
+        "studio": Command("pages in a browser, to plan and to watch runs", "studio"),
     },
     "use a model": {
         "generate": Command("let a trained model continue a text", "models.generate:generate_command"),

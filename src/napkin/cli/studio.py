@@ -3,6 +3,10 @@
 import importlib.util
 import webbrowser
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from napkin.cli.common.options import Switch, command
 from napkin.cli.common.terminal import say
@@ -11,9 +15,11 @@ from napkin.errors import NapkinError
 
 @dataclass(frozen=True)
 class StudioOptions:
-    """Serve pages in which runs are planned, for the browser of this machine: no account, nothing is sent elsewhere.
-    The address that is printed holds a token, without which nobody gets an answer."""
+    """Serve pages in which runs are planned, watched and compared, for the browser of this machine: no account, nothing
+    is sent elsewhere. The address that is printed holds a token, without which nobody gets an answer."""
 
+    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER]")] = "."
+    """Folder whose runs are shown, with those in folders below it."""
     port: int = 8050
     """Port to listen on, at 127.0.0.1; 0 takes a free one."""
     browser: Switch = False
@@ -26,6 +32,8 @@ def main(options: StudioOptions) -> None:
         raise NapkinError(f"napkin studio needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if not 0 <= options.port < 2**16:
         raise NapkinError(f"--port is {options.port}: use 0 to {2**16 - 1}")
+    if not Path(options.folder).is_dir():
+        raise NapkinError(f"'{options.folder}' is not a folder: name one that has runs in it, or leave it out")
     from napkin.studio.run import serve_studio
 
     def started(address: str) -> None:
@@ -33,4 +41,4 @@ def main(options: StudioOptions) -> None:
         if options.browser:
             webbrowser.open(address)
 
-    serve_studio(port=options.port, on_start=started)
+    serve_studio(options.folder, port=options.port, on_start=started)

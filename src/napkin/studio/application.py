@@ -21,8 +21,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from napkin.errors import NapkinError, first_line
+from napkin.files import StrPath
+from napkin.report.page import render_report
+from napkin.runs.run_folder import is_being_trained
+from napkin.runs.run_record import read_run_record
 from napkin.serving.loopback import SAFE_HEADERS, refusal_of_source
 from napkin.studio.plans import PlanRequest, plan_by_count, planner_catalogue, recipe_text, rules_script
+from napkin.studio.runs import RunIndex, axes
 
 Answer = TypeVar("Answer")
 
@@ -32,16 +37,17 @@ POLICY = (
 )
 """No script, style or address but the server's own, none of them inline; the page is in no frame."""
 MOST_REQUEST_BYTES = 2**16
+MOST_POINTS = 20_000
 _PAGES = files("napkin.studio") / "pages"
 _REPORT = files("napkin.report")
 _ASSETS = {
     "uplot.js": _REPORT / "vendor" / "uPlot-1.6.32.iife.min.js",
     "uplot.css": _REPORT / "vendor" / "uPlot-1.6.32.min.css",
     "format.js": _REPORT / "format.js",
-    **{name: _PAGES / name for name in ("studio.css", "studio.js", "planner.js")},
+    **{name: _PAGES / name for name in ("studio.css", "studio.js", "planner.js", "runs.js")},
 }
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
-PAGES = {"/": "home.html", "/planner": "planner.html"}
+PAGES = {"/": "home.html", "/planner": "planner.html", "/runs": "runs.html"}
 
 
 class Superseded(Exception):
@@ -68,14 +74,18 @@ class Newest:
             return await asyncio.to_thread(work, progress)
 
 
-def application(*, token: str, hosts: frozenset[str]) -> ASGIApp:
-    """The studio, for requests that have the token and come by one of the names in `hosts`."""
+def application(*, token: str, hosts: frozenset[str], folder: StrPath) -> ASGIApp:
+    """The studio of the runs below a folder, for requests that have the token and come by a name in `hosts`."""
     routes = [
         *(Route(path, functools.partial(_page, name)) for path, name in PAGES.items()),
         Route("/assets/{name}", _asset),
         Route("/api/planner/catalogue", _catalogue),
         Route("/api/planner/plan", _plan, methods=["POST"]),
         Route("/api/planner/recipe", _recipe, methods=["POST"]),
+        Route("/api/runs", _runs),
+        Route("/api/runs/curves", _curves),
+        Route("/api/runs/differences", _differences),
+        Route("/runs/report", _report),
     ]
     handlers: dict[Any, Any] = {
         NapkinError: _napkin_error,
@@ -84,7 +94,8 @@ def application(*, token: str, hosts: frozenset[str]) -> ASGIApp:
         Exception: _unforeseen,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
-    app.state.newest = Newest()
+    app.state.newest, app.state.index = Newest(), RunIndex(folder)
+    app.state.reading = asyncio.Lock()
     return Gate(app, token, hosts)
 
 
@@ -102,8 +113,9 @@ class Gate:
 
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                policy = [(b"content-security-policy", POLICY.encode()), (b"cache-control", b"no-store")]
-                message["headers"] = [*message["headers"], *SAFE_HEADERS, *policy]
+                own = dict(message["headers"])
+                policy = [] if b"content-security-policy" in own else [(b"content-security-policy", POLICY.encode())]
+                message["headers"] = [*message["headers"], *SAFE_HEADERS, *policy, (b"cache-control", b"no-store")]
             await send(message)
 
         await self._answer(scope)(scope, receive, send_with_headers)
@@ -159,6 +171,43 @@ async def _plan(request: Request) -> Response:
 
 async def _recipe(request: Request) -> Response:
     return PlainTextResponse(recipe_text(await _body(request, PlanRequest)))
+
+
+async def _runs(request: Request) -> Response:
+    index = request.app.state.index
+    async with request.app.state.reading:
+        runs = await asyncio.to_thread(index.runs)
+    return _json({"folder": str(index.folder), "runs": runs, "axes": axes()})
+
+
+async def _curves(request: Request) -> Response:
+    given = request.query_params
+    try:
+        points = int(given.get("points", "1000"))
+        begin, end = float(given.get("from", "-inf")), float(given.get("to", "inf"))
+    except ValueError:
+        raise HTTPException(400, "points, from and to are numbers") from None
+    if not 2 <= points <= MOST_POINTS:
+        raise HTTPException(400, f"points is {points}: use 2 to {MOST_POINTS:,}")
+    index = request.app.state.index
+    async with request.app.state.reading:
+        return _json(await asyncio.to_thread(index.curves, given.get("run", ""), points, begin, end))
+
+
+async def _differences(request: Request) -> Response:
+    index = request.app.state.index
+    async with request.app.state.reading:
+        return _json(await asyncio.to_thread(index.differences, request.query_params.getlist("run")))
+
+
+async def _report(request: Request) -> Response:
+    """The report of a run as it is now; its scripts are in it, each allowed by its hash alone."""
+    index = request.app.state.index
+    async with request.app.state.reading:
+        path = index.path_of(request.query_params.get("run", ""))
+        page = await asyncio.to_thread(lambda: render_report(read_run_record(path), training=is_being_trained(path)))
+    headers = {"content-security-policy": "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"}
+    return Response(page, media_type="text/html", headers=headers)
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)

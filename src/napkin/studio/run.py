@@ -8,14 +8,15 @@ from collections.abc import Callable
 
 import uvicorn
 
+from napkin.files import StrPath
 from napkin.serving.loopback import address_of, listening_socket, names_of
 from napkin.studio.application import application
 
 _BACKLOG = 128
 
 
-def serve_studio(*, port: int, on_start: Callable[[str], None], token: str | None = None) -> None:
-    """Serve the pages on 127.0.0.1 until SIGTERM or SIGINT; port 0 is a free one.
+def serve_studio(folder: StrPath, *, port: int, on_start: Callable[[str], None], token: str | None = None) -> None:
+    """Serve the pages, with the runs below a folder, on 127.0.0.1 until SIGTERM or SIGINT; port 0 is a free one.
 
     `on_start` is called with the address, in which the token is, once connections are taken. Raises NapkinError where
     the port cannot be used.
@@ -26,7 +27,7 @@ def serve_studio(*, port: int, on_start: Callable[[str], None], token: str | Non
     address = f"{address_of(listening)}/?token={token}"
     try:
         config = uvicorn.Config(
-            application(token=token, hosts=names_of(host)),
+            application(token=token, hosts=names_of(host), folder=folder),
             ws="none",
             lifespan="off",
             log_config=None,
