@@ -22,6 +22,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "classifier": {"model": "m"},
     "importance-resampling": {"target": "t.jsonl", "share": 0.5},
     "perplexity": {"model": "m"},
+    "rephrase": {"model": "m"},
+    "conversations": {"model": "m"},
     "host-list": {"file": "f"},
     "word-list": {"file": "f"},
 }

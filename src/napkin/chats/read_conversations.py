@@ -96,7 +96,10 @@ def read_chats(path: StrPath, left_out: LeftOut | None = None, *, needs_answer: 
 
 
 def messages_of(fields: Mapping[str, Any]) -> list[Message]:
-    """The messages of a line in one of the three forms."""
+    """The messages of a line in one of the three forms, or of a document that the stage `conversations` made."""
+    inner = fields.get("fields")
+    if isinstance(inner, Mapping) and "messages" in inner and "messages" not in fields:
+        fields = inner
     if "messages" in fields:
         return as_messages(fields["messages"], "messages")
     if "conversations" in fields:

@@ -52,6 +52,11 @@ _STAGES = (
         "deduplication.stages:DuplicateSubstrings",
         "remove passages that stand earlier in the corpus",
     ),
+    (
+        "conversations",
+        "napkin.inference.synthetic_documents:Conversations",
+        "have a model ask and answer questions about documents",
+    ),
     ("decontaminate", "deduplication.stages:Decontaminate", "drop documents with questions of tasks"),
     ("best-share", "filters.classifier:BestShare", "keep the documents with the highest scores"),
     ("c4", "filters.web_rules:C4", "keep lines that are sentences, by the rules of C4"),
@@ -75,9 +80,14 @@ _STAGES = (
     ("perplexity", "filters.perplexity:Perplexity", "score documents by the bits per byte of an n-gram model"),
     ("personal-data", "filters.personal_data:PersonalData", "mask mail addresses, numbers of persons, and keys"),
     ("refinedweb", "filters.web_rules:RefinedWeb", "remove lines of menus and counters, by RefinedWeb's rules"),
+    ("rephrase", "napkin.inference.synthetic_documents:Rephrase", "have a model write documents anew, in a style"),
     ("word-list", "filters.document_stages:WordList", "drop documents with words of a list"),
 )
-STAGES = {name: StageEntry(f"napkin.curation.{where}", about) for name, where, about in _STAGES}
+# Stages that need a room above this one are named by their whole path.
+STAGES = {
+    name: StageEntry(where if where.startswith("napkin.") else f"napkin.curation.{where}", about)
+    for name, where, about in _STAGES
+}
 
 
 def stage_class(name: str) -> type[Any]:

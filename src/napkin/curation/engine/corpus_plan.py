@@ -212,6 +212,7 @@ class _SampleRun:
     def through(self, records: list[tuple[int, Record]], stage: Stage) -> tuple[list[tuple[int, Record]], PlannedStage]:
         """The records that remain, and the planned stage."""
         files = {record.identity: number for number, record in records}
+        records = self._thinned(records, getattr(stage, "planned_on", 0))
         before = sum(size_of(record) for _, record in records)
         whole_before = self._kept[1] * self._totals(self._amounts(records)[1]).value
         drops: dict[str, PerFile] = {}
@@ -239,8 +240,24 @@ class _SampleRun:
         )
         return found, planned
 
+    def _thinned(self, records: list[tuple[int, Record]], most: int) -> list[tuple[int, Record]]:
+        """At most so many of the records, evenly chosen, for a stage that takes long; 0 is all. Those that remain stand
+        for the others."""
+        if not most or len(records) <= most:
+            return records
+        chosen = [records[len(records) * place // most] for place in range(most)]
+        for number, (was, remains) in enumerate(zip(self._amounts(records), self._amounts(chosen), strict=True)):
+            factor = self._totals(was).value / max(self._totals(remains).value, 1e-30)
+            self._kept[number] *= factor
+            self._kept_of_draws[number] *= factor
+        return chosen
+
     def _warm_up(self, records: Sequence[Record], stage: Stage, whole_bytes: float) -> None:
         """Run a stage on some of the sample, so that what is loaded and compiled at first use is not timed."""
+        if getattr(stage, "planned_on", 0):
+            shortest = min(records, key=size_of, default=_EMPTY)
+            list(apply_stages([replace(shortest, fields={**shortest.fields}, trace=[*shortest.trace])], [stage]))
+            return
         if type(stage).__module__.startswith("napkin.curation.filters."):
             from napkin.curation.filters.document_counts import expect_bytes
 
