@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from napkin.accounting.quantities import QuantityRow
 from napkin.cli.common.files import open_documents
@@ -66,6 +66,7 @@ _MOST_CHARACTERS = 2**19
 """Names of pages in pipeline.toml, whose size is limited."""
 
 Rows = tuple[QuantityRow, ...]
+Result = TypeVar("Result")
 Progress = Callable[[str], None]
 
 
@@ -114,6 +115,14 @@ def base_recipe(folder: str, seed: int, *, short: bool) -> Recipe:
             batch_size=4 if short else 8, evaluation_tokens=2048 if short else 4096, init_seed=seed, data_seed=seed
         ),
     )
+
+
+def with_crowding(work: Callable[[], Result]) -> tuple[Result, float]:
+    """Do some work of one thread, and return its result and the seconds that passed per second of a core that this
+    process got."""
+    begin, begin_of_core = time.perf_counter(), time.process_time()
+    result = work()
+    return result, max(1.0, (time.perf_counter() - begin) / max(time.process_time() - begin_of_core, 1e-3))
 
 
 def seconds_row(planned: float, note: str = "") -> QuantityRow:
@@ -226,9 +235,9 @@ def _plan_corpus(
         chosen, n_bytes = chosen_pages(paths, files, share)
         share = n_bytes / total
         pipeline = dataclasses.replace(whole, input=dataclasses.replace(whole.input, paths=chosen))
-    begin, begin_of_core = time.perf_counter(), time.process_time()
-    plan = plan_corpus(pipeline, workers=usable_cores(), on_progress=lambda done, of, what: progress(what))
-    crowding = max(1.0, (time.perf_counter() - begin) / max(time.process_time() - begin_of_core, 1e-3))
+    plan, crowding = with_crowding(
+        lambda: plan_corpus(pipeline, workers=usable_cores(), on_progress=lambda done, of, what: progress(what))
+    )
     return pipeline, _CorpusPlan(plan, fixed + share * total * per_byte, crowding), share, texts
 
 

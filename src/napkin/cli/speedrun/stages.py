@@ -15,7 +15,7 @@ from typing import Any
 
 from napkin.accounting.quantities import QuantityRow, Unit
 from napkin.cli.common.terminal import say
-from napkin.cli.speedrun.first_plan import PATTERN, VOCAB_SIZE, Design, Rows
+from napkin.cli.speedrun.first_plan import PATTERN, VOCAB_SIZE, Design, Rows, with_crowding
 from napkin.cli.speedrun.texts import ENVIRONMENT, VALIDATION_FRACTION, write_conversations
 from napkin.files import atomic_write_text
 from napkin.json_files import read_json, write_json
@@ -275,7 +275,8 @@ FEWEST_STEPS = 8
 def recipe_within(run: Speedrun, name: str, seconds: float, recipe_of: Callable[[Speedrun, int], Recipe]) -> str:
     """The file of a recipe with as many steps as the seconds allow by its own plan; one that exists stays.
 
-    Like the first plan, it takes as many times the planner's seconds as other programs' computing makes of them.
+    Like the first plan, it takes as many times the planner's seconds as other programs' computing makes of them, as
+    found while this plan is made: they may have come or gone since the first.
     """
     path = run.folder / f"{name}.toml"
     if not path.exists():
@@ -284,9 +285,11 @@ def recipe_within(run: Speedrun, name: str, seconds: float, recipe_of: Callable[
         from napkin.training.run import prepare
 
         with progress_line(f"planning {name}") as line:
-            plan = prepare(recipe_of(run, FEWEST_STEPS), run.folder / name, Setting(progress=line.retitle)).plan
+            plan, crowding = with_crowding(
+                lambda: prepare(recipe_of(run, FEWEST_STEPS), run.folder / name, Setting(progress=line.retitle)).plan
+            )
         assert plan is not None
-        steps = max(FEWEST_STEPS, int(seconds / run.file.design.crowding / max(plan.seconds_per_step, 1e-9)))
+        steps = max(FEWEST_STEPS, int(seconds / crowding / max(plan.seconds_per_step, 1e-9)))
         atomic_write_text(path, format_recipe(recipe_of(run, steps)))
     return str(path)
 
