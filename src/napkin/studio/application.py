@@ -9,6 +9,7 @@ import functools
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
@@ -28,6 +29,7 @@ from napkin.runs.run_record import read_run_record
 from napkin.serving.loopback import SAFE_HEADERS, refusal_of_source
 from napkin.studio.plans import PlanRequest, plan_by_count, planner_catalogue, recipe_text, rules_script
 from napkin.studio.runs import RunIndex, axes
+from napkin.studio.texts import BYTES, encoded, merged
 
 Answer = TypeVar("Answer")
 
@@ -38,16 +40,17 @@ POLICY = (
 """No script, style or address but the server's own, none of them inline; the page is in no frame."""
 MOST_REQUEST_BYTES = 2**16
 MOST_POINTS = 20_000
+MOST_TOKENIZERS = 12
 _PAGES = files("napkin.studio") / "pages"
 _REPORT = files("napkin.report")
 _ASSETS = {
     "uplot.js": _REPORT / "vendor" / "uPlot-1.6.32.iife.min.js",
     "uplot.css": _REPORT / "vendor" / "uPlot-1.6.32.min.css",
     "format.js": _REPORT / "format.js",
-    **{name: _PAGES / name for name in ("studio.css", "studio.js", "planner.js", "runs.js")},
+    **{name: _PAGES / name for name in ("studio.css", "studio.js", "planner.js", "runs.js", "tokenizer.js")},
 }
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
-PAGES = {"/": "home.html", "/planner": "planner.html", "/runs": "runs.html"}
+PAGES = {"/": "home.html", "/planner": "planner.html", "/runs": "runs.html", "/tokenizer": "tokenizer.html"}
 
 
 class Superseded(Exception):
@@ -86,6 +89,9 @@ def application(*, token: str, hosts: frozenset[str], folder: StrPath) -> ASGIAp
         Route("/api/runs/curves", _curves),
         Route("/api/runs/differences", _differences),
         Route("/runs/report", _report),
+        Route("/api/tokenizers", _tokenizers),
+        Route("/api/tokenizers/encode", _encode, methods=["POST"]),
+        Route("/api/tokenizers/merges", _merges, methods=["POST"]),
     ]
     handlers: dict[Any, Any] = {
         NapkinError: _napkin_error,
@@ -208,6 +214,47 @@ async def _report(request: Request) -> Response:
         page = await asyncio.to_thread(lambda: render_report(read_run_record(path), training=is_being_trained(path)))
     headers = {"content-security-policy": "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"}
     return Response(page, media_type="text/html", headers=headers)
+
+
+class EncodeRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A text, and the tokenizers to encode it with."""
+
+    text: str
+    names: list[str]
+
+
+class MergesRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A piece of a text, and the tokenizer whose merges build it."""
+
+    text: str
+    name: str
+
+
+async def _tokenizers(request: Request) -> Response:
+    return _json([BYTES, *await asyncio.to_thread(request.app.state.index.tokenizers)])
+
+
+async def _encode(request: Request) -> Response:
+    asked = await _body(request, EncodeRequest)
+    if len(asked.names) > MOST_TOKENIZERS:
+        raise HTTPException(400, f"{len(asked.names)} tokenizers are asked for: use up to {MOST_TOKENIZERS}")
+    chosen = [(name, _tokenizer_path(request, name)) for name in asked.names]
+    return _json(await asyncio.to_thread(encoded, asked.text, chosen))
+
+
+async def _merges(request: Request) -> Response:
+    asked = await _body(request, MergesRequest)
+    return _json(await asyncio.to_thread(merged, asked.text, _tokenizer_path(request, asked.name)))
+
+
+def _tokenizer_path(request: Request, name: str) -> Path | None:
+    """The file of a tokenizer that was found, or None for bytes. Raises NapkinError for another name."""
+    if name == BYTES:
+        return None
+    known = request.app.state.index.tokenizers()
+    if name not in known:
+        raise NapkinError(f"there is no tokenizer '{name}' below '{request.app.state.index.folder}'")
+    return known[name]
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)

@@ -121,6 +121,26 @@ class RunIndex:
             if not each.name.startswith("."):
                 yield from self._walk(each, depth - 1)
 
+    def tokenizers(self) -> dict[str, Path]:
+        """The files of napkin's tokenizers, of runs and beside them, by their paths below the folder."""
+        found: dict[str, Path] = {}
+        for path in self._files("tokenizer.json", self.folder, _DEPTH):
+            found[path.relative_to(self.folder).as_posix()] = path
+            if len(found) >= MOST_RUNS:
+                break
+        return found
+
+    def _files(self, name: str, folder: Path, depth: int) -> Iterator[Path]:
+        try:
+            within = sorted(each for each in folder.iterdir() if not each.is_symlink())
+        except OSError:
+            return
+        for each in within:
+            if each.name == name and each.is_file():
+                yield each
+            elif depth and not each.name.startswith(".") and each.is_dir():
+                yield from self._files(name, each, depth - 1)
+
     def path_of(self, name: str) -> Path:
         """The folder of a run that was found. Raises NapkinError for another name: it is no path."""
         if name not in self._known:
