@@ -566,7 +566,8 @@ def _cache_of(sizes: Sizes) -> tuple[int, str]:
     head_dim = sizes.head_dim or sizes.d_model // sizes.n_heads
     if sizes.n_kv_layers is not None:
         shape["n_layers"] = sizes.n_kv_layers
-    return kv_cache_bytes_rule(**shape, n_kv_heads=sizes.n_kv_heads, head_dim=head_dim), "2·L·kv·c·s·2"
+    formula = "2·L·kv·c·s·2" if shape["n_layers"] == sizes.n_attention_layers else "2·Lk·kv·c·s·2"
+    return kv_cache_bytes_rule(**shape, n_kv_heads=sizes.n_kv_heads, head_dim=head_dim), formula
 
 
 def _intensity(contraction: tuple[int, int, int, int] | None, flops: int, moved: int) -> RuleRow:

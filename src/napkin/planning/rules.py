@@ -37,7 +37,7 @@ from napkin.accounting.rules import (
     step_flops_rows,
     training_flops_rule,
 )
-from napkin.accounting.state_rules import StateSizes, scan_flops_rule, state_parameters_rule
+from napkin.accounting.state_rules import StateSizes, scan_flops_rule, state_bytes_rule, state_parameters_rule
 from napkin.errors import NapkinError
 from napkin.hardware.cluster import find_cluster
 from napkin.hardware.device import Device
@@ -399,6 +399,12 @@ def cache_numbers_by_rule(model: ModelConfig, context_length: int) -> tuple[int,
     return kv_cache_bytes_rule(**shape, **widths), "2·Lk·kv·c" if model.kv_sharing > 1 else "2·L·kv·c"
 
 
+def state_bytes_by_rule(model: ModelConfig) -> int:
+    """Bytes that layers with a state hold of a sequence in 16 bits, sums in fp32; 0 without such layers."""
+    states = _states(model)
+    return 0 if states is None else state_bytes_rule(states)
+
+
 def parameters_formula(model: ModelConfig) -> str:
     """The closed form, for this model."""
     tables = "V·d" if model.tie_embeddings else "2·V·d"
@@ -417,7 +423,7 @@ def parameters_formula(model: ModelConfig) -> str:
         state = f"d·(2·w + u + {'2·' if 'gated_delta' in model.layer_mixers else ''}h) + k·u"
         own = state if model.feed_forward == "none" else f"{state} + {feed_forward}"
         layers = [f"Ls·({own})", *(layers if model.n_attention_layers else [])]
-    return f"{' + '.join(layers)} + {tables}".replace("+ -", "-")
+    return f"{' + '.join(layers)} + {tables}".replace("+ -", "- ")
 
 
 def _layered(model: ModelConfig, n_experts: int) -> int:

@@ -141,7 +141,7 @@ def print_service(plan: "ServicePlan") -> None:
 
 def _counted(plan: "ServicePlan") -> Iterator[tuple[str, str, str, str]]:
     from napkin.accounting.rules import forward_flops_rule
-    from napkin.planning.rules import cache_numbers_by_rule
+    from napkin.planning.rules import cache_numbers_by_rule, state_bytes_by_rule
 
     load, work, model = plan.load, plan.work, plan.model
     rule = format_flops(forward_flops_rule(work.parameters, load.input_tokens))
@@ -155,7 +155,8 @@ def _counted(plan: "ServicePlan") -> Iterator[tuple[str, str, str, str]]:
     numbers, formula = cache_numbers_by_rule(model, round(longest))
     # The engine keeps what is beyond a window.
     counted = work.kv_numbers * (longest if plan.cluster is None else work.kept(longest)) * plan.kv_width
-    yield "KV of a sequence", format_bytes(numbers * plan.kv_width), format_bytes(counted), f"{formula}·bytes"
+    if numbers:
+        yield "KV of a sequence", format_bytes(numbers * plan.kv_width), format_bytes(counted), f"{formula}·bytes"
     if (draft := plan.draft) is not None:
         numbers = format_bytes(draft.weight_bytes), format_bytes(draft.kv_bytes_per_sequence)
         rule = format_bytes(2 * draft.parameters) if plan.cluster is not None else ""
@@ -163,6 +164,10 @@ def _counted(plan: "ServicePlan") -> Iterator[tuple[str, str, str, str]]:
         yield "draft's KV of a sequence", "", numbers[1], ""
         tokens = format_three_digits(draft.tokens_per_pass)
         yield "tokens per pass", tokens, "", f"(1 - α^(γ + 1)) / (1 - α), α {draft.acceptance:g}, γ {draft.proposed}"
+    if model.has_states:
+        rule = format_bytes(state_bytes_by_rule(model))
+        formula = "L·(4·n·w + 2·(k-1)·u); read and written for each token"
+        yield "states of a sequence", rule, format_bytes(work.state_bytes), formula
     if plan.ridge is None:
         return
     bound = "arithmetic" if plan.prefill_intensity > plan.ridge else "bytes"

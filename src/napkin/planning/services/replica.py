@@ -29,8 +29,10 @@ from napkin.hardware.ceilings import efficiency_of
 from napkin.hardware.device import Device
 from napkin.hardware.service_efficiency import ServiceEfficiency
 from napkin.hardware.target import CudaTarget
+from napkin.inference.paged_cache import state_bytes_per_sequence
 from napkin.inference.speculation import expected_tokens
 from napkin.model.config import ModelConfig
+from napkin.model.config_checks import mixer_pattern
 from napkin.model.kv_cache import ContiguousCache
 from napkin.model.transformer import Transformer
 from napkin.planning.services.server_schedule import Load, Timeline, simulate_schedule
@@ -57,6 +59,12 @@ class ServiceWork:
     """Numbers that one token leaves in the cache, in all layers."""
     kv_reads: float
     """Times that a decode step reads them: more than once where layers share keys and values."""
+    state_bytes: int
+    """Bytes of a sequence's states, read and written in each decode step, however long it is; 0 without such layers."""
+    state_flops: float
+    """FLOPs of one token in the recurrence of all layers with a state."""
+    prompt_state_flops: float
+    """The same of a token of a prompt, which is scanned by chunks."""
     window: int | None
     """Most tokens of a sequence that a block with a window keeps; None is all."""
     windowed_share: float
@@ -102,12 +110,13 @@ class ServiceWork:
 
     def prefill_flops(self, tokens: float) -> float:
         """FLOPs of a prompt: all positions through the blocks, the last through the head."""
-        return 2 * self.block_weights * tokens + 2 * self.head_weights + self.prompt_pair_flops * self.pairs(tokens)
+        per_token = 2 * self.block_weights + self.prompt_state_flops
+        return per_token * tokens + 2 * self.head_weights + self.prompt_pair_flops * self.pairs(tokens)
 
     def decode_flops(self, sequences: float, context: float) -> float:
         """FLOPs of one token of each sequence, with so many in the cache."""
         per_token = 2 * (self.block_weights + self.head_weights) + self.pair_flops * self.kept(context)
-        return sequences * per_token
+        return sequences * (per_token + self.state_flops)
 
     def weights_read(self, tokens: Any) -> Any:
         """Numbers of the blocks' matrices that a step of so many tokens reads: of experts, those that any token chose,
@@ -122,8 +131,8 @@ class ServiceWork:
 @functools.lru_cache(maxsize=16)
 def count_work(config: ModelConfig) -> ServiceWork:
     """Count a prefill and two decode steps of the model, without allocating it."""
-    # A period of layers is one, or those that share keys and values.
-    period = config.kv_sharing
+    # A period of layers is one, those that share keys and values, or a pattern of mixers.
+    period = config.kv_sharing if config.is_hybrid is False else len(mixer_pattern(config.mixers))
     layers = config.n_dense_layers + 1
     layers += (config.n_layers - layers) % period
     shallow, deep = (_figures(dataclasses.replace(config, n_layers=n)) for n in (layers, layers + period))
@@ -137,6 +146,9 @@ def count_work(config: ModelConfig) -> ServiceWork:
         n_kv_heads=config.cached_widths[0],
         kv_numbers=config.cached_numbers,
         kv_reads=1.0 if config.kv_sharing == 1 else config.n_attention_layers / config.n_kv_layers,
+        state_bytes=state_bytes_per_sequence(config, torch.bfloat16) if config.has_states else 0,
+        state_flops=whole["state_flops"],
+        prompt_state_flops=whole["prompt_state_flops"],
         window=config.attention_window,
         windowed_share=sum(window is not None for window in config.attention_windows) / config.n_layers,
         # A decode step has one token, so that the FLOPs of products are twice the numbers of their matrices.
@@ -160,6 +172,11 @@ def _figures(config: ModelConfig) -> dict[str, float]:
     )
     products = [row for row in short.rows if row.contraction and not row.of_activations]
     blocks = [row for row in products if row.component != "head"]
+    # The layers of a mixer are modules of their own; the steps of its scan multiply activations.
+    scans = [
+        [row.flops for row in each.rows if row.of_activations and ".mixer" in row.module] for each in (prefill, short)
+    ]
+    prompt_scan, step_scan = map(sum, scans)
     touched = {True: 0, False: 0}
     for row in prefill.rows:
         if not row.contraction and row.component != "embedding":
@@ -171,7 +188,9 @@ def _figures(config: ModelConfig) -> dict[str, float]:
         "head_flops": sum(row.flops for row in products if row.component == "head"),
         "products": len(blocks),
         "pair_flops": (long.attention_flops - short.attention_flops) / TRACED_TOKENS,
-        "prompt_pair_flops": prefill.attention_flops / TRACED_TOKENS**2,
+        "prompt_pair_flops": (prefill.attention_flops - prompt_scan) / TRACED_TOKENS**2,
+        "state_flops": step_scan,
+        "prompt_state_flops": prompt_scan / TRACED_TOKENS,
         "whole_bytes": touched[True] / TRACED_TOKENS,
         "divided_bytes": touched[False] / TRACED_TOKENS,
     }
@@ -300,7 +319,11 @@ class Replica:
 
     def sequences(self, tokens: float) -> int:
         """Return the number of sequences of so many tokens that fit."""
-        return max(0, math.floor(self.kv_pool_bytes / (self.kv_token_bytes * self.work.kept(tokens))))
+        return max(0, math.floor(self.kv_pool_bytes / self.sequence_bytes(tokens)))
+
+    def sequence_bytes(self, tokens: float) -> float:
+        """Bytes of a rank's memory that a sequence of so many tokens takes: keys and values, and states."""
+        return self.kv_token_bytes * self.work.kept(tokens) + self.work.state_bytes
 
     @cached_property
     def product_peak(self) -> float:
@@ -321,8 +344,8 @@ class Replica:
             prompt_tokens += self.draft.proposed * sequences
         read = self.work.weights_read(sequences + prompt_tokens) * WEIGHT_BYTES[self.weights]
         head = 2.0 * self.work.head_weights
-        cache = sequences * self.work.kept(context) * self.model_kv_token_bytes * self.work.kv_reads
-        return proposals + (read + head) / self.tensor + cache
+        held = self.work.kept(context) * self.model_kv_token_bytes * self.work.kv_reads + 2 * self.work.state_bytes
+        return proposals + (read + head) / self.tensor + sequences * held
 
     def pass_flops(self, sequences: float, context: float) -> float:
         """FLOPs of the step, or of the pass and its proposals, whose bytes are `step_bytes`, of all ranks together."""
@@ -368,11 +391,12 @@ class Replica:
         products = np.cbrt(weights * weights * weights + flops * flops * flops)
         head = 2 * work.head_weights / tensor / (bandwidth * server.weight_share)
         kept, rate = work.kept(context), tensor * self._attention_peak * server.attention_share
-        cache = sequences * kept * self.model_kv_token_bytes * work.kv_reads / (bandwidth * server.kv_share)
+        held = kept * self.model_kv_token_bytes * work.kv_reads + 2 * work.state_bytes
+        cache = sequences * held / (bandwidth * server.kv_share)
         if work.compares_latents:
             # All heads read the same bytes: the products may take longer.
             cache = np.maximum(cache, sequences * kept * work.pair_flops / rate)
-        attention = work.prompt_pair_flops * pairs / rate
+        attention = (work.prompt_pair_flops * pairs + work.prompt_state_flops * prompt_tokens) / rate
         touched = tokens * (work.whole_bytes + work.divided_bytes / tensor)
         elementwise = server.activation_share * touched / bandwidth
         fixed = work.n_layers * server.layer_seconds + server.step_seconds + server.sequence_seconds * sequences
@@ -448,8 +472,8 @@ def timeline_of(replica: Replica, load: Load) -> Timeline:
             f"{replica.device.name}: a sequence of {tokens:,.0f} tokens does not fit beside the weights: use more "
             "ranks of tensor or narrower weights"
         )
-    # With a window, a sequence keeps fewer tokens than it has.
-    per_token = replica.kv_token_bytes * replica.work.kept(tokens) / tokens
+    # With a window, a sequence keeps fewer tokens than it has; states are the same for any number of them.
+    per_token = replica.sequence_bytes(tokens) / tokens
     cache_tokens = max(tokens, replica.kv_pool_bytes / per_token)
     return simulate_schedule(load, replica.server.schedule, cache_tokens, replica.work.pairs, replica.step_seconds)
 

@@ -19,7 +19,7 @@ from napkin.accounting.quantities import Line, Summary
 from napkin.errors import NapkinError
 from napkin.hardware.cluster import Cluster, find_cluster
 from napkin.hardware.service_efficiency import FITTED, efficiency_of_server, generation_spread
-from napkin.inference.paged_cache import bytes_per_token
+from napkin.inference.paged_cache import bytes_per_token, state_bytes_per_sequence
 from napkin.inference.service_load import Served, ServiceLoad
 from napkin.model.config import ModelConfig
 from napkin.model.quantized import weight_bytes_of
@@ -295,11 +295,6 @@ def plan_service(
     this machine has no memory for.
     """
     config = config_of(model)
-    if config.has_states:
-        raise NapkinError(
-            f"mixers is '{config.mixers}': services are planned for attention in all layers; what a sequence of this "
-            "model keeps is in napkin plan, and napkin serve has its load"
-        )
     for name, value in (
         ("concurrency", concurrency),
         ("input_tokens", input_tokens),
@@ -376,16 +371,24 @@ def _plan_here(
     kv = "int8" if int8 else "auto"
     dtype = torch.bfloat16 if given is None else given.dtype
     name = str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
-    per_token = bytes_per_token(config, dtype, kv)
+    per_token, state_bytes = bytes_per_token(config, dtype, kv), state_bytes_per_sequence(config, dtype)
     of_draft = draft_weights = 0
     if drafting is not None:
         of_draft, draft_weights = drafting.bytes_per_token(dtype, kv), drafting.weight_bytes(dtype)
     # The engine divides the memory of the cache between both: a block has its tokens' keys and values of each.
     model_token, per_token = per_token, per_token + of_draft
     at_once = min(max_running, load.requests, load.concurrency or load.requests)
+    # The engine has a slot of states for each sequence that may run.
+    of_states = max_running * state_bytes if config.has_states else 0
     if cache_bytes is None:
-        cache_bytes = at_once * (size + _BLOCK) * per_token
-    n_blocks, of_sequence = cache_bytes // (_BLOCK * per_token), -(-size // _BLOCK)
+        cache_bytes = at_once * (size + _BLOCK) * per_token + of_states
+    if of_states > cache_bytes:
+        raise NapkinError(
+            f"the states of max_running {max_running} sequences take {format_bytes(of_states)}, cache_bytes is "
+            f"{format_bytes(cache_bytes)}: give more, or lower max_running"
+        )
+    of_sequence = -(-size // _BLOCK)
+    n_blocks = (cache_bytes - of_states) // (_BLOCK * per_token) if per_token else max_running * of_sequence
     fits = n_blocks // of_sequence
     if fits < 1:
         raise NapkinError(
@@ -428,7 +431,7 @@ def _plan_here(
     def read(sequences: float, tokens: float, kept: float) -> float:
         weights = work.weights_read(tokens) + work.head_weights
         of_model = weights * (weight_bytes - draft_weights) / work.parameters
-        return of_model + sequences * kept * model_token
+        return of_model + sequences * (kept * model_token + 2 * state_bytes)
 
     times = ServiceTimes(
         statistics.mean(each.time_to_first_token for each in found.served),
@@ -443,7 +446,7 @@ def _plan_here(
         replicas=1,
         weight_bytes=weight_bytes,
         kv_pool_bytes=cache_bytes,
-        kv_bytes_per_sequence=size * per_token,
+        kv_bytes_per_sequence=size * per_token + state_bytes,
         sequences=fits,
         decode_flops=work.decode_flops(running, context),
         decode_bytes=read(running, running, context),
@@ -463,7 +466,7 @@ def _plan_here(
         load=load,
         weight_bytes=weight_bytes - draft_weights,
         weight_width=dtype.itemsize,
-        kv_width=model_token / config.cached_numbers,
+        kv_width=model_token / config.cached_numbers if model_token else dtype.itemsize,
         ridge=None,
         prefill_flops=work.prefill_flops(load.input_tokens),
         prefill_bytes=read(1, load.input_tokens, load.input_tokens),
@@ -500,6 +503,13 @@ def _plan_on_devices(
     if weights == "bf16" and sixteen_bits(cluster.device) != "bf16":
         notes.append(f"{cluster.device.name} has no bf16: planned in fp16, of the same bytes")
     most = min(cluster.n_devices, cluster.node.devices)
+    if model.has_states:
+        if tensor not in (None, 1):
+            raise NapkinError(
+                f"tensor is {tensor} and mixers is '{model.mixers}': the state of a layer is not divided, use tensor 1"
+            )
+        most = 1
+        notes.append("a server's constants were fitted to attention in all layers: those of layers with a state differ")
     possible = [ranks for ranks in range(1, most + 1) if cluster.n_devices % ranks == 0 and model.n_heads % ranks == 0]
     if tensor is not None and tensor not in possible:
         raise NapkinError(
@@ -569,7 +579,7 @@ def _degree(replica: Replica, load: Load, cluster: Cluster, usd_per_hour: float 
         replicas=replicas,
         weight_bytes=replica.weight_bytes,
         kv_pool_bytes=replica.kv_pool_bytes,
-        kv_bytes_per_sequence=replica.work.kept(longest) * replica.kv_token_bytes,
+        kv_bytes_per_sequence=replica.sequence_bytes(longest),
         sequences=replica.sequences(longest),
         decode_flops=replica.pass_flops(running, context),
         decode_bytes=replica.step_bytes(running, context),

@@ -19,6 +19,7 @@ from napkin.inference.scheduler import ScheduledSequence, Scheduler
 from napkin.inference.service_load import Served, ServiceLoad, ServiceMeasurement
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
+from napkin.model.config_checks import mixer_pattern
 from napkin.model.transformer import Transformer
 from napkin.planning.services.replica import count_parameters
 
@@ -79,7 +80,7 @@ def probe_steps(
     def probed(probe: Transformer) -> StepSeconds:
         progress(f"timing steps of {probe.config.n_layers} layers")
         with Sampler(probe.head_weight.device.type) as sampler:
-            timer = _Timer(probe, max(running * (contexts[-1] + n_new), before[-1] + chunk), kv, sampler)
+            timer = _Timer(probe, max(running * (contexts[-1] + n_new), before[-1] + chunk), running, kv, sampler)
             decode = {(each, context): timer.seconds(each, context, n_new) for each in rows for context in contexts}
             prefill = {(each, start): timer.seconds(1, start, each) for each in chunks for start in before}
         return StepSeconds(decode, prefill)
@@ -88,7 +89,8 @@ def probe_steps(
         return probed(model)
     if count_parameters(config) * dtype.itemsize <= MOST_PROBED_BYTES:
         return probed(Transformer(config, dtype=dtype))
-    depths = [config.n_dense_layers + config.kv_sharing, config.n_dense_layers + 3 * config.kv_sharing]
+    period = max(config.kv_sharing, len(mixer_pattern(config.mixers)))
+    depths = [config.n_dense_layers + period, config.n_dense_layers + 3 * period]
     few, more = (probed(Transformer(dataclasses.replace(config, n_layers=n), dtype=dtype)) for n in depths)
     factor = (config.n_layers - depths[0]) / (depths[1] - depths[0])
     pairs = ((few.decode, more.decode), (few.prefill, more.prefill))
@@ -170,12 +172,13 @@ class _Simulated(ScheduledSequence):
 class _Timer:
     """Times passes of a model through a cache that holds zeros."""
 
-    def __init__(self, model: Transformer, tokens: int, kv: KVFormat, sampler: Sampler) -> None:
+    def __init__(self, model: Transformer, tokens: int, rows: int, kv: KVFormat, sampler: Sampler) -> None:
         self.model, self.sampler = model.eval(), sampler
         self.block_size = 16
         # Each row has blocks of its own, of which the last may be part empty.
         n_blocks = -(-tokens // self.block_size) + 256
-        self.cache = PagedCache(model.config, n_blocks, self.block_size, dtype=model.dtype, device=model.device, kv=kv)
+        place = {"dtype": model.dtype, "device": model.device}
+        self.cache = PagedCache(model.config, n_blocks, self.block_size, kv=kv, n_states=rows, **place)
 
     @torch.inference_mode()
     def seconds(self, rows: int, context: int, n_new: int) -> float:
