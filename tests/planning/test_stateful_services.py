@@ -58,7 +58,7 @@ def test_an_engine_with_the_planned_bytes_allocates_them(config: ModelConfig) ->
     assert degree.kv_bytes_per_sequence == 40 * config.cached_numbers * 4 + (
         PagedCache(config, 1, 16, n_states=2).nbytes - PagedCache(config, 1, 16, n_states=1).nbytes
     )
-    with pytest.raises(NapkinError, match=r"states of max_running 4 sequences.*lower max_running"):
+    with pytest.raises(NapkinError, match=r"states of max_running 4 sequences.*lower it"):
         plan_service(model, None, concurrency=2, input_tokens=32, output_tokens=8, max_running=4, cache_bytes=1000)
 
 

@@ -99,12 +99,11 @@ def refuse_draft(
             raise NapkinError(f"acceptance is {acceptance} and there is no draft: name one, or leave acceptance out")
         return
     own = config_of(draft)
-    for name, each in (("the model", config), ("the draft", own)):
-        if each.has_states:
-            raise NapkinError(
-                f"mixers of {name} is '{each.mixers}': tokens are not taken back from a state, so that none are "
-                "proposed: leave the draft out"
-            )
+    if config.has_states:
+        raise NapkinError(
+            f"mixers is '{config.mixers}': tokens are not taken back from a state, so that none are proposed: leave "
+            "the draft out"
+        )
     if acceptance is None:
         raise NapkinError(
             "a draft is named and not its acceptance: measure it with napkin generate --draft, or assume one, 0 to 1"

@@ -491,3 +491,11 @@ def times_of(replica: Replica, load: Load, timeline: Timeline) -> ServiceTimes:
         waiting=float(np.average(served.waiting, weights=weights)),
         busy=served.in_prompts / served.seconds,
     )
+
+
+def tokens_per_second(load: Load, times: ServiceTimes, ttft: float = 1.0, tpot: float = 1.0) -> float:
+    """Output tokens of all clients, each of which has one request in flight (Little's law); with factors of both
+    times."""
+    assert load.concurrency is not None
+    request = ttft * times.time_to_first_token + (load.output_tokens - 1) * tpot * times.time_per_output_token
+    return load.concurrency * load.output_tokens / request

@@ -38,6 +38,7 @@ from napkin.planning.services.replica import (
     sixteen_bits,
     timeline_of,
     times_of,
+    tokens_per_second,
 )
 from napkin.planning.services.server_schedule import Load, Timeline
 from napkin.planning.services.this_machine import Simulation, probe_steps, simulate_engine, speculating_steps
@@ -384,8 +385,7 @@ def _plan_here(
         cache_bytes = at_once * (size + _BLOCK) * per_token + of_states
     if of_states > cache_bytes:
         raise NapkinError(
-            f"the states of max_running {max_running} sequences take {format_bytes(of_states)}, cache_bytes is "
-            f"{format_bytes(cache_bytes)}: give more, or lower max_running"
+            f"the states of max_running {max_running} sequences take {of_states:,} bytes: lower it, or give cache_bytes"
         )
     of_sequence = -(-size // _BLOCK)
     n_blocks = (cache_bytes - of_states) // (_BLOCK * per_token) if per_token else max_running * of_sequence
@@ -505,9 +505,7 @@ def _plan_on_devices(
     most = min(cluster.n_devices, cluster.node.devices)
     if model.has_states:
         if tensor not in (None, 1):
-            raise NapkinError(
-                f"tensor is {tensor} and mixers is '{model.mixers}': the state of a layer is not divided, use tensor 1"
-            )
+            raise NapkinError(f"tensor is {tensor}: the state of a layer is not divided, use tensor 1")
         most = 1
         notes.append("a server's constants were fitted to attention in all layers: those of layers with a state differ")
     possible = [ranks for ranks in range(1, most + 1) if cluster.n_devices % ranks == 0 and model.n_heads % ranks == 0]
@@ -567,9 +565,9 @@ def _degree(replica: Replica, load: Load, cluster: Cluster, usd_per_hour: float 
             rate = replicas * simulation.tokens_per_second
         else:
             interval = interval_of(replica, own, timeline)
-            rate = _tokens_per_second(load, times)
+            rate = tokens_per_second(load, times)
             slow, fast = (interval.ttft, interval.tpot), (1 / interval.ttft, 1 / interval.tpot)
-            rates = (_tokens_per_second(load, times, *slow), _tokens_per_second(load, times, *fast))
+            rates = (tokens_per_second(load, times, *slow), tokens_per_second(load, times, *fast))
     except NapkinError as error:
         reason = str(error)
     running = times.running if times else own.concurrency or 1.0
@@ -600,11 +598,3 @@ def _simulation_of(replica: Replica, load: Load, timeline: Timeline) -> Simulati
     lines = zip(found.first_token[counts] + around, found.per_token[counts], timeline.outputs[counts], strict=True)
     served = tuple(Served(float(first), float(token), int(outputs)) for first, token, outputs in lines)
     return Simulation(served, found.seconds, float(found.waiting[counts].mean()), found.in_prompts / found.seconds)
-
-
-def _tokens_per_second(load: Load, times: ServiceTimes, ttft: float = 1.0, tpot: float = 1.0) -> float:
-    """Output tokens of all clients, each of which has one request in flight (Little's law); with factors of both
-    times."""
-    assert load.concurrency is not None
-    request = ttft * times.time_to_first_token + (load.output_tokens - 1) * tpot * times.time_per_output_token
-    return load.concurrency * load.output_tokens / request
