@@ -365,9 +365,10 @@ def chat(run: Speedrun) -> None:
 
     lines = (run.folder / "conversations" / "validation.jsonl").read_text(encoding="utf-8").splitlines()
     environment = environment_named(ENVIRONMENT, held_out=True)
-    # Of few sums several seeds have the same one.
-    sums = dict.fromkeys(environment.start(seed).messages[-1].content for seed in range(100))
-    questions = [*sums][:3] + [json.loads(line)["messages"][0]["content"] for line in lines[:3]]
+    # Of few sums several seeds have the same one, or the same with its numbers turned round.
+    asked = [environment.start(seed).messages[-1].content for seed in range(100)]
+    sums = {"".join(sorted(question)): question for question in reversed(asked)}
+    questions = [*sums.values()][:3] + [json.loads(line)["messages"][0]["content"] for line in lines[:3]]
     conversation = Conversation(load(run.path("rewarded")))
     said: list[str] = []
     for question in questions:
