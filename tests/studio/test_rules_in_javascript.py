@@ -77,7 +77,8 @@ def test_a_browser_computes_what_python_computes(tmp_path: Path) -> None:
     script = javascript_of([step_rule, run_rule])
     with Browser(tmp_path / "profile") as browser:
         for rule, recipes in ((step_rule, steps), (run_rule, runs)):
-            page = f"(() => {{ {script}; return {json.dumps(recipes)}.map((each) => {rule.__name__}(each)); }})()"
+            called = f"{json.dumps(recipes)}.map((each) => {rule.__name__}(each))"
+            page = f"(() => {{ 'use strict'; {script}; return {called}; }})()"
             for recipe, found in zip(recipes, browser.run(page), strict=True):
                 expected = rule(**recipe)
                 assert found.keys() == expected.keys()
@@ -134,7 +135,7 @@ def test_defaults_floors_powers_and_branches_are_pythons(tmp_path: Path) -> None
     with Browser(tmp_path / "profile") as browser:
         for case in cases:
             given = f"{case['a']}, {case['b']}" + (f", {{c: {json.dumps(case['c'])}}}" if "c" in case else "")
-            found = browser.run(f"(() => {{ {script}; return everything({given}); }})()")
+            found = browser.run(f"(() => {{ 'use strict'; {script}; return everything({given}); }})()")
             assert found == pytest.approx(everything(**case), rel=1e-15)
 
 
@@ -148,6 +149,7 @@ def everything(a: float, b: int = 2, *, c: float | None = 1.5) -> float:
         low = max(a, 0.0, math.sqrt(b)) ** 2
     else:
         low = SCALE
+    low -= b * 2
     values = {"low": low, "high": c or 0}
     other = added(values["low"], by=values["high"])
     return other if a == 0 and b >= 2 else other * 3 - a / b

@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from napkin.cli.common.options import Switch, command
+from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import say
 from napkin.errors import NapkinError
 
@@ -22,12 +23,22 @@ class StudioOptions:
     """Folder whose runs are shown, with those in folders below it."""
     port: int = 8050
     """Port to listen on, at 127.0.0.1; 0 takes a free one."""
+    planner_file: str | None = None
+    """HTML file to write instead of serving: the planner alone, by rule, with the counts of published models on some
+    devices; it asks for nothing and can be hosted anywhere."""
     browser: Switch = False
     """Also open the address in the browser."""
 
 
 @command("studio", StudioOptions)
 def main(options: StudioOptions) -> None:
+    if options.planner_file is not None:
+        with progress_line("making the planner") as line:
+            from napkin.studio.planner_file import write_planner_file
+
+            counted = write_planner_file(options.planner_file, progress=line.retitle)
+        say(f"{options.planner_file}: the planner by rule, with {counted} plans counted")
+        return
     if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
         raise NapkinError(f"napkin studio needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if not 0 <= options.port < 2**16:

@@ -66,6 +66,7 @@ class _Translation:
         assert isinstance(found, ast.FunctionDef)
         self._function = found
         arguments = found.args
+        self._assigned: list[str] = []
         self._local = {each.arg for each in (*arguments.args, *arguments.kwonlyargs)}
 
     def text(self) -> str:
@@ -83,7 +84,9 @@ class _Translation:
             ]
             given.append(f"{{ {', '.join(named)} }}" + (" = {}" if all(arguments.kw_defaults) else ""))
         body = self._block(self._function.body, "  ")
-        return f"function {self._function.name}({', '.join(given)}) {{\n{body}\n}}"
+        # A name of Python is that of the whole function, wherever it is first assigned.
+        declared = f"  let {', '.join(self._assigned)};\n" if self._assigned else ""
+        return f"function {self._function.name}({', '.join(given)}) {{\n{declared}{body}\n}}"
 
     def _parameter(self, argument: ast.arg, default: ast.expr | None) -> str:
         return argument.arg if default is None else f"{argument.arg} = {self._value(default)}"
@@ -99,9 +102,12 @@ class _Translation:
                 return [f"{indent}return {self._value(value)};"]
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 text = self._value(value)
-                declared = "" if name in self._local else "let "
-                self._local.add(name)
-                return [f"{indent}{declared}{name} = {text};"]
+                if name not in self._local:
+                    self._local.add(name)
+                    self._assigned.append(name)
+                return [f"{indent}{name} = {text};"]
+            case ast.AugAssign(target=ast.Name(id=name), op=op, value=value) if type(op) in _OPERATORS:
+                return [f"{indent}{name} = {name} {_OPERATORS[type(op)]} {self._value(value)};"]
             case ast.If(test=test, body=body, orelse=orelse):
                 lines = [f"{indent}if ({self._value(test)}) {{", self._block(body, indent + "  "), f"{indent}}}"]
                 if orelse:

@@ -13,10 +13,11 @@ import msgspec
 
 from napkin.accounting.step_rules import run_rule, step_rule
 from napkin.errors import NapkinError
-from napkin.hardware.cluster import node_of
+from napkin.hardware.cluster import find_cluster, node_of
 from napkin.hardware.device_file import catalogue
 from napkin.model.config import preset, presets
 from napkin.optim.registry import OPTIMIZERS
+from napkin.planning.rules import USUAL_MFU
 from napkin.planning.step.site import step_memory
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, recipe_of_values
@@ -24,6 +25,27 @@ from napkin.studio.javascript import javascript_of
 from napkin.studio.rule_fields import FORMAT_BYTES, model_fields, optimizer_bytes
 
 RULES = (step_rule, run_rule)
+LONGEST_CONTEXT = 8192
+"""Tokens of the sequences that a plan begins with, where the model allows more."""
+FIRST: dict[str, Any] = {
+    "preset": "llama-3-8b",
+    "tokens": 1e12,
+    "batch_size": 512,
+    "micro_batch_size": 1,
+    "recompute": "none",
+    "loss_chunk_size": 4096,
+    "precision": "bf16",
+    "optimizer": "adamw",
+    "device": "H100-SXM-80GB",
+    "n": 64,
+    "sharing": "shards",
+    "tensor": 1,
+    "pipeline": 1,
+    "context": 1,
+    "expert": 1,
+    "efficiency": USUAL_MFU,
+}
+"""What the planner's controls begin with."""
 
 
 class PlanRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -120,7 +142,29 @@ def planner_catalogue() -> dict[str, Any]:
         "devices": devices,
         "optimizers": {name: optimizer_bytes(name) for name in OPTIMIZERS},
         "formats": FORMAT_BYTES,
+        "first": FIRST,
+        "longest_context": LONGEST_CONTEXT,
     }
+
+
+def first_request(name: str, on: str) -> PlanRequest:
+    """What the page asks for a published model where no other control was moved."""
+    n_devices = find_cluster(on).n_devices
+    fields = ("batch_size", "micro_batch_size", "recompute", "loss_chunk_size", "precision")
+    sharing = {
+        "data": 1,
+        "shard": n_devices,
+        **{name: FIRST[name] for name in ("tensor", "pipeline", "context", "expert")},
+    }
+    return PlanRequest(
+        on=on,
+        tokens=FIRST["tokens"],
+        preset=name,
+        model={"context_length": min(LONGEST_CONTEXT, presets()[name].model.context_length)},
+        optimizer={"name": FIRST["optimizer"]},
+        training={**{field: FIRST[field] for field in fields}, "parallelism": "fsdp" if n_devices > 1 else "ddp"},
+        parallelism={**sharing, "shard_optimizer": False},
+    )
 
 
 @functools.cache

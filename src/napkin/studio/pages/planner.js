@@ -4,7 +4,9 @@ import { run_rule, step_rule } from "/assets/rules.js";
 import { Refused, ask, byId, el, figure, keep } from "/assets/studio.js";
 
 const PAUSE = 250; // milliseconds without a change before the count is asked for
-const catalogue = await ask("/api/planner/catalogue");
+// A planner that is one file has the catalogue in it, and some counts in place of a server.
+const embedded = document.getElementById("catalogue");
+const catalogue = embedded ? JSON.parse(embedded.textContent ?? "") : await ask("/api/planner/catalogue");
 
 const POWERS = (/** @type {number} */ low, /** @type {number} */ high) => {
   const found = [];
@@ -69,13 +71,12 @@ const RECIPE_NAMES = { tied: "tie_embeddings" };
 /** The sizes of a published model, and a context that is not longer than most runs train on. @param {string} name @returns {State} */
 const modelState = (name) => {
   const { rule } = catalogue.models[name];
-  return { n_experts: 0, experts_per_token: 1, d_expert: rule.d_ff, ...rule, context_length: Math.min(8192, rule.context_length), preset: name };
+  return { n_experts: 0, experts_per_token: 1, d_expert: rule.d_ff, ...rule, context_length: Math.min(catalogue.longest_context, rule.context_length), preset: name };
 };
 /** @returns {State} */
 const first = () => ({
-  ...modelState("llama-3-8b"), tokens: 1e12, batch_size: 512, micro_batch_size: 1, recompute: "none", loss_chunk_size: 4096,
-  precision: "bf16", optimizer: "adamw", device: "H100-SXM-80GB", n: 64, sharing: "shards", tensor: 1, pipeline: 1, context: 1,
-  expert: 1, efficiency: 0.5, usd_per_hour: catalogue.devices["H100-SXM-80GB"].usd_per_hour ?? 0,
+  ...catalogue.first, ...modelState(catalogue.first.preset),
+  usd_per_hour: catalogue.devices[catalogue.first.device].usd_per_hour ?? 0,
 });
 
 /** What a control's new value brings with it. @param {State} state @param {string} name @param {any} value @returns {State} */
@@ -401,6 +402,18 @@ const update = () => {
 };
 /** @param {number} number */
 const countNow = async (number) => {
+  if (embedded) {
+    const { preset, n, device, ...others } = Object.fromEntries(new URLSearchParams(linkOf(state)));
+    const found = Object.keys(others).length ? undefined : catalogue.counts[`${state.preset} ${state.n}x${state.device}`];
+    const { step, steps } = byRule(state);
+    count = found === undefined ? null : {
+      ...found, steps, tokens_per_step: step.tokens, model_flops: step.flops,
+      tokens_per_second: step.tokens / found.seconds_per_step, run_seconds: steps * found.seconds_per_step,
+    };
+    refusal = count ? "" : "Not counted: this file has the counts of some plans, `napkin studio` counts any; the figures are by rule";
+    show();
+    return;
+  }
   const request = requestOf(state);
   try {
     const found = await ask("/api/planner/plan", { body: request });
@@ -417,6 +430,7 @@ const countNow = async (number) => {
 const set = (name, value) => { state = changed(state, name, value); update(); };
 
 const showRecipe = async () => {
+  if (embedded) return;
   try {
     byId("toml").value = await ask("/api/planner/recipe", { body: requestOf(state) });
   } catch (error) {
@@ -424,6 +438,7 @@ const showRecipe = async () => {
   }
 };
 byId("recipe").addEventListener("toggle", showRecipe);
+byId("recipe").hidden = embedded !== null;
 byId("beside").addEventListener("click", () => {
   besides = besides ? null : { state, rule: byRule(state), count };
   byId("beside").textContent = besides ? "Leave the plan beside out" : "Keep this plan beside the next";
@@ -431,7 +446,7 @@ byId("beside").addEventListener("click", () => {
 });
 byId("link").addEventListener("click", async () => {
   // Without the token: whoever opens the link has a studio of their own.
-  await navigator.clipboard.writeText(`${location.origin}/planner#${linkOf(state)}`);
+  await navigator.clipboard.writeText(`${location.href.split("#")[0]}#${linkOf(state)}`);
   byId("said").textContent = "copied";
 });
 addEventListener("hashchange", () => { state = stateOf(location.hash.slice(1)); update(); });

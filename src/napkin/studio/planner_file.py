@@ -1,0 +1,88 @@
+"""The planner as one file that anybody can host or open from a disk: its rule, the catalogue, and some counts."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import Any
+
+from napkin.errors import NapkinError
+from napkin.files import StrPath, atomic_write_text
+from napkin.studio.plans import first_request, plan_by_count, planner_catalogue, rules_script
+
+COUNTED_ON = ("8xH100-SXM-80GB", "64xH100-SXM-80GB")
+"""Devices on which the published models are counted for the file."""
+_SHOWN = "bytes_by_use peak_bytes fits seconds_by_kind seconds_per_step mfu factor".split()
+"""What the page cannot compute from the others."""
+
+
+_SOURCED = ("models", "devices")
+
+
+def write_planner_file(
+    path: StrPath,
+    *,
+    counted_on: Sequence[str] = COUNTED_ON,
+    models: Sequence[str] | None = None,
+    progress: Callable[[str], None] = lambda doing: None,
+) -> int:
+    """Write the file and return how many plans are counted in it: those of published models, None is all, on devices.
+
+    Raises NapkinError where a file is there already.
+    """
+    catalogue = planner_catalogue()
+    counts: dict[str, Any] = {}
+    for name in catalogue["models"] if models is None else models:
+        for on in counted_on:
+            progress(f"counting {name} on {on}")
+            try:
+                plan = plan_by_count(first_request(name, on), lambda doing: None)
+            except NapkinError:
+                # A batch that does not divide, or a format that the device lacks: the page says that it is by rule.
+                continue
+            counts[f"{name} {on}"] = {field: _rounded(plan[field]) for field in _SHOWN}
+    # Sources are a third of the file, and stand in the catalogue that `napkin hardware` and `napkin plan` show.
+    shown = {kind: {name: _without_source(each) for name, each in catalogue[kind].items()} for kind in _SOURCED}
+    atomic_write_text(path, _page({**catalogue, **shown, "counts": counts}), overwrite=False)
+    return len(counts)
+
+
+def _without_source(each: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in each.items() if name != "source"}
+
+
+def _rounded(value: Any) -> Any:
+    """Six digits are more than the page shows."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _page(catalogue: dict[str, Any]) -> str:
+    """The planner's page with all that it asks for in it; its policy allows these scripts and no address."""
+    pages = files("napkin.studio") / "pages"
+    style = (pages / "studio.css").read_text(encoding="utf-8")
+    forms = (files("napkin.report") / "format.js").read_text(encoding="utf-8")
+    parts = [rules_script(), *((pages / name).read_text(encoding="utf-8") for name in ("studio.js", "planner.js"))]
+    # One module: what the parts export and import is beside them.
+    script = "\n".join(parts)
+    script = re.sub(r"^import .*\n|^export \{.*\n", "", script, flags=re.MULTILINE)
+    script = re.sub(r"^export ", "", script, flags=re.MULTILINE)
+    content = json.dumps(catalogue, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    allowed = " ".join(map(_hash, (forms, script)))
+    policy = f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; img-src data:; base-uri 'none'"
+    page = (pages / "planner.html").read_text(encoding="utf-8")
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n'
+        f'<script id="catalogue" type="application/json">{content}</script>\n<script>{forms}</script>\n</head>'
+    )
+    page = re.sub(r'^<(link rel="stylesheet"|script).*\n', "", page, flags=re.MULTILINE)
+    page = re.sub(r'<nav class="top".*</nav>', '<p class="top"><strong>napkin</strong></p>', page)
+    page = page.replace("</head>", head, 1)
+    return page.replace("</body>", f'<script type="module">{script}</script>\n</body>', 1)
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
