@@ -12,8 +12,8 @@ import pytest
 
 from napkin.accounting.step_rules import block_kept_bytes_rule, run_rule, step_rule
 from napkin.errors import NapkinError
-from napkin.model.config import presets
-from napkin.planning.rules import multiplying_parameters_by_rule, parameters_by_rule
+from napkin.model.config import preset, presets
+from napkin.planning.rules import cache_numbers_by_rule, multiplying_parameters_by_rule, parameters_by_rule
 from napkin.studio.javascript import javascript_of
 from napkin.studio.rule_fields import FORMAT_BYTES, model_fields
 from oracles.browser import Browser
@@ -34,6 +34,7 @@ def random_recipe(draw: random.Random) -> dict[str, Any]:
         "tied": draw.random() < 0.5,
         "gated": draw.random() < 0.5,
         "learned_positions": draw.random() < 0.2,
+        "n_sharing_layers": draw.choice([0, 0, 1]),
         "batch_size": 2 ** draw.randint(6, 14),
         "micro_batch_size": 2 ** draw.randint(0, 4),
         "loss_chunk_size": 2 ** draw.randint(7, 14),
@@ -92,6 +93,13 @@ def test_a_published_model_has_the_parameters_of_the_rule_by_layers(name: str) -
     found = step_rule(**model_fields(model), batch_size=1, micro_batch_size=1, loss_chunk_size=1, peak=1.0)
     assert found["all_parameters"] == parameters_by_rule(model)
     assert found["multiplying"] == multiplying_parameters_by_rule(model)
+
+
+def test_layers_that_share_keys_and_values_have_the_parameters_and_the_cache_of_the_rule_by_layers() -> None:
+    model = preset("llama-3-8b", kv_sharing=3)
+    found = step_rule(**model_fields(model), batch_size=1, micro_batch_size=1, loss_chunk_size=1, peak=1.0)
+    assert found["all_parameters"] == parameters_by_rule(model) < parameters_by_rule(preset("llama-3-8b"))
+    assert found["cache_bytes"] == 2 * cache_numbers_by_rule(model, model.context_length)[0]
 
 
 def test_kept_bytes_are_those_of_the_paper_without_dropout_and_with_a_residual_in_16_bits() -> None:

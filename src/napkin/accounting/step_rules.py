@@ -64,6 +64,7 @@ def step_rule(
     tied: bool,
     gated: bool,
     learned_positions: bool = False,
+    n_sharing_layers: int = 0,
     n_experts: int = 0,
     experts_per_token: int = 0,
     n_shared_experts: int = 0,
@@ -137,6 +138,7 @@ def step_rule(
         n_dense_layers=n_dense_layers,
         positions=positions,
         attention=attention,
+        n_sharing_layers=n_sharing_layers,
     )
     unused = sparse_layers * (all_experts - used_experts) * matrices * d_model * d_expert
     looked_up = ((0 if tied else vocab_size) + positions) * d_model
@@ -200,7 +202,7 @@ def step_rule(
         "logits": logits,
     }
     cache = kv_cache_bytes_rule(
-        n_layers=n_layers, n_kv_heads=n_kv_heads, head_dim=head_dim, context_length=context_length
+        n_layers=n_layers - n_sharing_layers, n_kv_heads=n_kv_heads, head_dim=head_dim, context_length=context_length
     )
     if kv_lora_rank is not None:
         cache = latent_cache_bytes_rule(

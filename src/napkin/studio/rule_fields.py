@@ -26,6 +26,8 @@ def model_fields(model: ModelConfig) -> dict[str, Any]:
         "gated": model.gated,
         "learned_positions": model.positions == "learned",
     }
+    if model.kv_sharing > 1:
+        fields["n_sharing_layers"] = model.n_attention_layers - model.n_kv_layers
     if model.n_experts:
         fields |= {
             "n_experts": model.n_experts,
