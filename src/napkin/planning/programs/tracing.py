@@ -1,6 +1,7 @@
 """Trace a program's step on one rank: build it, warm it up, and record the step as `count` does."""
 
 import inspect
+import os
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+import napkin
 from napkin.accounting.counting import count, plain_step
 from napkin.accounting.known_values import MOST_VALUES, Values
 from napkin.accounting.ledger import CollectiveCall, Ledger
@@ -212,7 +214,9 @@ def _described(value: Any) -> str:
 def _place(error: BaseException) -> str:
     """Return the place in the program's own code that raised an error."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename and "/napkin/" not in frame.filename]
+    # A folder of the user's may have this package's name too.
+    package = os.path.dirname(napkin.__file__) + os.sep
+    own = [each for each in frames if "site-packages" not in each.filename and not each.filename.startswith(package)]
     return f" at {own[-1].filename.rpartition('/')[2]}:{own[-1].lineno}" if own else ""
 
 
