@@ -6,6 +6,7 @@ that were asked for longest ago are forgotten, and read again when they are aske
 
 import math
 import os
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ class FollowedRun:
     """A run's metrics so far, and how much of its file they are."""
 
     path: Path
-    columns: dict[str, list[float]] = field(default_factory=dict)
+    columns: dict[str, "array[float]"] = field(default_factory=dict)
     rows: int = 0
     offset: int = 0
     inode: int = 0
@@ -45,7 +46,7 @@ class FollowedRun:
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
+        """Bytes of the numbers."""
         return 8 * self.rows * len(self.columns)
 
     def refresh(self) -> None:
@@ -77,7 +78,7 @@ class FollowedRun:
             return
         values = _values(logged)
         for name in values.keys() - self.columns.keys():
-            self.columns[name] = [math.nan] * self.rows
+            self.columns[name] = array("d", [math.nan]) * self.rows
         for name, column in self.columns.items():
             column.append(values.get(name, math.nan))
         self.rows += 1

@@ -1,6 +1,6 @@
 """How fast the studio's pages are, in a real Chromium on this machine: first paint, a control, a count, many runs.
 
-    python benchmarks/studio.py                 # some two minutes; needs chromium
+    python benchmarks/studio_pages.py                 # some two minutes; needs chromium
 
 Planner: milliseconds from the navigation to the first paint, from a moved control until rule, bars and tables are
 drawn, and seconds from a moved control until the server's count of Llama 3 70B on 64 H100 is shown, where the last
@@ -111,11 +111,13 @@ def run_rows(browser: Browser, address: str, n_runs: int, pid: int, growing) -> 
     browser.open(f"{address}/runs")
     browser.wait_for(f"document.querySelectorAll('#list li').length === {n_runs}")
     begin = time.perf_counter()
-    browser.run("document.body.dataset.drawn = ''; document.querySelector('#all').click()")
-    browser.wait_for("Number(document.body.dataset.drawn) > 6")
+    browser.run("document.querySelector('#all').click()")
+    lines = "(document.querySelector('[data-curve=bytes]')?.ariaLabel ?? '').split(';').length"
+    browser.wait_for(f"{lines} === {n_runs}")
     drawn = time.perf_counter() - begin
     frames = browser.run(FRAMES)
     process = psutil.Process(pid)
+    time.sleep(3)
     before = process.memory_info().rss
     for step in range(growing.last_step + 1, growing.last_step + 200):
         growing.append(logged(step))
