@@ -4,8 +4,10 @@ A run is read once and then from where its file ended. What is kept of all runs 
 that were asked for longest ago are forgotten, and read again when they are asked for.
 """
 
+import itertools
 import math
 import os
+import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -30,6 +32,8 @@ MOST_RUNS = 5000
 MOST_CURVE_BYTES = 256 * 2**20
 _DEPTH = 4
 _TAIL = 2**16
+_REST = 20
+"""Folders are looked through again after so many times the seconds that it took."""
 _NAMES = ("loss", "validation_loss", "learning_rate", "gradient_norm", "tokens_per_second", "mfu", "bytes")
 
 
@@ -98,17 +102,33 @@ class RunIndex:
         self._followed: OrderedDict[str, FollowedRun] = OrderedDict()
         self._plans: dict[Path, tuple[float, dict[str, float]]] = {}
         self._known: dict[str, Path] = {}
+        self._summaries: dict[Path, tuple[tuple[float, int], dict[str, Any]]] = {}
+        self._found_at, self._finding = -math.inf, 0.0
 
     def runs(self) -> list[dict[str, Any]]:
         """A summary of each run, the newest first."""
-        self._known = {}
-        for path in self._walk(self.folder, _DEPTH):
-            name = path.relative_to(self.folder).as_posix()
-            self._known["." if name == "" else name] = path
-            if len(self._known) >= MOST_RUNS:
-                break
-        found = [_summary(name, path) for name, path in self._known.items()]
+        if time.monotonic() - self._found_at > _REST * self._finding:
+            self._find()
+        found = [self._summary(name, path) for name, path in self._known.items()]
         return sorted(found, key=lambda each: -each["changed"])
+
+    def _find(self) -> None:
+        begin = time.monotonic()
+        runs = itertools.islice(self._walk(self.folder, _DEPTH), MOST_RUNS)
+        self._known = {path.relative_to(self.folder).as_posix(): path for path in runs}
+        self._summaries = {path: self._summaries[path] for path in self._known.values() if path in self._summaries}
+        self._found_at = time.monotonic()
+        self._finding = self._found_at - begin
+
+    def _summary(self, name: str, path: Path) -> dict[str, Any]:
+        try:
+            stat = (path / METRICS_FILE).stat()
+            state = stat.st_mtime, stat.st_size
+        except OSError:
+            state = 0.0, 0
+        if self._summaries.get(path, (None,))[0] != state:
+            self._summaries[path] = state, _summary(path)
+        return {"name": name, "training": is_being_trained(path) is True, **self._summaries[path][1]}
 
     def _walk(self, folder: Path, depth: int) -> Iterator[Path]:
         try:
@@ -124,12 +144,8 @@ class RunIndex:
 
     def tokenizers(self) -> dict[str, Path]:
         """The files of napkin's tokenizers, of runs and beside them, by their paths below the folder."""
-        found: dict[str, Path] = {}
-        for path in self._files("tokenizer.json", self.folder, _DEPTH):
-            found[path.relative_to(self.folder).as_posix()] = path
-            if len(found) >= MOST_RUNS:
-                break
-        return found
+        files = itertools.islice(self._files("tokenizer.json", self.folder, _DEPTH), MOST_RUNS)
+        return {path.relative_to(self.folder).as_posix(): path for path in files}
 
     def _files(self, name: str, folder: Path, depth: int) -> Iterator[Path]:
         try:
@@ -145,7 +161,7 @@ class RunIndex:
     def path_of(self, name: str) -> Path:
         """The folder of a run that was found. Raises NapkinError for another name: it is no path."""
         if name not in self._known:
-            self.runs()
+            self._find()
         if name not in self._known:
             raise NapkinError(f"there is no run '{name}' below '{self.folder}': the list of runs has the names")
         return self._known[name]
@@ -218,9 +234,9 @@ def _as_numbers(values: Curve) -> list[float | None]:
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _summary(name: str, path: Path) -> dict[str, Any]:
+def _summary(path: Path) -> dict[str, Any]:
     """What a list shows of a run, by the end of its file: its curves are not read."""
-    found: dict[str, Any] = {"name": name, "training": is_being_trained(path) is True, "changed": 0.0, "step": 0}
+    found: dict[str, Any] = {"changed": 0.0, "step": 0}
     try:
         with open(path / METRICS_FILE, "rb") as file:
             stat = os.fstat(file.fileno())

@@ -421,7 +421,12 @@ const countNow = async (number) => {
     count = found;
   } catch (error) {
     if (number !== asked) return;
-    if (!(error instanceof Refused) || error.status !== 409) refusal = `Not counted: ${/** @type {Error} */ (error).message}`;
+    if (error instanceof Refused && error.status === 409) {
+      // Another page has asked for a plan meanwhile.
+      timer = window.setTimeout(() => countNow(number), 4 * PAUSE);
+      return;
+    }
+    refusal = `Not counted: ${/** @type {Error} */ (error).message}`;
   }
   show();
   if (byId("recipe").open) await showRecipe();

@@ -164,9 +164,12 @@ const refresh = async (all) => {
     const run = runs.find((each) => each.name === name);
     return run && (all || shownAs.get(name) !== `${run.changed} ${run.step}`);
   });
-  const part = range ? { from: String(range[0]), to: String(range[1]) } : {};
+  const wanted = range, part = range ? { from: String(range[0]), to: String(range[1]) } : {};
   await Promise.all(asked.map(async (name) => {
-    curves.set(name, await ask(`/api/runs/curves?${new URLSearchParams({ run: name, points: String(POINTS), ...part })}`));
+    const found = await ask(`/api/runs/curves?${new URLSearchParams({ run: name, points: String(POINTS), ...part })}`);
+    // Another part was chosen meanwhile, and is asked for.
+    if (range !== wanted) return;
+    curves.set(name, found);
     const run = runs.find((each) => each.name === name);
     shownAs.set(name, run ? `${run.changed} ${run.step}` : "");
   }));
