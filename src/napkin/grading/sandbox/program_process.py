@@ -19,13 +19,23 @@ import numpy
 
 import napkin
 from napkin.child_process import start_bare, stop_session
-from napkin.errors import NotJudged
+from napkin.errors import NapkinError, NotJudged
+from napkin.grading.sandbox.confinement import can_confine
 from napkin.grading.sandbox.fork_server import BEGUN, READY, STATUS
 
 MOST_LINE = 2**22
 """Bytes of an answer."""
 _STARTING_SECONDS = 120.0
 _CHUNK = 2**16
+
+
+def require_confinement(what: str) -> None:
+    """Raise NapkinError, which names what would run programs of a model, where the system cannot confine them."""
+    if not can_confine():
+        raise NapkinError(
+            f"{what} runs programs that a model writes, and this system cannot keep them from files and the network: "
+            "use Linux on x86-64 or ARM, with seccomp"
+        )
 
 
 class HelperLost(Exception):

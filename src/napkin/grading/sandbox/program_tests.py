@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from napkin.errors import NapkinError, NotJudged, first_line
-from napkin.grading.sandbox.confinement import can_confine
-from napkin.grading.sandbox.program_process import HelperLost, ProgramProcess, helper_for
+from napkin.grading.sandbox.program_process import HelperLost, ProgramProcess, helper_for, require_confinement
 from napkin.grading.sandbox.reference_tests import ReferenceTests, parsed, read_reference
 
 _FENCE = re.compile(r"[ \t]{0,12}(?P<marks>`{3,}|~{3,})[ \t]*(?P<tag>[^\s`]*)(?P<rest>[^`\n]*)")
@@ -52,11 +51,7 @@ class ProgramTests:
     """
 
     def __init__(self, limits: ProgramLimits = ProgramLimits()) -> None:
-        if not can_confine():
-            raise NapkinError(
-                "the reward 'code' runs programs that a model writes, and this system cannot keep them from files and "
-                "the network: use Linux on x86-64 or ARM, with seccomp"
-            )
+        require_confinement("the reward 'code'")
         self._limits = limits
 
     def __call__(self, answer: str, reference: str) -> float:

@@ -7,9 +7,8 @@ time is over has printed nothing, and of long output the first bytes are kept. C
 import time
 from dataclasses import dataclass
 
-from napkin.errors import NapkinError, NotJudged
-from napkin.grading.sandbox.confinement import can_confine
-from napkin.grading.sandbox.program_process import HelperLost, Printed, ProgramProcess, helper_for
+from napkin.errors import NotJudged
+from napkin.grading.sandbox.program_process import HelperLost, Printed, ProgramProcess, helper_for, require_confinement
 from napkin.grading.sandbox.program_tests import ATTEMPTS, MOST_PROGRAM, PAUSE
 
 
@@ -32,11 +31,7 @@ class ToolProgram:
     """
 
     def __init__(self, limits: ToolLimits = ToolLimits()) -> None:
-        if not can_confine():
-            raise NapkinError(
-                "rl.tools runs programs that a model writes, and this system cannot keep them from files and the "
-                "network: use Linux on x86-64 or ARM, with seccomp"
-            )
+        require_confinement("rl.tools")
         self._limits = limits
 
     def __call__(self, program: str) -> str:
