@@ -5,7 +5,7 @@ The chat page is files beside this one, sent as they are, under a policy that le
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from napkin.errors import NapkinError
 from napkin.serving.answers import AnswerForm, EventStream, answer_at_once
 from napkin.serving.completion_job import CompletionJob, Prompt, check_sequences
 from napkin.serving.limits import CONTENT_TYPE
-from napkin.serving.loopback import SAFE_HEADERS, refusal_of_source
+from napkin.serving.loopback import refusal_of_source, with_headers
 from napkin.serving.request_body import ApiError, Body, ChatBody, CompletionBody, SharedFields, json_response, read_body
 from napkin.serving.service import REQUEST_DUE, Service
 
@@ -68,18 +68,14 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
-        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *SAFE_HEADERS]
-            await send(message)
-
+        send = with_headers(send)
         try:
             self._check(scope)
         except ApiError as error:
             self._service.meters.requests.add("refused")
-            await error.response()(scope, receive, send_with_headers)
+            await error.response()(scope, receive, send)
             return
-        await self._app(scope, receive, send_with_headers)
+        await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         service, path = self._service, scope["path"]

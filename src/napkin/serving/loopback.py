@@ -5,10 +5,13 @@ import contextlib
 import ipaddress
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from starlette.types import Message, Send
 
 from napkin.errors import NapkinError
 
+Headers = list[tuple[bytes, bytes]]
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _AUTHORITY = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]+)|\[(?P<address>[0-9A-Fa-f:.]+)\])(?::[0-9]{0,5})?", re.ASCII)
 """RFC 9110, 4.2 and 7.2: a name or an address, and a port; without user information."""
@@ -19,6 +22,18 @@ SAFE_HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
 """Headers of every answer: what it holds is what it says, and other sites learn and load nothing of it."""
+
+
+def with_headers(send: Send, further: Callable[[Headers], Headers] = lambda given: []) -> Send:
+    """The `send` of an ASGI application that adds these headers to an answer, and what `further` says of its own."""
+
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            given = [*message["headers"]]
+            message["headers"] = [*given, *SAFE_HEADERS, *further(given)]
+        await send(message)
+
+    return send_with_headers
 
 
 def is_loopback(host: str) -> bool:

@@ -7,7 +7,7 @@ sends, so that neither a page elsewhere nor another user of this machine can ask
 import asyncio
 import functools
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from napkin.files import StrPath
 from napkin.report.page import render_report
 from napkin.runs.run_folder import is_being_trained
 from napkin.runs.run_record import read_run_record
-from napkin.serving.loopback import SAFE_HEADERS, refusal_of_source
+from napkin.serving.loopback import Headers, refusal_of_source, with_headers
 from napkin.studio.plans import PlanRequest, plan_by_count, planner_catalogue, recipe_text, rules_script
 from napkin.studio.runs import RunIndex, axes
 from napkin.studio.texts import BYTES, encoded, merged
@@ -117,14 +117,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
 
-        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                own = dict(message["headers"])
-                policy = [] if b"content-security-policy" in own else [(b"content-security-policy", POLICY.encode())]
-                message["headers"] = [*message["headers"], *SAFE_HEADERS, *policy, (b"cache-control", b"no-store")]
-            await send(message)
-
-        await self._answer(scope)(scope, receive, send_with_headers)
+        await self._answer(scope)(scope, receive, with_headers(send, _policy))
 
     def _answer(self, scope: Scope) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
         refusal = refusal_of_source(scope["headers"], self._hosts)
@@ -148,6 +141,12 @@ class Gate:
 
     def _is_token(self, given: str) -> bool:
         return secrets.compare_digest(given.encode(), self._token.encode())
+
+
+def _policy(given: Headers) -> Headers:
+    """The headers of the studio's own pages; a report brings its policy along."""
+    policy = [] if b"content-security-policy" in dict(given) else [(b"content-security-policy", POLICY.encode())]
+    return [*policy, (b"cache-control", b"no-store")]
 
 
 _NO_TOKEN = "This page needs the token of the studio: open the address that `napkin studio` printed.\n"
@@ -231,7 +230,7 @@ class MergesRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 async def _tokenizers(request: Request) -> Response:
-    return _json([BYTES, *await asyncio.to_thread(request.app.state.index.tokenizers)])
+    return _json([BYTES, *await asyncio.to_thread(request.app.state.index.find_tokenizers)])
 
 
 async def _encode(request: Request) -> Response:
@@ -248,13 +247,8 @@ async def _merges(request: Request) -> Response:
 
 
 def _tokenizer_path(request: Request, name: str) -> Path | None:
-    """The file of a tokenizer that was found, or None for bytes. Raises NapkinError for another name."""
-    if name == BYTES:
-        return None
-    known = request.app.state.index.tokenizers()
-    if name not in known:
-        raise NapkinError(f"there is no tokenizer '{name}' below '{request.app.state.index.folder}'")
-    return known[name]
+    """The file of a tokenizer, or None for bytes. Raises NapkinError for a name that was not found."""
+    return None if name == BYTES else request.app.state.index.tokenizer_path(name)
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)

@@ -102,6 +102,7 @@ class RunIndex:
         self._followed: OrderedDict[str, FollowedRun] = OrderedDict()
         self._plans: dict[Path, tuple[float, dict[str, float]]] = {}
         self._known: dict[str, Path] = {}
+        self._tokenizers: dict[str, Path] = {}
         self._summaries: dict[Path, tuple[tuple[float, int], dict[str, Any]]] = {}
         self._found_at, self._finding = -math.inf, 0.0
 
@@ -142,10 +143,19 @@ class RunIndex:
             if not each.name.startswith("."):
                 yield from self._walk(each, depth - 1)
 
-    def tokenizers(self) -> dict[str, Path]:
-        """The files of napkin's tokenizers, of runs and beside them, by their paths below the folder."""
+    def find_tokenizers(self) -> list[str]:
+        """Look for the files of napkin's tokenizers, of runs and beside them: their paths below the folder."""
         files = itertools.islice(self._files("tokenizer.json", self.folder, _DEPTH), MOST_RUNS)
-        return {path.relative_to(self.folder).as_posix(): path for path in files}
+        self._tokenizers = {path.relative_to(self.folder).as_posix(): path for path in files}
+        return [*self._tokenizers]
+
+    def tokenizer_path(self, name: str) -> Path:
+        """The file of a tokenizer that was found. Raises NapkinError for another name: it is no path."""
+        if name not in self._tokenizers:
+            self.find_tokenizers()
+        if name not in self._tokenizers:
+            raise NapkinError(f"there is no tokenizer '{name}' below '{self.folder}'")
+        return self._tokenizers[name]
 
     def _files(self, name: str, folder: Path, depth: int) -> Iterator[Path]:
         try:
