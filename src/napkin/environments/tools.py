@@ -116,7 +116,7 @@ class Call:
     """A call in the text of a model."""
 
     tool: Tool | None
-    """None if the call cannot be understood."""
+    """The tool that is called; None if the call cannot be understood."""
     text: str
     """The argument, or what is wrong."""
 

@@ -91,9 +91,9 @@ class Importance:
 
     layers: Float[Tensor, " layer"]
     kv_heads: dict[int, Float[Tensor, " kv_head"]]
-    """By layer, where it has attention of the ordinary kind."""
+    """Importance of the groups of heads, by layer, where it has attention of the ordinary kind."""
     hidden_units: dict[int, Float[Tensor, " unit"]]
-    """By layer, where it has one feed-forward layer for all tokens."""
+    """Importance of the hidden units, by layer, where it has one feed-forward layer for all tokens."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Kept:
 
     layers: tuple[int, ...]
     kv_heads: dict[int, tuple[int, ...]]
-    """By layer of the larger model; empty where all stay."""
+    """Groups of heads that stay, by layer of the larger model; empty where all stay."""
     hidden_units: dict[int, tuple[int, ...]]
 
 

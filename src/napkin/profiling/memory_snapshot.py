@@ -46,7 +46,7 @@ class MemorySnapshot:
     """A step's snapshot, and the meter of the step beside it."""
 
     values: dict[str, Any]
-    """As torch's: dicts, lists, strings and numbers."""
+    """The snapshot in torch's form: dicts, lists, strings and numbers."""
     measured: StepMeasurement
     """The step before, recorded operator by operator."""
 

@@ -198,7 +198,7 @@ class _Reader:
         return found, total
 
     def _change(self, event: Any, where: str) -> tuple[str, int, int, int, str]:
-        """Its kind, +1 or -1, address, size and place."""
+        """Return the kind of an event, +1 or -1, its address, size and place."""
         action = event.get("action") if type(event) is dict else None
         if type(action) is not str:
             raise _malformed(self.path, f"{where}.action", action, "the name of an action")
