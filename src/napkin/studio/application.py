@@ -8,7 +8,6 @@ import asyncio
 import functools
 import secrets
 from collections.abc import Awaitable, Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
@@ -27,6 +26,7 @@ from napkin.report.page import render_report
 from napkin.runs.run_folder import is_being_trained
 from napkin.runs.run_record import read_run_record
 from napkin.serving.loopback import Headers, refusal_of_source, with_headers
+from napkin.studio.page_files import ASSETS, PAGES, page
 from napkin.studio.plans import PlanRequest, plan_by_count, planner_catalogue, recipe_text, rules_script
 from napkin.studio.runs import RunIndex, axes
 from napkin.studio.texts import BYTES, encoded, merged
@@ -41,16 +41,7 @@ POLICY = (
 MOST_REQUEST_BYTES = 2**16
 MOST_POINTS = 20_000
 MOST_TOKENIZERS = 12
-_PAGES = files("napkin.studio") / "pages"
-_REPORT = files("napkin.report")
-_ASSETS = {
-    "uplot.js": _REPORT / "vendor" / "uPlot-1.6.32.iife.min.js",
-    "uplot.css": _REPORT / "vendor" / "uPlot-1.6.32.min.css",
-    "format.js": _REPORT / "format.js",
-    **{name: _PAGES / name for name in ("studio.css", "studio.js", "planner.js", "runs.js", "tokenizer.js")},
-}
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
-PAGES = {"/": "home.html", "/planner": "planner.html", "/runs": "runs.html", "/tokenizer": "tokenizer.html"}
 
 
 class Superseded(Exception):
@@ -80,7 +71,7 @@ class Newest:
 def application(*, token: str, hosts: frozenset[str], folder: StrPath) -> ASGIApp:
     """The studio of the runs below a folder, for requests that have the token and come by a name in `hosts`."""
     routes = [
-        *(Route(path, functools.partial(_page, name)) for path, name in PAGES.items()),
+        *(Route(path, functools.partial(_page, path)) for path in PAGES),
         Route("/assets/{name}", _asset),
         Route("/api/planner/catalogue", _catalogue),
         Route("/api/planner/plan", _plan, methods=["POST"]),
@@ -152,17 +143,17 @@ def _policy(given: Headers) -> Headers:
 _NO_TOKEN = "This page needs the token of the studio: open the address that `napkin studio` printed.\n"
 
 
-async def _page(name: str, request: Request) -> Response:
-    return Response((_PAGES / name).read_bytes(), media_type="text/html")
+async def _page(path: str, request: Request) -> Response:
+    return Response(page(path), media_type="text/html")
 
 
 async def _asset(request: Request) -> Response:
     name = request.path_params["name"]
     if name == "rules.js":
         return Response(rules_script(), media_type="text/javascript")
-    if name not in _ASSETS:
+    if name not in ASSETS:
         raise HTTPException(404, f"there is no '{name}' here")
-    return Response(_ASSETS[name].read_bytes(), media_type=_TYPES[name.rpartition(".")[2]])
+    return Response(ASSETS[name].read_bytes(), media_type=_TYPES[name.rpartition(".")[2]])
 
 
 async def _catalogue(request: Request) -> Response:

@@ -5,11 +5,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 from typing import Any
 
 from napkin.errors import NapkinError
 from napkin.files import StrPath, atomic_write_text
+from napkin.studio.page_files import ASSETS, with_top
 from napkin.studio.plans import first_request, plan_by_count, planner_catalogue, rules_script
 
 COUNTED_ON = ("8xH100-SXM-80GB", "64xH100-SXM-80GB")
@@ -17,8 +17,9 @@ COUNTED_ON = ("8xH100-SXM-80GB", "64xH100-SXM-80GB")
 _SHOWN = "bytes_by_use peak_bytes fits seconds_by_kind seconds_per_step mfu factor".split()
 """What the page cannot compute from the others."""
 
-
 _SOURCED = ("models", "devices")
+_SCRIPTS = ("studio.js", "controls.js", "planner.js")
+"""In the order of what they import."""
 
 
 def write_planner_file(
@@ -62,10 +63,8 @@ def _rounded(value: Any) -> Any:
 
 def _page(catalogue: dict[str, Any]) -> str:
     """The planner's page with all that it asks for in it; its policy allows these scripts and no address."""
-    pages = files("napkin.studio") / "pages"
-    style = (pages / "studio.css").read_text(encoding="utf-8")
-    forms = (files("napkin.report") / "format.js").read_text(encoding="utf-8")
-    parts = [rules_script(), *((pages / name).read_text(encoding="utf-8") for name in ("studio.js", "planner.js"))]
+    style, forms = (ASSETS[name].read_text(encoding="utf-8") for name in ("studio.css", "format.js"))
+    parts = [rules_script(), *(ASSETS[name].read_text(encoding="utf-8") for name in _SCRIPTS)]
     # One module: what the parts export and import is beside them.
     script = "\n".join(parts)
     script = re.sub(r"^import .*\n|^export \{.*\n", "", script, flags=re.MULTILINE)
@@ -73,13 +72,12 @@ def _page(catalogue: dict[str, Any]) -> str:
     content = json.dumps(catalogue, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     allowed = " ".join(map(_hash, (forms, script)))
     policy = f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; img-src data:; base-uri 'none'"
-    page = (pages / "planner.html").read_text(encoding="utf-8")
+    page = with_top("planner.html", '<p class="top"><strong>napkin</strong></p>')
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n'
         f'<script id="catalogue" type="application/json">{content}</script>\n<script>{forms}</script>\n</head>'
     )
     page = re.sub(r'^<(link rel="stylesheet"|script).*\n', "", page, flags=re.MULTILINE)
-    page = re.sub(r'<nav class="top".*</nav>', '<p class="top"><strong>napkin</strong></p>', page)
     page = page.replace("</head>", head, 1)
     return page.replace("</body>", f'<script type="module">{script}</script>\n</body>', 1)
 

@@ -1,5 +1,6 @@
 // The planner: the rule answers while a control is dragged, the server's count a moment later.
 // @ts-check
+import { POWERS, TENS, buildControls, linkOf, stateOf } from "/assets/controls.js";
 import { run_rule, step_rule } from "/assets/rules.js";
 import { Refused, ask, byId, el, figure, keep } from "/assets/studio.js";
 
@@ -8,25 +9,8 @@ const PAUSE = 250; // milliseconds without a change before the count is asked fo
 const embedded = document.getElementById("catalogue");
 const catalogue = embedded ? JSON.parse(embedded.textContent ?? "") : await ask("/api/planner/catalogue");
 
-const POWERS = (/** @type {number} */ low, /** @type {number} */ high) => {
-  const found = [];
-  for (let power = 1; power <= high; power *= 2) {
-    if (power >= low) found.push(power);
-    if (power >= 2 && power * 1.5 >= low && power * 1.5 <= high) found.push(power * 1.5);
-  }
-  return found;
-};
-const TENS = (/** @type {number} */ low, /** @type {number} */ high) => {
-  const found = [];
-  for (let ten = low; ten <= high; ten *= 10) found.push(...[1, 1.5, 2, 3, 4, 5, 7].map((digit) => digit * ten).filter((each) => each <= high));
-  return found;
-};
-
-/**
- * A control: its name in the state, a label, its values for a slider, or the names to choose from.
- * @typedef {{ name: string, label: string, values?: number[], names?: () => string[], when?: (s: State) => boolean, help?: string }} Control
- * @typedef {Record<string, any>} State
- */
+/** @typedef {import("./controls.js").State} State */
+/** @typedef {import("./controls.js").Control} Control */
 /** @type {Record<string, Control[]>} */
 const GROUPS = {
   Model: [
@@ -44,7 +28,7 @@ const GROUPS = {
     { name: "tied", label: "Tied embeddings" },
   ],
   Training: [
-    { name: "tokens", label: "Tokens", values: TENS(1e6, 1e14) },
+    { name: "tokens", label: "Tokens", values: TENS(1e6, 1e14), unit: "count" },
     { name: "batch_size", label: "Sequences per step", values: POWERS(1, 65536) },
     { name: "micro_batch_size", label: "Micro-batch", values: POWERS(1, 1024) },
     { name: "recompute", label: "Recompute", names: () => ["none", "selective", "full"] },
@@ -60,8 +44,8 @@ const GROUPS = {
     { name: "pipeline", label: "Pipeline ranks", values: POWERS(1, 128) },
     { name: "context", label: "Context ranks", values: POWERS(1, 64) },
     { name: "expert", label: "Expert ranks", values: POWERS(1, 256), when: (s) => s.n_experts > 0 },
-    { name: "efficiency", label: "Efficiency (rule)", values: Array.from({ length: 19 }, (_, i) => (i + 1) / 20) },
-    { name: "usd_per_hour", label: "$ per device hour", values: TENS(0.01, 100) },
+    { name: "efficiency", label: "Efficiency (rule)", values: Array.from({ length: 19 }, (_, i) => (i + 1) / 20), isFraction: true },
+    { name: "usd_per_hour", label: "$ per device hour", values: TENS(0.01, 100), isFraction: true },
   ],
 };
 const CONTROLS = Object.values(GROUPS).flat();
@@ -153,28 +137,13 @@ const requestOf = (s) => {
   };
 };
 
-// The state and its link. What is as at first is left out, with the sizes of the model's preset.
-/** @param {State} s */
-const linkOf = (s) => {
+/** What is as at first is left out of a link, with the sizes of the model's preset; the model is always said. @param {State} s */
+const linkTo = (s) => {
   const base = { ...first(), ...modelState(s.preset), usd_per_hour: catalogue.devices[s.device].usd_per_hour ?? 0 };
-  const given = CONTROLS.filter(({ name }) => s[name] !== undefined && (name === "preset" || s[name] !== /** @type {State} */ (base)[name]));
-  return new URLSearchParams(given.map(({ name }) => [name, String(s[name])])).toString();
-};
-/** Values that no control has are left out: a link comes from anywhere. @param {string} link @returns {State} */
-const stateOf = (link) => {
-  const given = new URLSearchParams(link);
-  let state = first();
-  for (const { name, values, names } of CONTROLS) {
-    const text = given.get(name);
-    if (text === null) continue;
-    if (names ? names().includes(text) : values ? Number(text) > 0 || Number(text) === values[0] : true) {
-      state = changed(state, name, names ? text : values ? Number(text) : text === "true");
-    }
-  }
-  return state;
+  return linkOf(CONTROLS, s, { ...base, preset: undefined });
 };
 
-let state = stateOf(location.hash.slice(1));
+let state = stateOf(CONTROLS, location.hash.slice(1), first(), changed);
 /** @type {{ state: State, rule: any, count: any } | null} */
 let besides = null;
 /** @type {any} */
@@ -182,56 +151,6 @@ let count = null;
 /** @type {string} */
 let refusal = "";
 let asked = 0;
-
-// Controls.
-/** @param {string} text */
-const parse = (text) => {
-  const found = /^\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([kmbt]?)\s*$/i.exec(text.replaceAll(",", ""));
-  return found ? Number(found[1]) * { "": 1, k: 1e3, m: 1e6, b: 1e9, t: 1e12 }[/** @type {""} */ (found[2].toLowerCase())] : NaN;
-};
-/** @param {string} name @param {number} value */
-const shown = (name, value) => name === "tokens" ? figure(value, "count") : String(Number(value.toPrecision(6)));
-/** @type {(() => void)[]} */
-const refreshers = [];
-
-/** @param {Control} control */
-const build = ({ name, label, values, names, when }) => {
-  const id = `control-${name}`;
-  const row = el("div", { class: "control" }, el("label", { for: id }, label));
-  if (names) {
-    const select = el("select", { id, onchange: () => set(name, chosen.value) }, ...names().map((each) => el("option", { value: each }, each)));
-    const chosen = /** @type {HTMLSelectElement} */ (select);
-    refreshers.push(() => { chosen.value = state[name]; });
-    row.append(select);
-  } else if (values) {
-    const slider = /** @type {HTMLInputElement} */ (el("input", { id, type: "range", min: "0", max: String(values.length - 1), step: "1" }));
-    slider.addEventListener("input", () => set(name, values[Number(slider.value)]));
-    const text = /** @type {HTMLInputElement} */ (el("input", { type: "text", inputmode: "decimal", "aria-label": `${label}, as a number` }));
-    text.addEventListener("change", () => {
-      const value = parse(text.value);
-      const isWhole = Number.isInteger(value) || name === "efficiency" || name === "usd_per_hour";
-      text.setAttribute("aria-invalid", String(!(value > 0 || value === values[0]) || !isWhole));
-      if ((value > 0 || value === values[0]) && isWhole) set(name, value);
-    });
-    refreshers.push(() => {
-      const value = state[name] ?? values[0];
-      const place = values.findIndex((each) => each >= value);
-      slider.value = String(place < 0 ? values.length - 1 : place);
-      slider.setAttribute("aria-valuetext", shown(name, value));
-      if (document.activeElement !== text) text.value = shown(name, value);
-    });
-    row.append(slider, text);
-  } else {
-    const box = /** @type {HTMLInputElement} */ (el("input", { id, type: "checkbox" }));
-    box.addEventListener("change", () => set(name, box.checked));
-    refreshers.push(() => { box.checked = state[name]; });
-    row.append(box);
-  }
-  if (when) refreshers.push(() => { row.hidden = !when(state); });
-  return row;
-};
-byId("controls").append(...Object.entries(GROUPS).map(([title, controls]) => el("fieldset", {}, el("legend", {}, title), ...controls.map(build))));
-byId("controls").addEventListener("submit", (/** @type {Event} */ event) => event.preventDefault());
 
 // What is shown.
 const USES = { parameters: "c0", gradients: "c1", optimizer_state: "c2", weight_copies: "c3", activations: "c4", logits: "c5", buffers: "c6" };
@@ -374,7 +293,7 @@ const showVerdict = (rule, found) => {
 
 const show = () => {
   const why = obstacle(state);
-  for (const refresh of refreshers) refresh();
+  refresh();
   document.body.dataset.ready = count ? "count" : why || refusal ? "refused" : "rule";
   if (why !== null) {
     byId("verdict").replaceChildren(el("span", { class: "bad" }, why));
@@ -394,7 +313,7 @@ let timer;
 const update = () => {
   count = null;
   refusal = "";
-  history.replaceState(null, "", `#${linkOf(state)}`);
+  history.replaceState(null, "", `#${linkTo(state)}`);
   show();
   asked += 1;
   clearTimeout(timer);
@@ -403,7 +322,7 @@ const update = () => {
 /** @param {number} number */
 const countNow = async (number) => {
   if (embedded) {
-    const { preset, n, device, ...others } = Object.fromEntries(new URLSearchParams(linkOf(state)));
+    const { preset, n, device, ...others } = Object.fromEntries(new URLSearchParams(linkTo(state)));
     const found = Object.keys(others).length ? undefined : catalogue.counts[`${state.preset} ${state.n}x${state.device}`];
     const { step, steps } = byRule(state);
     count = found === undefined ? null : {
@@ -433,6 +352,7 @@ const countNow = async (number) => {
 };
 /** @param {string} name @param {any} value */
 const set = (name, value) => { state = changed(state, name, value); update(); };
+const refresh = buildControls(byId("controls"), GROUPS, { state: () => state, set });
 
 const showRecipe = async () => {
   if (embedded) return;
@@ -451,8 +371,8 @@ byId("beside").addEventListener("click", () => {
 });
 byId("link").addEventListener("click", async () => {
   // Without the token: whoever opens the link has a studio of their own.
-  await navigator.clipboard.writeText(`${location.href.split("#")[0]}#${linkOf(state)}`);
+  await navigator.clipboard.writeText(`${location.href.split("#")[0]}#${linkTo(state)}`);
   byId("said").textContent = "copied";
 });
-addEventListener("hashchange", () => { state = stateOf(location.hash.slice(1)); update(); });
+addEventListener("hashchange", () => { state = stateOf(CONTROLS, location.hash.slice(1), first(), changed); update(); });
 update();

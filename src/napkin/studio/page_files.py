@@ -1,0 +1,35 @@
+"""The files of the studio's pages: their HTML, scripts and styles, and the links that stand at the top of each page."""
+
+from importlib.resources import files
+
+PAGE_FILES = files("napkin.studio") / "pages"
+REPORT_FILES = files("napkin.report")
+PAGES = {
+    "/": ("home.html", "Studio"),
+    "/planner": ("planner.html", "Planner"),
+    "/runs": ("runs.html", "Runs"),
+    "/tokenizer": ("tokenizer.html", "Tokenizers"),
+}
+"""The file of each page, and what the links at the top of all pages call it."""
+ASSETS = {
+    "uplot.js": REPORT_FILES / "vendor" / "uPlot-1.6.32.iife.min.js",
+    "uplot.css": REPORT_FILES / "vendor" / "uPlot-1.6.32.min.css",
+    "format.js": REPORT_FILES / "format.js",
+    **{each.name: each for each in PAGE_FILES.iterdir() if each.name.endswith((".js", ".css"))},
+}
+"""What pages load, by name."""
+_PLACE_OF_LINKS = "<!-- pages -->"
+
+
+def page(path: str) -> str:
+    """The HTML of a page of the studio, with the links to all pages."""
+    here = ' aria-current="page"'
+    links = (f'<a href="{each}"{here if each == path else ""}>{title}</a>' for each, (_, title) in PAGES.items())
+    return with_top(
+        PAGES[path][0], f'<nav class="top" aria-label="Pages"><strong>napkin</strong>{"".join(links)}</nav>'
+    )
+
+
+def with_top(name: str, top: str) -> str:
+    """The HTML of a file, with what stands at its top."""
+    return (PAGE_FILES / name).read_text(encoding="utf-8").replace(_PLACE_OF_LINKS, top, 1)
