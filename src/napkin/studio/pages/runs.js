@@ -85,7 +85,6 @@ const draw = (name, unit, title) => {
   const place = el("div", { class: "chart", "data-curve": name }, el("h2", {}, title));
   byId("charts").append(place);
   const at = el("p", { class: "at" }, "");
-  // @ts-ignore uPlot is a script beside this module.
   const data = uPlot.join(lines.map((run) => [positions(curves.get(run), over), smoothed(curves.get(run).curves[name], weight)]));
   const values = data.slice(1).flat().filter((/** @type {any} */ value) => typeof value === "number");
   const isLogarithmic = byId("logarithmic").checked && values.length && values.every((/** @type {number} */ value) => value > 0);
@@ -93,7 +92,6 @@ const draw = (name, unit, title) => {
   const font = `12px ${getComputedStyle(document.body).fontFamily}`;
   const common = { font, stroke: () => colour("soft"), ticks: { show: false }, grid: { stroke: () => colour("rule"), width: 1 } };
   const isSparse = name === "validation_loss" || lines.some((run) => curves.get(run).curves[name].filter((/** @type {any} */ v) => v !== null).length < 20);
-  // @ts-ignore
   const plot = new uPlot({
     width: Math.max(200, place.clientWidth), height: name === "loss" ? 300 : 190,
     legend: { show: false },
@@ -103,7 +101,6 @@ const draw = (name, unit, title) => {
     }))],
     axes: [
       { ...common, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => figure(tick, axes[over].unit)) },
-      // @ts-ignore
       { ...common, size: 64, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => tickLabels(ticks.map((tick) => tick ?? 0), unit).map((label, index) => ticks[index] === null ? "" : label) },
     ],
     cursor: { y: false, sync: { key: "runs", scales: ["x", null] }, drag: { x: true, y: false, setScale: false } },
@@ -164,7 +161,9 @@ const refresh = async (all) => {
     const run = runs.find((each) => each.name === name);
     return run && (all || shownAs.get(name) !== `${run.changed} ${run.step}`);
   });
-  const wanted = range, part = range ? { from: String(range[0]), to: String(range[1]) } : {};
+  /** @type {Record<string, string>} */
+  const part = range ? { from: String(range[0]), to: String(range[1]) } : {};
+  const wanted = range;
   await Promise.all(asked.map(async (name) => {
     const found = await ask(`/api/runs/curves?${new URLSearchParams({ run: name, points: String(POINTS), ...part })}`);
     // Another part was chosen meanwhile, and is asked for.

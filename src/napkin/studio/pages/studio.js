@@ -33,7 +33,7 @@ export class Refused extends Error {
 /**
  * The answer of the server: an object for JSON, otherwise text.
  * @param {string} path
- * @param {RequestInit & { body?: any }} [options]
+ * @param {Omit<RequestInit, "body"> & { body?: any }} [options]
  */
 export const ask = async (path, options = {}) => {
   const body = options.body === undefined ? {} : { method: "POST", body: JSON.stringify(options.body) };
@@ -50,7 +50,6 @@ export const ask = async (path, options = {}) => {
  * @param {string} unit
  */
 export const figure = (value, unit) =>
-  // @ts-ignore format.js is a script beside this module.
   value === null || value === undefined || !Number.isFinite(value) ? "–" : FORMATS[unit](value);
 
 /** @param {Record<string, any>} values */
