@@ -37,8 +37,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Log"):
             self.do(f"{domain}.enable")
         self.size(width, height)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.do("Emulation.setEmulatedMedia", features=[scheme])
+        self.prefer(scheme="dark" if dark else "light")
 
     def __enter__(self) -> "Browser":
         return self
@@ -99,6 +98,14 @@ class Browser:
         """Move the mouse over an element."""
         box = self.run(f"(b => [b.x + b.width / 2, b.y + b.height / 2])({_found(selector)}.getBoundingClientRect())")
         self.do("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+
+    def prefer(self, *, scheme: str = "light", reduced_motion: bool = False) -> None:
+        """What the person prefers."""
+        motion = "reduce" if reduced_motion else "no-preference"
+        features = {"prefers-color-scheme": scheme, "prefers-reduced-motion": motion}
+        self.do(
+            "Emulation.setEmulatedMedia", features=[{"name": name, "value": value} for name, value in features.items()]
+        )
 
     def size(self, width: int, height: int) -> None:
         """The window."""

@@ -23,6 +23,8 @@ from .programs.program_plan import RankPlan as RankPlan
 from .programs.program_plan import plan_program as plan_program
 from .rehearsal.rehearsal import Rehearsal as Rehearsal
 from .rehearsal.rehearsal import rehearse as rehearse
+from .services.service_curve import ServiceCurves as ServiceCurves
+from .services.service_curve import service_curves as service_curves
 from .services.service_plan import ServiceDegree as ServiceDegree
 from .services.service_plan import ServicePlan as ServicePlan
 from .services.service_plan import plan_service as plan_service

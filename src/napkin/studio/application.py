@@ -29,6 +29,7 @@ from napkin.serving.loopback import Headers, refusal_of_source, with_headers
 from napkin.studio.page_files import ASSETS, PAGES, page
 from napkin.studio.plans import PlanRequest, plan_by_count, planner_catalogue, recipe_text, rules_script
 from napkin.studio.runs import RunIndex, axes
+from napkin.studio.services import ServiceRequest, plan_service_curves, service_catalogue
 from napkin.studio.texts import BYTES, encoded, merged
 
 Answer = TypeVar("Answer")
@@ -76,6 +77,8 @@ def application(*, token: str, hosts: frozenset[str], folder: StrPath) -> ASGIAp
         Route("/api/planner/catalogue", _catalogue),
         Route("/api/planner/plan", _plan, methods=["POST"]),
         Route("/api/planner/recipe", _recipe, methods=["POST"]),
+        Route("/api/services/catalogue", _service_catalogue),
+        Route("/api/services/curves", _service_curves, methods=["POST"]),
         Route("/api/runs", _runs),
         Route("/api/runs/curves", _curves),
         Route("/api/runs/differences", _differences),
@@ -91,7 +94,7 @@ def application(*, token: str, hosts: frozenset[str], folder: StrPath) -> ASGIAp
         Exception: _unforeseen,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
-    app.state.newest, app.state.index = Newest(), RunIndex(folder)
+    app.state.newest, app.state.newest_curves, app.state.index = Newest(), Newest(), RunIndex(folder)
     app.state.reading = asyncio.Lock()
     return Gate(app, token, hosts)
 
@@ -167,6 +170,15 @@ async def _plan(request: Request) -> Response:
 
 async def _recipe(request: Request) -> Response:
     return PlainTextResponse(recipe_text(await _body(request, PlanRequest)))
+
+
+async def _service_catalogue(request: Request) -> Response:
+    return _json(service_catalogue())
+
+
+async def _service_curves(request: Request) -> Response:
+    asked = await _body(request, ServiceRequest)
+    return _json(await request.app.state.newest_curves.run(functools.partial(plan_service_curves, asked)))
 
 
 async def _runs(request: Request) -> Response:

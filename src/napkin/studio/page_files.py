@@ -7,6 +7,7 @@ REPORT_FILES = files("napkin.report")
 PAGES = {
     "/": ("home.html", "Studio"),
     "/planner": ("planner.html", "Planner"),
+    "/services": ("services.html", "Services"),
     "/runs": ("runs.html", "Runs"),
     "/tokenizer": ("tokenizer.html", "Tokenizers"),
 }

@@ -16,6 +16,7 @@ from napkin.units import format_bytes, format_flops, format_seconds, format_thre
 
 if TYPE_CHECKING:
     from napkin.model.config import ModelConfig
+    from napkin.planning.services.service_curve import ServiceCurve, ServiceCurves, ServicePoint
     from napkin.planning.services.service_plan import ServiceDegree, ServicePlan
 
 
@@ -60,10 +61,15 @@ class ServiceOptions(RecipeOptions, JsonOption):
     """Tokens that the draft proposes for each pass of the model."""
     usd_per_hour: float | None = None
     """Price of one device; None is the catalogue's, if it has one."""
+    curve: bool = False
+    """On devices, plan 1 to 1,024 requests in flight in place of one number, and name the knee of each degree."""
 
 
 @recipe_command("plan service", ServiceOptions)
 def main(options: ServiceOptions, _: RecipeSource) -> None:
+    if options.curve:
+        _curve(options)
+        return
     with progress_line("counting prefill and decode") as line:
         from napkin.planning.services.service_plan import plan_service
 
@@ -102,6 +108,72 @@ def _draft_config(named: str) -> "ModelConfig":
     from napkin.model.config import preset
 
     return load(named).config if Path(named).exists() else preset(named)
+
+
+def _curve(options: ServiceOptions) -> None:
+    """Plan and print the curves. Raises NapkinError without devices, and for what fixes another load."""
+    if options.on is None:
+        raise NapkinError("--curve plans accelerators: name them with --on, as in --on 8xH100")
+    for name in ("rate", "draft", "requests_per_client"):
+        if getattr(options, name) is not None:
+            raise NapkinError(f"--curve plans numbers of requests in flight: leave --{name.replace('_', '-')} out")
+    with progress_line("counting prefill and decode") as line:
+        from napkin.planning.services.service_curve import service_curves
+
+        found = service_curves(
+            options.recipe.model,
+            options.on,
+            shortest=options.shortest,
+            input_tokens=options.input_tokens,
+            output_tokens=options.output_tokens,
+            server=None if options.server == "auto" else options.server,
+            weights=options.weights,
+            kv=None if options.kv == "auto" else options.kv,
+            tensor=options.tensor,
+            usd_per_hour=options.usd_per_hour,
+            progress=line.retitle,
+        )
+    if options.json:
+        print_json(found.as_values())
+    else:
+        print_curves(found)
+    if found.best() is None:
+        raise NapkinError(f"the service does not fit: {found.curves[-1].reason}")
+    for note in found.plan.notes:
+        notify(note)
+
+
+def print_curves(found: "ServiceCurves") -> None:
+    """Print a row for each number of requests in flight and each degree, the knees marked."""
+    plan = found.plan
+    assert plan.cluster is not None
+    load = f"requests of {plan.load.input_tokens:g} + {plan.load.output_tokens:g} tokens"
+    where = f"{plan.cluster.n_devices} × {plan.cluster.device.name}"
+    say(f"plan of a service on {where}: {load}, {plan.server}, weights in {plan.weights}, cache in {plan.kv}")
+    headings = ("tensor", "in flight", "TTFT", "TPOT", "request", "tokens/s", "$/M tokens", "")
+    rows = [_curve_cells(curve, point) for curve in found.curves for point in curve.points]
+    print_table(headings, rows, align="rrrrrrrl")
+    say(
+        "knee: the most tokens per second over the seconds of a request; beyond it, requests mostly wait",
+        style="dim",
+    )
+    for curve in found.curves:
+        if curve.reason is not None:
+            say(f"tensor {curve.tensor}: {curve.reason}")
+
+
+def _curve_cells(curve: "ServiceCurve", point: "ServicePoint") -> tuple[str, ...]:
+    usd = point.degree.usd_per_million_tokens
+    return (
+        str(curve.tensor),
+        f"{point.concurrency:,}",
+        format_seconds(point.times.time_to_first_token),
+        format_seconds(point.times.time_per_output_token),
+        format_seconds(point.request_seconds),
+        f"{point.tokens_per_second:,.0f}",
+        "–" if usd is None else f"{usd:.2f}",
+        "knee" if point is curve.knee else "some wait for room" if point.waits else "",
+    )
 
 
 def print_service(plan: "ServicePlan") -> None:

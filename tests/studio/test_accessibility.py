@@ -1,0 +1,66 @@
+"""Every page of the studio by axe, in light and dark, narrow and wide; and nothing moves where people ask for that."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from napkin.studio.page_files import PAGES
+from oracles.browser import Browser
+from studio.conftest import Studio
+
+AXE = Path(sys.prefix) / "node" / "node_modules" / "axe-core" / "axe.min.js"
+pytestmark = [
+    pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser to look with"),
+    pytest.mark.skipif(not AXE.exists(), reason="axe is not to be had: make types sets it up"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser(studio: Studio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        browser.open(studio.address)
+        yield browser
+
+
+def show(browser: Browser, studio: Studio, path: str) -> None:
+    browser.open(f"http://127.0.0.1:{studio.port}{path}")
+    browser.wait_for("(document.querySelector('main')?.innerText ?? '').trim() !== ''")
+    browser.wait_for("!document.body.dataset.ready || !['asking', 'rule'].includes(document.body.dataset.ready)")
+
+
+def violations(browser: Browser) -> list[Any]:
+    browser.run(f"{AXE.read_text()}; 0")
+    found = browser.run("axe.run(document, { resultTypes: ['violations'] }).then((each) => each.violations)")
+    serious = [each for each in found if each["impact"] in ("serious", "critical")]
+    return [(each["id"], each["help"], [node["html"][:200] for node in each["nodes"]]) for each in serious]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", PAGES)
+def test_axe_finds_nothing_serious(browser: Browser, studio: Studio, path: str, scheme: str) -> None:
+    browser.prefer(scheme=scheme)
+    for width in (390, 1280):
+        browser.size(width, 900)
+        show(browser, studio, path)
+        assert violations(browser) == [], width
+
+
+def test_axe_sees_what_is_wrong(browser: Browser, studio: Studio) -> None:
+    show(browser, studio, "/")
+    browser.run("document.querySelector('main').append(document.createElement('input')); 0")
+    assert [name for name, _, _ in violations(browser)] == ["label"]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_nothing_moves_for_who_asks_for_less(browser: Browser, studio: Studio, path: str) -> None:
+    browser.prefer(reduced_motion=True)
+    show(browser, studio, path)
+    duration = "(s => parseFloat(s.transitionDuration) || parseFloat(s.animationDuration))(getComputedStyle(each))"
+    moving = f"[...document.querySelectorAll('*')].filter((each) => {duration})"
+    assert browser.run(f"{moving}.map((each) => each.outerHTML.slice(0, 80))") == []
+    assert browser.run("document.getAnimations().length") == 0
+    browser.prefer()
