@@ -1,6 +1,7 @@
 """Every page of the studio by axe, in light and dark, narrow and wide; and nothing moves where people ask for that."""
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any
 import pytest
 
 from napkin.studio.page_files import PAGES
+from napkin.tokenizer import train_bpe
 from oracles.browser import Browser
-from studio.conftest import Studio
+from reliability.harness import Napkin
+from studio.conftest import Studio, started
+from studio.test_studio_runs import make_run
 
 AXE = Path(sys.prefix) / "node" / "node_modules" / "axe-core" / "axe.min.js"
 pytestmark = [
@@ -20,9 +24,19 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def browser(studio: Studio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def filled(tmp_path_factory: pytest.TempPathFactory, server: subprocess.Popen[str]) -> Iterator[Studio]:
+    """A studio of a folder with a run and a tokenizer."""
+    folder = tmp_path_factory.mktemp("filled")
+    make_run(folder / "run", 300, scale=2.0)
+    train_bpe(["a text that has some words, and some words again"], vocab_size=270).save(folder / "tokenizer.json")
+    with started(Napkin(folder, server)) as studio:
+        yield studio
+
+
+@pytest.fixture(scope="module")
+def browser(filled: Studio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        browser.open(studio.address)
+        browser.open(filled.address)
         yield browser
 
 
@@ -41,24 +55,24 @@ def violations(browser: Browser) -> list[Any]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("path", PAGES)
-def test_axe_finds_nothing_serious(browser: Browser, studio: Studio, path: str, scheme: str) -> None:
+def test_axe_finds_nothing_serious(browser: Browser, filled: Studio, path: str, scheme: str) -> None:
     browser.prefer(scheme=scheme)
     for width in (390, 1280):
         browser.size(width, 900)
-        show(browser, studio, path)
+        show(browser, filled, path)
         assert violations(browser) == [], width
 
 
-def test_axe_sees_what_is_wrong(browser: Browser, studio: Studio) -> None:
-    show(browser, studio, "/")
+def test_axe_sees_what_is_wrong(browser: Browser, filled: Studio) -> None:
+    show(browser, filled, "/")
     browser.run("document.querySelector('main').append(document.createElement('input')); 0")
     assert [name for name, _, _ in violations(browser)] == ["label"]
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_nothing_moves_for_who_asks_for_less(browser: Browser, studio: Studio, path: str) -> None:
+def test_nothing_moves_for_who_asks_for_less(browser: Browser, filled: Studio, path: str) -> None:
     browser.prefer(reduced_motion=True)
-    show(browser, studio, path)
+    show(browser, filled, path)
     duration = "(s => parseFloat(s.transitionDuration) || parseFloat(s.animationDuration))(getComputedStyle(each))"
     moving = f"[...document.querySelectorAll('*')].filter((each) => {duration})"
     assert browser.run(f"{moving}.map((each) => each.outerHTML.slice(0, 80))") == []

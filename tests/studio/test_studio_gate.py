@@ -1,11 +1,16 @@
 """Who is let in: the holder of the token, from the studio's own pages; and what wrong requests are told."""
 
+import http.client
+import json
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from studio.conftest import Studio
+from reliability.harness import Napkin
+from studio.conftest import PATIENCE, Studio, started
 
 PLAN = {"on": "8xH100", "preset": "gpt2", "training": {"batch_size": 64, "micro_batch_size": 8}}
 
@@ -82,3 +87,15 @@ def test_a_newer_plan_ends_the_one_that_nobody_waits_for(studio: Studio) -> None
         superseded = [each.result().status for each in asked]
     assert last.status == 200
     assert superseded[1:] == [409, 409]
+
+
+def test_the_end_cancels_a_plan_without_a_traceback(tmp_path: Path, server: subprocess.Popen[str]) -> None:
+    """`started` asserts that nothing is printed but what the command says."""
+    with started(Napkin(tmp_path, server)) as studio:
+        connection = http.client.HTTPConnection("127.0.0.1", studio.port, timeout=PATIENCE)
+        asked = {"preset": "llama-3-70b", "on": "8xH100", "input_tokens": 1024, "output_tokens": 8192}
+        headers = {"authorization": f"Bearer {studio.token}"}
+        connection.request("POST", "/api/services/curves", json.dumps(asked), headers)
+        # The request is read before the server ends.
+        assert studio.ask("/api/services/catalogue").status == 200
+    connection.close()

@@ -53,3 +53,8 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._on_start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End; requests that take longer than a second, such as a plan, are cancelled, which is no error."""
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+        await super().shutdown(sockets)
