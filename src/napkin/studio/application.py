@@ -6,10 +6,11 @@ sends, so that neither a page elsewhere nor another user of this machine can ask
 
 import asyncio
 import functools
+import math
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -80,7 +81,7 @@ def application(*, token: str, hosts: frozenset[str], folder: StrPath) -> ASGIAp
         Route("/api/services/catalogue", _service_catalogue),
         Route("/api/services/curves", _service_curves, methods=["POST"]),
         Route("/api/runs", _runs),
-        Route("/api/runs/curves", _curves),
+        Route("/api/runs/curves", _curves, methods=["POST"]),
         Route("/api/runs/differences", _differences),
         Route("/runs/report", _report),
         Route("/api/tokenizers", _tokenizers),
@@ -185,21 +186,29 @@ async def _runs(request: Request) -> Response:
     index = request.app.state.index
     async with request.app.state.reading:
         runs = await asyncio.to_thread(index.runs)
-    return _json({"folder": str(index.folder), "runs": runs, "axes": axes()})
+    return _json({"folder": str(index.folder), "runs": runs, "axes": axes(), "waiting": index.n_waiting})
+
+
+class CurvesRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A curve of some runs, and the part of an axis that is shown; see `RunIndex.curves`."""
+
+    runs: list[str]
+    curve: str
+    axis: Literal["steps", "tokens", "flops", "seconds", "dollars"] = "tokens"
+    points: Annotated[int, msgspec.Meta(ge=2, le=MOST_POINTS)] = 600
+    begin: float | None = None
+    end: float | None = None
+    means: bool = False
 
 
 async def _curves(request: Request) -> Response:
-    given = request.query_params
-    try:
-        points = int(given.get("points", "1000"))
-        begin, end = float(given.get("from", "-inf")), float(given.get("to", "inf"))
-    except ValueError:
-        raise HTTPException(400, "points, from and to are numbers") from None
-    if not 2 <= points <= MOST_POINTS:
-        raise HTTPException(400, f"points is {points}: use 2 to {MOST_POINTS:,}")
-    index = request.app.state.index
+    asked, index = await _body(request, CurvesRequest), request.app.state.index
+    begin = -math.inf if asked.begin is None else asked.begin
+    end = math.inf if asked.end is None else asked.end
+    part = functools.partial(index.curves, begin=begin, end=end, means=asked.means)
     async with request.app.state.reading:
-        return _json(await asyncio.to_thread(index.curves, given.get("run", ""), points, begin, end))
+        content = await asyncio.to_thread(part, asked.runs, asked.curve, asked.axis, asked.points)
+    return Response(content, media_type="application/octet-stream")
 
 
 async def _differences(request: Request) -> Response:

@@ -1,17 +1,17 @@
 """The runs below a folder, as a page follows them: summaries, and curves that grow with their files.
 
-A run is read once and then from where its file ended. What is kept of all runs together is bounded: the curves of those
-that were asked for longest ago are forgotten, and read again when they are asked for.
+A run is read once and then from where its file ended; a long file is sampled first, and read whole by a thread in the
+background. What is kept of all runs together is bounded: with more runs, each has fewer buckets.
 """
 
 import itertools
 import math
 import os
+import queue
+import threading
 import time
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,79 +19,22 @@ import msgspec
 import numpy as np
 
 from napkin.errors import NapkinError
-from napkin.files import StrPath
+from napkin.files import StrPath, regular
 from napkin.json_files import read_if_present, read_json
 from napkin.report.headline import recipe_values
-from napkin.report.overfitting import Curve, thin
 from napkin.report.xy_picture import LABELS, UNITS
 from napkin.runs.accounting_files import PlanFile
-from napkin.runs.metrics import METRICS_FILE, StepMetrics, parse_metrics
+from napkin.runs.metrics import METRICS_FILE
 from napkin.runs.run_folder import is_being_trained, is_run
+from napkin.studio.curves import AXES, BUCKETS, FEWEST_BUCKETS, NAMES, FollowedRun, last_lines
 
-MOST_RUNS = 5000
+MOST_RUNS = 20_000
 MOST_CURVE_BYTES = 256 * 2**20
 _DEPTH = 4
-_TAIL = 2**16
 _REST = 20
 """Folders are looked through again after so many times the seconds that it took."""
-_NAMES = ("loss", "validation_loss", "learning_rate", "gradient_norm", "tokens_per_second", "mfu", "bytes")
-
-
-@dataclass
-class FollowedRun:
-    """A run's metrics so far, and how much of its file they are."""
-
-    path: Path
-    columns: dict[str, "array[float]"] = field(default_factory=dict)
-    rows: int = 0
-    offset: int = 0
-    inode: int = 0
-    damaged: int = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes of the numbers."""
-        return 8 * self.rows * len(self.columns)
-
-    def refresh(self) -> None:
-        """Read what the file has more than before; all of it where it was replaced, as a resumed run does."""
-        path = self.path / METRICS_FILE
-        try:
-            with open(path, "rb") as file:
-                stat = os.fstat(file.fileno())
-                if stat.st_ino != self.inode or stat.st_size < self.offset:
-                    self.columns, self.rows, self.offset, self.damaged = {}, 0, 0, 0
-                    self.inode = stat.st_ino
-                file.seek(self.offset)
-                # What a process is writing right now is read the next time.
-                for line in iter(file.readline, b""):
-                    if not line.endswith(b"\n"):
-                        break
-                    self.offset += len(line)
-                    self._add(line)
-        except OSError:
-            return
-
-    def _add(self, line: bytes) -> None:
-        if not line.strip():
-            return
-        try:
-            logged = parse_metrics(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError):
-            self.damaged += 1
-            return
-        values = _values(logged)
-        for name in values.keys() - self.columns.keys():
-            self.columns[name] = array("d", [math.nan]) * self.rows
-        for name, column in self.columns.items():
-            column.append(values.get(name, math.nan))
-        self.rows += 1
-
-
-def _values(logged: StepMetrics) -> dict[str, float]:
-    figures = {name: value for name, value in (logged.figures or {}).items() if value is not None}
-    own = {name: getattr(logged, name) for name in ("step", "tokens", "seconds", *_NAMES)}
-    return {**figures, **{name: math.nan if value is None else float(value) for name, value in own.items()}}
+_PATIENCE = 1.0
+"""Seconds that one look spends on the summaries of runs that it has not seen before; the others follow."""
 
 
 class RunIndex:
@@ -100,6 +43,11 @@ class RunIndex:
     def __init__(self, folder: StrPath) -> None:
         self.folder = Path(folder)
         self._followed: OrderedDict[str, FollowedRun] = OrderedDict()
+        self._buckets = BUCKETS
+        self._changing = threading.RLock()
+        self._to_read: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._waiting: set[str] = set()
+        self._reader: threading.Thread | None = None
         self._plans: dict[Path, tuple[float, dict[str, float]]] = {}
         self._known: dict[str, Path] = {}
         self._tokenizers: dict[str, Path] = {}
@@ -110,7 +58,8 @@ class RunIndex:
         """A summary of each run, the newest first."""
         if time.monotonic() - self._found_at > _REST * self._finding:
             self._find()
-        found = [self._summary(name, path) for name, path in self._known.items()]
+        end = time.monotonic() + _PATIENCE
+        found = [self._summary(name, path, end) for name, path in self._known.items()]
         return sorted(found, key=lambda each: -each["changed"])
 
     def _find(self) -> None:
@@ -121,15 +70,18 @@ class RunIndex:
         self._found_at = time.monotonic()
         self._finding = self._found_at - begin
 
-    def _summary(self, name: str, path: Path) -> dict[str, Any]:
+    def _summary(self, name: str, path: Path, end: float) -> dict[str, Any]:
         try:
             stat = (path / METRICS_FILE).stat()
             state = stat.st_mtime, stat.st_size
         except OSError:
             state = 0.0, 0
         if self._summaries.get(path, (None,))[0] != state:
+            if time.monotonic() > end:
+                return {"name": name, "training": False, "changed": state[0], "step": 0, "steps": None}
             self._summaries[path] = state, _summary(path)
-        return {"name": name, "training": is_being_trained(path) is True, **self._summaries[path][1]}
+        training = is_being_trained(path) is True
+        return {"name": name, "training": training, "sampled": name in self._waiting, **self._summaries[path][1]}
 
     def _walk(self, folder: Path, depth: int) -> Iterator[Path]:
         try:
@@ -176,38 +128,101 @@ class RunIndex:
             raise NapkinError(f"there is no run '{name}' below '{self.folder}': the list of runs has the names")
         return self._known[name]
 
-    def curves(self, name: str, points: int, begin: float = -math.inf, end: float = math.inf) -> dict[str, Any]:
-        """The curves of a run between two steps, each thinned to about so many points with its extremes, beside the
-        steps, tokens and seconds of these points."""
-        run = self._follow(name)
-        columns = {name: np.array(values) for name, values in run.columns.items()}
-        if not run.rows:
-            return {"steps": [], "tokens": [], "seconds": [], "curves": {}, "end": 0, **self._plan(run.path)}
-        steps = columns.pop("step")
-        shown = (steps >= begin) & (steps <= end)
-        known = {name: curve[shown] for name, curve in columns.items() if not np.all(np.isnan(curve[shown]))}
-        tokens, seconds = known.pop("tokens", np.empty(0)), known.pop("seconds", np.empty(0))
-        kept = thin([*known.values()] or [steps[shown]], points * max(1, len(known)))
-        return {
-            "steps": steps[shown][kept].tolist(),
-            "tokens": tokens[kept].tolist(),
-            "seconds": seconds[kept].tolist(),
-            "curves": {name: _as_numbers(curve[kept]) for name, curve in known.items()},
-            "end": int(steps[-1]),
-            "damaged": run.damaged,
-            **self._plan(run.path),
-        }
+    @property
+    def n_waiting(self) -> int:
+        """Runs that are known by a sample, and are being read whole."""
+        return len(self._waiting)
+
+    def curves(
+        self,
+        names: Sequence[str],
+        curve: str,
+        axis: str,
+        points: int,
+        *,
+        begin: float = -math.inf,
+        end: float = math.inf,
+        means: bool = False,
+    ) -> bytes:
+        """A curve of some runs between two positions of an axis, each thinned to about so many points.
+
+        The answer is the length of a JSON text in 4 bytes, the text with spaces up to a multiple of 8 bytes, and then
+        positions and values of each run as float64, little-endian. The text says of each run its name, the number of
+        points, and whether it is known by a sample. Runs that are not there any more, or have no such axis, have none.
+        """
+        told, arrays = list[dict[str, Any]](), list[np.ndarray]()
+        for name in names:
+            if name not in self._known:
+                self._find()
+            if name not in self._known:
+                continue
+            run, (along, factor) = self._follow(name), self._axis(self._known[name], axis)
+            if not factor:
+                continue
+            part = begin / factor, end / factor
+            found = run.closer(along, *part, points)
+            positions, values = found.points(curve, along, points, *part, means=means)
+            told.append({"name": name, "n": len(positions), "sampled": not run.is_whole, "damaged": run.damaged})
+            arrays += [positions * factor, values]
+        self._bound()
+        text = msgspec.json.encode({"runs": told, "figures": self._figures(names)})
+        text += b" " * (-(len(text) + 4) % 8)
+        numbers = np.concatenate(arrays) if arrays else np.empty(0)
+        return len(text).to_bytes(4, "little") + text + numbers.astype("<f8").tobytes()
+
+    def _figures(self, names: Sequence[str]) -> list[str]:
+        """The further figures that runs have, as far as they are followed."""
+        followed = (self._followed[name].curves.names[len(NAMES) :] for name in names if name in self._followed)
+        return [*dict.fromkeys(itertools.chain.from_iterable(followed))]
+
+    def _axis(self, path: Path, axis: str) -> tuple[str, float]:
+        """What positions on an axis are a multiple of, and the factor; 0 where the plan does not say it."""
+        if axis in AXES:
+            return axis, 1.0
+        along, factor = {"flops": ("steps", "flops_per_step"), "dollars": ("seconds", "usd_per_second")}[axis]
+        return along, self._plan(path).get(factor, 0.0)
 
     def _follow(self, name: str) -> FollowedRun:
-        path = self.path_of(name)
-        run = self._followed.pop(name, None)
-        if run is None or run.path != path:
-            run = FollowedRun(path)
-        self._followed[name] = run
-        run.refresh()
-        while len(self._followed) > 1 and sum(each.size for each in self._followed.values()) > MOST_CURVE_BYTES:
-            self._followed.popitem(last=False)
-        return run
+        with self._changing:
+            path, run = self.path_of(name), self._followed.pop(name, None)
+            if run is None or run.path.parent != path:
+                run = FollowedRun(path, self._buckets)
+            self._followed[name] = run
+            if run.look() and name not in self._waiting:
+                self._waiting.add(name)
+                self._to_read.put(name)
+                if self._reader is None:
+                    self._reader = threading.Thread(target=self._read_whole, daemon=True)
+                    self._reader.start()
+            return run
+
+    def _bound(self) -> None:
+        """Keep fewer buckets of every run where all take too many bytes; forget the runs that were asked for longest
+        ago where they have the fewest already."""
+        with self._changing:
+            while self._buckets > FEWEST_BUCKETS and self._kept_bytes() > MOST_CURVE_BYTES:
+                self._buckets //= 2
+                for run in self._followed.values():
+                    run.keep(self._buckets)
+            while len(self._followed) > 1 and self._kept_bytes() > MOST_CURVE_BYTES:
+                self._followed.popitem(last=False)
+
+    def _kept_bytes(self) -> int:
+        return sum(each.size for each in self._followed.values())
+
+    def _read_whole(self) -> None:
+        """Read the runs that wait, one after the other, for as long as the server lives."""
+        while True:
+            name = self._to_read.get()
+            run = self._followed.get(name)
+            if run is not None:
+                whole = run.whole()
+                with self._changing:
+                    if self._followed.get(name) is run:
+                        whole.keep(self._buckets)
+                        self._followed[name] = whole
+                        self._bound()
+            self._waiting.discard(name)
 
     def _plan(self, path: Path) -> dict[str, float]:
         """FLOPs of a step and dollars of a second by plan.json, as far as it is there."""
@@ -239,33 +254,25 @@ class RunIndex:
         return [{"field": field, "values": values} for field, values in rows if len({*values}) > 1]
 
 
-def _as_numbers(values: Curve) -> list[float | None]:
-    """Six digits are more than a chart shows."""
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
-
-
 def _summary(path: Path) -> dict[str, Any]:
     """What a list shows of a run, by the end of its file: its curves are not read."""
     found: dict[str, Any] = {"changed": 0.0, "step": 0}
     try:
-        with open(path / METRICS_FILE, "rb") as file:
+        with open(path / METRICS_FILE, "rb", opener=regular) as file:
             stat = os.fstat(file.fileno())
             found["changed"] = stat.st_mtime
-            file.seek(max(0, stat.st_size - _TAIL))
-            lines = file.read(_TAIL).split(b"\n")[:-1]
+            lines = last_lines(file.fileno(), stat.st_size)
     except OSError:
         lines = []
-    for line in reversed(lines):
-        try:
-            logged = parse_metrics(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError):
-            continue
-        if "loss" not in found:
-            found |= {"step": logged.step, "tokens": logged.tokens, "seconds": logged.seconds, "loss": logged.loss}
-        if logged.validation_loss is not None:
-            found["validation_loss"] = logged.validation_loss
-            break
-    recipe = (read_if_present(path / "recipe.toml") or b"").decode("utf-8", errors="replace")
+    if lines:
+        last = lines[-1]
+        found |= {"step": last.step, "tokens": last.tokens, "seconds": last.seconds, "loss": last.loss}
+    if validated := [line.validation_loss for line in lines if line.validation_loss is not None]:
+        found["validation_loss"] = validated[-1]
+    try:
+        recipe = (read_if_present(path / "recipe.toml") or b"").decode("utf-8", errors="replace")
+    except NapkinError:
+        recipe = ""
     steps = recipe_values(recipe).get("training.steps")
     return {**found, "steps": steps if isinstance(steps, int) else None}
 
