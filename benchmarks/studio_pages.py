@@ -1,26 +1,34 @@
 """How fast the studio's pages are, in a real Chromium on this machine: first paint, a control, a count, many runs.
 
-    python benchmarks/studio_pages.py                 # some two minutes; needs chromium
+    python benchmarks/studio_pages.py                 # some six minutes; needs chromium
+    python benchmarks/studio_pages.py --minutes 60    # and an hour of a live run
 
 Planner: milliseconds from the navigation to the first paint, from a moved control until rule, bars and tables are
 drawn, and seconds from a moved control until the server's count of Llama 3 70B on 64 H100 is shown, where the last
-plan was of another layout. Runs: frames per second while a page of so many runs is panned by its wheel, bytes of the
-server before and after a run has grown for so many looks. The table is also written to benchmarks/results/.
+plan was of another layout. Runs: seconds until a page of so many runs is drawn, by samples of their lines and by all of
+them, frames per second while the page is scrolled and while a chart is panned, and the server's bytes while one of the
+runs grows by ten lines a second. Runs beyond `--files` have the file of another one, by a hard link: each is read for
+itself. The table is also written to benchmarks/results/.
 """
 
 import argparse
+import dataclasses
 import os
+import random
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from napkin.hardware.host import detect_host
+from napkin.json_files import add_checksum
+from napkin.runs.metrics import METRICS_FILE, MetricsFile, format_metrics
 from result_files import write_result
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
@@ -34,25 +42,39 @@ FRAMES = """new Promise((done) => {
   const times = [], begin = performance.now();
   const frame = (now) => {
     times.push(now);
-    scrollBy(0, times.length % 40 < 20 ? 25 : -25);
+    MOVE;
     if (now - begin < 3000) requestAnimationFrame(frame);
     else done(times.map((each, index) => each - times[index - 1]).slice(1));
   };
   requestAnimationFrame(frame);
 })"""
 
+SCROLL = "scrollBy(0, times.length % 40 < 20 ? 25 : -25)"
+PAN = (
+    "document.querySelector('[data-curve=loss] .u-over').dispatchEvent(new WheelEvent('wheel', "
+    "{ deltaX: times.length % 60 < 30 ? 9 : -9, cancelable: true }))"
+)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--runs", type=int, default=200, help="runs that are shown at once")
-    parser.add_argument("--points", type=int, default=2000, help="logged steps of each")
+    parser.add_argument("--runs", type=int, default=1000, help="runs that are shown at once")
+    parser.add_argument("--points", type=int, default=100_000, help="logged steps of each")
+    parser.add_argument("--files", type=int, default=10, help="files of metrics that differ")
+    parser.add_argument("--minutes", type=float, default=2.0, help="minutes for which a run grows")
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        growing = make_run(folder / "runs" / "run-0000", options.points)
-        for number in range(1, options.runs):
-            make_run(folder / "runs" / f"run-{number:04}", options.points)
+        for number in range(options.runs):
+            run = make_run(folder / "runs" / f"run-{number:04}", 0)
+            if number < options.files:
+                run.path.write_text("".join(lines_of(options.points, number)))
+            else:
+                run.path.hardlink_to(folder / "runs" / f"run-{number % options.files:04}" / METRICS_FILE)
+        growing = make_run(folder / "runs" / "growing", 0)
+        growing.path.write_text("".join(lines_of(options.points, 0)))
+        growing.last_step = options.points
         command = [sys.executable, "-m", "napkin", "studio", str(folder / "runs"), "--port", "0"]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
@@ -62,7 +84,8 @@ def main() -> None:
             with Browser(folder / "profile") as browser:
                 browser.open(found[0])
                 rows += planner_rows(browser, found[1])
-                rows += run_rows(browser, found[1], options.runs, server.pid, growing)
+                rows += run_rows(browser, found[1], options.runs + 1)
+                rows += memory_rows(server.pid, growing, options.minutes)
         finally:
             server.terminate()
             server.wait()
@@ -106,28 +129,64 @@ def planner_rows(browser: Browser, address: str) -> list[str]:
     ]
 
 
-def run_rows(browser: Browser, address: str, n_runs: int, pid: int, growing) -> list[str]:
-    """Many runs at once: until they are drawn, frames while scrolling, the server's bytes while one grows."""
+def lines_of(points: int, seed: int) -> Iterator[str]:
+    """The text of a run's metrics, as a run of napkin writes it."""
+    generator, previous = random.Random(seed), 0
+    for step in range(1, points + 1):
+        line = dataclasses.replace(logged(step), loss=2 + 3 / step + generator.gauss(0, 0.1))
+        text = format_metrics(line).rstrip()[:-1]
+        yield add_checksum(f'{text}, "previous_step": {previous}}}') + "\n"
+        previous = step
+
+
+def run_rows(browser: Browser, address: str, n_runs: int) -> list[str]:
+    """Many runs at once: until they are drawn, by samples and whole; frames while scrolling and panning."""
     browser.open(f"{address}/runs")
-    browser.wait_for(f"document.querySelectorAll('#list li').length === {n_runs}")
+    browser.wait_for("document.body.dataset.drawn > 0")
     begin = time.perf_counter()
-    browser.run("document.querySelector('#all').click()")
-    lines = "(document.querySelector('[data-curve=bytes]')?.ariaLabel ?? '').split(';').length"
-    browser.wait_for(f"{lines} === {n_runs}")
+    browser.run("delete document.body.dataset.drawn; document.querySelector('#all').click()")
+    first = f"document.querySelector('[data-curve=loss]').ariaLabel.includes('and {n_runs - 12} more')"
+    browser.wait_for(first)
+    seen = time.perf_counter() - begin
+    browser.wait_for("document.body.dataset.drawn > 0")
     drawn = time.perf_counter() - begin
-    frames = browser.run(FRAMES)
-    process = psutil.Process(pid)
-    time.sleep(3)
-    before = process.memory_info().rss
-    for step in range(growing.last_step + 1, growing.last_step + 200):
-        growing.append(logged(step))
-        time.sleep(0.1)
-    after = process.memory_info().rss
+    end = time.monotonic() + 3600
+    while browser.run("fetch('/api/runs').then((answer) => answer.json()).then((told) => told.waiting)"):
+        assert time.monotonic() < end
+        time.sleep(1)
+    whole = time.perf_counter() - begin
+    begin = time.perf_counter()
+    browser.run("delete document.body.dataset.drawn; document.querySelector('#axis').dispatchEvent(new Event('input'))")
+    browser.wait_for("document.body.dataset.drawn > 0")
+    again = time.perf_counter() - begin
+    scrolled, panned = (browser.run(FRAMES.replace("MOVE", move)) for move in (SCROLL, PAN))
+    smooth = []
+    for what, times in (("scrolling", scrolled), ("panning", panned)):
+        smooth.append(row(f"frames per second while {what}", [1000 / statistics.mean(times)]))
+        smooth.append(row(f"the slowest frame of a hundred while {what}, ms", [sorted(times)[int(0.99 * len(times))]]))
     return [
-        row(f"{n_runs} runs drawn, s", [drawn]),
-        row("frames per second while scrolling", [1000 / statistics.mean(frames)]),
-        row("the slowest frame of a hundred, ms", [sorted(frames)[int(0.99 * len(frames))]]),
-        row("bytes of the server that 200 lines of a live run added, MB", [(after - before) / 1e6]),
+        row(f"{n_runs} runs: the loss is drawn, s", [seen]),
+        row("all charts are drawn, s", [drawn]),
+        row("all lines of all runs are read, s", [whole]),
+        row("all charts drawn again, s", [again]),
+        *smooth,
+    ]
+
+
+def memory_rows(pid: int, growing: MetricsFile, minutes: float) -> list[str]:
+    """The server's bytes while the page looks on and a run grows."""
+    process, sizes = psutil.Process(pid), list[float]()
+    end = time.monotonic() + 60 * minutes
+    time.sleep(5)
+    while time.monotonic() < end:
+        for _ in range(50):
+            growing.append(logged(growing.last_step + 1))
+            time.sleep(0.1)
+        sizes.append(process.memory_info().rss / 1e6)
+    half = sizes[len(sizes) // 2 :]
+    return [
+        row(f"bytes of the server over {minutes:g} minutes of a live run, MB", sizes),
+        row("of these, what the second half added, MB", [half[-1] - half[0]]),
     ]
 
 

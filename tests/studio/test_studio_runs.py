@@ -3,16 +3,17 @@
 import dataclasses
 import json
 import math
+import random
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from napkin.runs.metrics import METRICS_FILE, MetricsFile, StepMetrics, read_metrics
-from napkin.studio import runs
+from napkin.studio import curves, runs
 from napkin.studio.runs import RunIndex
 from oracles.browser import Browser
 from reliability.harness import Napkin
@@ -49,58 +50,183 @@ def make_run(folder: Path, steps: int, *, scale: float = 1.0, layers: int = 2) -
     return file
 
 
-def test_curves_are_those_that_the_library_reads(tmp_path: Path) -> None:
+def wait_for(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+Points = dict[str, list[tuple[float, float]]]
+
+
+def points_of(content: bytes) -> tuple[Points, dict]:
+    """What `RunIndex.curves` answers: points by run, and what is said of them."""
+    length = int.from_bytes(content[:4], "little")
+    told = json.loads(content[4 : 4 + length])
+    numbers = memoryview(content[4 + length :]).cast("d")
+    found, at = Points(), 0
+    for run in told["runs"]:
+        n = run["n"]
+        found[run["name"]] = [*zip(numbers[at : at + n], numbers[at + n : at + 2 * n], strict=True)]
+        at += 2 * n
+    assert at == len(numbers)
+    return found, told
+
+
+def curve(index: RunIndex, name: str, curve: str = "loss", axis: str = "steps", points: int = 1000, **part):
+    return points_of(index.curves([name], curve, axis, points, **part))[0][name]
+
+
+@pytest.mark.parametrize("axis", ["steps", "tokens", "seconds"])
+def test_curves_are_those_that_the_library_reads(tmp_path: Path, axis: str) -> None:
     make_run(tmp_path / "one", 300, scale=2.0)
-    found = RunIndex(tmp_path).curves("one", 1000)
-    expected = list(read_metrics(tmp_path / "one" / METRICS_FILE))
-    assert found["steps"] == [each.step for each in expected]
-    assert found["tokens"] == [each.tokens for each in expected]
+    index, expected = RunIndex(tmp_path), list(read_metrics(tmp_path / "one" / METRICS_FILE))
+    index.runs()
+    place = {"steps": "step"}.get(axis, axis)
     for name in ("loss", "gradient_norm", "validation_loss"):
-        values = [getattr(each, name) for each in expected]
-        told = [None if each is None or math.isnan(each) else pytest.approx(each, rel=1e-5) for each in values]
-        assert found["curves"][name] == told
-    assert found["curves"]["reward"][-1] == pytest.approx(0.3)
+        known = [each for each in expected if (value := getattr(each, name)) is not None and not math.isnan(value)]
+        found = curve(index, "one", name, axis, 10_000)
+        assert [x for x, _ in found] == [getattr(each, place) for each in known]
+        assert [y for _, y in found] == pytest.approx([getattr(each, name) for each in known], rel=1e-6)
+    assert curve(index, "one", "reward")[-1] == (300, pytest.approx(0.3))
+    assert points_of(index.curves(["one"], "loss", "steps", 10))[1]["figures"] == ["reward"]
 
 
-def test_a_curve_is_thinned_with_its_extremes_and_a_part_is_seen_closer(tmp_path: Path) -> None:
-    file = make_run(tmp_path / "one", 3000)
-    file.append(dataclasses.replace(logged(3001), loss=99.0))
+def test_a_long_run_is_kept_in_buckets_with_all_extremes_and_its_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside what a loop over the lines finds, however the file has grown."""
+    monkeypatch.setattr(curves, "CHUNK", 2**13)
+    generator = random.Random(5)
+    losses = [generator.gauss(3, 1) for _ in range(7001)]
+    losses[4711], losses[13] = 99.0, math.nan
+    make_run(tmp_path / "one", 0)
+    index, file = RunIndex(tmp_path), MetricsFile(tmp_path / "one")
+    for step, loss in enumerate(losses, 1):
+        file.append(dataclasses.replace(logged(step), loss=loss))
+        if generator.random() < 0.02:
+            index.curves(["one"], "loss", "steps", 100)
+    found = curve(index, "one", points=100)
+    run = index._follow("one").curves
+    assert run.rows == 7001
+    assert run.width == 8
+    assert len(run.buckets) == math.ceil(7001 / 8)
+    assert (4712, 99.0) in found
+    assert len(found) <= 102
+    # The buckets are merged by eighteen: 144 lines each.
+    for number in range(0, 7001, 144):
+        known = [(step, loss) for step, loss in enumerate(losses, 1) if number < step <= number + 144 and loss == loss]
+        extremes = {min(known, key=lambda each: each[1]), max(known, key=lambda each: each[1])}
+        within = [each for each in found if number < each[0] <= number + 144]
+        assert [x for x, _ in within] == sorted(x for x, _ in extremes)
+        assert sorted(y for _, y in within) == pytest.approx(sorted(y for _, y in extremes))
+    means = curve(index, "one", points=100, means=True)
+    assert len(means) == math.ceil(len(run.buckets) / 9)
+    known = [loss for loss in losses[72:144] if loss == loss]
+    assert means[1] == (pytest.approx(73 + 36, abs=1), pytest.approx(sum(known) / len(known), rel=1e-5))
+
+    # A part of it, so close that the file is read again: every line of it.
+    close = curve(index, "one", points=100, begin=3000, end=3050)
+    assert {*range(3000, 3051)} <= {int(x) for x, _ in close}
+    assert len(close) < 120
+    assert [y for _, y in close] == pytest.approx([losses[int(x) - 1] for x, _ in close])
+
+
+def test_a_long_file_is_sampled_at_first_and_then_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "SAMPLED_BYTES", 2**14)
+    file = make_run(tmp_path / "one", 2000)
+    file.append(dataclasses.replace(logged(2001), loss=99.0))
+    file.append(logged(2002))
     index = RunIndex(tmp_path)
-    whole = index.curves("one", 50)
-    assert len(whole["steps"]) < 700
-    assert max(each for each in whole["curves"]["loss"] if each is not None) == 99.0
-    part = index.curves("one", 50, 1000, 1040)
-    assert part["steps"] == list(range(1000, 1041))
+    first, told = points_of(index.curves(["one"], "loss", "steps", 600))
+    assert told["runs"][0]["sampled"]
+    assert 100 < len(first["one"]) <= curves.SAMPLES + 1
+    assert (first["one"][0][0], first["one"][-1][0]) == (1, 2002)
+    losses = {each.step: each.loss for each in read_metrics(tmp_path / "one" / METRICS_FILE)}
+    assert all(y == pytest.approx(losses[int(x)], rel=1e-6) for x, y in first["one"])
+    wait_for(lambda: not points_of(index.curves(["one"], "loss", "steps", 600))[1]["runs"][0]["sampled"])
+    assert (2001, 99.0) in curve(index, "one", points=600)
+    # From now on it is read where it grows.
+    file.append(logged(2003))
+    assert curve(index, "one", points=600)[-1][0] == 2003
 
 
 def test_a_file_that_grows_is_read_on_and_one_that_was_replaced_again(tmp_path: Path) -> None:
     file = make_run(tmp_path / "one", 100)
     index = RunIndex(tmp_path)
-    assert index.curves("one", 1000)["end"] == 100
+    assert curve(index, "one")[-1][0] == 100
     path = tmp_path / "one" / METRICS_FILE
     file.append(logged(101))
+
+    def damaged() -> int:
+        return points_of(index.curves(["one"], "loss", "steps", 10))[1]["runs"][0]["damaged"]
+
     with open(path, "ab") as growing:
         growing.write(b'{"step": 102, "tok')
         growing.flush()
         # What is being written is not yet there, and is not damaged.
-        assert (index.curves("one", 1000)["end"], index.curves("one", 1000)["damaged"]) == (101, 0)
+        assert (curve(index, "one")[-1][0], damaged()) == (101, 0)
         growing.write(b"\xff\n")
-    assert index.curves("one", 1000)["damaged"] == 1
+    assert damaged() == 1
     MetricsFile(tmp_path / "one").rewind(50, last_logged=50)
-    assert index.curves("one", 1000)["end"] == 50
+    assert curve(index, "one")[-1][0] == 50
     shutil.rmtree(tmp_path / "one")
+    assert curve(index, "one")[-1][0] == 50
     assert RunIndex(tmp_path).runs() == []
 
 
-def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in "abc":
-        make_run(tmp_path / name, 200)
+HOSTILE_LINES = [
+    b"",
+    b"null",
+    b"[" * 100_000,
+    b'{"step": 1e999}',
+    b'{"step": -1}',
+    b'{"step": 12, "loss": 1e300, "figures": {"x": 1e300}}',
+    b'{"step": 13, "loss": "3"}',
+    b'{"step": 14, "loss": NaN}',
+    b'{"step": 1' + b"0" * 500 + b"}",
+    b'{"step": 15, "figures": {' + b",".join(b'"f%d": 1' % number for number in range(2000)) + b"}}",
+    b"x" * 2**20,
+    b"\x00\xff\xfe",
+]
+
+
+def test_lines_that_are_not_of_napkin_are_counted_and_take_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "LONGEST_LINE", 2**19)
+    make_run(tmp_path / "one", 5)
+    with open(tmp_path / "one" / METRICS_FILE, "ab") as file:
+        file.write(b"\n".join([*HOSTILE_LINES, b'{"step": 99, "loss": 1.5}', b""]))
     index = RunIndex(tmp_path)
+    assert curve(index, "one")[-1] == (99, 1.5)
+    wait_for(lambda: index.n_waiting == 0)
+    # Those that are of a step, whose loss is no number that can be drawn, leave a gap.
+    assert [x for x, _ in curve(index, "one")] == [1, 2, 3, 4, 5, 99]
+    run = index._follow("one")
+    assert 8 <= run.damaged <= 11
+    assert len(run.curves.names) <= curves.MOST_FIGURES + len(curves.NAMES)
+    assert index.runs()[0]["step"] == 99
+
+
+def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abcd":
+        make_run(tmp_path / name, 1000)
+    index = RunIndex(tmp_path)
+    whole = curve(index, "a", points=10_000)
     size = index._follow("a").size
     monkeypatch.setattr(runs, "MOST_CURVE_BYTES", 2 * size)
+    for name in "abcd":
+        assert curve(index, name)[-1][0] == 1000
+    # All are there, each with fewer buckets, and still with its extremes.
+    assert list(index._followed) == ["a", "b", "c", "d"]
+    assert index._kept_bytes() <= 2 * size
+    assert max(y for _, y in curve(index, "a")) == max(y for _, y in whole)
+    monkeypatch.setattr(runs, "MOST_CURVE_BYTES", index._follow("a").size // 8)
     for name in "bca":
-        assert index.curves(name, 1000)["end"] == 200
-    assert list(index._followed) == ["c", "a"]
+        assert curve(index, name)[-1][0] == 1000
+    assert list(index._followed) == ["a"]
 
 
 def test_a_name_is_no_path(tmp_path: Path) -> None:
@@ -109,7 +235,8 @@ def test_a_name_is_no_path(tmp_path: Path) -> None:
     index = RunIndex(tmp_path / "inside")
     for name in ("../outside", "/etc", "one/../../outside", "", "one/."):
         with pytest.raises(runs.NapkinError, match="there is no run"):
-            index.curves(name, 10)
+            index.path_of(name)
+        assert points_of(index.curves([name], "loss", "steps", 10))[0] == {}
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +282,7 @@ def test_runs_are_drawn_grow_and_are_compared(watched: Studio, folder: Path, tmp
         browser.run(
             "(e => { e.value = 'steps'; e.dispatchEvent(new Event('input')); })(document.querySelector('#axis'))"
         )
+        browser.wait_for("document.body.dataset.drawn === '8'")
         box = browser.run("(b => [b.x, b.y, b.width])(document.querySelector('.u-over').getBoundingClientRect())")
         at = [box[0] + part * box[2] for part in (0.25, 0.5)]
         mouse = {"y": box[1] + 40, "button": "left", "clickCount": 1}
@@ -165,6 +293,27 @@ def test_runs_are_drawn_grow_and_are_compared(watched: Studio, folder: Path, tmp
         browser.wait_for(f"!{said}.includes('to 1.2500')")
         browser.run("document.querySelector('#whole').click()")
         browser.wait_for(f"{said}.includes('to 1.2500')")
+        # Along and closer by keys alone; the mean of a group with its range; both axes logarithmic.
+        place = "document.querySelector('[data-curve=loss]')"
+        browser.run(f"{place}.focus()")
+        for key, is_so in (("+", f"!{said}.includes('to 1.2500')"), ("0", f"{said}.includes('to 1.2500')")):
+            browser.run(f"{place}.dispatchEvent(new KeyboardEvent('keydown', {{ key: '{key}', bubbles: true }}))")
+            browser.wait_for(is_so)
+        for _ in range(3):
+            browser.press("ArrowRight")
+        browser.wait_for(f"!{said}.includes('from 5.0000')")
+        browser.run("document.querySelector('#whole').click()")
+        browser.wait_for(f"{said}.includes('to 1.2500')")
+        choose = "(e => {{ e.value = '{}'; e.dispatchEvent(new Event('input')); }})(document.querySelector('#group'))"
+        browser.run(choose.format("folder"))
+        browser.wait_for(f"{said}.includes('sweep (1) from')")
+        browser.run(choose.format(""))
+        browser.wait_for(f"{said}.includes('first from')")
+        for box in ("logarithmic", "logarithmic-x"):
+            browser.run(f"document.querySelector('#{box}').click()")
+        browser.wait_for("document.body.dataset.drawn === '8'")
+        browser.hover("[data-curve=loss] .u-over")
+        browser.wait_for(f"{place}.querySelector('.at').textContent.includes('first ')")
         browser.run("document.querySelector('#none').click()")
         browser.wait_for("!document.querySelector('#empty').hidden && !document.querySelector('.u-over')")
         browser.run("[...document.querySelectorAll('#list input')].at(-1).click()")
@@ -182,5 +331,16 @@ def test_the_report_of_a_run_is_as_it_is_now(watched: Studio) -> None:
     assert "Content-Security-Policy" in told.content.decode()
     assert "unsafe" not in told.headers["content-security-policy"]
     assert watched.ask("/runs/report?run=../first").status == 422
-    for wrong in ("points=x", "points=1", "points=10000000", "from=a"):
-        assert watched.ask(f"/api/runs/curves?run=first&{wrong}").status == 400
+    asked = {"runs": ["first"], "curve": "loss"}
+    assert watched.ask("/api/runs/curves", asked).status == 200
+    for wrong in (
+        {"points": "x"},
+        {"points": 1},
+        {"points": 10**7},
+        {"begin": "a"},
+        {"axis": "days"},
+        {"runs": "first"},
+    ):
+        assert watched.ask("/api/runs/curves", {**asked, **wrong}).status == 400
+    # A plan is needed for these.
+    assert points_of(watched.ask("/api/runs/curves", {**asked, "axis": "flops"}).content)[0] == {}

@@ -41,6 +41,8 @@ POLICY = (
 )
 """No script, style or address but the server's own, none of them inline; the page is in no frame."""
 MOST_REQUEST_BYTES = 2**16
+MOST_NAME_BYTES = 2**20
+"""The most of a request that names runs."""
 MOST_POINTS = 20_000
 MOST_TOKENIZERS = 12
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
@@ -82,7 +84,7 @@ def application(*, token: str, hosts: frozenset[str], folder: StrPath) -> ASGIAp
         Route("/api/services/curves", _service_curves, methods=["POST"]),
         Route("/api/runs", _runs),
         Route("/api/runs/curves", _curves, methods=["POST"]),
-        Route("/api/runs/differences", _differences),
+        Route("/api/runs/differences", _differences, methods=["POST"]),
         Route("/runs/report", _report),
         Route("/api/tokenizers", _tokenizers),
         Route("/api/tokenizers/encode", _encode, methods=["POST"]),
@@ -202,7 +204,7 @@ class CurvesRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 async def _curves(request: Request) -> Response:
-    asked, index = await _body(request, CurvesRequest), request.app.state.index
+    asked, index = await _body(request, CurvesRequest, MOST_NAME_BYTES), request.app.state.index
     begin = -math.inf if asked.begin is None else asked.begin
     end = math.inf if asked.end is None else asked.end
     part = functools.partial(index.curves, begin=begin, end=end, means=asked.means)
@@ -211,10 +213,16 @@ async def _curves(request: Request) -> Response:
     return Response(content, media_type="application/octet-stream")
 
 
+class RunsRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Some runs by their names."""
+
+    runs: list[str]
+
+
 async def _differences(request: Request) -> Response:
-    index = request.app.state.index
+    asked, index = await _body(request, RunsRequest, MOST_NAME_BYTES), request.app.state.index
     async with request.app.state.reading:
-        return _json(await asyncio.to_thread(index.differences, request.query_params.getlist("run")))
+        return _json(await asyncio.to_thread(index.differences, asked.runs))
 
 
 async def _report(request: Request) -> Response:
@@ -266,13 +274,13 @@ def _tokenizer_path(request: Request, name: str) -> Path | None:
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-async def _body(request: Request, kind: type[Body]) -> Body:
+async def _body(request: Request, kind: type[Body], most: int = MOST_REQUEST_BYTES) -> Body:
     """The JSON body of a request. Raises HTTPException for one that is too long or of another form."""
     content = bytearray()
     async for piece in request.stream():
         content += piece
-        if len(content) > MOST_REQUEST_BYTES:
-            raise HTTPException(413, f"the request is longer than {MOST_REQUEST_BYTES:,} bytes")
+        if len(content) > most:
+            raise HTTPException(413, f"the request is longer than {most:,} bytes")
     try:
         return msgspec.json.decode(bytes(content), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -25,7 +25,15 @@ from napkin.runs.metrics import METRICS_FILE
 BUCKETS = 512
 """Buckets that are kept of a run, up to twice as many."""
 FEWEST_BUCKETS = 64
-NAMES = ("loss", "validation_loss", "learning_rate", "gradient_norm", "tokens_per_second", "mfu", "bytes")
+NAMES: tuple[str, ...] = (
+    "loss",
+    "validation_loss",
+    "learning_rate",
+    "gradient_norm",
+    "tokens_per_second",
+    "mfu",
+    "bytes",
+)
 MOST_FIGURES = 256
 """Further figures of a run; files that name more are not of napkin."""
 CHUNK = 2**18

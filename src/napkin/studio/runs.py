@@ -30,6 +30,7 @@ from napkin.studio.curves import AXES, BUCKETS, FEWEST_BUCKETS, NAMES, FollowedR
 
 MOST_RUNS = 20_000
 MOST_CURVE_BYTES = 256 * 2**20
+MOST_RECIPES = 5000
 _DEPTH = 4
 _REST = 20
 """Folders are looked through again after so many times the seconds that it took."""
@@ -48,6 +49,7 @@ class RunIndex:
         self._to_read: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._waiting: set[str] = set()
         self._reader: threading.Thread | None = None
+        self._recipes: dict[Path, tuple[tuple[float, int], dict[str, Any]]] = {}
         self._plans: dict[Path, tuple[float, dict[str, float]]] = {}
         self._known: dict[str, Path] = {}
         self._tokenizers: dict[str, Path] = {}
@@ -79,7 +81,8 @@ class RunIndex:
         if self._summaries.get(path, (None,))[0] != state:
             if time.monotonic() > end:
                 return {"name": name, "training": False, "changed": state[0], "step": 0, "steps": None}
-            self._summaries[path] = state, _summary(path)
+            steps = self._recipe(path).get("training.steps")
+            self._summaries[path] = state, {**_summary(path), "steps": steps if isinstance(steps, int) else None}
         training = is_being_trained(path) is True
         return {"name": name, "training": training, "sampled": name in self._waiting, **self._summaries[path][1]}
 
@@ -245,13 +248,28 @@ class RunIndex:
 
     def differences(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """The fields in which the recipes of runs differ, with each run's value as text."""
-        recipes = []
-        for name in names:
-            text = (read_if_present(self.path_of(name) / "recipe.toml") or b"").decode("utf-8", errors="replace")
-            recipes.append(recipe_values(text))
+        recipes = [self._recipe(self.path_of(name)) for name in names]
         fields = list(dict.fromkeys(field for recipe in recipes for field in recipe))
         rows = [(field, [str(recipe.get(field, "–")) for recipe in recipes]) for field in fields]
         return [{"field": field, "values": values} for field, values in rows if len({*values}) > 1]
+
+    def _recipe(self, path: Path) -> dict[str, Any]:
+        """The values of a run's recipe, read when it has changed."""
+        file = path / "recipe.toml"
+        try:
+            stat = file.stat()
+            state = stat.st_mtime, stat.st_size
+        except OSError:
+            return {}
+        if self._recipes.get(path, (None,))[0] != state:
+            if len(self._recipes) >= MOST_RECIPES:
+                self._recipes.clear()
+            try:
+                text = (read_if_present(file) or b"").decode("utf-8", errors="replace")
+            except NapkinError:
+                text = ""
+            self._recipes[path] = state, recipe_values(text)
+        return self._recipes[path][1]
 
 
 def _summary(path: Path) -> dict[str, Any]:
@@ -269,12 +287,7 @@ def _summary(path: Path) -> dict[str, Any]:
         found |= {"step": last.step, "tokens": last.tokens, "seconds": last.seconds, "loss": last.loss}
     if validated := [line.validation_loss for line in lines if line.validation_loss is not None]:
         found["validation_loss"] = validated[-1]
-    try:
-        recipe = (read_if_present(path / "recipe.toml") or b"").decode("utf-8", errors="replace")
-    except NapkinError:
-        recipe = ""
-    steps = recipe_values(recipe).get("training.steps")
-    return {**found, "steps": steps if isinstance(steps, int) else None}
+    return found
 
 
 def axes() -> dict[str, dict[str, str]]:

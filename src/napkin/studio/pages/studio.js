@@ -31,7 +31,7 @@ export class Refused extends Error {
 }
 
 /**
- * The answer of the server: an object for JSON, otherwise text.
+ * The answer of the server: an object for JSON, bytes as a buffer, otherwise text.
  * @param {string} path
  * @param {Omit<RequestInit, "body"> & { body?: any }} [options]
  */
@@ -39,7 +39,8 @@ export const ask = async (path, options = {}) => {
   const body = options.body === undefined ? {} : { method: "POST", body: JSON.stringify(options.body) };
   const answer = await fetch(path, { ...options, ...body });
   const isJson = (answer.headers.get("content-type") || "").includes("json");
-  const content = isJson ? await answer.json() : await answer.text();
+  const isBinary = (answer.headers.get("content-type") || "").includes("octet-stream");
+  const content = isJson ? await answer.json() : isBinary ? await answer.arrayBuffer() : await answer.text();
   if (!answer.ok) throw new Refused(isJson ? content.error : content, answer.status);
   return content;
 };
