@@ -1,8 +1,12 @@
 """GGUF matrices that stay integers: the numbers that they stand for, their products, whole models, parts of one."""
 
 import dataclasses
+import os
+import platform
 import random
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,9 +74,11 @@ def test_integers_stand_for_the_numbers_of_the_file(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("n_rows", [1, 7, 64])
-def test_products_are_those_of_the_numbers(name: str, n_rows: int) -> None:
-    layer, numbers = layer_of(name, n_rows, 512)
-    x = torch.randn(5, 512, generator=torch.Generator().manual_seed(1)) * torch.logspace(-6, 6, 5)[:, None]
+@pytest.mark.parametrize("n_columns", [512, 288])
+def test_products_are_those_of_the_numbers(name: str, n_rows: int, n_columns: int) -> None:
+    n_columns = -(-n_columns // format_named(name).n_numbers) * format_named(name).n_numbers
+    layer, numbers = layer_of(name, n_rows, n_columns)
+    x = torch.randn(5, n_columns, generator=torch.Generator().manual_seed(1)) * torch.logspace(-6, 6, 5)[:, None]
     expected = x.double() @ numbers.double().T
     found = layer(x)
     assert found.dtype == torch.float32
@@ -84,6 +90,34 @@ def test_products_are_those_of_the_numbers(name: str, n_rows: int) -> None:
     # Alone and beside others a vector has the same product, and half as exact numbers are taken as they are.
     assert torch.equal(layer(x[2:3])[0], found[2])
     assert torch.equal(layer(x.bfloat16()), layer(x.bfloat16().float()).bfloat16())
+
+
+CAPPED = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from test_gguf_integers import FORMATS, test_products_are_those_of_the_numbers
+for name in FORMATS:
+    for n_rows in (1, 7):
+        test_products_are_those_of_the_numbers(name, n_rows, 288)
+print("right")
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are processors of x86")
+@pytest.mark.parametrize("processor", [("haswell", "+avx2,+fma,+f16c"), ("x86-64", "")], ids=["avx2", "sse2"])
+def test_a_processor_with_fewer_instructions_gives_the_products(processor: tuple[str, str], tmp_path: Path) -> None:
+    name, features = processor
+    capped = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "NAPKIN_CACHE_DIR": str(tmp_path)}
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    done = subprocess.run(
+        [sys.executable, "-c", CAPPED, *paths],
+        env={**os.environ, **capped},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "right\n", done.stderr[-2000:]
 
 
 def test_a_number_that_is_not_finite_is_seen_in_the_product() -> None:

@@ -82,6 +82,16 @@ def jitted_with(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., 
     return lambda function: numba.njit(**_OPTIONS | options)(unwrap(function))
 
 
+def processor_features() -> frozenset[str]:
+    """The features of the processor that functions are compiled for, by LLVM's names: this machine's, or those of
+    NUMBA_CPU_FEATURES. For what emits instructions, while it does."""
+    from numba.core import registry
+
+    target: Any = registry.cpu_target
+    asked = target.target_context.codegen().magic_tuple()[2]
+    return frozenset(each[1:] for each in asked.split(",") if each.startswith("+"))
+
+
 def compile_module(module: str) -> dict[str, bytes]:
     """The object code of the compiled functions of an imported module, by name."""
     return {function.name: _object_code(function) for function in _functions[module]}

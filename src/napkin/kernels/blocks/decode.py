@@ -87,7 +87,7 @@ class IntegerBlocks:
     def _widest(self) -> tuple[int, int]:
         """The most numbers of a row, and of what a product needs beside it."""
         pieces = max(each.n_pieces for each in self.blocks[0].matrices)
-        return PIECE * pieces, 12 * pieces
+        return PIECE * pieces, 12 * pieces + 16
 
     def decode(
         self,
@@ -118,7 +118,7 @@ class IntegerBlocks:
         widest, of_products = self._widest
         group, d_ff = self.n_heads // self.n_kv_heads, len(self.blocks[0].gate_up.values) // 2
         # Behind a row: its integers, scales and sums of their pieces, and a buffer.
-        of_row = 4 * widest + n_sequences * (2 * widest + 8 * (widest // PIECE))
+        of_row = 4 * widest + n_sequences * (2 * (widest + PIECE) + 8 * (widest // PIECE)) + 32
         own_bytes = of_row + 4 * max(of_products, group * (slots.longest + 1), self.head_dim)
         own_bytes += -own_bytes % _LINE + _LINE
         of_all = (2 * self.n_heads + 2 * self.n_kv_heads) * self.head_dim + 2 * d_ff + d_model

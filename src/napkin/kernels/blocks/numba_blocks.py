@@ -14,9 +14,9 @@ from numba import types
 
 from napkin.kernels.attention.numba_decode import attend_to_float32
 from napkin.kernels.numba_numbers import FASTMATH, float_argument, sigmoid
-from napkin.kernels.products.numba_integers import INT8, PIECE, multiply_rows, take_integers
+from napkin.kernels.products.numba_integers import INT8, PIECE, multiply_rows, number_bytes, take_integers
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
-from napkin.machine_code.pointers import f32_at, i16_at, i64_at, operation
+from napkin.machine_code.pointers import f32_at, i64_at, operation
 
 _I32 = ir.IntType(32)
 
@@ -47,7 +47,7 @@ def _share(n, thread, n_threads):
 
 
 @jitted_with(fastmath=FASTMATH)
-def _norm_to_integers(x, gain, eps, n_sequences, n, in_halves, row, numbers, scales, sums):
+def _norm_to_integers(x, gain, eps, n_sequences, n, in_planes, row, numbers, scales, sums):
     """The integers of x / sqrt(mean(x²) + eps) · gain, of each sequence; without a norm where gain is 0."""
     n_pieces = (n + PIECE - 1) // PIECE
     normed = f32_at(row)
@@ -64,14 +64,9 @@ def _norm_to_integers(x, gain, eps, n_sequences, n, in_halves, row, numbers, sca
         else:
             for j in range(n):
                 normed[j] = wide[j]
+        of_pieces = 4 * n_pieces * b
         take_integers(
-            normed,
-            n,
-            n_pieces,
-            in_halves,
-            i16_at(numbers + 2 * PIECE * n_pieces * b),
-            f32_at(scales + 4 * n_pieces * b),
-            f32_at(sums + 4 * n_pieces * b),
+            row, n, n_pieces, in_planes, numbers + number_bytes(n_pieces) * b, scales + of_pieces, sums + of_pieces
         )
 
 
@@ -167,9 +162,10 @@ def decode(given):
     row = own + thread * own_bytes
     pieces = (widest + PIECE - 1) // PIECE
     numbers = row + 4 * pieces * PIECE
-    scales = numbers + 2 * PIECE * pieces * n_sequences
+    scales = numbers + number_bytes(pieces) * n_sequences
     sums = scales + 4 * pieces * n_sequences
-    buffer = sums + 4 * pieces * n_sequences
+    # Sums are read in eights.
+    buffer = sums + 4 * pieces * n_sequences + 32
     stream, result, gated = f32_at(x), f32_at(written), f32_at(wide)
 
     for layer in range(n_layers):
@@ -212,7 +208,7 @@ def decode(given):
         pieces_of_ff = (d_ff + PIECE - 1) // PIECE
         for b in range(n_sequences):
             _norm_to_integers(
-                wide + 8 * b * d_ff, 0, eps, 1, d_ff, of_down[7] != INT8, row, numbers + 2 * PIECE * pieces_of_ff * b,
+                wide + 8 * b * d_ff, 0, eps, 1, d_ff, of_down[7] != INT8, row, numbers + number_bytes(pieces_of_ff) * b,
                 scales + 4 * pieces_of_ff * b, sums + 4 * pieces_of_ff * b,
             )  # fmt: skip
         first, last = _share(d_model, thread, n_threads), _share(d_model, thread + 1, n_threads)

@@ -15,34 +15,51 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from napkin.kernels.numba_numbers import FASTMATH, float_of_bits, larger, nearest_integer, widen_row, widened
-from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
-from napkin.machine_code.pointers import f32_at, i16_at, operation, u16_at
+from napkin.kernels.numba_numbers import FASTMATH, widen_row, widened
+from napkin.kernels.products.numba_dots import (
+    F32X8,
+    constants,
+    fused,
+    load,
+    looped,
+    nibble_dots,
+    prefetch,
+    row_sums,
+    spread,
+    word_dots,
+)
+from napkin.machine_code.compiled_function import CompiledFunction, jitted_with, processor_features
+from napkin.machine_code.pointers import f32_at, operation, u16_at
 
 PIECE = 32
 """Numbers that share a scale in a vector, and that divide the groups of a matrix."""
 BF16, FP32 = 0, 2
 """Formats of a matrix's scales and offsets; 1 is fp16."""
+INT8, INT4 = 0, 1
+"""The forms of a matrix: q from -128 to 127; q from 0 to 15; 2 is q from 0 to 15, minus 8."""
 
 _ROWS = 4
-_LARGEST = np.float32(32767)
-_SMALLEST_PIECE = np.float32(1e-30)
-_HALF_TO_SINGLE = np.float32(2.0**112)
+_AHEAD = 8192
+"""Bytes ahead of those that are multiplied that rows are fetched, one line after the other: four rows side by side, as
+they are read, are not what the processor foresees. It is memory's latency of 100 ns and more, times its rate."""
+_LARGEST = 32767.0
+_SMALLEST_PIECE = 1e-30
+_HALF_TO_SINGLE = 2.0**112
 """The bits of an fp16 number, moved to where fp32 has exponent and fraction, are the number divided by this."""
 
-_I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
+_I8, _I16, _I32, _F16, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType()
 
 
 def _vector(kind: Any, n: int) -> Any:
     return ir.VectorType(kind, n)
 
 
-def _dots(bits: int, zero: int, has_offsets: bool, n_rows: int) -> Any:
-    """The operation that returns Σ scale · piece's scale · Σ (q - zero) · n + offset · Σ x for so many rows; scales and
-    offsets, if any, are float32, one for each piece of each row.
+def _dots(form: int, has_offsets: bool, n_rows: int) -> Any:
+    """The operation that writes Σ scale · piece's scale · Σ q · n + offset · Σ x of so many rows to an address; scales
+    and offsets, if any, are float32, one for each piece of each row, and eight more may be read.
 
     A row has 16 or 32 bytes per piece. In 4 bits, the even numbers of a piece are in the lower halves of its bytes, and
-    the odd ones in the upper: the vector's even numbers stand before its odd ones.
+    the odd ones in the upper; two pieces are multiplied at a time, by what `take_integers` makes of two.
     """
 
     def emit(
@@ -55,120 +72,159 @@ def _dots(bits: int, zero: int, has_offsets: bool, n_rows: int) -> Any:
         vector_scales: Any,
         vector_sums: Any,
         n_pieces: Any,
-    ) -> Any:
+        to: Any,
+    ) -> None:
         int64 = values.type
-
-        def load(address: Any, kind: Any) -> Any:
-            loaded = builder.load(builder.inttoptr(address, kind.as_pointer()))
-            loaded.align = 1
-            return loaded
 
         def plus(address: Any, index: Any, step: int) -> Any:
             return builder.add(address, builder.mul(index, int64(step)))
 
-        def all_are(value: int) -> Any:
-            return ir.Constant(_vector(_I16, 16), [value] * 16)
-
-        def pairs(left: Any, right: Any) -> Any:
-            """left[2i] · right[2i] + left[2i + 1] · right[2i + 1] in int32: one instruction of x86."""
-            wide = _vector(_I32, 16)
-            product = builder.mul(builder.sext(left, wide), builder.sext(right, wide))
-            even, odd = (
-                builder.shuffle_vector(product, product, ir.Constant(_vector(_I32, 8), list(range(first, 16, 2))))
-                for first in (0, 1)
-            )
-            return builder.add(even, odd)
-
-        def integers(address: Any) -> tuple[Any, Any]:
-            if bits == 8:
-                return tuple(  # pyright: ignore[reportReturnType]
-                    builder.sext(load(builder.add(address, int64(at)), _vector(ir.IntType(8), 16)), _vector(_I16, 16))
-                    for at in (0, 16)
-                )
-            both = builder.zext(load(address, _vector(ir.IntType(8), 16)), _vector(_I16, 16))
-            low, high = builder.and_(both, all_are(15)), builder.lshr(both, all_are(4))
-            if zero:
-                low, high = builder.sub(low, all_are(zero)), builder.sub(high, all_are(zero))
-            return low, high
-
-        sums_type = _vector(_F32, 8)
-
-        def fused(kind: Any, suffix: str) -> Any:
-            """a · b + c, in one instruction where the processor has it."""
-            name = f"llvm.fmuladd.{suffix}"
-            return builder.module.globals.get(name) or ir.Function(
-                builder.module, ir.FunctionType(kind, [kind] * 3), name
-            )
-
-        of_vectors, of_numbers = fused(sums_type, "v8f32"), fused(_F32, "f32")
+        multiply = fused(builder, F32X8)
         scale_bytes = builder.mul(n_pieces, int64(4))
         rows, scale_rows, offset_rows = (
             [builder.add(first, builder.mul(step, int64(i))) for i in range(n_rows)]
             for first, step in ((values, row_bytes), (scales, scale_bytes), (offsets, scale_bytes))
         )
-        before = builder.block
-        loop, after = builder.append_basic_block("pieces"), builder.append_basic_block("summed")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        piece = builder.phi(int64)
-        sums = [builder.phi(sums_type) for _ in range(n_rows)]
-        shifts = [builder.phi(_F32) for _ in range(n_rows if has_offsets else 0)]
-        first = load(plus(numbers, piece, 64), _vector(_I16, 16))
-        second = load(builder.add(plus(numbers, piece, 64), int64(32)), _vector(_I16, 16))
-        of_piece = load(plus(vector_scales, piece, 4), _F32)
-        new, new_shifts = [], []
-        if has_offsets:
-            sum_of_piece = load(plus(vector_sums, piece, 4), _F32)
-            for offset_row, shift in zip(offset_rows, shifts, strict=True):
-                offset = load(plus(offset_row, piece, 4), _F32)
-                new_shifts.append(builder.call(of_numbers, [offset, sum_of_piece, shift]))
-        for row, scale_row, total in zip(rows, scale_rows, sums, strict=True):
-            low, high = integers(plus(row, piece, 4 * bits))
-            summed = builder.sitofp(builder.add(pairs(low, first), pairs(high, second)), sums_type)
-            scale = builder.fmul(load(plus(scale_row, piece, 4), _F32), of_piece)
-            alone = builder.insert_element(ir.Constant(sums_type, ir.Undefined), scale, ir.Constant(_I32, 0))
-            spread = builder.shuffle_vector(alone, alone, ir.Constant(_vector(_I32, 8), [0] * 8))
-            new.append(builder.call(of_vectors, [summed, spread, total]))
-        following = builder.add(piece, int64(1))
-        piece.add_incoming(int64(0), before)
-        piece.add_incoming(following, loop)
-        for total, next_total in zip([*sums, *shifts], [*new, *new_shifts], strict=True):
-            zeros = [0.0] * 8 if total.type == sums_type else 0.0
-            total.add_incoming(ir.Constant(total.type, zeros), before)
-            total.add_incoming(next_total, loop)
-        builder.cbranch(builder.icmp_signed("<", following, n_pieces), loop, after)
-        builder.position_at_end(after)
-        totals = []
-        for i, vector in enumerate(new):
-            for half in (4, 2, 1):
-                upper = [i + half if i < half else 0 for i in range(8)]
-                other = builder.shuffle_vector(vector, vector, ir.Constant(_vector(_I32, 8), upper))
-                vector = builder.fadd(vector, other)
-            total = builder.extract_element(vector, ir.Constant(_I32, 0))
-            totals.append(builder.fadd(total, new_shifts[i]) if has_offsets else total)
-        return totals if n_rows > 1 else totals[0]
 
-    result = types.UniTuple(types.float32, n_rows) if n_rows > 1 else types.float32
-    return operation(result, *[types.int64] * 8)(emit)
+        def fetch(piece: Any, piece_bytes: int, number: int) -> None:
+            if number % 2:
+                return  # It is in the line of the row before it.
+            place = builder.add(plus(values, piece, piece_bytes * n_rows), int64(_AHEAD + number * PIECE))
+            prefetch(builder, place)
+
+        def add_scaled(totals: list[Any], dots: list[Any], piece: Any, spread_pieces: Any) -> list[Any]:
+            of_pieces = spread_pieces(plus(vector_scales, piece, 4))
+            factors = [builder.fmul(spread_pieces(plus(row, piece, 4)), of_pieces) for row in scale_rows]
+            return [
+                builder.call(multiply, [builder.sitofp(dot, F32X8), factor, total])
+                for dot, factor, total in zip(dots, factors, totals, strict=True)
+            ]
+
+        def add_words(piece: Any, totals: list[Any]) -> list[Any]:
+            at = plus(numbers, piece, 64)
+            vectors = [load(builder, builder.add(at, int64(part)), _vector(_I16, 16)) for part in (0, 32)]
+            dots = []
+            for number, row in enumerate(rows):
+                first = plus(row, piece, PIECE)
+                fetch(piece, PIECE, number)
+                words = [
+                    builder.sext(load(builder, builder.add(first, int64(part)), _vector(_I8, 16)), _vector(_I16, 16))
+                    for part in (0, 16)
+                ]
+                dots.append(word_dots(builder, words, vectors))
+            return add_scaled(totals, dots, piece, lambda at: spread(builder, load(builder, at, _F32), 8))
+
+        def add_nibbles(piece: Any, totals: list[Any], n_bytes: int, spread_pieces: Any) -> list[Any]:
+            at = plus(numbers, piece, 64)
+            planes = [load(builder, builder.add(at, int64(32 * part)), _vector(_I8, 32)) for part in range(4)]
+            eights = constants(_vector(_I8, 32), 8)
+            zeros = None if form == INT4 else nibble_dots(builder, eights, eights, planes)
+            dots = []
+            for number, row in enumerate(rows):
+                first = plus(row, piece, PIECE // 2)
+                fetch(piece, PIECE // 2, number)
+                both = load(builder, first, _vector(_I8, n_bytes))
+                if n_bytes < 32:
+                    places = constants(_vector(_I32, 32), [*range(n_bytes), *[n_bytes] * (32 - n_bytes)])
+                    both = builder.shuffle_vector(both, constants(both.type, 0), places)
+                low = builder.and_(both, constants(both.type, 15))
+                # A shift of words is an instruction of x86, one of bytes is not.
+                words = builder.bitcast(both, _vector(_I16, 16))
+                shifted = builder.bitcast(builder.lshr(words, constants(words.type, 4)), both.type)
+                high = builder.and_(shifted, constants(both.type, 15))
+                dot = nibble_dots(builder, low, high, planes)
+                dots.append(dot if zeros is None else builder.sub(dot, zeros))
+            return add_scaled(totals, dots, piece, spread_pieces)
+
+        def two_pieces(address: Any) -> Any:
+            pair = spread(builder, load(builder, address, ir.DoubleType()), 4)
+            numbers_of = builder.bitcast(pair, F32X8)
+            return builder.shuffle_vector(numbers_of, numbers_of, constants(_vector(_I32, 8), [0] * 4 + [1] * 4))
+
+        def one_piece(address: Any) -> Any:
+            alone = spread(builder, load(builder, address, _F32), 8)
+            places = constants(_vector(_I32, 8), [*range(4), *range(8, 12)])
+            return builder.shuffle_vector(alone, constants(F32X8, 0.0), places)
+
+        totals = [constants(F32X8, 0.0)] * n_rows
+        if form == INT8:
+            totals = looped(builder, n_pieces, totals, add_words)
+        else:
+            pairs = builder.lshr(n_pieces, int64(1))
+            last = builder.sub(n_pieces, int64(1))
+            totals = looped(
+                builder, pairs, totals,
+                lambda pair, totals: add_nibbles(builder.shl(pair, int64(1)), totals, 32, two_pieces),
+            )  # fmt: skip
+            totals = looped(
+                builder, builder.and_(n_pieces, int64(1)), totals,
+                lambda _, totals: add_nibbles(last, totals, 16, one_piece),
+            )  # fmt: skip
+        if has_offsets:
+
+            def add_offsets(chunk: Any, totals: list[Any]) -> list[Any]:
+                piece = builder.shl(chunk, int64(3))
+                left = spread(builder, builder.trunc(builder.sub(n_pieces, piece), _I32), 8)
+                inside = builder.icmp_signed(">", left, constants(left.type, list(range(8))))
+                sums = load(builder, plus(vector_sums, piece, 4), F32X8)
+                sums = builder.select(inside, sums, constants(F32X8, 0.0))
+                shifts = [load(builder, plus(row, piece, 4), F32X8) for row in offset_rows]
+                # What stands behind the last piece may be no number.
+                shifts = [builder.select(inside, each, constants(F32X8, 0.0)) for each in shifts]
+                return [
+                    builder.call(multiply, [shift, sums, total]) for shift, total in zip(shifts, totals, strict=True)
+                ]
+
+            chunks = builder.lshr(builder.add(n_pieces, int64(7)), int64(3))
+            totals = looped(builder, chunks, totals, add_offsets)
+        result = row_sums(builder, totals)
+        builder.store(result, builder.inttoptr(to, result.type.as_pointer())).align = 4
+
+    return operation(types.void, *[types.int64] * 9)(emit)
+
+
+def _widen_halves(n: int) -> Any:
+    """The operation that writes the float32 of so many fp16 numbers, from one address to another."""
+
+    def emit(builder: Any, address: Any, to: Any) -> None:
+        if "f16c" in processor_features():
+            wide = builder.fpext(load(builder, address, _vector(_F16, n)), _vector(_F32, n))
+        else:
+            words = _vector(_I32, n)
+            bits = builder.zext(load(builder, address, _vector(_I16, n)), words)
+            size = builder.shl(builder.and_(bits, constants(words, 0x7FFF)), constants(words, 13))
+            scaled = builder.fmul(builder.bitcast(size, _vector(_F32, n)), constants(_vector(_F32, n), _HALF_TO_SINGLE))
+            sign = builder.shl(builder.and_(bits, constants(words, 0x8000)), constants(words, 16))
+            wide = builder.bitcast(builder.or_(builder.bitcast(scaled, words), sign), _vector(_F32, n))
+        builder.store(wide, builder.inttoptr(to, wide.type.as_pointer())).align = 4
+
+    return operation(types.void, types.int64, types.int64)(emit)
+
+
+_widen_eight, _widen_four, _widen_one = _widen_halves(8), _widen_halves(4), _widen_halves(1)
 
 
 @jitted_with(fastmath=FASTMATH)
 def _widen_scales(address, kind, start, n, to):
-    """to[0:n] = the n scales or offsets from `start` on."""
+    """The n scales or offsets from `start` on, as float32 at the address `to`."""
+    made = f32_at(to)
     if kind == FP32:
         wide = f32_at(address)
         for j in range(n):
-            to[j] = wide[start + j]
+            made[j] = wide[start + j]
     elif kind == BF16:
         narrow = u16_at(address)
         for j in range(n):
-            to[j] = widened(narrow[start + j])
+            made[j] = widened(narrow[start + j])
     else:
-        half = u16_at(address)
-        for j in range(n):
-            bits = np.int32(half[start + j])
-            size = float_of_bits((bits & np.int32(0x7FFF)) << np.int32(13)) * _HALF_TO_SINGLE
-            to[j] = -size if bits > np.int32(0x7FFF) else size
+        halves = address + 2 * start
+        eights, fours = n // 8 * 8, n // 4 * 4
+        for j in range(0, eights, 8):
+            _widen_eight(halves + 2 * j, to + 4 * j)
+        for j in range(eights, fours, 4):
+            _widen_four(halves + 2 * j, to + 4 * j)
+        for j in range(fours, n):
+            _widen_one(halves + 2 * j, to + 4 * j)
 
 
 @jitted_with(fastmath=FASTMATH)
@@ -185,60 +241,98 @@ def _scales_of_pieces(address, kind, first, n_groups, pieces_per_group, pieces, 
     if pieces_per_group == 1:
         _widen_scales(address, kind, first, n_groups, pieces)
     else:
-        groups = f32_at(buffer)
-        _widen_scales(address, kind, first, n_groups, groups)
-        _for_each_piece(groups, n_groups, pieces_per_group, pieces)
+        _widen_scales(address, kind, first, n_groups, buffer)
+        _for_each_piece(f32_at(buffer), n_groups, pieces_per_group, f32_at(pieces))
+
+
+def _whole_piece(in_planes: bool) -> Any:
+    """The operation that makes integers of the 32 float32 at an address, and writes their scale and sum.
+
+    They are 16-bit integers side by side, or for two pieces four planes of 32 bytes, of which a piece has one half: the
+    upper bytes of the even numbers, their lower bytes, and those of the odd numbers.
+    """
+
+    def emit(builder: Any, row: Any, numbers: Any, scale: Any, sum_of_all: Any) -> None:
+        int64, floats, words = row.type, _vector(_F32, PIECE), _vector(_I32, PIECE)
+
+        def store(value: Any, address: Any) -> None:
+            builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
+
+        def reduced(name: str, result: Any, *given: Any) -> Any:
+            signature = ir.FunctionType(result, [each.type for each in given])
+            function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+            return builder.call(function, given, fastmath=("reassoc",) if result == _F32 else ())
+
+        x = load(builder, row, floats)
+        # As integers the bits of sizes are in their order, infinity and then NaN above all numbers.
+        sizes = builder.and_(builder.bitcast(x, words), constants(words, 0x7FFFFFFF))
+        bits = reduced("llvm.vector.reduce.umax.v32i32", _I32, sizes)
+        least = builder.bitcast(_F32(_SMALLEST_PIECE), _I32)
+        bits = builder.select(builder.icmp_unsigned("<", bits, least), least, bits)
+        largest = builder.bitcast(bits, _F32)
+        inverse = spread(builder, builder.fdiv(_F32(_LARGEST), largest), PIECE)
+        whole = reduced("llvm.rint.v32f32", floats, builder.fmul(x, inverse))
+        integers = builder.fptosi(whole, words)
+        if in_planes:
+            for parity in (0, 1):
+                places = constants(_vector(_I32, PIECE // 2), list(range(parity, PIECE, 2)))
+                half = builder.shuffle_vector(integers, integers, places)
+                eights = constants(half.type, 8)
+                for part, plane in enumerate((builder.ashr(half, eights), half)):
+                    at = builder.add(numbers, int64(64 * parity + 32 * part))
+                    store(builder.trunc(plane, _vector(_I8, PIECE // 2)), at)
+        else:
+            store(builder.trunc(integers, _vector(_I16, PIECE)), numbers)
+        store(builder.fdiv(largest, _F32(_LARGEST)), scale)
+        store(reduced("llvm.vector.reduce.fadd.v32f32", _F32, _F32(0.0), x), sum_of_all)
+
+    return operation(types.void, *[types.int64] * 4)(emit)
+
+
+_piece_in_planes, _piece_in_words = _whole_piece(True), _whole_piece(False)
 
 
 @jitted_with(fastmath=FASTMATH)
-def take_integers(row, n, n_pieces, in_halves, numbers, scales, sums):
-    """The integers, scales and sums of the pieces of a row of n float32; beyond n it counts as 0.
+def take_integers(row, n, n_pieces, in_planes, numbers, scales, sums):
+    """The integers, scales and sums of the pieces of a row of n float32; beyond n it counts as 0, and is overwritten.
 
-    Where a number is not finite, its piece's scale and sum are not either, and so are the products.
+    All are addresses, the row's too; integers take 64 bytes per piece, of an even number of pieces, and sums are read
+    in eights. Where a number is not finite, its piece's scale and sum are not either, and so are the products.
     """
+    given = f32_at(row)
+    for j in range(n, n_pieces * PIECE):
+        given[j] = np.float32(0)
     for p in range(n_pieces):
-        first = p * PIECE
-        n_here = min(PIECE, n - first)
-        largest, total = _SMALLEST_PIECE, np.float32(0)
-        for j in range(n_here):
-            largest = larger(largest, abs(row[first + j]))
-            total += row[first + j]
-        inverse = _LARGEST / largest
-        if in_halves:
-            for j in range(PIECE // 2):
-                even = row[first + 2 * j] if 2 * j < n_here else np.float32(0)
-                odd = row[first + 2 * j + 1] if 2 * j + 1 < n_here else np.float32(0)
-                numbers[first + j] = np.int16(np.int32(nearest_integer(even * inverse)))
-                numbers[first + PIECE // 2 + j] = np.int16(np.int32(nearest_integer(odd * inverse)))
+        first = row + 4 * PIECE * p
+        if in_planes:
+            _piece_in_planes(first, numbers + 128 * (p // 2) + 16 * (p % 2), scales + 4 * p, sums + 4 * p)
         else:
-            for j in range(PIECE):
-                number = row[first + j] if j < n_here else np.float32(0)
-                numbers[first + j] = np.int16(np.int32(nearest_integer(number * inverse)))
-        scales[p] = largest / _LARGEST
-        sums[p] = total
+            _piece_in_words(first, numbers + 64 * p, scales + 4 * p, sums + 4 * p)
+
+
+@jitted_with(inline="always")
+def number_bytes(n_pieces):
+    """The bytes of a vector's integers."""
+    return 64 * (n_pieces + n_pieces % 2)
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
-def vectors_to_integers(x, is_bf16, numbers, scales, sums, start, stop, n, n_pieces, in_halves, buffer):
-    """The integers, scales and sums of the vectors start to stop, which have n numbers each. The buffer holds n."""
-    row = f32_at(buffer)
+def vectors_to_integers(x, is_bf16, numbers, scales, sums, start, stop, n, n_pieces, in_planes, buffer):
+    """The integers, scales and sums of the vectors start to stop, which have n numbers each. The buffer holds n_pieces
+    whole pieces."""
     for i in range(start, stop):
-        widen_row(x, is_bf16, i * n, n, row)
+        widen_row(x, is_bf16, i * n, n, f32_at(buffer))
+        of_pieces = 4 * n_pieces * i
         take_integers(
-            row,
-            n,
-            n_pieces,
-            in_halves,
-            i16_at(numbers + 2 * PIECE * n_pieces * i),
-            f32_at(scales + 4 * n_pieces * i),
-            f32_at(sums + 4 * n_pieces * i),
+            buffer, n, n_pieces, in_planes, numbers + number_bytes(n_pieces) * i, scales + of_pieces, sums + of_pieces
         )
 
 
-def _products(bits: int, zero: int) -> Any:
-    """The compiled loop over rows of integers of so many bits, of which `zero` is subtracted."""
-    four, one = (_dots(bits, zero, False, n_rows) for n_rows in (_ROWS, 1))
-    four_with_offsets, one_with_offsets = (_dots(bits, zero, True, n_rows) for n_rows in (_ROWS, 1))
+def _products(form: int) -> Any:
+    """The compiled loop over rows of integers of that form."""
+    four, one = (_dots(form, False, n_rows) for n_rows in (_ROWS, 1))
+    four_with_offsets, one_with_offsets = (_dots(form, True, n_rows) for n_rows in (_ROWS, 1))
+    piece_bytes = PIECE if form == INT8 else PIECE // 2
 
     @jitted_with(fastmath=FASTMATH)
     def multiply(
@@ -247,49 +341,39 @@ def _products(bits: int, zero: int) -> Any:
     ):  # fmt: skip
         """y[v, i] = the product of vector v and the row i, for the rows start to stop; y is float32 with y_row numbers
         per vector. Scales and offsets, 0 for none, are [row, n_groups] in the format `kind`. The buffer holds
-        12 · n_pieces float32."""
-        row_bytes = n_pieces * 4 * bits
+        12 · n_pieces + 16 float32."""
+        row_bytes = n_pieces * piece_bytes
         per_group = n_pieces // n_groups
-        result = f32_at(y)
-        wide, shifts, rest = buffer, buffer + 16 * n_pieces, buffer + 32 * n_pieces
+        # Eight numbers behind the scales and the offsets may be read.
+        wide, shifts, rest = buffer, buffer + 16 * n_pieces, buffer + 32 * n_pieces + 32
         i = start
         while i < stop:
             n_rows = _ROWS if i + _ROWS <= stop else 1
             # The scales of consecutive rows stand one after the other.
             first, n = i * n_groups, n_rows * n_groups
-            _scales_of_pieces(scales, kind, first, n, per_group, f32_at(wide), rest)
+            _scales_of_pieces(scales, kind, first, n, per_group, wide, rest)
             if offsets:
-                _scales_of_pieces(offsets, kind, first, n, per_group, f32_at(shifts), rest)
+                _scales_of_pieces(offsets, kind, first, n, per_group, shifts, rest)
             at = values + i * row_bytes
             for v in range(n_vectors):
-                x = numbers + 2 * PIECE * n_pieces * v
+                x = numbers + number_bytes(n_pieces) * v
                 of_x, sums_of_x = vector_scales + 4 * n_pieces * v, vector_sums + 4 * n_pieces * v
-                place = v * y_row + i
+                to = y + 4 * (v * y_row + i)
                 if n_rows == 1:
                     if offsets:
-                        result[place] = one_with_offsets(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces)
+                        one_with_offsets(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to)
                     else:
-                        result[place] = one(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces)
-                    continue
-                if offsets:
-                    a, b, c, d = four_with_offsets(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces)
+                        one(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to)
+                elif offsets:
+                    four_with_offsets(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to)
                 else:
-                    a, b, c, d = four(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces)
-                result[place] = a
-                result[place + 1] = b
-                result[place + 2] = c
-                result[place + 3] = d
+                    four(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to)
             i += n_rows
 
     return multiply
 
 
-multiply_int8 = _products(8, 0)
-multiply_int4 = _products(4, 0)
-multiply_centred_int4 = _products(4, 8)
-
-INT8, INT4 = 0, 1
-"""The formats of a matrix: q from -128 to 127; q from 0 to 15; 2 is q from 0 to 15, minus 8."""
+multiply_int8, multiply_int4, multiply_centred_int4 = (_products(form) for form in range(3))
 
 
 @jitted_with(fastmath=FASTMATH)

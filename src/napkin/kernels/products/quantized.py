@@ -69,8 +69,9 @@ def integer_product(x: Tensor, values: Tensor, scales: Tensor, middles: Tensor |
     """
     n_vectors, n = x.shape
     n_rows, n_pieces = len(values), values.shape[1] // (PIECE if values.dtype == torch.int8 else PIECE // 2)
-    numbers = torch.empty(n_vectors, n_pieces * PIECE, dtype=torch.int16)
-    of_pieces, result = torch.empty(2, n_vectors, n_pieces), torch.empty(n_vectors, n_rows)
+    numbers = torch.empty(n_vectors, (n_pieces + n_pieces % 2) * PIECE, dtype=torch.int16)
+    # Sums are read in eights.
+    of_pieces, result = torch.empty(2, n_vectors * n_pieces + 8), torch.empty(n_vectors, n_rows)
     x = (x if is_bf16(x) else x.float()).contiguous()
     form, n_groups = integer_form(values, minima), scales.shape[1]
     on_threads(
@@ -79,7 +80,7 @@ def integer_product(x: Tensor, values: Tensor, scales: Tensor, middles: Tensor |
         (n, n_pieces, form != 0),
         n_rows=n_vectors,
         n_columns=n,
-        buffer_size=n,
+        buffer_size=PIECE * n_pieces,
     )
     on_threads(
         "products.numba_integers.multiply_integers",
@@ -87,6 +88,6 @@ def integer_product(x: Tensor, values: Tensor, scales: Tensor, middles: Tensor |
         (n_vectors, n_pieces, n_groups, SCALE_FORMATS[scales.dtype], n_rows, form),
         n_rows=n_rows,
         n_columns=n * n_vectors,
-        buffer_size=12 * n_pieces,
+        buffer_size=12 * n_pieces + 16,
     )
     return result

@@ -1,0 +1,157 @@
+"""Sums of products of integers in vectors of 32 bytes, in the instructions that the processor has: LLVM's, written by
+those who emit operations for compiled functions.
+
+Where a processor has VNNI, one instruction multiplies 32 unsigned by 32 signed bytes and adds each four products to
+int32; with AVX2 alone three do. Others run the same sums in LLVM's plain vectors.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from napkin.machine_code.compiled_function import processor_features
+
+_I8, _I16, _I32, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
+_BYTES, _WORDS, _SUMS = ir.VectorType(_I8, 32), ir.VectorType(_I16, 16), ir.VectorType(_I32, 8)
+F32X8 = ir.VectorType(_F32, 8)
+
+
+def load(builder: Any, address: Any, kind: Any) -> Any:
+    """What stands at an address, of any alignment."""
+    loaded = builder.load(builder.inttoptr(address, kind.as_pointer()))
+    loaded.align = 1
+    return loaded
+
+
+def prefetch(builder: Any, address: Any) -> None:
+    """Fetch the cache line at an address ahead of its use. Reads nothing: any integer is allowed."""
+    place = builder.inttoptr(address, _I8.as_pointer())
+    # For reading, keep in all cache levels, data cache.
+    called(builder, "llvm.prefetch.p0", ir.VoidType(), (place, _I32(0), _I32(3), _I32(1)))
+
+
+def constants(kind: Any, values: Any) -> Any:
+    """A vector of constants: of one for all, or of a list."""
+    return ir.Constant(kind, values if isinstance(values, list) else [values] * kind.count)
+
+
+def spread(builder: Any, number: Any, n: int) -> Any:
+    """A vector with a number n times."""
+    kind = ir.VectorType(number.type, n)
+    alone = builder.insert_element(ir.Constant(kind, ir.Undefined), number, _I32(0))
+    return builder.shuffle_vector(alone, alone, constants(ir.VectorType(_I32, n), 0))
+
+
+def fused(builder: Any, kind: Any) -> Any:
+    """The function a · b + c of vectors of float32, one instruction where the processor has it."""
+    name, signature = f"llvm.fmuladd.v{kind.count}f32", ir.FunctionType(kind, [kind] * 3)
+    return builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+
+
+def looped(builder: Any, n: Any, values: Sequence[Any], body: Callable[[Any, list[Any]], Sequence[Any]]) -> list[Any]:
+    """The values after `values = body(index, values)` for index from 0 to n."""
+    before = builder.block
+    head, inside, after = (builder.append_basic_block(name) for name in ("head", "inside", "after"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    index, held = builder.phi(n.type), [builder.phi(each.type) for each in values]
+    builder.cbranch(builder.icmp_signed("<", index, n), inside, after)
+    builder.position_at_end(inside)
+    new = body(index, held)
+    following = builder.add(index, n.type(1))
+    for phi, first, next_value in zip([index, *held], [n.type(0), *values], [following, *new], strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(next_value, builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)
+    return held
+
+
+def row_sums(builder: Any, rows: Sequence[Any]) -> Any:
+    """The sums of one or four vectors of eight float32, as one or four, each added up in the same order."""
+
+    def added(first: Any, second: Any, one: list[int], other: list[int]) -> Any:
+        kind = ir.VectorType(_I32, len(one))
+        parts = (builder.shuffle_vector(first, second, constants(kind, places)) for places in (one, other))
+        return builder.fadd(*parts)
+
+    four = rows if len(rows) == 4 else list(rows) * 4
+    first, second = (
+        added(a, b, [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]) for a, b in (four[:2], four[2:])
+    )
+    halves = added(first, second, [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15])
+    sums = added(halves, halves, [0, 1, 2, 3], [4, 5, 6, 7])
+    return sums if len(rows) == 4 else builder.extract_element(sums, _I32(0))
+
+
+def nibble_dots(builder: Any, low: Any, high: Any, planes: Sequence[Any]) -> Any:
+    """Σ low · n + high · m in int32, of four or eight numbers in each of eight sums: the first four sum the first 16
+    bytes, the last four the others.
+
+    low and high are 32 bytes from 0 to 15, n and m integers of 16 bits in planes: the upper bytes of n, which are
+    signed, its lower ones, which are not, and those of m.
+    """
+    features = processor_features()
+    upper_n, lower_n, upper_m, lower_m = planes
+    if "avxvnni" in features or {"avx512vnni", "avx512vl"} <= features:
+
+        def add(total: Any, unsigned: Any, signed: Any) -> Any:
+            given = total, builder.bitcast(unsigned, _SUMS), builder.bitcast(signed, _SUMS)
+            return called(builder, "llvm.x86.avx512.vpdpbusd.256", _SUMS, given)
+
+        total = add(add(constants(_SUMS, 0), low, upper_n), high, upper_m)
+        return add(add(builder.shl(total, constants(_SUMS, 8)), lower_n, low), lower_m, high)
+    if "avx2" in features:
+
+        def pairs(unsigned: Any, signed: Any) -> Any:
+            # Two products of 15 · 255 and twice as many fit 16 bits.
+            return called(builder, "llvm.x86.avx2.pmadd.ub.sw", _WORDS, (unsigned, signed))
+
+        upper = builder.add(pairs(low, upper_n), pairs(high, upper_m))
+        lower = builder.add(pairs(lower_n, low), pairs(lower_m, high))
+        return builder.add(
+            *(
+                called(builder, "llvm.x86.avx2.pmadd.wd", _SUMS, (words, constants(_WORDS, weight)))
+                for words, weight in ((upper, 256), (lower, 1))
+            )
+        )
+    wide, words = ir.VectorType(_I32, 32), ir.VectorType(_I16, 32)
+    sums = []
+    for numbers, upper_plane, lower_plane in ((low, upper_n, lower_n), (high, upper_m, lower_m)):
+        upper = builder.shl(builder.sext(upper_plane, words), constants(words, 8))
+        whole = builder.sext(builder.or_(upper, builder.zext(lower_plane, words)), wide)
+        product = builder.mul(whole, builder.zext(numbers, wide))
+        for part in range(4):
+            places = [*range(4 * part, 4 * part + 4), *range(16 + 4 * part, 20 + 4 * part)]
+            sums.append(builder.shuffle_vector(product, product, constants(_SUMS, places)))
+    return _sum(builder, sums)
+
+
+def word_dots(builder: Any, words: Sequence[Any], others: Sequence[Any]) -> Any:
+    """Σ of the products of 16-bit integers, vectors of 16 of them, in int32: eight sums of two from each vector."""
+
+    def pairs(left: Any, right: Any) -> Any:
+        # left[2i] · right[2i] + left[2i + 1] · right[2i + 1]: one instruction of x86.
+        wide = ir.VectorType(_I32, 16)
+        product = builder.mul(builder.sext(left, wide), builder.sext(right, wide))
+        even, odd = (
+            builder.shuffle_vector(product, product, constants(_SUMS, list(range(first, 16, 2)))) for first in (0, 1)
+        )
+        return builder.add(even, odd)
+
+    return _sum(builder, [pairs(left, right) for left, right in zip(words, others, strict=True)])
+
+
+def _sum(builder: Any, parts: Sequence[Any]) -> Any:
+    total = parts[0]
+    for part in parts[1:]:
+        total = builder.add(total, part)
+    return total
+
+
+def called(builder: Any, name: str, result: Any, arguments: Sequence[Any]) -> Any:
+    """The result of a function of LLVM's."""
+    signature = ir.FunctionType(result, [each.type for each in arguments])
+    function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+    return builder.call(function, arguments)
