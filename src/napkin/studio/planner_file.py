@@ -12,10 +12,10 @@ from napkin.files import StrPath, atomic_write_text
 from napkin.studio.page_files import ASSETS, with_top
 from napkin.studio.plans import first_request, plan_by_count, planner_catalogue, rules_script
 
-COUNTED_ON = ("8xH100-SXM-80GB", "64xH100-SXM-80GB")
-"""Devices on which the published models are counted for the file."""
-_SHOWN = "bytes_by_use peak_bytes fits seconds_by_kind seconds_per_step mfu factor".split()
-"""What the page cannot compute from the others."""
+COUNTED_ON = ("8xA100-SXM-80GB", "8xH100-SXM-80GB", "64xH100-SXM-80GB", "8xH200-SXM-141GB", "64xB200-SXM-180GB")
+"""Devices on which the published models are counted for the file: with the models, 200 plans and more."""
+_SHOWN = "bytes_by_use seconds_by_kind peak_bytes fits seconds_per_step mfu factor".split()
+"""What the page cannot compute from the others, in the order of a row."""
 
 _SOURCED = ("models", "devices")
 _SCRIPTS = ("studio.js", "controls.js", "planner.js")
@@ -31,10 +31,13 @@ def write_planner_file(
 ) -> int:
     """Write the file and return how many plans are counted in it: those of published models, None is all, on devices.
 
+    A plan is a row of what `_SHOWN` names, so that 200 of them take 30 kB.
+
     Raises NapkinError where a file is there already.
     """
     catalogue = planner_catalogue()
     counts: dict[str, Any] = {}
+    names: list[str] = []
     for name in catalogue["models"] if models is None else models:
         for on in counted_on:
             progress(f"counting {name} on {on}")
@@ -43,10 +46,11 @@ def write_planner_file(
             except NapkinError:
                 # A batch that does not divide, or a format that the device lacks: the page says that it is by rule.
                 continue
-            counts[f"{name} {on}"] = {field: _rounded(plan[field]) for field in _SHOWN}
+            counts[f"{name} {on}"] = [_packed(plan[field], names) for field in _SHOWN]
     # Sources are a third of the file, and stand in the catalogue that `napkin hardware` and `napkin plan` show.
     shown = {kind: {name: _without_source(each) for name, each in catalogue[kind].items()} for kind in _SOURCED}
-    atomic_write_text(path, _page({**catalogue, **shown, "counts": counts}), overwrite=False)
+    known = {"counts": counts, "shown": _SHOWN, "names": names}
+    atomic_write_text(path, _page({**catalogue, **shown, **known}), overwrite=False)
     return len(counts)
 
 
@@ -54,10 +58,11 @@ def _without_source(each: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in each.items() if name != "source"}
 
 
-def _rounded(value: Any) -> Any:
-    """Six digits are more than the page shows."""
+def _packed(value: Any, names: list[str]) -> Any:
+    """Figures by name as places in `names` and figures in turns. Six digits are more than the page shows."""
     if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
+        names.extend(name for name in value if name not in names)
+        return [part for name, each in value.items() if each for part in (names.index(name), _packed(each, names))]
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 

@@ -319,11 +319,18 @@ const update = () => {
   clearTimeout(timer);
   if (obstacle(state) === null) timer = window.setTimeout(() => countNow(asked), PAUSE);
 };
+/** A count of the file: figures by the file's names. @param {any[] | undefined} row */
+const unpacked = (row) => {
+  if (row === undefined) return undefined;
+  const byName = (/** @type {number[]} */ parts) => Object.fromEntries(Array.from({ length: parts.length / 2 }, (_, place) => [catalogue.names[parts[2 * place]], parts[2 * place + 1]]));
+  const found = Object.fromEntries(row.map((value, place) => [catalogue.shown[place], Array.isArray(value) ? byName(value) : value]));
+  return /** @type {any} */ (found);
+};
 /** @param {number} number */
 const countNow = async (number) => {
   if (embedded) {
     const { preset, n, device, ...others } = Object.fromEntries(new URLSearchParams(linkTo(state)));
-    const found = Object.keys(others).length ? undefined : catalogue.counts[`${state.preset} ${state.n}x${state.device}`];
+    const found = Object.keys(others).length ? undefined : unpacked(catalogue.counts[`${state.preset} ${state.n}x${state.device}`]);
     const { step, steps } = byRule(state);
     count = found === undefined ? null : {
       ...found, steps, tokens_per_step: step.tokens, model_flops: step.flops,
