@@ -23,6 +23,8 @@ class StudioOptions:
     """Folder whose runs are shown, with those in folders below it."""
     port: int = 8050
     """Port to listen on, at 127.0.0.1; 0 takes a free one."""
+    allow_actions: Switch = False
+    """Let pages write and start things, such as votes between answers; without it they only show."""
     planner_file: str | None = None
     """HTML file to write instead of serving: the planner alone, by rule, with the counts of published models on some
     devices; it asks for nothing and can be hosted anywhere."""
@@ -52,4 +54,4 @@ def main(options: StudioOptions) -> None:
         if options.browser:
             webbrowser.open(address)
 
-    serve_studio(options.folder, port=options.port, on_start=started)
+    serve_studio(options.folder, port=options.port, on_start=started, allow_actions=options.allow_actions)

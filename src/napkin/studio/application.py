@@ -29,6 +29,7 @@ from napkin.runs.run_record import read_run_record
 from napkin.serving.loopback import Headers, refusal_of_source, with_headers
 from napkin.studio.page_files import ASSETS, PAGES, page
 from napkin.studio.plans import PlanRequest, plan_by_count, planner_catalogue, recipe_text, rules_script
+from napkin.studio.requests import as_json, body_of
 from napkin.studio.runs import RunIndex, axes
 from napkin.studio.services import ServiceRequest, plan_service_curves, service_catalogue
 from napkin.studio.texts import BYTES, encoded, merged
@@ -40,7 +41,6 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """No script, style or address but the server's own, none of them inline; the page is in no frame."""
-MOST_REQUEST_BYTES = 2**16
 MOST_NAME_BYTES = 2**20
 """The most of a request that names runs."""
 MOST_POINTS = 20_000
@@ -72,8 +72,11 @@ class Newest:
             return await asyncio.to_thread(work, progress)
 
 
-def application(*, token: str, hosts: frozenset[str], folder: StrPath) -> ASGIApp:
-    """The studio of the runs below a folder, for requests that have the token and come by a name in `hosts`."""
+def application(*, token: str, hosts: frozenset[str], folder: StrPath, allow_actions: bool = False) -> ASGIApp:
+    """The studio of the runs below a folder, for requests that have the token and come by a name in `hosts`.
+
+    Nothing is written or started for a page without `allow_actions`.
+    """
     routes = [
         *(Route(path, functools.partial(_page, path)) for path in PAGES),
         Route("/assets/{name}", _asset),
@@ -99,6 +102,7 @@ def application(*, token: str, hosts: frozenset[str], folder: StrPath) -> ASGIAp
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.newest, app.state.newest_curves, app.state.index = Newest(), Newest(), RunIndex(folder)
     app.state.reading = asyncio.Lock()
+    app.state.allow_actions = allow_actions
     return Gate(app, token, hosts)
 
 
@@ -163,32 +167,32 @@ async def _asset(request: Request) -> Response:
 
 
 async def _catalogue(request: Request) -> Response:
-    return _json(planner_catalogue())
+    return asas_json(planner_catalogue())
 
 
 async def _plan(request: Request) -> Response:
-    asked = await _body(request, PlanRequest)
-    return _json(await request.app.state.newest.run(functools.partial(plan_by_count, asked)))
+    asked = await body_of(request, PlanRequest)
+    return asas_json(await request.app.state.newest.run(functools.partial(plan_by_count, asked)))
 
 
 async def _recipe(request: Request) -> Response:
-    return PlainTextResponse(recipe_text(await _body(request, PlanRequest)))
+    return PlainTextResponse(recipe_text(await body_of(request, PlanRequest)))
 
 
 async def _service_catalogue(request: Request) -> Response:
-    return _json(service_catalogue())
+    return as_json(service_catalogue())
 
 
 async def _service_curves(request: Request) -> Response:
-    asked = await _body(request, ServiceRequest)
-    return _json(await request.app.state.newest_curves.run(functools.partial(plan_service_curves, asked)))
+    asked = await body_of(request, ServiceRequest)
+    return as_json(await request.app.state.newest_curves.run(functools.partial(plan_service_curves, asked)))
 
 
 async def _runs(request: Request) -> Response:
     index = request.app.state.index
     async with request.app.state.reading:
         runs = await asyncio.to_thread(index.runs)
-    return _json({"folder": str(index.folder), "runs": runs, "axes": axes(), "waiting": index.n_waiting})
+    return as_json({"folder": str(index.folder), "runs": runs, "axes": axes(), "waiting": index.n_waiting})
 
 
 class CurvesRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -204,7 +208,7 @@ class CurvesRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 async def _curves(request: Request) -> Response:
-    asked, index = await _body(request, CurvesRequest, MOST_NAME_BYTES), request.app.state.index
+    asked, index = await body_of(request, CurvesRequest, MOST_NAME_BYTES), request.app.state.index
     begin = -math.inf if asked.begin is None else asked.begin
     end = math.inf if asked.end is None else asked.end
     part = functools.partial(index.curves, begin=begin, end=end, means=asked.means)
@@ -220,9 +224,9 @@ class RunsRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 async def _differences(request: Request) -> Response:
-    asked, index = await _body(request, RunsRequest, MOST_NAME_BYTES), request.app.state.index
+    asked, index = await body_of(request, RunsRequest, MOST_NAME_BYTES), request.app.state.index
     async with request.app.state.reading:
-        return _json(await asyncio.to_thread(index.differences, asked.runs))
+        return as_json(await asyncio.to_thread(index.differences, asked.runs))
 
 
 async def _report(request: Request) -> Response:
@@ -250,20 +254,20 @@ class MergesRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 async def _tokenizers(request: Request) -> Response:
-    return _json([BYTES, *await asyncio.to_thread(request.app.state.index.find_tokenizers)])
+    return asas_json([BYTES, *await asyncio.to_thread(request.app.state.index.find_tokenizers)])
 
 
 async def _encode(request: Request) -> Response:
-    asked = await _body(request, EncodeRequest)
+    asked = await body_of(request, EncodeRequest)
     if len(asked.names) > MOST_TOKENIZERS:
         raise HTTPException(400, f"{len(asked.names)} tokenizers are asked for: use up to {MOST_TOKENIZERS}")
     chosen = [(name, _tokenizer_path(request, name)) for name in asked.names]
-    return _json(await asyncio.to_thread(encoded, asked.text, chosen))
+    return asas_json(await asyncio.to_thread(encoded, asked.text, chosen))
 
 
 async def _merges(request: Request) -> Response:
-    asked = await _body(request, MergesRequest)
-    return _json(await asyncio.to_thread(merged, asked.text, _tokenizer_path(request, asked.name)))
+    asked = await body_of(request, MergesRequest)
+    return asas_json(await asyncio.to_thread(merged, asked.text, _tokenizer_path(request, asked.name)))
 
 
 def _tokenizer_path(request: Request, name: str) -> Path | None:
@@ -271,39 +275,18 @@ def _tokenizer_path(request: Request, name: str) -> Path | None:
     return None if name == BYTES else request.app.state.index.tokenizer_path(name)
 
 
-Body = TypeVar("Body", bound=msgspec.Struct)
-
-
-async def _body(request: Request, kind: type[Body], most: int = MOST_REQUEST_BYTES) -> Body:
-    """The JSON body of a request. Raises HTTPException for one that is too long or of another form."""
-    content = bytearray()
-    async for piece in request.stream():
-        content += piece
-        if len(content) > most:
-            raise HTTPException(413, f"the request is longer than {most:,} bytes")
-    try:
-        return msgspec.json.decode(bytes(content), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HTTPException(400, first_line(error)) from None
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    """A response in JSON; numbers that are not finite are null."""
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
 async def _napkin_error(request: Request, error: Exception) -> Response:
-    return _json({"error": first_line(error)}, 422)
+    return asas_json({"error": first_line(error)}, 422)
 
 
 async def _superseded(request: Request, error: Exception) -> Response:
-    return _json({"error": "a newer plan was asked for"}, 409)
+    return asas_json({"error": "a newer plan was asked for"}, 409)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _json({"error": error.detail}, error.status_code)
+    return asas_json({"error": error.detail}, error.status_code)
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
-    return _json({"error": f"this should not happen: {type(error).__name__}: {first_line(error)}"}, 500)
+    return asas_json({"error": f"this should not happen: {type(error).__name__}: {first_line(error)}"}, 500)

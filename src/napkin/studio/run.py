@@ -15,8 +15,16 @@ from napkin.studio.application import application
 _BACKLOG = 128
 
 
-def serve_studio(folder: StrPath, *, port: int, on_start: Callable[[str], None], token: str | None = None) -> None:
-    """Serve the pages, with the runs below a folder, on 127.0.0.1 until SIGTERM or SIGINT; port 0 is a free one.
+def serve_studio(
+    folder: StrPath,
+    *,
+    port: int,
+    on_start: Callable[[str], None],
+    token: str | None = None,
+    allow_actions: bool = False,
+) -> None:
+    """Serve the pages, with the runs below a folder, on 127.0.0.1 until SIGTERM or SIGINT; port 0 is a free one. With
+    `allow_actions` pages may write and start things, otherwise they only show.
 
     `on_start` is called with the address, in which the token is, once connections are taken. Raises NapkinError where
     the port cannot be used.
@@ -27,7 +35,7 @@ def serve_studio(folder: StrPath, *, port: int, on_start: Callable[[str], None],
     address = f"{address_of(listening)}/?token={token}"
     try:
         config = uvicorn.Config(
-            application(token=token, hosts=names_of(host), folder=folder),
+            application(token=token, hosts=names_of(host), folder=folder, allow_actions=allow_actions),
             ws="none",
             lifespan="off",
             log_config=None,
