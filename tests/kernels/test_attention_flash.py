@@ -14,6 +14,7 @@ from napkin.kernels.attention.flash import (
     backward_reference,
     document_bounds,
     flash_attention,
+    flash_attention_with_logsumexp,
     forward_reference,
 )
 from oracles.masked_attention import CASES, attention_by_hand, gradients, problem, visible
@@ -118,3 +119,18 @@ def test_what_does_not_fit_is_refused_in_one_line(
     queries, keys = map(torch.zeros, shapes)
     with pytest.raises(NapkinError, match=message):
         flash_attention(queries, keys, keys, **settings)
+
+
+def test_attention_over_parts_of_the_keys_is_joined_by_their_logsumexp() -> None:
+    generator = torch.Generator().manual_seed(5)
+    queries = torch.randn(2, 4, 70, 16, generator=generator, dtype=torch.float64)
+    keys, values = torch.randn(2, 2, 2, 150, 16, generator=generator, dtype=torch.float64)
+    parts = [
+        flash_attention_with_logsumexp(queries, keys[:, :, part], values[:, :, part], is_causal=False)
+        for part in (slice(0, 40), slice(40, 150))
+    ]
+    sums = torch.stack([logsumexp for _, logsumexp in parts])
+    scores = queries @ keys.repeat_interleave(2, dim=1).mT / 4
+    torch.testing.assert_close(sums.logsumexp(0), scores.logsumexp(-1))
+    joined = (sums.softmax(0)[..., None] * torch.stack([mixed for mixed, _ in parts])).sum(0)
+    torch.testing.assert_close(joined, scores.softmax(-1) @ values.repeat_interleave(2, dim=1))

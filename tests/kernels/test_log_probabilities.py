@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from napkin.kernels.loss.log_probabilities import linear_log_probabilities
+from napkin.kernels.loss.log_probabilities import entropies, linear_log_probabilities, log_probabilities
 from oracles.allocator import growth_at_peak
 
 N, D_MODEL, VOCAB_SIZE = 50, 16, 37
@@ -184,3 +184,29 @@ def test_it_holds_two_chunks_of_logits_at_most() -> None:
     for coefficients in (None, torch.ones(n)):
         assert growth_at_peak(lambda: step(coefficients))[0] < 2 * logits_of_a_chunk + rest  # noqa: B023
     assert 2 * logits_of_a_chunk + rest < 4 * n * vocab_size / 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_plain_forms_of_logits_are_those_of_autograd_also_where_nothing_is_likely(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = (3 * torch.randn(2, 5, 11, generator=generator)).to(dtype)
+    logits[0, 0, 3:] = -torch.inf
+    logits[1, 2] += 100
+    targets = torch.randint(3, (2, 5), generator=generator)
+    given, twin = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    found = log_probabilities(given, targets), entropies(given)
+    p = twin.exp() / twin.exp().sum(-1, keepdim=True)
+    # x · log(x) is 0 at 0; `xlogy` says so.
+    wanted = p.gather(-1, targets[..., None])[..., 0].log(), -torch.special.xlogy(p, p.clamp(min=1e-300)).sum(-1)
+    for mine, expected in zip(found, wanted, strict=True):
+        assert mine.dtype == torch.promote_types(dtype, torch.float32)
+        torch.testing.assert_close(mine.double(), expected, rtol=1e-5, atol=1e-5)
+    weights = torch.randn(2, 2, 5, generator=generator)
+    own, others = (
+        torch.autograd.grad((a * weights[0]).sum() + (b * weights[1]).sum(), x)[0]
+        for (a, b), x in ((found, given), (wanted, twin))
+    )
+    assert bool(own.isfinite().all())
+    torch.testing.assert_close(
+        own.double(), others.nan_to_num(), rtol=1e-2 if dtype == torch.bfloat16 else 1e-9, atol=1e-3
+    )

@@ -5,6 +5,7 @@ from .answers import chosen_letter as chosen_letter
 from .answers import exact_score as exact_score
 from .answers import regex_score as regex_score
 from .mathematics.final_answer import final_answer as final_answer
+from .mathematics.final_answer import final_number as final_number
 from .mathematics.math_answer import answers_equal as answers_equal
 from .mathematics.math_answer import math_score as math_score
 from .mathematics.math_answer import number_score as number_score

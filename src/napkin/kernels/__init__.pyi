@@ -8,6 +8,7 @@ from .attention.by_rows import compiled_attention as compiled_attention
 from .attention.by_rows import first_keys_of as first_keys_of
 from .attention.flash import document_bounds as document_bounds
 from .attention.flash import flash_attention as flash_attention
+from .attention.flash import flash_attention_with_logsumexp as flash_attention_with_logsumexp
 from .attention.reference import attention_reference as attention_reference
 from .attention.reference import causal_mask as causal_mask
 from .attention.reference import flex_attention as flex_attention
@@ -20,6 +21,9 @@ from .attention.ring import ring_attention as ring_attention
 from .loss.cross_entropy import cross_entropy as cross_entropy
 from .loss.cross_entropy import fused_linear_cross_entropy as fused_linear_cross_entropy
 from .loss.cross_entropy import linear_cross_entropy as linear_cross_entropy
+from .loss.log_probabilities import entropies as entropies
+from .loss.log_probabilities import linear_log_probabilities as linear_log_probabilities
+from .loss.log_probabilities import log_probabilities as log_probabilities
 from .norms.normalization import compiled_layer_norm as compiled_layer_norm
 from .norms.normalization import compiled_rms_norm as compiled_rms_norm
 from .norms.normalization import fused_layer_norm as fused_layer_norm

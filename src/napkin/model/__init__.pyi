@@ -25,5 +25,6 @@ from .positions import RotaryEmbedding as RotaryEmbedding
 from .pruning import PrunedSizes as PrunedSizes
 from .pruning import prune as prune
 from .transformer import LanguageModel as LanguageModel
+from .transformer import TokenScores as TokenScores
 from .transformer import Transformer as Transformer
 from .transformer import evaluation_mode as evaluation_mode

@@ -26,5 +26,6 @@ from .sequence_step import BatchTotals as BatchTotals
 from .sequence_step import Objective as Objective
 from .sequence_step import SequenceScores as SequenceScores
 from .sequence_step import SequenceStep as SequenceStep
+from .sequence_step import normalised_sum as normalised_sum
 from .sequence_step import score_examples as score_examples
 from .sequence_step import train_on_examples as train_on_examples

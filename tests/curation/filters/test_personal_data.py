@@ -65,6 +65,21 @@ def test_what_only_looks_like_it_is_left(text: str) -> None:
     assert mask_personal_data(text) == (text, {})
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("at 192.0.2.146, 10.0.0.1 and 8.8.8.8.", "at <IP>, <IP> and <IP>."),
+        ("2831823829, (283)-182-3829, (283) 182 3829 or 283-182-3829", "<PHONE>, <PHONE>, <PHONE> or <PHONE>"),
+        ("999.1.1.1, 1.2.3, 283182382, 28318238291, a2831823829, 283-182-3829-1", None),
+    ],
+)
+def test_with_unassigned_also_what_nobody_has_is_masked(text: str, expected: str | None) -> None:
+    assert mask_personal_data(text, unassigned=True)[0] == (expected or text)
+    record = PersonalData(unassigned=True).apply(Record("one", text))
+    assert record.text == (expected or text)
+    assert mask_personal_data("283-182-3829 192.0.2.146")[1] == {}
+
+
 LETTERS, HEX = string.ascii_letters, "0123456789abcdef"
 ALNUM = LETTERS + string.digits
 URL = ALNUM + "_-"

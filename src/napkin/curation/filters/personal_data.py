@@ -16,7 +16,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 from napkin.curation.stage import Record, TraceEntry
@@ -216,18 +218,32 @@ _TRUNK = re.compile(
     r"|[0-9]{1,4}(?:\)[ /-]?|[ /-])[0-9]{3,8}(?:[ -][0-9]{3,6})?)"
     r"(?![0-9A-Za-z/:=-]|[.,][0-9]|[ -][0-9])"
 )
+# Ten digits in North America's forms, whether there is such an area and exchange or not.
+_TEN_DIGITS = re.compile(
+    r"[(0-9](?<![0-9A-Za-z.,_/+=`#-][(0-9])(?:(?<=\()[0-9]{3}\)[ .-]?|(?<=[0-9])[0-9]{2}[ .-]?)"
+    r"[0-9]{3}[ .-]?[0-9]{4}(?![0-9A-Za-z_/+=`-]|[.,][0-9])"
+)
 _TRUNK_DIGITS = range(10, 13)
 """Nine digits are a ZIP code of North America with its extension."""
 _VERSION_CONTROL = ("git", "hg", "svn", "bzr", "cvs")
 """Local parts that are the account of a server of programs: git@github.com is not a person's mail address."""
 
 
-def mask_personal_data(text: str, kinds: Sequence[str] = tuple(TOKENS)) -> tuple[str, dict[str, int]]:
-    """The text with tokens in the place of personal data, and how many of each kind were masked."""
+def mask_personal_data(
+    text: str, kinds: Sequence[str] = tuple(TOKENS), *, unassigned: bool = False
+) -> tuple[str, dict[str, int]]:
+    """The text with tokens in the place of personal data, and how many of each kind were masked.
+
+    With `unassigned` also IP addresses and telephone numbers that nobody can have, as examples in texts are:
+
+    >>> mask_personal_data("at 192.0.2.1 or 555-155-1234", unassigned=True)
+    ('at <IP> or <PHONE>', {'ip': 1, 'phone': 1})
+    """
+    finders = _FINDERS | _UNASSIGNED_FINDERS if unassigned else _FINDERS
     spans = sorted(
         (begin, priority, end, kind)
         for priority, kind in enumerate(kinds)
-        for begin, end in dict.fromkeys(_FINDERS[kind](text))
+        for begin, end in dict.fromkeys(finders[kind](text))
     )
     kept: list[tuple[int, int, int, str]] = []
     for span in spans:
@@ -274,14 +290,14 @@ def _cards(text: str) -> Iterator[Span]:
 
 
 def _addresses(text: str) -> Iterator[Span]:
+    return (span for span, address in _all_addresses(text) if address.is_global)
+
+
+def _all_addresses(text: str) -> Iterator[tuple[Span, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
     for pattern in (_IPV4, _IPV6):
         for match in pattern.finditer(text):
-            try:
-                public = ipaddress.ip_address(match[0]).is_global
-            except ValueError:
-                continue
-            if public:
-                yield match.span()
+            with suppress(ValueError):
+                yield match.span(), ipaddress.ip_address(match[0])
 
 
 def _phones(text: str) -> Iterator[Span]:
@@ -309,6 +325,10 @@ _FINDERS: dict[str, Callable[[str], Iterator[Span]]] = {
     "ip": _addresses,
     "phone": _phones,
 }
+_UNASSIGNED_FINDERS: dict[str, Callable[[str], Iterator[Span]]] = {
+    "ip": lambda text: (span for span, _ in _all_addresses(text)),
+    "phone": lambda text: chain(_phones(text), (match.span() for match in _TEN_DIGITS.finditer(text))),
+}
 
 
 @dataclass(frozen=True)
@@ -322,6 +342,9 @@ class PersonalData:
 
     kinds: tuple[str, ...] = tuple(TOKENS)
     """Which of secret, mail, iban, card, ip and phone are masked."""
+    unassigned: bool = False
+    """Mask also IP addresses that are not public, and ten digits in the forms of North America's telephone numbers that
+    are nobody's number there."""
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
@@ -330,7 +353,8 @@ class PersonalData:
 
     def apply(self, record: Record) -> Record:
         # In the order of TOKENS, whatever the order of the option.
-        record.text, counts = mask_personal_data(record.text, [kind for kind in TOKENS if kind in self.kinds])
+        kinds = [kind for kind in TOKENS if kind in self.kinds]
+        record.text, counts = mask_personal_data(record.text, kinds, unassigned=self.unassigned)
         if counts:
             record.fields["personal_data"] = counts
         note = ", ".join(f"{kind}: {count}" for kind, count in counts.items())

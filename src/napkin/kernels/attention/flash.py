@@ -49,12 +49,32 @@ def flash_attention(
     Raises NapkinError for shapes that do not fit, for heads wider than 256, and for a window or bounds that are not
     causal.
     """
+    settings = {"scale": scale, "is_causal": is_causal, "window": window, "softcap": softcap, "bounds": bounds}
+    return flash_attention_with_logsumexp(queries, keys, values, query_offset=query_offset, **settings)[0]
+
+
+def flash_attention_with_logsumexp(
+    queries: Queries,
+    keys: Keys,
+    values: Keys,
+    *,
+    scale: float | None = None,
+    is_causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    bounds: Bounds | None = None,
+    query_offset: int | None = None,
+) -> tuple[Queries, Logsumexp]:
+    """`flash_attention`, and log(sum(exp(score))) over the keys that each query sees, in fp32 or wider.
+
+    By it attention over parts of the keys can be joined. It has no gradient.
+    """
     queries, keys, values = in_autocast_dtype(queries, keys, values)
     offset = keys.shape[2] - queries.shape[2] if query_offset is None else query_offset
     _check(queries, keys, values, is_causal=is_causal, bounded=window is not None or bounds is not None, offset=offset)
     scale = queries.shape[-1] ** -0.5 if scale is None else scale
     settings = (bounds, scale, softcap or 0.0, window or 0, is_causal, offset if is_causal else 0)
-    return _forward(*map(_rows_together, (queries, keys, values)), *settings)[0]
+    return _forward(*map(_rows_together, (queries, keys, values)), *settings)
 
 
 def document_bounds(documents: Int[Tensor, "batch key"]) -> Bounds:

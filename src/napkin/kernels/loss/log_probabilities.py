@@ -23,6 +23,31 @@ from napkin.kernels.loss.cross_entropy import add_product_, bound_, chunk_size_o
 from napkin.kernels.operators import dtype_of_product, early_gradient, is_computed, scaled
 
 
+def log_probabilities(
+    logits: Float[Tensor, "*batch vocab_size"], targets: Int[Tensor, "*batch"]
+) -> Float[Tensor, "*batch"]:
+    """log softmax(logits)[target] of each row, in nats, in fp32 or wider: the plain form, for a model that gives
+    logits.
+
+    >>> log_probabilities(torch.tensor([[0.0, 0.0], [0.0, -torch.inf]]), torch.tensor([1, 0]))
+    tensor([-0.6931,  0.0000])
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return wide.log_softmax(dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+def entropies(logits: Float[Tensor, "*batch vocab_size"]) -> Float[Tensor, "*batch"]:
+    """The entropy of softmax(logits) of each row, in nats, in fp32 or wider: the plain form.
+
+    >>> entropies(torch.tensor([[0.0, 0.0], [0.0, -torch.inf]]))
+    tensor([0.6931, 0.0000])
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    of_all = wide.log_softmax(dim=-1)
+    # What has a probability of 0 adds nothing, and its gradient is 0.
+    return -(of_all.exp() * of_all.masked_fill(of_all.isneginf(), 0.0)).sum(dim=-1)
+
+
 class LinearScores(NamedTuple):
     """Log-probabilities of given tokens under a head, in nats, in fp32 or wider."""
 
