@@ -135,8 +135,10 @@ def chunk_decays(
     seen = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril_()
     if documents is not None:
         seen = seen & (documents[..., :, None] == documents[..., None, :]).flatten(0, 1)[:, None, None]
-    # Above the diagonal the sums are positive: exp could overflow there.
-    within = (rows[..., :, None] - rows[..., None, :]).masked_fill_(~seen, -torch.inf).exp_()
+    # Above the diagonal the sums are positive: exp could overflow there. Adding -inf is one vectorised pass, filling
+    # by a mask of another shape is not.
+    unseen = torch.zeros(seen.shape, dtype=rows.dtype, device=rows.device).masked_fill_(~seen, -torch.inf)
+    within = (rows[..., :, None] - rows[..., None, :]).add_(unseen).exp_()
     from_start, to_end, whole = sums.exp(), (sums[:, :, -1:] - sums).exp_(), sums[:, :, -1].exp()
     if documents is not None:
         ends = documents[:, :, -1]
