@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -285,28 +286,53 @@ def test_the_plan_of_a_stage_stands_beside_its_meter(tmp_path: Path) -> None:
 
 
 @pytest.mark.torture
-def test_a_speedrun_of_few_minutes_that_is_killed_in_its_training_ends_with_a_page(tmp_path: Path) -> None:
+def test_a_speedrun_of_few_minutes_that_is_killed_at_several_moments_ends_with_a_page(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def has_begun(stage: str) -> bool:
+        file = out / "speedrun.json"
+        return file.exists() and json.loads(file.read_text())["stages"][stage]["begun"] > 0
+
     # The fewest minutes that this machine, busy as it is, has time for.
     for minutes in ("2", "8", "20"):
         arguments = [sys.executable, "-m", "napkin", "speedrun", "--minutes", minutes, "--out", "out", "--json"]
-        with (tmp_path / "messages").open("wb") as messages:
-            first = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=messages)
-            while first.poll() is None and not list((tmp_path / "out" / "base" / "checkpoints").glob("step-*")):
-                time.sleep(0.05)
-        if first.poll() is None:
+        status, said = killed_when(arguments, tmp_path, lambda: has_begun("corpus"))
+        if status == -signal.SIGKILL:
             break
-        assert first.returncode == 2
-        assert "too few for" in (tmp_path / "messages").read_text()
-    os.kill(first.pid, signal.SIGKILL)
-    assert first.wait() == -signal.SIGKILL
-    corpus = (tmp_path / "out" / "corpus" / "manifest.json").stat().st_mtime_ns
+        assert status == 2
+        assert "too few for" in said
+    assert not (out / "corpus" / "manifest.json").exists()
+    for moment in (
+        lambda: has_begun("tokenizer"),
+        lambda: has_begun("ladder") and list((out / "ladder").rglob("metrics.jsonl")),
+        lambda: list((out / "base" / "checkpoints").glob("step-*")),
+        lambda: has_begun("rewards") and list(out.rglob("rewarded/metrics.jsonl")),
+    ):
+        assert killed_when(arguments, tmp_path, moment)[0] == -signal.SIGKILL
+    corpus = (out / "corpus" / "manifest.json").stat().st_mtime_ns
+    base = next((out / "base" / "checkpoints").glob("step-*/model.safetensors"))
+    trained = base.read_bytes()
     done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(done.stdout)
-    assert (tmp_path / "out" / "corpus" / "manifest.json").stat().st_mtime_ns == corpus
+    # What was done before the last kill is left as it was.
+    assert (out / "corpus" / "manifest.json").stat().st_mtime_ns == corpus
+    assert base.read_bytes() == trained
     assert list(said["stages"]) == list(STAGES)
     assert all(rows["rows"] for rows in said["stages"].values())
     assert said["stages"]["pre-training"]["commands"][-1] == "napkin resume out/base"
-    assert (tmp_path / "out" / "speedrun.html").exists()
-    questions = [line for line in (tmp_path / "out" / "chat.txt").read_text().splitlines() if line.startswith("user:")]
+    assert {name for name, stage in said["stages"].items() if stage["begun"] > 1} >= {"corpus", "pre-training"}
+    assert (out / "speedrun.html").exists()
+    questions = [line for line in (out / "chat.txt").read_text().splitlines() if line.startswith("user:")]
     assert len(set(questions)) == len(questions) >= 4
+
+
+def killed_when(arguments: list[str], folder: Path, condition: Callable[[], Any]) -> tuple[int, str]:
+    """A command that is killed as soon as a condition holds: its status, and its messages."""
+    with (folder / "messages").open("wb") as messages:
+        process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.DEVNULL, stderr=messages)
+        while process.poll() is None and not condition():
+            time.sleep(0.02)
+    if process.poll() is None:
+        process.kill()
+    return process.wait(), (folder / "messages").read_text()
