@@ -167,12 +167,12 @@ async def _asset(request: Request) -> Response:
 
 
 async def _catalogue(request: Request) -> Response:
-    return asas_json(planner_catalogue())
+    return as_json(planner_catalogue())
 
 
 async def _plan(request: Request) -> Response:
     asked = await body_of(request, PlanRequest)
-    return asas_json(await request.app.state.newest.run(functools.partial(plan_by_count, asked)))
+    return as_json(await request.app.state.newest.run(functools.partial(plan_by_count, asked)))
 
 
 async def _recipe(request: Request) -> Response:
@@ -254,7 +254,7 @@ class MergesRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 async def _tokenizers(request: Request) -> Response:
-    return asas_json([BYTES, *await asyncio.to_thread(request.app.state.index.find_tokenizers)])
+    return as_json([BYTES, *await asyncio.to_thread(request.app.state.index.find_tokenizers)])
 
 
 async def _encode(request: Request) -> Response:
@@ -262,12 +262,12 @@ async def _encode(request: Request) -> Response:
     if len(asked.names) > MOST_TOKENIZERS:
         raise HTTPException(400, f"{len(asked.names)} tokenizers are asked for: use up to {MOST_TOKENIZERS}")
     chosen = [(name, _tokenizer_path(request, name)) for name in asked.names]
-    return asas_json(await asyncio.to_thread(encoded, asked.text, chosen))
+    return as_json(await asyncio.to_thread(encoded, asked.text, chosen))
 
 
 async def _merges(request: Request) -> Response:
     asked = await body_of(request, MergesRequest)
-    return asas_json(await asyncio.to_thread(merged, asked.text, _tokenizer_path(request, asked.name)))
+    return as_json(await asyncio.to_thread(merged, asked.text, _tokenizer_path(request, asked.name)))
 
 
 def _tokenizer_path(request: Request, name: str) -> Path | None:
@@ -276,17 +276,17 @@ def _tokenizer_path(request: Request, name: str) -> Path | None:
 
 
 async def _napkin_error(request: Request, error: Exception) -> Response:
-    return asas_json({"error": first_line(error)}, 422)
+    return as_json({"error": first_line(error)}, 422)
 
 
 async def _superseded(request: Request, error: Exception) -> Response:
-    return asas_json({"error": "a newer plan was asked for"}, 409)
+    return as_json({"error": "a newer plan was asked for"}, 409)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return asas_json({"error": error.detail}, error.status_code)
+    return as_json({"error": error.detail}, error.status_code)
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
-    return asas_json({"error": f"this should not happen: {type(error).__name__}: {first_line(error)}"}, 500)
+    return as_json({"error": f"this should not happen: {type(error).__name__}: {first_line(error)}"}, 500)
