@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from napkin.errors import NapkinError
-from napkin.number_formats import FORMATS, NumberFormat, bit_fields, find_format, round_to
+from napkin.number_formats import FORMATS, NumberFormat, bit_fields, find_format, neighbour, round_to, value_of
 
 CAST_BY_TORCH = ["fp64", "fp32", "fp16", "bf16", "fp8-e4m3", "fp8-e5m2"]
 PATTERN_TYPE = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
@@ -213,3 +213,52 @@ def test_fp4_rounds_to_the_nearest_published_number_and_saturates():
 
 def test_block_formats_are_found_by_their_elements():
     assert {find_format(name).name for name in ("mxfp4", "NVFP4", "e2m1", "FP4")} == {"fp4"}
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2", "int8"])
+def test_value_of_every_pattern_is_torchs(name: str) -> None:
+    kind = find_format(name)
+    words = torch.arange(2**kind.bits, dtype=torch.int32).to(torch.int16 if kind.bits == 16 else torch.uint8)
+    values = words.view(getattr(torch, str(kind.torch_name))).double().tolist()
+    ours = [value_of(bits, kind) for bits in range(2**kind.bits)]
+    assert all(one == other or (math.isnan(one) and math.isnan(other)) for one, other in zip(ours, values, strict=True))
+    # The sign of zero is kept.
+    assert [math.copysign(1, value) for value in ours if value == 0] == [
+        math.copysign(1, value) for value in values if value == 0
+    ]
+
+
+@pytest.mark.parametrize("name", ["fp64", "fp32", "tf32", "fp16", "bf16", "fp8-e4m3", "fp4", "int4"])
+@pytest.mark.parametrize("value", [0.0, 1.0, -1.5, 3.0, 6.0, 1e-3])
+def test_bits_and_value_are_inverse_and_neighbours_are_next_to_each_other(name: str, value: float) -> None:
+    kind = find_format(name)
+    word = round_to(value, kind).bits
+    assert value_of(word, kind) == round_to(value, kind).value
+    above = neighbour(word, 1, kind)
+    if above is None:
+        assert value_of(word, kind) == kind.largest
+        return
+    between = (value_of(above, kind) + value_of(word, kind)) / 2
+    # Nothing is between them: a number near the middle rounds to one of the two.
+    assert round_to(between, kind).value in (value_of(above, kind), value_of(word, kind))
+    assert value_of(above, kind) > value_of(word, kind)
+    back = neighbour(above, -1, kind)
+    assert back is not None
+    assert value_of(back, kind) == value_of(word, kind)
+
+
+def test_neighbours_of_fp32_are_those_of_numpy() -> None:
+    for value in (0.1, -2.0, 1e-45, 3.4e38):
+        word = round_to(float(np.float32(value)), "fp32").bits
+        above = neighbour(word, 1, "fp32")
+        assert above is not None
+        assert value_of(above, "fp32") == float(np.nextafter(np.float32(value), np.float32(np.inf)))
+
+
+def test_patterns_that_a_format_lacks_are_refused() -> None:
+    with pytest.raises(NapkinError, match="use 0 to 65535"):
+        value_of(2**16, "bf16")
+    assert neighbour(round_to(math.inf, "bf16").bits, 1, "bf16") is None
+    assert neighbour(round_to(448, "fp8-e4m3").bits, 1, "fp8-e4m3") is None
+    # The 13 lowest bits of tf32 are not part of the number.
+    assert value_of(round_to(1.5, "tf32").bits + 1, "tf32") == 1.5

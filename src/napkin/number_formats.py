@@ -196,6 +196,61 @@ def round_to(value: float | int, format: NumberFormat | str) -> Rounded:
     return _rounded(value, rounded, _word(pattern, negative, target))
 
 
+def value_of(bits: int, format: NumberFormat | str) -> float:
+    """The number that a bit pattern stands for: the way back from the `bits` of `round_to`.
+
+    Bits that a format does not use, the 13 lowest of tf32, are ignored. Raises NapkinError for a pattern that is
+    negative or has more bits than the format.
+
+    >>> value_of(0b1_01111111_1000000, "bf16"), value_of(0x7F, "fp8-e4m3"), value_of(0b1000, "int4")
+    (-1.5, nan, -8.0)
+    """
+    target = find_format(format) if isinstance(format, str) else format
+    _check_word(bits, target)
+    if target.is_integer:
+        return float(bits - 2**target.bits if bits >> (target.bits - 1) else bits)
+    used = 1 + target.exponent_bits + target.fraction_bits
+    negative, magnitude = divmod(bits >> (target.bits - used), 2 ** (used - 1))
+    exponent, fraction = divmod(magnitude, 2**target.fraction_bits)
+    if magnitude > _largest_magnitude(target):
+        return math.nan if fraction or not target.has_infinity else -math.inf if negative else math.inf
+    leading = 2**target.fraction_bits if exponent else 0
+    quantum = Fraction(2) ** (max(exponent - 1, 0) + target.smallest_exponent - target.fraction_bits)
+    value = float((leading + fraction) * quantum)
+    return -value if negative else value
+
+
+def neighbour(bits: int, steps: int, format: NumberFormat | str) -> int | None:
+    """The bit pattern of the finite number `steps` places above that of another pattern, or below it; None beyond the
+    largest and the lowest, and from infinity or NaN.
+
+    >>> value_of(neighbour(round_to(1, "bf16").bits, 1, "bf16"), "bf16")
+    1.0078125
+    """
+    target = find_format(format) if isinstance(format, str) else format
+    if not math.isfinite(value := value_of(bits, target)):
+        return None
+    if target.is_integer:
+        moved = int(value) + steps
+        return moved % 2**target.bits if target.lowest <= moved <= target.largest else None
+    used = 1 + target.exponent_bits + target.fraction_bits
+    negative, magnitude = divmod(bits >> (target.bits - used), 2 ** (used - 1))
+    # Below zero the patterns run backwards; both zeros are one place.
+    place = (-magnitude if negative else magnitude) + steps
+    return None if abs(place) > _largest_magnitude(target) else _word(abs(place), place < 0, target)
+
+
+def _check_word(bits: int, target: NumberFormat) -> None:
+    if not 0 <= bits < 2**target.bits:
+        raise NapkinError(f"the pattern {bits} is not one of {target.name}: use 0 to {2**target.bits - 1}")
+
+
+def _largest_magnitude(target: NumberFormat) -> int:
+    """The pattern of the largest finite number of a floating-point format, without the sign."""
+    used = 1 + target.exponent_bits + target.fraction_bits
+    return round_to(target.largest, target).bits >> (target.bits - used)
+
+
 def bit_fields(bits: int, format: NumberFormat | str) -> str:
     """Write a bit pattern as its fields: sign, exponent, fraction.
 

@@ -88,7 +88,7 @@ class Browser:
 
     def press(self, key: str, *, shift: bool = False) -> None:
         """A key."""
-        codes = {"Enter": 13, "Escape": 27, "ArrowRight": 39, "Tab": 9}
+        codes = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40, "Tab": 9}
         text = {"text": "\r"} if key == "Enter" else {}
         event = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key], "modifiers": 8 * shift}
         self.do("Input.dispatchKeyEvent", type="keyDown", **event, **text)

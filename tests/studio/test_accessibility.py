@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from napkin.studio.learn.ideas import IDEAS, LEARN
 from napkin.studio.page_files import PAGES
 from napkin.tokenizer import train_bpe
 from oracles.browser import Browser
@@ -17,6 +18,7 @@ from studio.conftest import Studio, started
 from studio.test_studio_runs import make_run
 
 AXE = Path(sys.prefix) / "node" / "node_modules" / "axe-core" / "axe.min.js"
+PATHS = [*PAGES, *(f"{LEARN}/{idea}" for idea in IDEAS)]
 pytestmark = [
     pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser to look with"),
     pytest.mark.skipif(not AXE.exists(), reason="axe is not to be had: make types sets it up"),
@@ -43,6 +45,8 @@ def browser(filled: Studio, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def show(browser: Browser, studio: Studio, path: str) -> None:
     browser.open(f"http://127.0.0.1:{studio.port}{path}")
     browser.wait_for("(document.querySelector('main')?.innerText ?? '').trim() !== ''")
+    if path.startswith(f"{LEARN}/"):
+        browser.wait_for("document.body.dataset.drawn !== undefined")
     browser.wait_for("!document.body.dataset.ready || !['asking', 'rule'].includes(document.body.dataset.ready)")
 
 
@@ -54,7 +58,7 @@ def violations(browser: Browser) -> list[Any]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("path", PATHS)
 def test_axe_finds_nothing_serious(browser: Browser, filled: Studio, path: str, scheme: str) -> None:
     browser.prefer(scheme=scheme)
     for width in (390, 1280):
@@ -69,7 +73,7 @@ def test_axe_sees_what_is_wrong(browser: Browser, filled: Studio) -> None:
     assert [name for name, _, _ in violations(browser)] == ["label"]
 
 
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("path", PATHS)
 def test_nothing_moves_for_who_asks_for_less(browser: Browser, filled: Studio, path: str) -> None:
     browser.prefer(reduced_motion=True)
     show(browser, filled, path)

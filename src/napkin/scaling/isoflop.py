@@ -93,7 +93,7 @@ def approach_1(runs: Sequence[Observation]) -> SizeLaw:
     """
     best: list[BestSize] = []
     lowest = np.inf
-    for budget in _budgets(runs):
+    for budget in runs_by_budget(runs):
         run = min(budget, key=lambda each: each.loss)
         if run.loss < lowest:
             lowest = run.loss
@@ -107,7 +107,7 @@ def approach_2(runs: Sequence[Observation]) -> SizeLaw:
     Raises NapkinError where fewer than three budgets have a minimum among their sizes.
     """
     best: list[BestSize] = []
-    for budget in _budgets(runs):
+    for budget in runs_by_budget(runs):
         if len({run.parameters for run in budget}) < FEWEST_SIZES:
             continue
         sizes = np.log([run.parameters for run in budget])
@@ -162,16 +162,23 @@ def approach_2_bias(runs: Sequence[Observation], law: FittedLaw, flops: float, *
 def parabola_minimum(positions: Values, losses: Values) -> tuple[float, float, bool] | None:
     """The position (a logarithm) where the parabola through the losses is lowest, its value, and whether it is
     outside the positions; None where it opens downwards."""
-    centre = float(positions.mean())
-    square, slope, level = np.polyfit(positions - centre, losses, 2)
+    centre, square, slope, level = parabola(positions, losses)
     if square <= 0:
         return None
     at = -slope / (2 * square)
     outside = not positions.min() - centre <= at <= positions.max() - centre
-    return centre + float(at), float(level + slope * at + square * at**2), outside
+    return centre + at, level + slope * at + square * at**2, bool(outside)
 
 
-def _budgets(runs: Sequence[Observation]) -> list[list[Observation]]:
+def parabola(positions: Values, losses: Values) -> tuple[float, float, float, float]:
+    """The parabola of least squares, a·(x - centre)² + b·(x - centre) + c: its centre, a, b and c."""
+    centre = float(positions.mean())
+    square, slope, level = np.polyfit(positions - centre, losses, 2)
+    return centre, float(square), float(slope), float(level)
+
+
+def runs_by_budget(runs: Sequence[Observation]) -> list[list[Observation]]:
+    """The runs of each budget, the smallest budget first: those of FLOPs within `SAME_BUDGET` of the next."""
     found: list[list[Observation]] = []
     for run in sorted(runs, key=lambda each: each.compute):
         if found and run.compute <= found[-1][-1].compute * (1 + SAME_BUDGET):

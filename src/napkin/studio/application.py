@@ -27,6 +27,7 @@ from napkin.report.page import render_report
 from napkin.runs.run_folder import is_being_trained
 from napkin.runs.run_record import read_run_record
 from napkin.serving.loopback import Headers, refusal_of_source, with_headers
+from napkin.studio.learn.ideas import IDEAS, LEARN, idea_page, index_page
 from napkin.studio.page_files import ASSETS, PAGES, page
 from napkin.studio.plans import PlanRequest, plan_by_count, planner_catalogue, recipe_text, rules_script
 from napkin.studio.requests import as_json, body_of
@@ -78,7 +79,10 @@ def application(*, token: str, hosts: frozenset[str], folder: StrPath, allow_act
     Nothing is written or started for a page without `allow_actions`.
     """
     routes = [
-        *(Route(path, functools.partial(_page, path)) for path in PAGES),
+        *(Route(path, functools.partial(_page, path)) for path in PAGES if path != LEARN),
+        Route(LEARN, _learn),
+        Route(LEARN + "/{idea}", _idea),
+        Route("/api/learn/{idea}", _idea_answer, methods=["POST"]),
         Route("/assets/{name}", _asset),
         Route("/api/planner/catalogue", _catalogue),
         Route("/api/planner/plan", _plan, methods=["POST"]),
@@ -132,7 +136,8 @@ class Gate:
         if given and request.method == "GET":
             if not self._is_token(given):
                 return PlainTextResponse(_NO_TOKEN, 403)
-            answer = RedirectResponse(scope["path"] if scope["path"] in PAGES else "/", 303)
+            known = {*PAGES, *(f"{LEARN}/{idea}" for idea in IDEAS)}
+            answer = RedirectResponse(scope["path"] if scope["path"] in known else "/", 303)
             answer.set_cookie(cookie, self._token, httponly=True, samesite="strict")
             return answer
         kind, _, key = request.headers.get("authorization", "").partition(" ")
@@ -155,6 +160,24 @@ _NO_TOKEN = "This page needs the token of the studio: open the address that `nap
 
 async def _page(path: str, request: Request) -> Response:
     return Response(page(path), media_type="text/html")
+
+
+async def _learn(request: Request) -> Response:
+    return Response(index_page(), media_type="text/html")
+
+
+async def _idea(request: Request) -> Response:
+    page = idea_page(request.path_params["idea"])
+    if page is None:
+        raise HTTPException(404, f"there is no idea '{request.path_params['idea']}' here")
+    return Response(page, media_type="text/html")
+
+
+async def _idea_answer(request: Request) -> Response:
+    idea = IDEAS.get(request.path_params["idea"])
+    if idea is None:
+        raise HTTPException(404, f"there is no idea '{request.path_params['idea']}' here")
+    return _json(await asyncio.to_thread(idea.answer, await _body(request, idea.request)))
 
 
 async def _asset(request: Request) -> Response:

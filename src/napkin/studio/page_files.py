@@ -10,6 +10,7 @@ PAGES = {
     "/services": ("services.html", "Services"),
     "/runs": ("runs.html", "Runs"),
     "/tokenizer": ("tokenizer.html", "Tokenizers"),
+    "/learn": ("learn-index.html", "Learn"),
 }
 """The file of each page, and what the links at the top of all pages call it."""
 ASSETS = {
@@ -24,11 +25,14 @@ _PLACE_OF_LINKS = "<!-- pages -->"
 
 def page(path: str) -> str:
     """The HTML of a page of the studio, with the links to all pages."""
+    return with_top(PAGES[path][0], top_of(path))
+
+
+def top_of(path: str) -> str:
+    """The links to all pages, as they stand at the top of one, or of one below it."""
     here = ' aria-current="page"'
     links = (f'<a href="{each}"{here if each == path else ""}>{title}</a>' for each, (_, title) in PAGES.items())
-    return with_top(
-        PAGES[path][0], f'<nav class="top" aria-label="Pages"><strong>napkin</strong>{"".join(links)}</nav>'
-    )
+    return f'<nav class="top" aria-label="Pages"><strong>napkin</strong>{"".join(links)}</nav>'
 
 
 def with_top(name: str, top: str) -> str:

@@ -4,11 +4,11 @@ import { el, figure } from "/assets/studio.js";
 
 /** The state of a page, by the names of its controls. @typedef {Record<string, any>} State */
 /**
- * A control: its name in the state, a label, and its values for a slider or the names to choose from; neither is a box.
- * A slider whose numbers need not be whole, or which may also be empty, says so.
+ * A control: its name in the state, a label, and its values for a slider, the names to choose from, or the lines of a
+ * text; none of them is a box. A slider whose numbers need not be whole, or which may also be empty, says so.
  * @typedef {{
  *   name: string, label: string, values?: number[], names?: () => string[], when?: (s: State) => boolean,
- *   isFraction?: boolean, unit?: string
+ *   isFraction?: boolean, unit?: string, lines?: number
  * }} Control
  */
 
@@ -34,7 +34,10 @@ export const parse = (text) => {
   return found ? Number(found[1]) * { "": 1, k: 1e3, m: 1e6, b: 1e9, t: 1e12 }[/** @type {""} */ (found[2].toLowerCase())] : NaN;
 };
 /** @param {Control} control @param {number} value */
-const shown = ({ unit }, value) => unit ? figure(value, unit) : String(Number(value.toPrecision(6)));
+const shown = ({ unit }, value) => {
+  const short = Number(value.toPrecision(6));
+  return unit ? figure(value, unit) : short < 1e15 ? String(short) : short.toExponential().replace("+", "");
+};
 
 /**
  * Controls in groups, drawn into a form. `state` says what they show, `set` takes what people choose.
@@ -48,9 +51,9 @@ export const buildControls = (form, groups, { state, set }) => {
   const refreshers = [];
   /** @param {Control} control */
   const build = (control) => {
-    const { name, label, values, names, when, isFraction } = control;
+    const { name, label, values, names, when, isFraction, lines } = control;
     const id = `control-${name}`;
-    const row = el("div", { class: "control" }, el("label", { for: id }, label));
+    const row = el("div", { class: lines ? "control wide" : "control" }, el("label", { for: id }, label));
     if (names) {
       const select = /** @type {HTMLSelectElement} */ (el("select", { id, onchange: () => set(name, select.value) }, ...names().map((each) => el("option", { value: each }, each))));
       refreshers.push(() => { select.value = state()[name]; });
@@ -73,6 +76,13 @@ export const buildControls = (form, groups, { state, set }) => {
         if (document.activeElement !== text) text.value = shown(control, value);
       });
       row.append(slider, text);
+    } else if (lines) {
+      const text = /** @type {HTMLInputElement | HTMLTextAreaElement} */ (lines > 1
+        ? el("textarea", { id, rows: String(lines), spellcheck: "false" })
+        : el("input", { id, type: "text", spellcheck: "false", autocomplete: "off" }));
+      text.addEventListener("input", () => set(name, text.value));
+      refreshers.push(() => { if (text.value !== state()[name]) text.value = state()[name]; });
+      row.append(text);
     } else {
       const box = /** @type {HTMLInputElement} */ (el("input", { id, type: "checkbox" }));
       box.addEventListener("change", () => set(name, box.checked));
@@ -103,11 +113,11 @@ export const linkOf = (controls, state, base) => {
 export const stateOf = (controls, link, first, changed) => {
   const given = new URLSearchParams(link);
   let state = first;
-  for (const { name, values, names } of controls) {
+  for (const { name, values, names, lines } of controls) {
     const text = given.get(name);
     if (text === null) continue;
     if (names ? names().includes(text) : values ? Number(text) > 0 || Number(text) === values[0] : true) {
-      state = changed(state, name, names ? text : values ? Number(text) : text === "true");
+      state = changed(state, name, names || lines ? text : values ? Number(text) : text === "true");
     }
   }
   return state;
