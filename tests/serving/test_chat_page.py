@@ -49,7 +49,7 @@ def test_a_conversation_streams_is_coloured_and_can_be_stopped(served: Served, b
     browser.press("Enter", shift=True)
     browser.type("b")
     browser.press("Enter")
-    answered("document.querySelector('.assistant .token')")
+    answered("document.querySelectorAll('.assistant .token').length > 0")
     (choice,) = served.complete(asked + "\nb", max_tokens=20, seed=7, logprobs=5)
     said = "[...document.querySelectorAll('.message')].map((each) => each.textContent)"
     assert browser.run(said) == [asked + "\nb", choice["text"]]

@@ -6,9 +6,10 @@ a file is not trained on, by reason.
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from napkin.chats.token_sequence import TokenSequence
 from napkin.data.token_file import SEPARATOR
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.inspection import printable
+from napkin.tokenizer.text_input import split_at
 
 _SOURCE = """\
 {{- START }}{% for message in messages %}\
@@ -196,6 +199,21 @@ def _special_text(tokenizer: Tokenizer, token: int) -> str:
     if text is None:
         raise NapkinError(f"token {token} is not a special token of the tokenizer: give a chat template")
     return text
+
+
+def readable_parts(tokenizer: Tokenizer, sequence: TokenSequence) -> Iterator[tuple[str, bool, bool]]:
+    """The text of a sequence in parts: what it shows, whether it is trained on, and whether it is special tokens.
+
+    Characters that do not print are escapes. Where ordinary text is that of a special token, a backslash is before it.
+    """
+    special = set(tokenizer.special_tokens.values())
+    pairs = zip(sequence.tokens.tolist(), sequence.loss_mask.tolist(), strict=True)
+    for (is_trained_on, is_special), run in groupby(pairs, key=lambda pair: (pair[1], pair[0] in special)):
+        shown = printable(b"".join(tokenizer.vocabulary[token] for token, _ in run))
+        if not is_special:
+            parts = split_at(shown, tokenizer.special_tokens)
+            shown = "".join(f"\\{part}" if number % 2 else part for number, part in enumerate(parts))
+        yield shown, is_trained_on, is_special
 
 
 class LeftOut:

@@ -4,7 +4,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,14 +138,21 @@ async def answer_at_once(receive: Receive, job: CompletionJob, form: AnswerForm)
 
 
 class EventStream(Response):
-    """A job's pieces as server-sent events."""
+    """A job's pieces as server-sent events; `on_piece` is told of each."""
 
-    def __init__(self, job: CompletionJob, form: AnswerForm, *, include_usage: bool) -> None:
+    def __init__(
+        self,
+        job: CompletionJob,
+        form: AnswerForm,
+        *,
+        include_usage: bool,
+        on_piece: Callable[[Piece], None] = lambda piece: None,
+    ) -> None:
         super().__init__(
             media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
         )
         del self.headers["content-length"]
-        self._job, self._form, self._include_usage = job, form, include_usage
+        self._job, self._form, self._include_usage, self._on_piece = job, form, include_usage, on_piece
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the job ends or the client leaves."""
@@ -168,6 +175,7 @@ class EventStream(Response):
         async for pieces in self._job.pieces():
             chunks = []
             for piece in pieces:
+                self._on_piece(piece)
                 chunks.append(event(self._form.chunk(piece, first=piece.index not in begun) | more))
                 begun.add(piece.index)
             yield b"".join(chunks)

@@ -145,6 +145,18 @@ async def completions(request: Request) -> Response:
     """POST /v1/completions."""
     service = service_of(request)
     body = await _body(request, service, CompletionBody)
+    return await _answer(request, body, *await completion_job(service, body))
+
+
+async def chat_completions(request: Request) -> Response:
+    """POST /v1/chat/completions."""
+    service = service_of(request)
+    body = await _body(request, service, ChatBody)
+    return await _answer(request, body, *await chat_job(service, body))
+
+
+async def completion_job(service: Service, body: CompletionBody) -> tuple[CompletionJob, AnswerForm]:
+    """Submit the prompts of a request. Raises ApiError for what cannot be computed."""
     given = body.prompts()
     texts = [prompt for prompt in given if isinstance(prompt, str)]
     check_sequences(service.limits, len(given), body.n)
@@ -153,13 +165,11 @@ async def completions(request: Request) -> Response:
     )
     prompts = [Prompt(ids, len(service.opened.start_ids)) for ids in encoded]
     prompts += [Prompt(prompt) for prompt in given if not isinstance(prompt, str)]
-    return await _answer(request, body, prompts, max_tokens=body.max_tokens, logprobs=body.logprobs, echo=body.echo)
+    return _submitted(service, body, prompts, max_tokens=body.max_tokens, logprobs=body.logprobs, echo=body.echo)
 
 
-async def chat_completions(request: Request) -> Response:
-    """POST /v1/chat/completions."""
-    service = service_of(request)
-    body = await _body(request, service, ChatBody)
+async def chat_job(service: Service, body: ChatBody) -> tuple[CompletionJob, AnswerForm]:
+    """Submit the conversation of a request. Raises ApiError for what cannot be computed."""
     messages = [Message(each.role, each.text(place)) for place, each in enumerate(body.messages)]
     # Each message takes a token at least, whatever it says.
     n_characters = sum(max(service.longest_token, len(each.role) + len(each.content)) for each in messages)
@@ -172,19 +182,19 @@ async def chat_completions(request: Request) -> Response:
             most = max(1, min(most, service.limits.max_tokens_per_request // body.n - len(ids)))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     stop = service.opened.chat_format.stop
-    return await _answer(request, body, [Prompt(ids, len(ids))], max_tokens=most, logprobs=logprobs, stop=stop)
+    return _submitted(service, body, [Prompt(ids, len(ids))], max_tokens=most, logprobs=logprobs, stop=stop)
 
 
 async def models(request: Request) -> Response:
     """GET /v1/models."""
-    return json_response({"object": "list", "data": [_described(service_of(request))]})
+    return json_response({"object": "list", "data": [described(service_of(request))]})
 
 
 async def one_model(request: Request) -> Response:
     """GET /v1/models/NAME."""
     service = service_of(request)
     _check_name(service, request.path_params["name"])
-    return json_response(_described(service))
+    return json_response(described(service))
 
 
 async def health(request: Request) -> Response:
@@ -230,8 +240,8 @@ async def _encoded(
         raise ApiError(400, str(error)) from None
 
 
-async def _answer(
-    request: Request,
+def _submitted(
+    service: Service,
     body: SharedFields,
     prompts: list[Prompt],
     *,
@@ -239,13 +249,15 @@ async def _answer(
     logprobs: int | None,
     echo: bool = False,
     stop: tuple[str, ...] = (),
-) -> Response:
-    service = service_of(request)
+) -> tuple[CompletionJob, AnswerForm]:
     opened = service.opened
     vocab_size = opened.model.config.vocab_size
     sampling = body.sampling(stop=stop, stop_ids=opened.stop_ids, logprobs=logprobs, vocab_size=vocab_size)
     job = CompletionJob(service, prompts, n=body.n, max_tokens=max_tokens, sampling=sampling, echo=echo)
-    form = AnswerForm(opened.name, opened.tokenizer, isinstance(body, ChatBody), logprobs is not None)
+    return job, AnswerForm(opened.name, opened.tokenizer, isinstance(body, ChatBody), logprobs is not None)
+
+
+async def _answer(request: Request, body: SharedFields, job: CompletionJob, form: AnswerForm) -> Response:
     if body.stream:
         options = body.stream_options
         return EventStream(job, form, include_usage=options is not None and options.include_usage)
@@ -258,7 +270,8 @@ def _check_name(service: Service, name: str) -> None:
         raise ApiError(404, message, field="model", code="model_not_found")
 
 
-def _described(service: Service) -> dict[str, object]:
+def described(service: Service) -> dict[str, object]:
+    """A model as /v1/models has it."""
     opened = service.opened
     return {
         "id": opened.name,

@@ -5,10 +5,11 @@ sends, so that neither a page elsewhere nor another user of this machine can ask
 """
 
 import asyncio
+import contextlib
 import functools
 import math
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
@@ -27,6 +28,7 @@ from napkin.report.page import render_report
 from napkin.runs.run_folder import is_being_trained
 from napkin.runs.run_record import read_run_record
 from napkin.serving.loopback import Headers, refusal_of_source, with_headers
+from napkin.studio.chat_routes import CHAT_ROUTES, prepare_chat
 from napkin.studio.learn.ideas import IDEAS, LEARN, idea_page, index_page
 from napkin.studio.page_files import ASSETS, PAGES, page
 from napkin.studio.plans import PlanRequest, plan_by_count, planner_catalogue, recipe_text, rules_script
@@ -96,6 +98,7 @@ def application(*, token: str, hosts: frozenset[str], folder: StrPath, allow_act
         Route("/api/tokenizers", _tokenizers),
         Route("/api/tokenizers/encode", _encode, methods=["POST"]),
         Route("/api/tokenizers/merges", _merges, methods=["POST"]),
+        *CHAT_ROUTES,
     ]
     handlers: dict[Any, Any] = {
         NapkinError: _napkin_error,
@@ -103,10 +106,17 @@ def application(*, token: str, hosts: frozenset[str], folder: StrPath, allow_act
         HTTPException: _http_exception,
         Exception: _unforeseen,
     }
-    app = Starlette(routes=routes, exception_handlers=handlers)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await app.state.shelf.close()
+
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     app.state.newest, app.state.newest_curves, app.state.index = Newest(), Newest(), RunIndex(folder)
     app.state.reading = asyncio.Lock()
     app.state.allow_actions = allow_actions
+    prepare_chat(app, folder)
     return Gate(app, token, hosts)
 
 
@@ -177,7 +187,7 @@ async def _idea_answer(request: Request) -> Response:
     idea = IDEAS.get(request.path_params["idea"])
     if idea is None:
         raise HTTPException(404, f"there is no idea '{request.path_params['idea']}' here")
-    return _json(await asyncio.to_thread(idea.answer, await _body(request, idea.request)))
+    return as_json(await asyncio.to_thread(idea.answer, await body_of(request, idea.request)))
 
 
 async def _asset(request: Request) -> Response:

@@ -4,12 +4,14 @@ from importlib.resources import files
 
 PAGE_FILES = files("napkin.studio") / "pages"
 REPORT_FILES = files("napkin.report")
+_ANSWER_FILES = files("napkin.serving") / "page"
 PAGES = {
     "/": ("home.html", "Studio"),
     "/planner": ("planner.html", "Planner"),
     "/services": ("services.html", "Services"),
     "/runs": ("runs.html", "Runs"),
     "/tokenizer": ("tokenizer.html", "Tokenizers"),
+    "/chat": ("chat.html", "Chat"),
     "/learn": ("learn-index.html", "Learn"),
 }
 """The file of each page, and what the links at the top of all pages call it."""
@@ -17,6 +19,8 @@ ASSETS = {
     "uplot.js": REPORT_FILES / "vendor" / "uPlot-1.6.32.iife.min.js",
     "uplot.css": REPORT_FILES / "vendor" / "uPlot-1.6.32.min.css",
     "format.js": REPORT_FILES / "format.js",
+    "tokens.js": _ANSWER_FILES / "tokens.js",
+    "tokens.css": _ANSWER_FILES / "tokens.css",
     **{each.name: each for each in PAGE_FILES.iterdir() if each.name.endswith((".js", ".css"))},
 }
 """What pages load, by name."""

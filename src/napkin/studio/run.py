@@ -37,7 +37,7 @@ def serve_studio(
         config = uvicorn.Config(
             application(token=token, hosts=names_of(host), folder=folder, allow_actions=allow_actions),
             ws="none",
-            lifespan="off",
+            lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,

@@ -489,7 +489,8 @@ class _Writer:
 # | whole conversations | `{"chosen": [...], "rejected": [...]}`: lists of messages that differ in the last one |
 # | unpaired preferences | `{"prompt": "...", "completion": "...", "label": true}`, for KTO; it reads pairs too |
 #
-# Other fields are not read.
+# Other fields are not read. Votes between two answers, which the studio keeps, are pairs with fields besides; of those
+# that prefer neither, or are on a text that is no conversation, nothing is trained on.
 
 PAIR_FIELDS = ("prompt", "chosen", "rejected")
 UNPAIRED_FIELDS = ("prompt", "completion", "label")
@@ -513,8 +514,15 @@ def read_unpaired_preferences(path: StrPath, left_out: LeftOut) -> Iterator[Unpa
     return _read(path, left_out, _judged)
 
 
+def _is_undecided_vote(fields: Mapping[str, Any]) -> bool:
+    return {"a", "b", "winner", "answers"} <= fields.keys() and "chosen" not in fields
+
+
 def _read(path: StrPath, left_out: LeftOut, parse: Callable[[int, Mapping[str, Any]], list[Any]]) -> Iterator[Any]:
     for line, fields in json_lines(path):
+        if _is_undecided_vote(fields):
+            left_out.add(line, "as votes that prefer no answer to a conversation")
+            continue
         try:
             found = parse(line, fields)
         except WrongForm as error:

@@ -16,8 +16,6 @@ from napkin.cli.common.progress import ProgressLine, progress_line
 from napkin.cli.common.terminal import is_coloured, print_json, print_rich, print_table, say
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.inspection import printable
-from napkin.tokenizer.text_input import split_at
 
 if TYPE_CHECKING:
     from napkin.chats.chat_encoder import ChatEncoder, LeftOut
@@ -30,22 +28,14 @@ _LEARNED, _NOT_LEARNED, _SPECIAL = "black on bright_green", "", "bold"
 
 
 def learned_text(tokenizer: Tokenizer, sequence: TokenSequence) -> Text:
-    """The text that a sequence's tokens stand for.
+    """The text that a sequence's tokens stand for, as `readable_parts` has it."""
+    from napkin.chats.chat_encoder import readable_parts
 
-    Characters that do not print are escapes. Where ordinary text is that of a special token, a backslash is before it.
-    """
-    special = set(tokenizer.special_tokens.values())
     text, coloured = Text(), is_coloured()
-    pairs = zip(sequence.tokens.tolist(), sequence.loss_mask.tolist(), strict=True)
-    for counts, stretch in groupby(pairs, key=lambda pair: pair[1]):
+    for counts, stretch in groupby(readable_parts(tokenizer, sequence), key=lambda part: part[1]):
         style = _LEARNED if counts else _NOT_LEARNED
         text.append("" if coloured or not counts else LEARNED_BEGINS)
-        for is_special, run in groupby((token for token, _ in stretch), key=lambda token: token in special):
-            data = b"".join(tokenizer.vocabulary[token] for token in run)
-            shown = printable(data)
-            if not is_special:
-                parts = split_at(shown, tokenizer.special_tokens)
-                shown = "".join(f"\\{part}" if number % 2 else part for number, part in enumerate(parts))
+        for shown, _, is_special in stretch:
             # A line of the text is a line here.
             text.append(shown.replace("↵", "↵\n"), f"{style} {_SPECIAL}".strip() if is_special else style)
         text.append("" if coloured or not counts else LEARNED_ENDS)
