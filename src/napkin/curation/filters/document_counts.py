@@ -109,17 +109,17 @@ def expect_bytes(n_bytes: int) -> None:
     _bytes_counted_plainly += n_bytes
 
 
-def use_compiled(n_characters: int) -> bool:
-    """True if a text of that size is counted by machine code; texts that were not add up."""
+def use_compiled(n_characters: int, modules: tuple[str, ...] = MODULES) -> bool:
+    """True if a text of that size is read by machine code of these modules; texts that were not add up."""
     global _bytes_counted_plainly
-    if FILTERS.is_loaded(MODULES):
+    if FILTERS.is_loaded(modules):
         return True
     _bytes_counted_plainly += n_characters
     if _bytes_counted_plainly < _MIN_BYTES_CACHED:
         return False
-    if _bytes_counted_plainly < _MIN_BYTES_NOT_CACHED and FILTERS.not_cached(MODULES):
+    if _bytes_counted_plainly < _MIN_BYTES_NOT_CACHED and FILTERS.not_cached(modules):
         return False
-    FILTERS.load(*MODULES)
+    FILTERS.load(*modules)
     return True
 
 

@@ -1,6 +1,6 @@
 """Masks for what belongs to a person or opens a door: mail, telephone, network address, key, card, account.
 
-Each kind is searched for by a pattern that begins at a literal or at a character that rarely stands in prose, and that
+Each kind is searched for by a pattern, at places that one pass over the text finds (`personal_places.py`). A pattern
 reads a bounded number of characters from there, so that no text takes more than linear time; whatever has a check
 (Luhn's digit, the remainder of an IBAN, a valid and public address) is masked only if that holds.
 
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
 
+from napkin.curation.filters.personal_places import PlaceFinder, Places, Span
 from napkin.curation.stage import Record, TraceEntry
 from napkin.errors import NapkinError, suggestion
 
@@ -140,21 +141,22 @@ _RESTS = {
     for initial in sorted({prefix[0] for prefix in _PATTERNS})
 }
 _PREFIX = re.compile("|".join(f"{initial}(?:{rests})" for initial, rests in _RESTS.items()))
-"""All prefixes by their first character, to which `re` skips: thrice as fast as a search for each."""
+"""All prefixes by their first character."""
+_PLACES = PlaceFinder(_PATTERNS)
 _BEFORE_KEY = re.compile(r"(?:\A|[^A-Za-z0-9_]|\\[nrt]|%[0-9A-Fa-f]{2})\Z")
 """A key follows this: no letter or digit of ASCII, unless it ends an escaped line feed or a character of an address
 (`%3D`). Chinese has no space before it."""
 _BEGIN, _END = re.compile(r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY-----"), re.compile(r"-----END [A-Z0-9 ]{0,40}-----")
 
 
-def secrets_in(text: str) -> Iterator[tuple[int, int]]:
-    """Beginnings and ends of keys in a text: those with a prefix in their order, then private keys."""
+def _secrets(text: str, places: Places) -> Iterator[Span]:
+    """Keys in a text: those with a prefix in their order, then private keys."""
     end = 0
-    for found in _PREFIX.finditer(text):
-        at = found.start()
-        pattern, is_open = _PATTERNS[found[0]]
-        if at < end or not _BEFORE_KEY.search(text, max(0, at - 3), at):
+    for at in places.keys:
+        found = _PREFIX.match(text, at) if at >= end else None
+        if not found or not _BEFORE_KEY.search(text, max(0, at - 3), at):
             continue
+        pattern, is_open = _PATTERNS[found[0]]
         match = pattern.match(text, found.end())
         if match and _looks_random(match[1], may_be_words=is_open):
             end = match.end()
@@ -173,8 +175,6 @@ def _looks_random(characters: str, *, may_be_words: bool) -> bool:
     shares = [count / len(characters) for count in Counter(characters).values()]
     return -sum(share * math.log2(share) for share in shares) >= MIN_ENTROPY
 
-
-Span = tuple[int, int]
 
 TOKENS = {"secret": "<SECRET>", "mail": "<EMAIL>", "iban": "<IBAN>", "card": "<CARD>", "ip": "<IP>", "phone": "<PHONE>"}
 """The mask of each kind. Of kinds that overlap, the first in this order is masked."""
@@ -239,12 +239,21 @@ def mask_personal_data(
     >>> mask_personal_data("at 192.0.2.1 or 555-155-1234", unassigned=True)
     ('at <IP> or <PHONE>', {'ip': 1, 'phone': 1})
     """
+    return mask_at(text, _PLACES(text), kinds, unassigned=unassigned)
+
+
+def mask_at(
+    text: str, places: Places, kinds: Sequence[str] = tuple(TOKENS), *, unassigned: bool = False
+) -> tuple[str, dict[str, int]]:
+    """`mask_personal_data` where it is known at which places to look."""
     finders = _FINDERS | _UNASSIGNED_FINDERS if unassigned else _FINDERS
     spans = sorted(
         (begin, priority, end, kind)
         for priority, kind in enumerate(kinds)
-        for begin, end in dict.fromkeys(finders[kind](text))
+        for begin, end in dict.fromkeys(finders[kind](text, places))
     )
+    if not spans:
+        return text, {}
     kept: list[tuple[int, int, int, str]] = []
     for span in spans:
         while kept and span[0] < kept[-1][2] and span[1] < kept[-1][1]:
@@ -258,9 +267,29 @@ def mask_personal_data(
     return "".join([*pieces, text[at:]]), dict(Counter(kind for *_, kind in kept))
 
 
-def _mails(text: str) -> Iterator[Span]:
+def _matches(pattern: re.Pattern[str], text: str, starts: Sequence[int]) -> Iterator[re.Match[str]]:
+    """What `finditer` finds of a pattern that begins at one of these places."""
+    end = 0
+    for start in starts:
+        match = pattern.match(text, start) if start >= end else None
+        if match:
+            end = match.end()
+            yield match
+
+
+BEHIND = 2
+"""Characters that a pattern of numbers looks at behind what it takes."""
+
+
+def _within(pattern: re.Pattern[str], text: str, spans: Sequence[Span]) -> Iterator[re.Match[str]]:
+    """What `finditer` finds of a pattern within these spans, which it does not leave."""
+    for begin, end in spans:
+        yield from pattern.finditer(text, begin, end + BEHIND)
+
+
+def _mails(text: str, places: Places) -> Iterator[Span]:
     previous = 0
-    for match in _AT_DOMAIN.finditer(text):
+    for match in _matches(_AT_DOMAIN, text, places.ats):
         before = text[max(previous, match.start() - MAX_LOCAL_PART - 1) : match.start()]
         # Two full stops in a row belong to the sentence before.
         local = before[len(before.rstrip(_LOCAL_PART)) :].rpartition("..")[2].lstrip(".-%")
@@ -269,47 +298,46 @@ def _mails(text: str) -> Iterator[Span]:
             yield match.start() - len(local), match.end()
 
 
-def _ibans(text: str) -> Iterator[Span]:
-    for match in _IBAN.finditer(text):
+def _ibans(text: str, places: Places) -> Iterator[Span]:
+    for match in _matches(_IBAN, text, places.accounts):
         length = IBAN_LENGTHS.get(match[0][:2])
         if length is None:
             continue
         # The pattern may have taken words in capitals that follow.
-        places = [i for i in range(*match.span()) if text[i] != " "][:length]
-        end = places[-1] + 1
+        digits = [i for i in range(*match.span()) if text[i] != " "][:length]
+        end = digits[-1] + 1
         grouped = text[match.start() : end]
         even = " " not in grouped or all(len(group) == 4 for group in grouped.split(" ")[:-1])
         if even and not text[end : end + 1].isalnum() and is_iban(grouped.replace(" ", "")):
             yield match.start(), end
 
 
-def _cards(text: str) -> Iterator[Span]:
-    for match in _CARD.finditer(text):
+def _cards(text: str, places: Places) -> Iterator[Span]:
+    for match in _within(_CARD, text, places.numbers):
         if is_card_number(match[0].replace(" ", "").replace("-", "")):
             yield match.span()
 
 
-def _addresses(text: str) -> Iterator[Span]:
-    return (span for span, address in _all_addresses(text) if address.is_global)
+def _addresses(text: str, places: Places) -> Iterator[Span]:
+    return (span for span, address in _all_addresses(text, places) if address.is_global)
 
 
-def _all_addresses(text: str) -> Iterator[tuple[Span, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
-    for pattern in (_IPV4, _IPV6):
-        for match in pattern.finditer(text):
-            with suppress(ValueError):
-                yield match.span(), ipaddress.ip_address(match[0])
+def _all_addresses(text: str, places: Places) -> Iterator[tuple[Span, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
+    for match in chain(_within(_IPV4, text, places.dotted), _matches(_IPV6, text, places.addresses)):
+        with suppress(ValueError):
+            yield match.span(), ipaddress.ip_address(match[0])
 
 
-def _phones(text: str) -> Iterator[Span]:
-    for match in _INTERNATIONAL.finditer(text):
+def _phones(text: str, places: Places) -> Iterator[Span]:
+    for match in _within(_INTERNATIONAL, text, places.numbers):
         if sum(map(str.isdigit, match[0])) in _PHONE_DIGITS:
             yield match.span()
-    for match in _NATIONAL.finditer(text):
+    for match in _within(_NATIONAL, text, places.numbers):
         yield match.span()
-    for match in _PLAIN.finditer(text):
+    for match in _within(_PLAIN, text, places.numbers):
         if all(abs(int(match[0]) - limit) > 1000 for limit in _LIMITS_OF_INTEGERS):
             yield match.span()
-    for match in _TRUNK.finditer(text):
+    for match in _within(_TRUNK, text, places.numbers):
         digits = "".join(filter(str.isdigit, match[0]))
         # A dump of bytes has pairs of digits too, most of which begin with a 0.
         dumped = match[1] is not None and digits[2::2].count("0") > 2
@@ -317,17 +345,19 @@ def _phones(text: str) -> Iterator[Span]:
             yield match.span()
 
 
-_FINDERS: dict[str, Callable[[str], Iterator[Span]]] = {
-    "secret": secrets_in,
+_FINDERS: dict[str, Callable[[str, Places], Iterator[Span]]] = {
+    "secret": _secrets,
     "mail": _mails,
     "iban": _ibans,
     "card": _cards,
     "ip": _addresses,
     "phone": _phones,
 }
-_UNASSIGNED_FINDERS: dict[str, Callable[[str], Iterator[Span]]] = {
-    "ip": lambda text: (span for span, _ in _all_addresses(text)),
-    "phone": lambda text: chain(_phones(text), (match.span() for match in _TEN_DIGITS.finditer(text))),
+_UNASSIGNED_FINDERS: dict[str, Callable[[str, Places], Iterator[Span]]] = {
+    "ip": lambda text, places: (span for span, _ in _all_addresses(text, places)),
+    "phone": lambda text, places: chain(
+        _phones(text, places), (match.span() for match in _within(_TEN_DIGITS, text, places.numbers))
+    ),
 }
 
 
