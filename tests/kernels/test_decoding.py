@@ -15,7 +15,7 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("n_rows", "n_columns"), [(1031, 256), (300, 1001)])
+@pytest.mark.parametrize(("n_rows", "n_columns"), [(1031, 256), (299, 992)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_bf16_matrix_times_a_vector_is_rounded_once(n_rows: int, n_columns: int, bias: bool) -> None:
     weight, x, b = randn(n_rows, n_columns), randn(1, 1, n_columns, seed=1), randn(n_rows, seed=2) if bias else None
@@ -24,6 +24,14 @@ def test_a_bf16_matrix_times_a_vector_is_rounded_once(n_rows: int, n_columns: in
     assert found.dtype == torch.bfloat16
     # Half a unit in the last of 8 bits, relative to the smallest number that has them, and the fp32 sum's own rounding.
     assert ((found.double() - exact).abs() <= 2**-8 * exact.abs() * 1.001 + 1e-4).all()
+
+
+@torch.inference_mode()
+def test_a_vector_has_the_same_product_alone_and_beside_others() -> None:
+    weight, x, bias = randn(1030, 512), randn(2, 4, 512, seed=1), randn(1030, seed=2)
+    found = linear(x, weight, bias)
+    assert torch.equal(found.flatten(0, 1), torch.cat([linear(each, weight, bias) for each in x.view(8, 1, 512)]))
+    torch.testing.assert_close(found, F.linear(x.double(), weight.double(), bias.double()).bfloat16())
 
 
 @torch.inference_mode()
@@ -48,8 +56,9 @@ def test_a_product_that_is_metered_is_the_same_and_counted() -> None:
 @torch.inference_mode()
 def test_other_products_are_those_of_torch() -> None:
     for x, weight in [
-        (randn(2, 512), randn(512, 512)),
+        (randn(9, 512), randn(512, 512)),
         (randn(1, 8), randn(8, 8)),
+        (randn(1, 1001), randn(300, 1001)),
         (randn(1, 512), randn(512, 1024)[:, ::2]),
     ]:
         assert torch.equal(linear(x, weight), F.linear(x, weight))

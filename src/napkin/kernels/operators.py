@@ -39,7 +39,7 @@ KERNELS = MachineCode(
 )
 FOR_TRAINING = ("attention.numba_rows", "loss.numba_loss", "norms.numba_norms", "pointwise.numba_pointwise")
 """The kernels of a training step, loaded all at once: what is missing is built side by side, with one message."""
-FOR_DECODING = ("attention.numba_decode", "products.numba_products")
+FOR_DECODING = ("attention.numba_decode", "products.numba_dense")
 """The kernels of generating token by token, likewise."""
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -256,7 +256,7 @@ def on_python_threads(kernel: Callable[..., object], parts: Sequence[tuple[int, 
 @functools.cache
 def _loaded(kernel: str) -> "CompiledFunction":
     module, _, function = kernel.rpartition(".")
-    KERNELS.load(*(FOR_TRAINING if module in FOR_TRAINING else [module]))
+    KERNELS.load(*next((each for each in (FOR_TRAINING, FOR_DECODING) if module in each), [module]))
     return getattr(import_module(f"napkin.kernels.{module}"), function)
 
 

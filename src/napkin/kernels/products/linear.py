@@ -1,4 +1,4 @@
-"""x · weightᵀ + bias: torch's product, a compiled loop for one vector, and products in 8 bits, int8 or fp8.
+"""x · weightᵀ + bias: torch's product, a compiled loop for a few vectors, and products in 8 bits, int8 or fp8.
 
 int8: two of the three products are, the forward product and the gradient of the input. A row is divided by its scale,
 its largest absolute value over 127, and rounded to integers. Their products are summed in int32, which is exact, and
@@ -24,12 +24,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from napkin.kernels.operators import (
-    FOR_DECODING,
-    KERNELS,
     cpu_operator,
     is_bf16,
     may_be_compiled,
-    on_python_threads,
     on_threads,
     operator,
 )
@@ -54,23 +51,24 @@ other matrix for each does not count."""
 _FORWARD, _BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 _SMALLEST_SCALE = 1e-30
 
+MULTIPLE_OF_COLUMNS = 32
+"""What the columns of matrices that the compiled product takes are multiples of, see numba_dense.py."""
+_MOST_VECTORS = 8
+"""Vectors up to which the compiled product is used: two threads are then still waiting for memory."""
 _SMALLEST_MATRIX = 2**18
 """Numbers of a matrix from which the compiled product is used; the products of smaller models are soon done."""
-_SMALLEST_SHARED = 2**23
-"""Numbers of a matrix, such as a head, from which the rows are divided among torch's number of threads: a millisecond
-of reading, beside which it is short to wake one."""
 
 
 def linear(x: Rows, weight: Weight, bias: Bias | None = None) -> Result:
-    """x · weightᵀ + bias: torch's, but for one vector in inference on a CPU in bf16, where the matrix is large
+    """x · weightᵀ + bias: torch's, but for a few vectors in inference on a CPU in bf16, where the matrix is large
     enough for the loop to be worth loading. Sums in fp32, result in bf16.
 
     The loop is an operator, which a meter sees: what is computed does not depend on whether it is metered.
     """
     # torch.compile cannot trace the question for inference mode, and is for training.
-    if torch.compiler.is_compiling() or not may_be_compiled() or x.numel() != x.shape[-1] or not _suits(weight, x):
+    if torch.compiler.is_compiling() or not may_be_compiled() or not _suits(weight, x):
         return F.linear(x, weight, bias)
-    return _multiply_vector(x, weight, bias)
+    return _multiply_vectors(x, weight, bias)
 
 
 def _suits(weight: Tensor, x: Tensor) -> bool:
@@ -78,6 +76,8 @@ def _suits(weight: Tensor, x: Tensor) -> bool:
         weight.dtype == x.dtype == torch.bfloat16
         and weight.device.type == "cpu"
         and weight.numel() >= _SMALLEST_MATRIX
+        and 0 < x.numel() <= _MOST_VECTORS * x.shape[-1]
+        and x.shape[-1] % MULTIPLE_OF_COLUMNS == 0
         and weight.is_contiguous()
     )
 
@@ -86,17 +86,16 @@ def _suits(weight: Tensor, x: Tensor) -> bool:
     "multiply_vector(Tensor input, Tensor weight, Tensor? bias) -> Tensor",
     lambda input, weight, bias: input.new_empty((*input.shape[:-1], len(weight))),
 )
-def _multiply_vector(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    KERNELS.load(*FOR_DECODING)
-    from napkin.kernels.products.numba_products import matrix_vector
-
-    n_rows, n_columns = weight.shape
-    wide, result = x.float().contiguous(), torch.empty(*x.shape[:-1], n_rows)
-    first, x_at, y_at = weight.data_ptr(), wide.data_ptr(), result.data_ptr()
-    n_threads = torch.get_num_threads() if weight.numel() >= _SMALLEST_SHARED else 1
-    ends = [n_rows * part // n_threads for part in range(n_threads + 1)]
-    parts = [(first + 2 * n_columns * a, x_at, y_at + 4 * a, b - a, n_columns) for a, b in pairwise(ends)]
-    on_python_threads(matrix_vector, parts)
+def _multiply_vectors(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    n_vectors, (n_rows, n_columns) = x.numel() // x.shape[-1], weight.shape
+    result = torch.empty(*x.shape[:-1], n_rows)
+    on_threads(
+        "products.numba_dense.multiply_dense",
+        (x.contiguous(), is_bf16(x), weight, result),
+        (n_vectors, n_columns, n_rows),
+        n_rows=n_rows,
+        n_columns=n_columns * n_vectors,
+    )
     return (result if bias is None else result.add_(bias)).to(x.dtype)
 
 

@@ -1,29 +1,13 @@
-"""Products of linear layers, compiled: a bf16 matrix times a vector, and what an int8 product needs around it."""
+"""What an int8 product of linear layers needs around it, compiled."""
 
 import numpy as np
 
-from napkin.kernels.numba_numbers import FASTMATH, bf16_at, larger, narrowed, nearest_integer, widen_row, widened
+from napkin.kernels.numba_numbers import FASTMATH, bf16_at, larger, narrowed, nearest_integer, widen_row
 from napkin.machine_code.compiled_function import CompiledFunction
 from napkin.machine_code.pointers import f32_at, i8_at, i32_at
 
 _LARGEST = np.float32(127)
 _SMALLEST_ROW = np.float32(1e-30)
-
-
-@CompiledFunction.with_options(fastmath=FASTMATH)
-def matrix_vector(weight, x, y, n_rows, n_columns):
-    """y = weight · x; weight is bf16 [n_rows, n_columns], x and y are float32.
-
-    It reads every weight once, so memory sets the speed; torch's bf16 products of one row read at half that speed.
-    Numbers are widened to fp32 in registers and summed in fp32.
-    """
-    vector, result = f32_at(x), f32_at(y)
-    for i in range(n_rows):
-        row = bf16_at(weight + 2 * i * n_columns)
-        total = np.float32(0)
-        for j in range(n_columns):
-            total += widened(row[j]) * vector[j]
-        result[i] = total
 
 
 @CompiledFunction
