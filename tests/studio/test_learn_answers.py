@@ -1,9 +1,12 @@
 """What the pages of ideas are answered, beside closed forms, other implementations and brute force."""
 
 import math
+import shlex
+import subprocess
 from collections import Counter
 from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,6 +31,7 @@ from napkin.studio.learn.ranks import PipelineRequest, RingRequest, pipeline_ans
 from napkin.studio.learn.rewards import RewardRequest, reward_answer
 from napkin.studio.learn.steps import MODES, MemoryRequest, RooflineRequest, memory_answer, roofline_answer
 from napkin.studio.learn.views import ViewRequest, view_answer
+from reliability.harness import Napkin
 
 
 @pytest.mark.parametrize("idea", IDEAS.values(), ids=lambda idea: idea.name)
@@ -296,3 +300,22 @@ def test_what_cannot_be_answered_is_named_in_a_line(idea: str, asked: dict, said
         IDEAS[idea].answer(request)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("idea", IDEAS.values(), ids=lambda idea: idea.name)
+def test_the_command_of_a_page_runs(idea: Idea, tmp_path: Path, server: subprocess.Popen[str]) -> None:
+    (tmp_path / "streams").mkdir()
+    (tmp_path / "text.txt").write_text("low lower lowest slow slower\n" * 50)
+    program, *words = shlex.split(idea.command.replace("TEXT", "text.txt"))
+    if program == "python":
+        assert words[0] == "-c"
+        exec(words[1], {})
+        return
+    if words[0] == "tune":
+        # Its run would have to be trained first: the command is one that refuses what is not there.
+        done = Napkin(tmp_path, server, tmp_path / "streams").run(*words)
+        assert (done.status, "RUN" in done.err.read_text()) == (2, True)
+        return
+    done = Napkin(tmp_path, server, tmp_path / "streams").run(*words)
+    assert done.status == 0, done.err.read_text()

@@ -96,7 +96,8 @@ PIPELINES = Idea(
     ),
     formula="bubble = idle time / computing time = (p − 1) / (v · m)\n"
     "p ranks, m micro-batches, v stages per rank; for equal stages, sends that take no time, GPipe, 1F1B, interleaved",
-    command="napkin plan --preset llama-3.2-1b --on 4xH100 --parallelism.pipeline 4 --training.batch-size 16",
+    command="napkin plan --preset llama-3.2-1b --model.context-length 8192 --on 4xH100 --parallelism.pipeline 4 "
+    "--training.batch-size 16 --training.micro-batch-size 1",
     files=("accounting/pipeline_schedules.py", "accounting/pipeline_simulation.py"),
     request=PipelineRequest,
     answer=pipeline_answer,

@@ -112,7 +112,7 @@ MEMORY = Idea(
     ),
     formula="bytes = parameters + optimizer state + gradients + activations kept so far\n"
     "full recomputation: FLOPs · 4/3, activations of one block and an input per block",
-    command="napkin plan --model.n-layers 4 --model.d-model 512 --training.recompute full --on H100",
+    command="napkin plan --model.vocab-size 4096 --model.d-model 512 --training.recompute full --on H100",
     files=("accounting/memory.py", "train_step/compile.py", "planning/step/memory_savings.py"),
     request=MemoryRequest,
     answer=memory_answer,
@@ -188,7 +188,7 @@ ROOFLINE = Idea(
     formula="seconds ≥ max(FLOPs / peak, bytes / bandwidth),  intensity = FLOPs / bytes\n"
     "product: 2·m·k·n FLOPs, (m·k + k·n + m·n) numbers\n"
     "attention over all pairs: 4·batch·queries·context·heads·width FLOPs, queries, outputs, keys and values moved once",
-    command="napkin bench matmul --shapes m=4096,k=4096,n=4096",
+    command="napkin bench matmul --shapes tokens=1024,d_in=1024,d_out=1024",
     files=("accounting/pricing.py", "hardware/ceilings.py", "hardware/catalogue.toml"),
     request=RooflineRequest,
     answer=roofline_answer,
