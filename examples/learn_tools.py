@@ -1,12 +1,12 @@
 """A small model learns by rewards to call a calculator: a few minutes on two cores, from nothing.
 
 The task is the product of two numbers of two digits, which a model of half a million parameters does not know. It is
-first taught by conversations of which a fifth call the calculator and the others answer with a number that is wrong.
+first taught by conversations of which one in twelve calls the calculator; the others answer with a number by chance.
 Then GRPO rewards right answers alone: nothing says how to get them, and only a call does. Products that are asked in
 the evaluation are in no conversation and no prompt of the training.
 
     python examples/learn_tools.py                   # runs/tools: taught, then rewarded
-    python examples/learn_tools.py --folder elsewhere --taught-steps 600 --rewarded-steps 40
+    python examples/learn_tools.py --folder elsewhere --taught-steps 600 --rewarded-steps 60
 """
 
 import argparse
@@ -55,7 +55,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 ROLES = ("user", "assistant", "tool")
-CALLS = 0.2
+CALLS = 0.08
 """The share of taught conversations with a call."""
 
 
@@ -114,10 +114,8 @@ def rewarded(folder: Path, start: Path, steps: int) -> Path:
     )
     recipe = ReinforcementRecipe(
         rl=rl,
-        optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=0),
-        training=TrainingConfig(
-            steps=steps, batch_size=16, precision="fp32", evaluate_every=steps, checkpoint_every=10
-        ),
+        optimizer=OptimizerConfig(learning_rate=5e-4, schedule="constant", warmup_steps=0),
+        training=TrainingConfig(steps=steps, batch_size=16, precision="fp32", evaluate_every=10, checkpoint_every=10),
         tuning=TuningConfig(method="rl", start=str(start)),
     )
     tune(recipe, folder / "rewarded")
@@ -128,20 +126,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/tools"))
     parser.add_argument("--taught-steps", type=int, default=600)
-    parser.add_argument("--rewarded-steps", type=int, default=40)
+    parser.add_argument("--rewarded-steps", type=int, default=60)
     options = parser.parse_args(arguments)
     folder = options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     environment = folder / "products.py"
     atomic_write_text(environment, ENVIRONMENT, overwrite=True)
-    for name, n in (("train", 4000), ("held_out", 200)):
+    for name, n in (("train", 20000), ("held_out", 200)):
         lines = conversations(f"{environment}:Products", n, held_out=name == "held_out")
         atomic_write_text(folder / f"{name}.jsonl", "\n".join(lines) + "\n", overwrite=True)
     if not (folder / "start").exists():
         make_start(folder)
     run = rewarded(folder, taught(folder, options.taught_steps), options.rewarded_steps)
-    for line in read_metrics(run / "metrics.jsonl"):
-        print(line)
+    print("| step | answers with a call | right answers | held-out, the likeliest answer |")
+    print("|---|---|---|---|")
+    lines = read_metrics(run / "metrics.jsonl")
+    for line in lines:
+        figures = line.figures or {}
+        if line.step % 10 == 0 or line.step == 1:
+            held_out = figures.get("held-out reward")
+            cells = [figures.get("part tool calls"), figures.get("reward"), held_out]
+            print(f"| {line.step} | " + " | ".join("" if cell is None else f"{cell:.0%}" for cell in cells) + " |")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,13 @@
 
 import dataclasses
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -12,6 +17,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.huggingface.convert import save_huggingface
 from napkin.model.huggingface.folder_files import TextForm
 from napkin.model.transformer import Transformer
+from napkin.recipe.toml_file import format_recipe
 from napkin.recipe.training_config import OptimizerConfig
 from napkin.recipe.tuning_recipe import ReinforcementConfig, ReinforcementRecipe
 from napkin.runs.metrics import read_metrics
@@ -112,3 +118,37 @@ def test_a_run_with_tools_learns_and_resumes_to_the_same_bytes(folder: Path, tmp
     assert resumed == figures
     first, last = (sum(each["reward"] or 0 for each in part) / 3 for part in (figures[:3], figures[-3:]))
     assert first < 0.5 < last
+
+
+def test_a_run_with_tools_that_is_killed_twice_ends_with_the_bytes_of_one_that_was_not(
+    folder: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_of(folder, 1e-3, steps=10, evaluate_every=10, checkpoint_every=4)
+    (tmp_path / "rl.toml").write_text(format_recipe(recipe))
+
+    begin = [sys.executable, "-m", "napkin", "tune", "rl", "rl.toml", "--run"]
+    resume = [sys.executable, "-m", "napkin", "resume", "killed"]
+    subprocess.run([*begin, "whole"], cwd=tmp_path, check=True, capture_output=True)
+    metrics = tmp_path / "killed" / "metrics.jsonl"
+    # Before the first checkpoint, and between the first and the second.
+    for n_lines, command in ((1, [*begin, "killed"]), (6, resume)):
+        with (tmp_path / "messages").open("wb") as messages:
+            process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=messages)
+            while not metrics.exists() or metrics.read_bytes().count(b"\n") < n_lines:
+                assert process.poll() is None, (tmp_path / "messages").read_text()
+                time.sleep(0.005)
+            helpers = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
+        # What ran programs for it does not stay behind.
+        assert helpers
+        assert not psutil.wait_procs(helpers, timeout=60)[1]
+    subprocess.run(resume, cwd=tmp_path, check=True, capture_output=True)
+    last = Path("checkpoints") / "step-00000010"
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (tmp_path / "killed" / last / name).read_bytes() == (tmp_path / "whole" / last / name).read_bytes(), name
+    whole, killed = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "killed"))
+    assert [(line.step, line.loss, line.figures) for line in killed] == [
+        (line.step, line.loss, line.figures) for line in whole
+    ]
+    assert any((line.figures or {})["part tool calls"] for line in killed)
