@@ -1,7 +1,7 @@
 """A small model learns by rewards to call a calculator: a few minutes on two cores, from nothing.
 
 The task is the product of two numbers of two digits, which a model of half a million parameters does not know. It is
-first taught by conversations of which one in twelve calls the calculator; the others answer with a number by chance.
+first taught by conversations of which a fifth call the calculator; the others answer with a number by chance.
 Then GRPO rewards right answers alone: nothing says how to get them, and only a call does. Products that are asked in
 the evaluation are in no conversation and no prompt of the training.
 
@@ -55,7 +55,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 ROLES = ("user", "assistant", "tool")
-CALLS = 0.08
+CALLS = 0.2
 """The share of taught conversations with a call."""
 
 
@@ -72,7 +72,7 @@ def conversations(environment: str, n: int, *, held_out: bool) -> list[str]:
             said += [("assistant", f"<calculator>{question[:-1]}</calculator>"), ("tool", product)]
             said.append(("assistant", product))
         else:
-            said.append(("assistant", str(draw.randrange(1024, 9802))))
+            said.append(("assistant", str(draw.randrange(1024, 2000))))
         lines.append(json.dumps({"messages": [{"role": role, "content": text} for role, text in said]}))
     return lines
 
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     environment = folder / "products.py"
     atomic_write_text(environment, ENVIRONMENT, overwrite=True)
-    for name, n in (("train", 20000), ("held_out", 200)):
+    for name, n in (("train", 10000), ("held_out", 200)):
         lines = conversations(f"{environment}:Products", n, held_out=name == "held_out")
         atomic_write_text(folder / f"{name}.jsonl", "\n".join(lines) + "\n", overwrite=True)
     if not (folder / "start").exists():

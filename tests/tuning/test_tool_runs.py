@@ -147,8 +147,8 @@ def test_a_run_with_tools_that_is_killed_twice_ends_with_the_bytes_of_one_that_w
     last = Path("checkpoints") / "step-00000010"
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (tmp_path / "killed" / last / name).read_bytes() == (tmp_path / "whole" / last / name).read_bytes(), name
-    whole, killed = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "killed"))
+    whole, killed = (list(read_metrics(tmp_path / name / "metrics.jsonl")) for name in ("whole", "killed"))
     assert [(line.step, line.loss, line.figures) for line in killed] == [
         (line.step, line.loss, line.figures) for line in whole
     ]
-    assert any((line.figures or {})["part tool calls"] for line in killed)
+    assert any((line.figures or {}).get("part tool calls") for line in killed)

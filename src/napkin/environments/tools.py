@@ -87,7 +87,7 @@ def tools_named(names: str, limits: ToolLimits = DEFAULT_LIMITS) -> tuple[Tool, 
     run = ToolProgram(limits)
     for name in dict.fromkeys(each.strip() for each in names.split(",")):
         if name not in TOOLS:
-            raise NapkinError(f"'{name}' in rl.tools '{names}' is not a tool: {suggestion(name, TOOLS)}")
+            raise NapkinError(f"'{name}' in '{names}' is not a tool: {suggestion(name, TOOLS)}")
         found.append(TOOLS[name](run))
     return tuple(found)
 
@@ -151,6 +151,16 @@ def _json_call(text: str, by_name: Mapping[str, Tool]) -> Call:
     return Call(tool, given)
 
 
+def messages_of(calls: Sequence[Call]) -> tuple[Message, ...]:
+    """Run calls in their order: what each tool says, or why the call cannot be understood.
+
+    Raises NotJudged where an output cannot be had.
+    """
+    return tuple(
+        Message("tool", f"error: {call.text}" if call.tool is None else call.tool(call.text)) for call in calls
+    )
+
+
 @dataclass(frozen=True)
 class ToolState:
     """The state of the environment within, and the calls that are left."""
@@ -189,18 +199,15 @@ class ToolEnvironment:
         calls = calls_in(answer, self.tools)[: state.calls_left]
         if not calls:
             return self._judged(state, answer)
-        said: list[Message] = []
-        for call in calls:
-            try:
-                text = f"error: {call.text}" if call.tool is None else call.tool(call.text)
-            except NotJudged as error:
-                return Outcome(0.0, failure=first_line(error))
-            said.append(Message("tool", text))
+        try:
+            said = messages_of(calls)
+        except NotJudged as error:
+            return Outcome(0.0, failure=first_line(error))
         failed = sum(each.content.startswith("error: ") for each in said)
         return Outcome(
             0.0,
             done=False,
-            message=tuple(said),
+            message=said,
             state=ToolState(state.inner, state.calls_left - len(calls)),
             parts={"tool calls": float(len(calls)), "tool errors": float(failed)},
         )

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -20,6 +20,8 @@ from napkin.inference.settings import Sampling, Speculation
 from napkin.runs.run_folder import is_run
 
 if TYPE_CHECKING:
+    from napkin.chats.chat_format import Message
+    from napkin.environments.tools import Tool
     from napkin.inference.conversation import Conversation
 
 
@@ -116,6 +118,8 @@ class ChatOptions:
     """A run, or a Hugging Face folder."""
     system: str | None = None
     """What the model is told before the conversation."""
+    tools: str = ""
+    """Programs that the model may call: python, calculator, or both with a comma."""
     tokens: int = 512
     """Maximum number of tokens of an answer."""
     sampling: Annotated[Sampling, INLINED] = field(default_factory=Sampling)
@@ -129,17 +133,64 @@ def chat_command(options: ChatOptions) -> None:
         from napkin.inference.conversation import Conversation
         from napkin.inference.loaded_model import load
 
+        tools = chosen_tools(options.tools)
         opened = load(options.model, weights="auto", on_message=notify)
-        conversation = Conversation(opened, system=options.system)
+        conversation = Conversation(opened, system=options.system, tools=[] if tools is None else tools.schemas)
     if not opened.has_chat_template:
         notify(f"{opened.name} has no chat template: it continues lines that begin with user: and assistant:")
     if out.is_terminal:
         say("/new begins again, /quit or Ctrl-D ends; Ctrl-C stops an answer", style="dim")
-    converse(conversation, options.sampling, options.tokens)
+    converse(conversation, options.sampling, options.tokens, tools)
 
 
-def converse(conversation: "Conversation", sampling: Sampling, max_new_tokens: int) -> None:
-    """Read messages and print answers, until the messages end or one is /quit; each answer has the next seed."""
+@dataclass(frozen=True)
+class ChatTools:
+    """Tools that the model of a chat may call, as `napkin.environments.tools` has them."""
+
+    tools: "Sequence[Tool]"
+    schemas: list[dict[str, Any]]
+
+    def run(self, answer: str) -> "tuple[Message, ...]":
+        """Run the calls in an answer, each told on a line; none if it has none.
+
+        Raises NapkinError where an output cannot be had.
+        """
+        from napkin.environments.tools import calls_in, messages_of
+
+        said: list[Message] = []
+        for call in calls_in(answer, self.tools):
+            if call.tool is not None:
+                notify(f"chat: runs {call.tool.name} in the sandbox: {' '.join(call.text.split())[:MOST_SHOWN]}")
+            said += messages_of([call])
+            notify(f"chat: {'the call' if call.tool is None else call.tool.name} says: {said[-1].content}")
+        return tuple(said)
+
+
+MOST_CALLING_TURNS = 4
+"""Turns of an answer that may call tools; the one after them ends it."""
+MOST_SHOWN = 200
+"""Characters of a program that are shown."""
+
+
+def chosen_tools(names: str) -> ChatTools | None:
+    """The tools of these names with bounded seconds and bytes; None without a name."""
+    if not names:
+        return None
+    from napkin.environments.tools import tool_schemas, tools_named
+
+    tools = tools_named(names)
+    return ChatTools(tools, tool_schemas(tools))
+
+
+def converse(
+    conversation: "Conversation", sampling: Sampling, max_new_tokens: int, tools: ChatTools | None = None
+) -> None:
+    """Read messages and print answers, until the messages end or one is /quit; each answer has the next seed.
+
+    An answer that calls tools is followed by what they say and the next turn of the model.
+    """
+    from napkin.chats.chat_format import Message
+
     for number, text in enumerate(_messages()):
         if text == "/quit":
             return
@@ -147,15 +198,21 @@ def converse(conversation: "Conversation", sampling: Sampling, max_new_tokens: i
             conversation.forget()
             continue
         seed = replace(sampling, seed=sampling.seed + number)
+        said: Sequence[Message] = [Message("user", text)]
         try:
-            with _interrupt_stops(conversation):
-                for piece in conversation.answer(text, seed, max_new_tokens=max_new_tokens):
-                    print_verbatim(piece, end="")
+            for turn in range(1 + MOST_CALLING_TURNS):
+                with _interrupt_stops(conversation):
+                    for piece in conversation.answer_to(said, seed, max_new_tokens=max_new_tokens):
+                        print_verbatim(piece, end="")
+                print_verbatim("")
+                sys.stdout.flush()
+                if tools is None or turn == MOST_CALLING_TURNS or conversation.was_stopped:
+                    break
+                if not (said := tools.run(conversation.messages[-1].content)):
+                    break
         except NapkinError as error:
             notify(f"chat: {error}")
             continue
-        print_verbatim("")
-        sys.stdout.flush()
         if conversation.n_left_out:
             notify(f"chat: the oldest {conversation.n_left_out} messages no longer fit the model's context")
 
