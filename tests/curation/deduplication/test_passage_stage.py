@@ -7,6 +7,7 @@ import pytest
 
 from curation.deduplication.test_document_stages import decided
 from napkin.curation import Dropped, Record
+from napkin.curation.deduplication import passages
 from napkin.curation.deduplication.passages import PassageFile, RepeatedPassages, without_spans, write_passages
 from napkin.curation.deduplication.stages import DuplicateSubstrings
 from napkin.errors import NapkinError
@@ -53,7 +54,12 @@ def texts_with_copies(count: int, seed: int) -> list[str]:
 @pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("shortest", [16, 33])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_repeated_bytes_are_those_of_brute_force(shortest: int, seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fullest", [0.7, 0.05])
+def test_repeated_bytes_are_those_of_brute_force(
+    shortest: int, seed: int, fullest: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The emptier the table must be, the more parts the hashes are divided into.
+    monkeypatch.setattr(passages, "_FULLEST", fullest)
     texts = texts_with_copies(150, seed)
     parts = [texts[:60], texts[60:61], [], texts[61:]]
     for number, part in enumerate(parts):
@@ -94,8 +100,8 @@ def test_the_first_occurrence_stays_and_what_was_removed_is_in_the_trace(tmp_pat
 
 def test_the_result_does_not_depend_on_memory(tmp_path: Path) -> None:
     draw = random.Random(5)
-    passages = ["".join(draw.choices("abcdefgh", k=400)) for _ in range(500)]
-    records = [Record(f"a#{n}", "".join(draw.choices(passages, k=5))) for n in range(700)]
+    pieces = ["".join(draw.choices("abcdefgh", k=400)) for _ in range(500)]
+    records = [Record(f"a#{n}", "".join(draw.choices(pieces, k=5))) for n in range(700)]
     stage = DuplicateSubstrings(shortest=100)
     little = decided(stage, [records[:300], records[300:]], tmp_path / "little", memory=2**23)
     assert little == decided(stage, [records], tmp_path / "much", memory=2**30)

@@ -184,6 +184,11 @@ class Marks:
         else:
             self._bits = np.asarray(np.memmap(path, np.uint8, "w+", shape=(size,)))
 
+    @property
+    def address(self) -> int:
+        """Where the bits are: number n is bit n % 8 of byte n // 8."""
+        return address_of(self._bits)
+
     def set(self, numbers: Numbers) -> None:
         np.bitwise_or.at(self._bits, numbers >> 3, np.uint8(1) << (numbers & 7).astype(np.uint8))
 

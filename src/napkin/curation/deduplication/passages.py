@@ -13,10 +13,11 @@ begin at an earlier place, at least N bytes before, in the order of the files. T
 found, so every repetition of N bytes or more is found whole, and the first occurrence stays. Windows do not reach from
 one record into the next.
 
-Instead of a suffix array (8 bytes or more of memory per byte of text), windows are sorted by their hashes, and only
-those that hold a repeated anchor: an anchor is one of N / 2 bytes, chosen such that equal windows have equal ones. So
-24 bytes per 4 / N bytes of text are sorted, and 24 per repeated byte, in bounded memory; a mark takes one bit per byte
-of text. Windows of equal hash are compared byte by byte.
+Instead of a suffix array (8 bytes or more of memory per byte of text), windows are looked up in a table by their
+hashes, and only those that hold a repeated anchor: an anchor is one of N / 2 bytes, chosen such that equal windows have
+equal ones. The table has the first place of each window, 8 bytes, and is made in parts of the hashes where it does not
+fit. Windows of equal hash are compared byte by byte; from one that is repeated, the next bytes are compared with those
+that follow its first place, which needs no table. A mark takes one bit per byte of text.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -116,6 +117,8 @@ class PassageFile:
 
 
 _STEP = 2**16
+_FULLEST = 0.7
+"""Of the table, so that few places are looked at for a window."""
 
 Span = tuple[int, int]
 
@@ -134,9 +137,7 @@ class RepeatedPassages:
         for firsts, others in equal_pairs(self._anchors(), n_anchors, 1, scratch, memory // 2):
             anchors.set(firsts)
             anchors.set(others)
-        count = sum(last - first for number in range(len(files)) for first, last in self._regions(number, anchors))
-        for firsts, others in equal_pairs(self._windows(anchors), count, 1, scratch, memory // 2):
-            self._mark(firsts, others)
+        self._mark_repeated(anchors, memory // 2)
 
     def of_records(self, number: int) -> Iterator[tuple[int, list[Span]]]:
         """(record, spans of its bytes) for the records of a file that have repeated windows.
@@ -158,57 +159,47 @@ class RepeatedPassages:
                 yield keys[:, None], np.arange(start, start + len(keys))
                 start += len(keys)
 
-    def _regions(self, number: int, anchors: Marks) -> Iterator[Span]:
-        """Yield spans of a file in which windows with a repeated anchor begin, in order and apart from each other."""
+    def _regions(self, number: int, anchors: Marks) -> Iterator[Numbers]:
+        """Spans of a file in which windows with a repeated anchor begin, [n, 2], in order; they may touch."""
         file = self._files[number]
         start = sum(len(each.anchor_keys) for each in self._files[:number])
         reach = self._shortest - anchor_width(self._shortest)
-        before: Span = (0, 0)
+        done = 0
         for piece in range(0, len(file.anchor_places), _STEP):
             places = file.anchor_places[piece : piece + _STEP]
             places = places[anchors.between(start + piece, start + piece + len(places))]
+            if not len(places):
+                continue
             records = np.searchsorted(file.ends, places, side="right")
             begins = np.where(records > 0, file.ends[records - 1], 0)
-            firsts = np.maximum(places - reach, begins)
-            lasts = np.minimum(places, file.ends[records] - self._shortest) + 1
-            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-                if first <= before[1]:
-                    before = (before[0], max(last, before[1]))
-                    continue
-                if before[1] > before[0]:
-                    yield before
-                before = (first, last)
-        if before[1] > before[0]:
-            yield before
+            lasts = np.maximum.accumulate(np.minimum(places, file.ends[records] - self._shortest) + 1)
+            # What an earlier anchor reaches is left to it.
+            firsts = np.maximum(np.maximum(places - reach, begins), np.concatenate([[done], lasts[:-1]]))
+            done = max(done, int(lasts[-1]))
+            spans = np.stack([firsts, lasts], axis=1)
+            yield np.ascontiguousarray(spans[firsts < lasts])
 
-    def _windows(self, anchors: Marks) -> Iterator[tuple[Keys, Numbers]]:
-        """The hashes of windows that may be repeated, with their places in all text."""
-        from napkin.curation.deduplication.compiled.windows import hash_windows
-
-        for number, file in enumerate(self._files):
-            offset = int(self._starts[number])
-            for begin, end in self._regions(number, anchors):
-                for first in range(begin, end, _STEP):
-                    last = min(first + _STEP, end)
-                    keys = np.empty(last - first, np.uint64)
-                    hash_windows(address_of(file.text), first, last, self._shortest, address_of(keys))
-                    yield keys[:, None], np.arange(offset + first, offset + last)
-
-    def _mark(self, firsts: Numbers, others: Numbers) -> None:
+    def _mark_repeated(self, anchors: Marks, memory: int) -> None:
         """Mark where windows begin that are equal to an earlier one that they do not overlap."""
-        from napkin.curation.deduplication.compiled.windows import same_bytes
+        from napkin.curation.deduplication.compiled.windows import BLOCK, mark_repeated
 
-        apart = others - firsts >= self._shortest
-        firsts, others = firsts[apart], others[apart]
-        equal = np.empty(len(firsts), np.uint8)
-        pairs = self._addresses(firsts), self._addresses(others)
-        same_bytes(*map(address_of, pairs), len(firsts), self._shortest, address_of(equal))
-        self._marks.set(others[equal.astype(np.bool_)])
-
-    def _addresses(self, places: Numbers) -> Numbers:
-        files = np.searchsorted(self._starts, places, side="right") - 1
-        bases = np.array([address_of(file.text) if len(file.text) else 0 for file in self._files], np.int64)
-        return bases[files] + places - self._starts[files]
+        count = sum(
+            int(np.diff(spans).sum()) for each in range(len(self._files)) for spans in self._regions(each, anchors)
+        )
+        slots = 1 << (min(memory // 8, max(64, 2 * count))).bit_length() - 1
+        parts = -(-count // int(slots * _FULLEST)) if count else 0
+        addresses = [(address_of(each.text), address_of(each.ends), len(each.ends)) for each in self._files]
+        files, keys = np.array(addresses, np.int64), np.empty(BLOCK, np.uint64)
+        table = np.empty(slots, np.uint64)
+        for part in range(parts):
+            table[:] = 0
+            for number in range(len(self._files)):
+                for spans in self._regions(number, anchors):
+                    mark_repeated(
+                        *(addresses[number][0], int(self._starts[number]), address_of(spans), len(spans)),
+                        *(self._shortest, address_of(self._starts), address_of(files), len(files)),
+                        *(address_of(table), slots - 1, part, parts, address_of(keys), self._marks.address),
+                    )
 
     def _spans(self, begin: int, end: int) -> list[Span]:
         """The repeated bytes of a record, counted from its begin."""

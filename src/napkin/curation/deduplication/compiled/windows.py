@@ -1,15 +1,15 @@
 """Rolling hashes of windows of bytes, compiled.
 
 The hash of a window is a polynomial of its bytes modulo 2^64, mixed. It is not safe against texts made to collide, so
-whoever removes text by it compares the bytes; `same_bytes` does.
+the bytes of windows of one hash are compared.
 """
 
 import numpy as np
 
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
-from napkin.machine_code.pointers import i64_at, load_u64, u8_at, u64_at
+from napkin.machine_code.pointers import i64_at, load_u64, prefetch, u8_at, u64_at
 
-_32, _29 = np.uint64(32), np.uint64(29)
+_40, _32, _29 = np.uint64(40), np.uint64(32), np.uint64(29)
 _FIRST, _SECOND = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 
 
@@ -65,33 +65,121 @@ def find_anchors(text, n, width, among, ring, keys, places):
     return found
 
 
+BLOCK = 64
+"""Windows whose keys are made together, so that their places in the table are fetched meanwhile."""
+TAG_BITS = 24
+_TAG = (1 << TAG_BITS) - 1
+_MOST_DIFFERENT = 64
+"""Windows of one key that are compared, so that texts made to have equal keys do not take long."""
+
+
 @CompiledFunction
-def hash_windows(text, first, last, width, keys):
-    """keys[i] = the hash of the `width` bytes from first + i on, for each start from `first` to before `last`."""
-    bytes_, keys_ = u8_at(text), u64_at(keys)
+def mark_repeated(
+    text, offset, regions, n_regions, width, starts, files, n_files, table, mask, part, parts, keys, marks
+):
+    """Mark the windows that begin in `regions` and stand earlier, `width` bytes before at least.
+
+    `regions` are pairs (first, after the last) of places in `text`, to which `offset` is added in all text; `files`
+    has the address of the text, that of the ends of its records and their number, for each file, and `starts` where
+    each begins in all text. `table` has mask + 1 uint64, zeros at first: a window's first place, counted from one, and
+    a tag of its key. Windows whose key is of another `part` are marked only where they go on with what is repeated.
+    `keys` is room for BLOCK uint64, `marks` a bit for each byte of all text.
+    """
+    bytes_, regions_, keys_, marks_ = u8_at(text), i64_at(regions), u64_at(keys), u8_at(marks)
     leaving = _power(width)
-    rolling = _ZERO
-    for i in range(first, first + width):
-        rolling = rolling * _BASE + np.uint64(bytes_[i]) + _ONE
-    keys_[0] = mixed(rolling)
-    for start in range(first + 1, last):
-        rolling = rolling * _BASE + np.uint64(bytes_[start + width - 1]) + _ONE
-        rolling -= leaving * (np.uint64(bytes_[start - 1]) + _ONE)
-        keys_[start - first] = mixed(rolling)
+    for region in range(n_regions):
+        here, last = regions_[2 * region], regions_[2 * region + 1]
+        rolling, rolled = _ZERO, -1
+        while here < last:
+            stop = min(here + BLOCK, last)
+            if rolled != here:
+                rolling = _ZERO
+                for place in range(here, here + width):
+                    rolling = rolling * _BASE + np.uint64(bytes_[place]) + _ONE
+            for place in range(here, stop):
+                key = mixed(rolling)
+                keys_[place - here] = key
+                prefetch(table + 8 * (np.int64(key) & mask))
+                if place + 1 < last:
+                    rolling = rolling * _BASE + np.uint64(bytes_[place + width]) + _ONE
+                    rolling -= leaving * (np.uint64(bytes_[place]) + _ONE)
+            rolled = stop
+            place = here
+            while place < stop:
+                number, key = offset + place, keys_[place - here]
+                place += 1
+                if parts > 1:
+                    if np.int64((key >> _32) * np.uint64(parts) >> _32) != part:
+                        continue
+                    if marks_[number >> 3] >> (number & 7) & 1:
+                        continue
+                first = _first(key, number, text + place - 1, width, starts, files, n_files, table, mask)
+                if first < 0 or number - first < width:
+                    continue
+                marks_[number >> 3] |= 1 << (number & 7)
+                before, end = _place_of(first, starts, files, n_files)
+                # What follows is repeated as long as the next byte is the same, in the record of what stands earlier.
+                while place < last and before + width < end and bytes_[place + width - 1] == u8_at(before + width)[0]:
+                    number = offset + place
+                    marks_[number >> 3] |= 1 << (number & 7)
+                    place += 1
+                    before += 1
+            here = place
 
 
-@CompiledFunction
-def same_bytes(first, second, n_pairs, width, equal):
-    """equal[i] = whether the `width` bytes at the addresses first[i] and second[i] are the same."""
-    first_, second_, equal_ = i64_at(first), i64_at(second), u8_at(equal)
-    for i in range(n_pairs):
-        a, b = first_[i], second_[i]
-        place = 0
-        while place + 8 <= width and load_u64(a + place) == load_u64(b + place):
-            place += 8
-        while place < width and u8_at(a)[place] == u8_at(b)[place]:
-            place += 1
-        equal_[i] = place == width
+@jitted
+def _first(key, number, address, width, starts, files, n_files, table, mask):
+    """The first place of the window at `address`; -1 if it is the first, which is written down."""
+    table_ = u64_at(table)
+    slot, tag = np.int64(key) & mask, np.int64(key >> _40)
+    different = 0
+    while True:
+        entry = np.int64(table_[slot])
+        if entry == 0:
+            table_[slot] = np.uint64(((number + 1) << TAG_BITS) | tag)
+            return -1
+        if entry & _TAG == tag:
+            first = (entry >> TAG_BITS) - 1
+            before, _ = _place_of(first, starts, files, n_files)
+            if _same_bytes(before, address, width):
+                return first
+            different += 1
+            if different == _MOST_DIFFERENT:
+                return -1
+        slot = (slot + 1) & mask
+
+
+@jitted
+def _place_of(number, starts, files, n_files):
+    """The address of a place in all text, and that of the end of its record."""
+    starts_, files_ = i64_at(starts), i64_at(files)
+    low, high = 0, n_files
+    while high - low > 1:
+        middle = (low + high) // 2
+        if starts_[middle] <= number:
+            low = middle
+        else:
+            high = middle
+    text, ends, n_records = files_[3 * low], i64_at(files_[3 * low + 1]), files_[3 * low + 2]
+    place = number - starts_[low]
+    low, high = 0, n_records - 1
+    while low < high:
+        middle = (low + high) // 2
+        if ends[middle] <= place:
+            low = middle + 1
+        else:
+            high = middle
+    return text + place, text + ends[low]
+
+
+@jitted
+def _same_bytes(first, second, width):
+    place = 0
+    while place + 8 <= width and load_u64(first + place) == load_u64(second + place):
+        place += 8
+    while place < width and u8_at(first)[place] == u8_at(second)[place]:
+        place += 1
+    return place == width
 
 
 @jitted
