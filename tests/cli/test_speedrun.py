@@ -308,7 +308,8 @@ def test_a_speedrun_of_few_minutes_that_is_killed_at_several_moments_ends_with_a
         lambda: list((out / "base" / "checkpoints").glob("step-*")),
         lambda: has_begun("rewards") and list(out.rglob("rewarded/metrics.jsonl")),
     ):
-        assert killed_when(arguments, tmp_path, moment)[0] == -signal.SIGKILL
+        status, said = killed_when(arguments, tmp_path, moment)
+        assert status == -signal.SIGKILL, said[-2000:]
     corpus = (out / "corpus" / "manifest.json").stat().st_mtime_ns
     base = next((out / "base" / "checkpoints").glob("step-*/model.safetensors"))
     trained = base.read_bytes()

@@ -10,36 +10,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from napkin.chats.token_sequence import TokenSequence, sequence_of
-from napkin.data.batches import evaluation_windows
-from napkin.data.corpus import Document
-from napkin.data.permutation import KeyedPermutation
-from napkin.data.token_writer import write_token_file
-from napkin.grading.answers import chosen_letter
-from napkin.grading.mathematics.final_answer import final_number
-from napkin.kernels.loss.log_probabilities import linear_log_probabilities
-from napkin.model.transformer import TokenScores, Transformer
-from napkin.recipe.tuning_recipe import PolicyAlgorithm, PreferenceConfig, ReinforcementConfig
-from napkin.tokenizer.base import Tokenizer
-from napkin.tuning.example_method import SupervisedObjective
-from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
+from napkin.chats import TokenSequence, sequence_of
+from napkin.data import Document, KeyedPermutation, evaluation_windows, write_token_file
+from napkin.grading import chosen_letter, final_number
+from napkin.kernels import entropies
+from napkin.model import TokenScores, Transformer
+from napkin.recipe import PreferenceConfig, ReinforcementConfig
+from napkin.tokenizer import Tokenizer
+from napkin.tuning import (
+    BatchTotals,
+    Objective,
+    SequenceMicroBatch,
+    SupervisedObjective,
+    micro_batches_of,
+    policy_objective,
+    preference_objective,
+)
 from napkin.tuning.policy_gradient import (
     group_normalised,
     less_group_mean,
     pessimistic_terms,
     plain_terms,
-    policy_objective,
     token_ratios,
 )
-from napkin.tuning.preferences import preference_objective
-from napkin.tuning.sequence_step import (
-    REFERENCE,
-    BatchTotals,
-    Objective,
-    sums_of_sequences,
-    totals_of,
-    trained_tokens_of_sequences,
-)
+from napkin.tuning.sequence_step import REFERENCE, sums_of_sequences, trained_tokens_of_sequences
 
 Loss = tuple[Tensor, dict[str, Tensor]]
 
@@ -62,10 +56,7 @@ def run_tokenize_prompt_and_output(
 
 def run_compute_entropy(logits: Tensor) -> Tensor:
     """Of the softmax over the last dimension."""
-    flat = logits.flatten(0, -2)
-    targets = torch.zeros(len(flat), dtype=torch.int64)
-    _, entropies, *_ = linear_log_probabilities(flat, torch.eye(flat.shape[1]), targets)
-    return entropies.view(logits.shape[:-1])
+    return entropies(logits)
 
 
 def run_get_response_log_probs(
@@ -160,7 +151,7 @@ def run_grpo_microbatch_train_step(
     cliprange: float | None = None,
 ) -> Loss:
     """The mean over all micro-batches' rows of the mean of their tokens' terms, and its backward pass."""
-    algorithm: PolicyAlgorithm = "grpo" if loss_type == "grpo_clip" else "reinforce"
+    algorithm = "grpo" if loss_type == "grpo_clip" else "reinforce"
     objective = policy_objective(
         ReinforcementConfig(algorithm=algorithm, normalisation="sequence", clip_low=cliprange, clip_high=cliprange)
     )
@@ -188,7 +179,8 @@ def run_compute_per_instance_dpo_loss(
     with torch.no_grad():
         references = [_scores(lm_ref, _part([answer])).log_probabilities.numpy() for answer in answers]
     part = _part([answer.with_values(**{REFERENCE: known}) for answer, known in zip(answers, references, strict=True)])
-    loss, _ = preference_objective(PreferenceConfig("dpo", beta=beta)).loss(part, _scores(lm, part), totals_of([part]))
+    totals = BatchTotals.of_examples([tuple(answers)])
+    loss, _ = preference_objective(PreferenceConfig("dpo", beta=beta)).loss(part, _scores(lm, part), totals)
     return loss
 
 
