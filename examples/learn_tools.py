@@ -1,12 +1,12 @@
 """A small model learns by rewards to call a calculator: a few minutes on two cores, from nothing.
 
-The task is the product of two numbers of two digits, which a model of half a million parameters does not know. It is
+The task is the product of two numbers of two digits, which a model of 0.4 million parameters does not know. It is
 first taught by conversations of which a fifth call the calculator; the others answer with a number by chance.
 Then GRPO rewards right answers alone: nothing says how to get them, and only a call does. Products that are asked in
 the evaluation are in no conversation and no prompt of the training.
 
     python examples/learn_tools.py                   # runs/tools: taught, then rewarded
-    python examples/learn_tools.py --folder elsewhere --taught-steps 600 --rewarded-steps 60
+    python examples/learn_tools.py --folder elsewhere --taught-steps 600 --rewarded-steps 30
 """
 
 import argparse
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/tools"))
     parser.add_argument("--taught-steps", type=int, default=600)
-    parser.add_argument("--rewarded-steps", type=int, default=60)
+    parser.add_argument("--rewarded-steps", type=int, default=30)
     options = parser.parse_args(arguments)
     folder = options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)

@@ -55,4 +55,4 @@ def test_a_model_that_is_rewarded_for_right_answers_learns_to_call(
     assert last > 0.9
     assert sum(each["reward"] or 0 for each in figures[-5:]) / 5 > 0.85
     assert (figures[0]["held-out reward"] or 0) < 0.1 < 0.9 < (figures[-1]["held-out reward"] or 0)
-    assert len(re.findall(r"^\| \d+ \|", capsys.readouterr().out, re.MULTILINE)) == 7
+    assert len(re.findall(r"^\| \d+ \|", capsys.readouterr().out, re.MULTILINE)) == 4
