@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from napkin.errors import NapkinError
-from napkin.languages import identify_language
 
 _ABBREVIATIONS = frozenset(
     "dr mr mrs ms prof sr jr st vs etc eg ie e.g i.e u.s u.k p.s p.p.s inc ltd co no vol fig al approx".split()
@@ -192,6 +191,9 @@ def _is_in(text: str, language: str) -> bool:
     if not any(map(str.isalpha, text)):
         # No language can be told of such a text: nothing speaks against it.
         return True
+    # The classifier brings numba along, which takes half a second.
+    from napkin.languages import identify_language
+
     return identify_language(text, least=0.0).language == language.partition("-")[0].lower()
 
 
