@@ -60,6 +60,14 @@ def refusal_of_source(headers: Sequence[tuple[bytes, bytes]], hosts: frozenset[s
     return None
 
 
+def is_of_own_page(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """True where a browser says that a page of the server has sent a request, which `refusal_of_source` has let in: by
+    Sec-Fetch-Site, or by Origin in browsers that do not have it."""
+    given = dict(headers)
+    site = given.get(b"sec-fetch-site")
+    return site == b"same-origin" if site is not None else b"origin" in given
+
+
 def host_name(authority: str) -> str | None:
     """The name or address of a Host header, in small letters and without brackets; None where it is malformed.
 

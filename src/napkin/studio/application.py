@@ -7,11 +7,10 @@ sends, so that neither a page elsewhere nor another user of this machine can ask
 import asyncio
 import contextlib
 import functools
-import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -24,16 +23,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from napkin.errors import NapkinError, first_line
 from napkin.files import StrPath
-from napkin.report.page import render_report
-from napkin.runs.run_folder import is_being_trained
-from napkin.runs.run_record import read_run_record
 from napkin.serving.loopback import Headers, refusal_of_source, with_headers
 from napkin.studio.chat_routes import CHAT_ROUTES, prepare_chat
 from napkin.studio.learn.ideas import IDEAS, LEARN, idea_page, index_page
 from napkin.studio.page_files import ASSETS, PAGES, page
 from napkin.studio.plans import PlanRequest, plan_by_count, planner_catalogue, recipe_text, rules_script
 from napkin.studio.requests import as_json, body_of
-from napkin.studio.runs import RunIndex, axes
+from napkin.studio.run_routes import RUN_ROUTES, RunDesk
 from napkin.studio.services import ServiceRequest, plan_service_curves, service_catalogue
 from napkin.studio.texts import BYTES, encoded, merged
 
@@ -44,9 +40,6 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """No script, style or address but the server's own, none of them inline; the page is in no frame."""
-MOST_NAME_BYTES = 2**20
-"""The most of a request that names runs."""
-MOST_POINTS = 20_000
 MOST_TOKENIZERS = 12
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
 
@@ -91,10 +84,7 @@ def application(*, token: str, hosts: frozenset[str], folder: StrPath, allow_act
         Route("/api/planner/recipe", _recipe, methods=["POST"]),
         Route("/api/services/catalogue", _service_catalogue),
         Route("/api/services/curves", _service_curves, methods=["POST"]),
-        Route("/api/runs", _runs),
-        Route("/api/runs/curves", _curves, methods=["POST"]),
-        Route("/api/runs/differences", _differences, methods=["POST"]),
-        Route("/runs/report", _report),
+        *RUN_ROUTES,
         Route("/api/tokenizers", _tokenizers),
         Route("/api/tokenizers/encode", _encode, methods=["POST"]),
         Route("/api/tokenizers/merges", _merges, methods=["POST"]),
@@ -113,8 +103,7 @@ def application(*, token: str, hosts: frozenset[str], folder: StrPath, allow_act
         await app.state.shelf.close()
 
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
-    app.state.newest, app.state.newest_curves, app.state.index = Newest(), Newest(), RunIndex(folder)
-    app.state.reading = asyncio.Lock()
+    app.state.newest, app.state.newest_curves, app.state.desk = Newest(), Newest(), RunDesk(folder)
     app.state.allow_actions = allow_actions
     prepare_chat(app, folder)
     return Gate(app, token, hosts)
@@ -221,57 +210,6 @@ async def _service_curves(request: Request) -> Response:
     return as_json(await request.app.state.newest_curves.run(functools.partial(plan_service_curves, asked)))
 
 
-async def _runs(request: Request) -> Response:
-    index = request.app.state.index
-    async with request.app.state.reading:
-        runs = await asyncio.to_thread(index.runs)
-    return as_json({"folder": str(index.folder), "runs": runs, "axes": axes(), "waiting": index.n_waiting})
-
-
-class CurvesRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A curve of some runs, and the part of an axis that is shown; see `RunIndex.curves`."""
-
-    runs: list[str]
-    curve: str
-    axis: Literal["steps", "tokens", "flops", "seconds", "dollars"] = "tokens"
-    points: Annotated[int, msgspec.Meta(ge=2, le=MOST_POINTS)] = 600
-    begin: float | None = None
-    end: float | None = None
-    means: bool = False
-
-
-async def _curves(request: Request) -> Response:
-    asked, index = await body_of(request, CurvesRequest, MOST_NAME_BYTES), request.app.state.index
-    begin = -math.inf if asked.begin is None else asked.begin
-    end = math.inf if asked.end is None else asked.end
-    part = functools.partial(index.curves, begin=begin, end=end, means=asked.means)
-    async with request.app.state.reading:
-        content = await asyncio.to_thread(part, asked.runs, asked.curve, asked.axis, asked.points)
-    return Response(content, media_type="application/octet-stream")
-
-
-class RunsRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Some runs by their names."""
-
-    runs: list[str]
-
-
-async def _differences(request: Request) -> Response:
-    asked, index = await body_of(request, RunsRequest, MOST_NAME_BYTES), request.app.state.index
-    async with request.app.state.reading:
-        return as_json(await asyncio.to_thread(index.differences, asked.runs))
-
-
-async def _report(request: Request) -> Response:
-    """The report of a run as it is now; its scripts are in it, each allowed by its hash alone."""
-    index = request.app.state.index
-    async with request.app.state.reading:
-        path = index.path_of(request.query_params.get("run", ""))
-        page = await asyncio.to_thread(lambda: render_report(read_run_record(path), training=is_being_trained(path)))
-    headers = {"content-security-policy": "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"}
-    return Response(page, media_type="text/html", headers=headers)
-
-
 class EncodeRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A text, and the tokenizers to encode it with."""
 
@@ -287,7 +225,7 @@ class MergesRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 async def _tokenizers(request: Request) -> Response:
-    return as_json([BYTES, *await asyncio.to_thread(request.app.state.index.find_tokenizers)])
+    return as_json([BYTES, *await asyncio.to_thread(request.app.state.desk.index.find_tokenizers)])
 
 
 async def _encode(request: Request) -> Response:
@@ -305,7 +243,7 @@ async def _merges(request: Request) -> Response:
 
 def _tokenizer_path(request: Request, name: str) -> Path | None:
     """The file of a tokenizer, or None for bytes. Raises NapkinError for a name that was not found."""
-    return None if name == BYTES else request.app.state.index.tokenizer_path(name)
+    return None if name == BYTES else request.app.state.desk.index.tokenizer_path(name)
 
 
 async def _napkin_error(request: Request, error: Exception) -> Response:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from napkin.errors import first_line
+from napkin.serving.loopback import is_of_own_page
 
 MOST_REQUEST_BYTES = 2**16
 
@@ -38,6 +39,9 @@ def as_json(value: Any, status: int = 200) -> Response:
 
 
 def refuse_unless_allowed(request: Request) -> None:
-    """Raise HTTPException where the studio only shows: what writes or starts anything needs --allow-actions."""
+    """Raise HTTPException where the studio only shows, as it does without --allow-actions, and for a request of which
+    no browser says that a page of the studio has sent it: what writes or starts anything needs both."""
     if not request.app.state.allow_actions:
         raise HTTPException(403, "this studio only shows: start it with --allow-actions to write or start anything")
+    if not is_of_own_page(request.scope["headers"]):
+        raise HTTPException(403, "the request does not say which page has sent it: use the studio's own page")

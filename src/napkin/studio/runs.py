@@ -123,6 +123,11 @@ class RunIndex:
             elif depth and not each.name.startswith(".") and each.is_dir():
                 yield from self._files(name, each, depth - 1)
 
+    @property
+    def known(self) -> dict[str, Path]:
+        """The folders of the runs that were found, by name."""
+        return dict(self._known)
+
     def path_of(self, name: str) -> Path:
         """The folder of a run that was found. Raises NapkinError for another name: it is no path."""
         if name not in self._known:
