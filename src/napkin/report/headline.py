@@ -4,7 +4,6 @@ The table rule | count | meter | meter/count for a terminal.
 """
 
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from napkin.report.overfitting import evaluations, lowest, overfitting
 from napkin.report.xy_picture import shade
 from napkin.runs.accounting_files import Evaluation
 from napkin.runs.run_record import RunRecord
+from napkin.toml_files import parse_toml
 from napkin.units import format_bytes, format_seconds, format_share, format_three_digits
 
 CORRECT = "held-out correct"
@@ -140,8 +140,8 @@ def _loss_figure(run: RunRecord) -> KeyFigure | None:
 def recipe_values(text: str) -> dict[str, Any]:
     """The values of a recipe by "table.name"; empty where it is not TOML."""
     try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+        tables = parse_toml(text)
+    except (ValueError, RecursionError):
         return {}
 
     def flat(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -10,11 +10,13 @@ PAGES = {
     "/planner": ("planner.html", "Planner"),
     "/services": ("services.html", "Services"),
     "/runs": ("runs.html", "Runs"),
+    "/run": ("run.html", ""),
     "/tokenizer": ("tokenizer.html", "Tokenizers"),
     "/chat": ("chat.html", "Chat"),
     "/learn": ("learn-index.html", "Learn"),
 }
-"""The file of each page, and what the links at the top of all pages call it."""
+"""The file of each page, and what the links at the top of all pages call it; those without a name are reached from
+others."""
 ASSETS = {
     "uplot.js": REPORT_FILES / "vendor" / "uPlot-1.6.32.iife.min.js",
     "uplot.css": REPORT_FILES / "vendor" / "uPlot-1.6.32.min.css",
@@ -35,7 +37,9 @@ def page(path: str) -> str:
 def top_of(path: str) -> str:
     """The links to all pages, as they stand at the top of one, or of one below it."""
     here = ' aria-current="page"'
-    links = (f'<a href="{each}"{here if each == path else ""}>{title}</a>' for each, (_, title) in PAGES.items())
+    links = (
+        f'<a href="{each}"{here if each == path else ""}>{title}</a>' for each, (_, title) in PAGES.items() if title
+    )
     return f'<nav class="top" aria-label="Pages"><strong>napkin</strong>{"".join(links)}</nav>'
 
 

@@ -8,6 +8,7 @@ exits.
 Whom to stop says the run's lock alone: the process that holds it, if it is this user's.
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -50,10 +51,7 @@ class RunProcesses:
         with self._changing:
             RunFolder.refuse_existing(self._folder / name)
             self._refuse_another(name)
-            file = self._own(name, ".toml")
-            atomic_write_text(file, recipe, overwrite=True)
-            if isinstance(read_recipe(file), TuningRecipe):
-                raise NapkinError("the recipe is of tuning: start it with `napkin tune`; its run can be resumed here")
+            file = self._write_recipe(name, recipe)
             self._run(name, "train", str(file.absolute()), "--run", str((self._folder / name).absolute()))
 
     def resume(self, name: str, path: Path) -> None:
@@ -97,6 +95,18 @@ class RunProcesses:
         except OSError:
             return ""
 
+    def _write_recipe(self, name: str, recipe: str) -> Path:
+        file = self._own(name, ".toml")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            atomic_write_text(file, recipe, overwrite=True)
+            if isinstance(read_recipe(file), TuningRecipe):
+                raise NapkinError("the recipe is of tuning: start it with `napkin tune`; its run can be resumed here")
+        except NapkinError:
+            file.unlink(missing_ok=True)
+            raise
+        return file
+
     def _refuse_another(self, name: str) -> None:
         alive = [each for each, process in self._started.items() if process.poll() is None]
         if name in alive:
@@ -138,27 +148,27 @@ def lock_holder(run: Path) -> int | None:
     """
     try:
         lock = os.stat(run / ".lock")
-        processes = [each for each in os.scandir(_PROC) if each.name.isdigit()]
+        pids = [int(each) for each in os.listdir(_PROC) if each.isdigit()]
     except OSError:
         return None
     own = os.getuid()
-    for process in processes:
-        pid = int(process.name)
-        try:
-            if pid == os.getpid() or process.stat().st_uid != own:
+    for pid in pids:
+        # Processes and their open files come and go meanwhile; those of other users cannot be looked at.
+        with contextlib.suppress(OSError):
+            if pid == os.getpid() or os.stat(_PROC / str(pid)).st_uid != own:
                 continue
-            for descriptor in os.scandir(_PROC / process.name / "fd"):
-                found = os.stat(descriptor.path)
-                if (found.st_dev, found.st_ino) == (lock.st_dev, lock.st_ino) and _holds(pid, descriptor.name):
-                    return pid
-        except OSError:
-            continue
+            if any(_holds(pid, each, lock) for each in os.listdir(_PROC / str(pid) / "fd")):
+                return pid
     return None
 
 
-def _holds(pid: int, descriptor: str) -> bool:
-    told = (_PROC / str(pid) / "fdinfo" / descriptor).read_text()
-    return re.search(rf"^lock:.*\bFLOCK\s+\S+\s+WRITE\s+{pid}\s", told, re.MULTILINE) is not None
+def _holds(pid: int, descriptor: str, lock: os.stat_result) -> bool:
+    with contextlib.suppress(OSError):
+        found = os.stat(_PROC / str(pid) / "fd" / descriptor)
+        if (found.st_dev, found.st_ino) == (lock.st_dev, lock.st_ino):
+            told = (_PROC / str(pid) / "fdinfo" / descriptor).read_text()
+            return re.search(rf"^lock:.*\bFLOCK\s+\S+\s+WRITE\s+{pid}\s", told, re.MULTILINE) is not None
+    return False
 
 
 def _interrupt(run: Path, pid: int) -> None:

@@ -27,6 +27,7 @@ from napkin.runs.accounting_files import PlanFile
 from napkin.runs.metrics import METRICS_FILE
 from napkin.runs.run_folder import is_being_trained, is_run
 from napkin.studio.curves import AXES, BUCKETS, FEWEST_BUCKETS, NAMES, FollowedRun, last_lines
+from napkin.toml_files import MOST_BYTES
 
 MOST_RUNS = 20_000
 MOST_CURVE_BYTES = 256 * 2**20
@@ -270,7 +271,8 @@ class RunIndex:
             if len(self._recipes) >= MOST_RECIPES:
                 self._recipes.clear()
             try:
-                text = (read_if_present(file) or b"").decode("utf-8", errors="replace")
+                content = (read_if_present(file) or b"") if stat.st_size <= MOST_BYTES else b""
+                text = content.decode("utf-8", errors="replace")
             except NapkinError:
                 text = ""
             self._recipes[path] = state, recipe_values(text)

@@ -255,7 +255,7 @@ const showTable = async () => {
   byId("compared").hidden = !columns.length;
   byId("left-out").textContent = names.length > columns.length ? `The first ${columns.length} of ${names.length.toLocaleString("en-US")} runs.` : "";
   byId("table").replaceChildren(
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, ""), ...columns.map((name) => el("th", { scope: "col" }, el("a", { href: `/runs/report?${new URLSearchParams({ run: name })}` }, name))))),
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, ""), ...columns.map((name) => el("th", { scope: "col" }, el("a", { href: `/run#${new URLSearchParams({ run: name })}` }, name))))),
     el("tbody", {}, ...figures.map(([title, of]) => el("tr", {}, el("th", { scope: "row" }, title), ...rows.map((run) => el("td", {}, of(run))))),
       ...differences.map((/** @type {{ field: string, values: string[] }} */ { field, values }) => el("tr", {}, el("th", { scope: "row" }, el("code", {}, field)), ...values.map((value) => el("td", {}, value))))));
 };
@@ -292,6 +292,7 @@ const look = async () => {
       byId("axis").value = "tokens";
     }
     byId("where").textContent = `${runs.length.toLocaleString("en-US")} below ${told.folder}`;
+    byId("actions").hidden = !told.allow_actions;
     const training = runs.filter((run) => run.training).length;
     byId("live").textContent = `${training || "none"} in training${told.waiting ? `; ${told.waiting} are sampled, and being read whole` : ""}`;
     if (isFirst) {
