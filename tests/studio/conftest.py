@@ -45,10 +45,18 @@ class Studio:
         return f"http://127.0.0.1:{self.port}/?token={self.token}"
 
     def ask(
-        self, path: str, body: Any = None, *, headers: dict[str, str] | None = None, with_token: bool = True
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        headers: dict[str, str] | None = None,
+        with_token: bool = True,
+        as_page: bool = True,
     ) -> Answer:
-        """Ask once; a body is posted as JSON, bytes as they are."""
+        """Ask once; a body is posted as JSON, bytes as they are. `as_page` is with what a browser says of a request of
+        the studio's own page."""
         key = {"authorization": f"Bearer {self.token}"} if with_token else {}
+        key |= {"sec-fetch-site": "same-origin"} if as_page else {}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection.request("GET" if body is None else "POST", path, content, {**key, **(headers or {})})

@@ -25,15 +25,6 @@ from napkin.runs.metrics import METRICS_FILE
 BUCKETS = 512
 """Buckets that are kept of a run, up to twice as many."""
 FEWEST_BUCKETS = 64
-NAMES: tuple[str, ...] = (
-    "loss",
-    "validation_loss",
-    "learning_rate",
-    "gradient_norm",
-    "tokens_per_second",
-    "mfu",
-    "bytes",
-)
 MOST_FIGURES = 256
 """Further figures of a run; files that name more are not of napkin."""
 CHUNK = 2**18
@@ -68,6 +59,8 @@ class LoggedLine(msgspec.Struct, gc=False):
     figures: dict[str, float | None] | None = None
 
 
+NAMES = tuple(each for each in LoggedLine.__struct_fields__ if each not in ("step", "tokens", "seconds", "figures"))
+"""The curves that every run may have, in the order of the fields."""
 _DECODER = msgspec.json.Decoder(LoggedLine)
 _ANY_ERROR = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError)
 
@@ -195,16 +188,16 @@ class Curves:
         if not lines:
             return
         self._know(lines)
+        columns = [*zip(*map(msgspec.structs.astuple, lines), strict=True)]
+        starts = np.array([*columns[:3], offsets], dtype=np.float64)
         values = np.full((len(self.names), len(lines)), np.nan)
-        for row, name in enumerate(NAMES):
-            values[row] = [getattr(line, name) for line in lines]
+        # numpy makes NaN of None.
+        values[: len(NAMES)] = np.array(columns[3 : 3 + len(NAMES)], dtype=np.float64)
         places = {name: row for row, name in enumerate(self.names) if row >= len(NAMES)}
         for column, line in enumerate(lines) if places else ():
             for name, value in (line.figures or {}).items():
                 if value is not None and name in places:
                     values[places[name], column] = value
-        starts = np.array([[line.step for line in lines], [line.tokens for line in lines],
-                           [line.seconds for line in lines], offsets], dtype=np.float64)  # fmt: skip
         with np.errstate(over="ignore"):
             new = Buckets.of_rows(starts, values.astype(np.float32))
         self.last = starts[:, -1]

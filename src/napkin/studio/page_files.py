@@ -11,6 +11,8 @@ PAGES = {
     "/services": ("services.html", "Services"),
     "/runs": ("runs.html", "Runs"),
     "/run": ("run.html", ""),
+    "/scaling": ("scaling.html", "Sweeps and laws"),
+    "/evaluations": ("evaluations.html", "Evaluations"),
     "/tokenizer": ("tokenizer.html", "Tokenizers"),
     "/chat": ("chat.html", "Chat"),
     "/learn": ("learn-index.html", "Learn"),

@@ -20,6 +20,7 @@ from napkin.runs.run_record import read_run_record
 from napkin.studio.requests import as_json, body_of, refuse_unless_allowed
 from napkin.studio.run_processes import RunProcesses, recipes_below
 from napkin.studio.runs import RunIndex, axes
+from napkin.studio.studies import Studies
 
 MOST_NAME_BYTES = 2**20
 """The most of a request that names runs."""
@@ -32,7 +33,7 @@ class RunDesk:
     """The runs below a folder and the processes that train them, asked by one request at a time."""
 
     def __init__(self, folder: StrPath) -> None:
-        self.index, self.processes = RunIndex(folder), RunProcesses(folder)
+        self.index, self.processes, self.studies = RunIndex(folder), RunProcesses(folder), Studies(folder)
         self.reading = asyncio.Lock()
 
 
@@ -141,6 +142,30 @@ async def _recipe_file(request: Request) -> Response:
     return as_json({"recipe": content[:MOST_RECIPE_BYTES].decode("utf-8", errors="replace")})
 
 
+async def _studies(request: Request) -> Response:
+    """Names of sweeps and laws, and the evaluations, below the folder."""
+    desk = _desk(request)
+    async with desk.reading:
+        return as_json(await asyncio.to_thread(desk.studies.found))
+
+
+async def _sweep(request: Request) -> Response:
+    desk, name = _desk(request), request.query_params.get("name", "")
+
+    def read() -> dict[str, Any]:
+        runs = desk.index.runs()
+        return desk.studies.sweep(name, {desk.index.known[each["name"]]: each for each in runs})
+
+    async with desk.reading:
+        return as_json(await asyncio.to_thread(read))
+
+
+async def _law(request: Request) -> Response:
+    desk, name = _desk(request), request.query_params.get("name", "")
+    async with desk.reading:
+        return as_json(await asyncio.to_thread(desk.studies.law, name))
+
+
 class StartRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A recipe in TOML, and the name of the run that it is trained to."""
 
@@ -187,4 +212,7 @@ RUN_ROUTES = [
     Route("/api/runs/stop", _stop, methods=["POST"]),
     Route("/api/runs/resume", _resume, methods=["POST"]),
     Route("/runs/report", _report),
+    Route("/api/studies", _studies),
+    Route("/api/studies/sweep", _sweep),
+    Route("/api/studies/law", _law),
 ]

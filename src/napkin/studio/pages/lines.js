@@ -4,7 +4,7 @@
 import { el, figure } from "/assets/studio.js";
 
 /** @typedef {{ low: ArrayLike<number>, high: ArrayLike<number> }} Band */
-/** @typedef {{ label: string, colour: string, dash: number[], x: ArrayLike<number>, y: ArrayLike<number>, band?: Band }} Line */
+/** @typedef {{ label: string, colour: string, dash: number[], x: ArrayLike<number>, y: ArrayLike<number>, band?: Band, isDots?: boolean, names?: string[] }} Line */
 /** @typedef {[number, number]} Range */
 /** @typedef {{ unit: string, axisUnit: string, range: Range, logX: boolean, logY: boolean, height: number, select: (from: number, to: number) => void, pan: (share: number) => void }} Options */
 
@@ -103,7 +103,7 @@ export const chart = (place, lines, options) => {
     return [context, clientWidth, clientHeight];
   };
   /** @param {CanvasRenderingContext2D} context @param {Line} line @param {number} width @param {number} tall @param {number} thick */
-  const stroke = (context, { x, y, band, colour, dash }, width, tall, thick) => {
+  const stroke = (context, { x, y, band, colour, dash, isDots }, width, tall, thick) => {
     const along = map(drawn, logX), up = map(vertical, logY);
     const px = (/** @type {number} */ value) => width * along(value), py = (/** @type {number} */ value) => tall * (1 - up(value));
     const isShown = (/** @type {number} */ index) => (!logX || x[index] > 0) && Number.isFinite(y[index]) && (!logY || y[index] > 0);
@@ -120,10 +120,10 @@ export const chart = (place, lines, options) => {
     }
     context.beginPath();
     for (let index = 0; index < x.length; index++) if (isShown(index)) context.lineTo(px(x[index]), py(y[index]));
-    context.stroke();
-    if (x.length >= FEW) return;
+    if (!isDots) context.stroke();
+    if (x.length >= FEW && !isDots) return;
     context.beginPath();
-    for (let index = 0; index < x.length; index++) if (isShown(index)) { context.moveTo(px(x[index]), py(y[index])); context.arc(px(x[index]), py(y[index]), 2.5, 0, 7); }
+    for (let index = 0; index < x.length; index++) if (isShown(index)) { context.moveTo(px(x[index]), py(y[index])); context.arc(px(x[index]), py(y[index]), isDots ? 4 : 2.5, 0, 7); }
     context.fill();
   };
   const draw = () => {
@@ -146,7 +146,7 @@ export const chart = (place, lines, options) => {
       .sort((one, other) => one.away - other.away);
     if (found.length > 1 && top >= 0) stroke(context, found[0].line, width, tall, 3);
     const more = found.length > TOLD ? ` and ${found.length - TOLD} more` : "";
-    at.textContent = `${figure(here, axisUnit)}: ${found.slice(0, TOLD).map(({ line, index }) => `${line.label} ${figure(line.y[index], unit)}`).join(" · ")}${more}`;
+    at.textContent = `${figure(here, axisUnit)}: ${found.slice(0, TOLD).map(({ line, index }) => line.names?.[index] ?? `${line.label} ${figure(line.y[index], unit)}`).join(" · ")}${more}`;
   };
   // Others that follow the pointer are told of a selection too.
   plot.over.addEventListener("mousedown", () => { isDragged = true; });

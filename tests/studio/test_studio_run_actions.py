@@ -25,7 +25,6 @@ from studio.conftest import PATIENCE, Studio, started
 from studio.test_studio_runs import HOSTILE, make_run
 
 MANY_STEPS = 100_000
-OWN = {"sec-fetch-site": "same-origin"}
 
 
 def wait_for(is_so: Callable[[], object]) -> None:
@@ -65,22 +64,22 @@ def test_a_run_is_started_stopped_and_resumed_and_outlives_the_studio(
     run = folder / "made-here"
     with started(Napkin(folder.parent, server), str(folder), "--allow-actions") as studio:
         recipe = {"recipe": (folder / "long.toml").read_text()}
-        assert studio.ask("/api/runs/start", {"name": "made-here", **recipe}, headers=OWN).status == 200
-        assert studio.ask("/api/runs/start", {"name": "made-here", **recipe}, headers=OWN).status == 422
+        assert studio.ask("/api/runs/start", {"name": "made-here", **recipe}).status == 200
+        assert studio.ask("/api/runs/start", {"name": "made-here", **recipe}).status == 422
         wait_for(lambda: (run / METRICS_FILE).is_file() and is_being_trained(run))
         studio.ask("/api/runs")
         wait_for(lambda: "napkin train" in studio.ask("/api/runs/log?run=made-here").json["log"])
-        assert studio.ask("/api/runs/resume", {"name": "made-here"}, headers=OWN).status == 422
+        assert studio.ask("/api/runs/resume", {"name": "made-here"}).status == 422
         holder = lock_holder(run)
         assert holder is not None
-        assert studio.ask("/api/runs/stop", {"name": "made-here"}, headers=OWN).status == 200
+        assert studio.ask("/api/runs/stop", {"name": "made-here"}).status == 200
         wait_for(lambda: not is_being_trained(run))
         # What Ctrl-C does: the step ended, and a checkpoint is there.
         stopped_at = newest_step(run)
         assert 0 < stopped_at < MANY_STEPS
-        assert studio.ask("/api/runs/stop", {"name": "made-here"}, headers=OWN).status == 422
+        assert studio.ask("/api/runs/stop", {"name": "made-here"}).status == 422
         wait_for(lambda: studio.ask("/api/runs").json["started"]["made-here"] != "runs")
-        assert studio.ask("/api/runs/resume", {"name": "made-here"}, headers=OWN).status == 200
+        assert studio.ask("/api/runs/resume", {"name": "made-here"}).status == 200
         wait_for(lambda: is_being_trained(run) and [*read_metrics(run / METRICS_FILE)][-1].step > stopped_at)
         resumed = lock_holder(run)
         assert resumed not in (None, holder)
@@ -89,7 +88,7 @@ def test_a_run_is_started_stopped_and_resumed_and_outlives_the_studio(
     assert lock_holder(run) == resumed
     with started(Napkin(folder.parent, server), str(folder), "--allow-actions") as studio:
         studio.ask("/api/runs")
-        assert studio.ask("/api/runs/stop", {"name": "made-here"}, headers=OWN).status == 200
+        assert studio.ask("/api/runs/stop", {"name": "made-here"}).status == 200
         wait_for(lambda: not is_being_trained(run))
         assert newest_step(run) > stopped_at
 
@@ -105,14 +104,14 @@ def test_what_would_change_something_is_refused(folder: Path, server: subprocess
         # Of a page elsewhere, of none that says so, and without the token.
         for wrong in ({"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "none"}, {"origin": "http://evil.example"}):
             assert studio.ask(path, body, headers=wrong).status == 403
-        assert studio.ask(path, body).status == 403
-        assert studio.ask(path, body, headers=OWN, with_token=False).status == 403
+        assert studio.ask(path, body, as_page=False).status == 403
+        assert studio.ask(path, body, with_token=False).status == 403
     place = folder.parent / "elsewhere"
     place.mkdir()
     with started(Napkin(place, server), str(folder)) as reader:
         assert not reader.ask("/api/runs").json["allow_actions"]
         for what, body in asked.items():
-            told = reader.ask(f"/api/runs/{what}", body, headers=OWN)
+            told = reader.ask(f"/api/runs/{what}", body)
             assert (told.status, "--allow-actions" in told.json["error"]) == (403, True)
     assert not (folder / "new").exists()
     assert not (folder / ".studio").exists()
@@ -131,7 +130,7 @@ def test_a_new_run_has_a_name_that_is_no_path_and_is_free(folder: Path, name: st
 
 @pytest.mark.parametrize("recipe", ["[model", "[model]\nd_modell = 3\n", "x = 1", "\0"])
 def test_a_recipe_that_cannot_be_trained_is_refused_in_a_line(studio: Studio, recipe: str) -> None:
-    told = studio.ask("/api/runs/start", {"name": "new", "recipe": recipe}, headers=OWN)
+    told = studio.ask("/api/runs/start", {"name": "new", "recipe": recipe})
     assert told.status == 422
     assert "\n" not in told.json["error"]
 
@@ -146,7 +145,8 @@ def test_only_the_process_that_holds_the_lock_is_its_holder(folder: Path) -> Non
     holder = subprocess.Popen(["python", "-c", holds + "time.sleep(600)", run / ".lock"], stdout=subprocess.PIPE)
     try:
         assert holder.stdout is not None
-        pid = int(holder.stdout.readline())
+        with holder.stdout as told:
+            pid = int(told.readline())
         reader = subprocess.Popen(["python", "-c", code + "time.sleep(600)", run / ".lock"])
         assert lock_holder(run) == pid
         reader.kill()
@@ -173,7 +173,7 @@ def test_this_process_does_not_stop_itself(folder: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser to look with")
 def test_a_run_is_started_and_stopped_with_the_keyboard(folder: Path, studio: Studio, tmp_path: Path) -> None:
-    (folder / "hostile.toml").write_text((folder / "long.toml").read_text() + f'\n[tracking]\nproject = "{HOSTILE}"\n')
+    (folder / "hostile.toml").write_text((folder / "long.toml").read_text().replace('"napkin"', f'"{HOSTILE}"'))
     with Browser(tmp_path / "profile") as browser:
         browser.open(studio.address)
         browser.open(f"http://127.0.0.1:{studio.port}/runs")
