@@ -2,6 +2,7 @@
 // canvas of their own, which is moved as a whole while the chart is panned, and drawn again when it rests.
 // @ts-check
 import { el, figure } from "/assets/studio.js";
+import { scale } from "/assets/drawing.js";
 
 /** @typedef {{ low: ArrayLike<number>, high: ArrayLike<number> }} Band */
 /** @typedef {{ label: string, colour: string, dash: number[], x: ArrayLike<number>, y: ArrayLike<number>, band?: Band, isDots?: boolean, names?: string[] }} Line */
@@ -57,6 +58,15 @@ export const chart = (place, lines, options) => {
   const canvas = /** @type {HTMLCanvasElement} */ (el("canvas")), marked = /** @type {HTMLCanvasElement} */ (el("canvas"));
   const layer = el("div", { class: "lines" }, canvas, marked);
   const ink = () => ({ font: `12px ${getComputedStyle(document.body).fontFamily}`, stroke: () => colourOf("soft"), ticks: { show: false }, grid: { stroke: () => colourOf("rule"), width: 1 } });
+  /** Ticks of a logarithmic axis: powers of ten, with 2 and 5 of each where they are few, as many as there is room for. @param {number} room */
+  const powers = (room) => ({
+    splits: (/** @type {any} */ self, /** @type {number} */ axis, /** @type {number} */ low, /** @type {number} */ high) => {
+      const found = scale([low, high], [0, 1], { log: true }).ticks, ticks = found.length > 3 ? found : scale([low, high], [0, 1]).ticks;
+      const every = Math.ceil(ticks.length * room / (axis ? self.over.clientHeight || height : self.over.clientWidth || place.clientWidth));
+      return ticks.filter((_, index) => index % every === 0);
+    },
+    filter: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks,
+  });
   const yRange = () => extent(lines, range, logY);
   /** @param {Range} values @param {boolean} isLog */
   const map = ([low, high], isLog) => isLog ? (/** @type {number} */ value) => Math.log(value / low) / Math.log(high / low) : (/** @type {number} */ value) => (value - low) / (high - low);
@@ -71,8 +81,8 @@ export const chart = (place, lines, options) => {
     },
     series: [{}, { stroke: "transparent" }],
     axes: [
-      { ...ink(), size: 30, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => tick === null ? "" : figure(tick, axisUnit)) },
-      { ...ink(), size: INSETS.left, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => tickLabels(ticks.map((tick) => tick ?? 0), unit).map((label, index) => ticks[index] === null ? "" : label) },
+      { ...ink(), ...logX ? powers(80) : {}, size: 30, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => tick === null ? "" : figure(tick, axisUnit)) },
+      { ...ink(), ...logY ? powers(24) : {}, size: INSETS.left, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => tickLabels(ticks.map((tick) => tick ?? 0), unit).map((label, index) => ticks[index] === null ? "" : label) },
     ],
     padding: [8, INSETS.right, 0, 0],
     cursor: { y: false, points: { show: false }, sync: { key: "runs", scales: ["x", null] }, drag: { x: true, y: false, setScale: false } },

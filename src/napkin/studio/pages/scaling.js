@@ -59,7 +59,7 @@ const show = () => {
         svg("text", { class: "tick name", x: x(index), y: 14, "text-anchor": "middle" }, title),
         ...axis.ticks.map(([at, text]) => svg("text", { class: "tick", x: x(index) + 6, y: at + 4 }, text.length > 14 ? `${text.slice(0, 13)}…` : text)),
         ...brush ? [svg("rect", { class: "brush", x: x(index) - 9, width: 18, y: brush[0], height: Math.max(2, brush[1] - brush[0]) })] : [],
-        svg("rect", { class: "grip", "data-axis": axis.name, x: x(index) - 14, width: 28, y: MARGIN.top, height: HEIGHT - MARGIN.top - MARGIN.bottom, onpointerdown: (/** @type {PointerEvent} */ event) => drag(axis, event) }),
+        svg("rect", { class: "grip", "data-axis": axis.name, x: x(index) - 14, width: 28, y: MARGIN.top - 12, height: HEIGHT - MARGIN.top - MARGIN.bottom + 24, onpointerdown: (/** @type {PointerEvent} */ event) => drag(axis, event) }),
       ];
     }));
   byId("lines").replaceChildren(picture);
