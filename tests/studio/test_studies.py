@@ -174,16 +174,14 @@ def test_sweeps_laws_and_evaluations_are_drawn_and_chosen(watched: Studio, tmp_p
         browser.do("Input.dispatchMouseEvent", type="mouseReleased", x=box[0], y=box[1] + 0.5 * box[2], **mouse)
         browser.wait_for(f"{count} === '3 of 10 runs'")
         assert browser.run("document.querySelectorAll('#runs tbody tr').length") == 3
-        assert (
-            browser.run("new URLSearchParams(document.querySelector('#draw').hash.slice(1)).getAll('run').length") == 3
-        )
+        chosen = "new URLSearchParams(document.querySelector('#draw').hash.slice(1)).getAll('run').length"
+        assert browser.run(chosen) == 3
         browser.run("document.querySelector('#clear').focus()")
         browser.press("Enter")
         browser.wait_for(f"{count} === '10 of 10 runs'")
         # By fields alone, and sorted by a head that has the focus.
-        browser.run(
-            "(e => { e.value = 'loss'; e.dispatchEvent(new Event('input')); })(document.querySelector('#field'))"
-        )
+        choose = "(e => {{ e.value = '{}'; e.dispatchEvent(new Event('input')); }})(document.querySelector('{}'))"
+        browser.run(choose.format("loss", "#field"))
         browser.run("document.querySelector('#to').focus()")
         browser.type("3.4")
         expected = "document.querySelectorAll('#runs tbody tr').length === 1"
