@@ -25,6 +25,8 @@ from napkin.errors import NapkinError, first_line
 from napkin.files import StrPath
 from napkin.serving.loopback import Headers, refusal_of_source, with_headers
 from napkin.studio.chat_routes import CHAT_ROUTES, prepare_chat
+from napkin.studio.corpora import Corpora
+from napkin.studio.data_routes import DATA_ROUTES
 from napkin.studio.learn.ideas import IDEAS, LEARN, idea_page, index_page
 from napkin.studio.page_files import ASSETS, PAGES, page
 from napkin.studio.plans import PlanRequest, plan_by_count, planner_catalogue, recipe_text, rules_script
@@ -89,6 +91,7 @@ def application(*, token: str, hosts: frozenset[str], folder: StrPath, allow_act
         Route("/api/tokenizers/encode", _encode, methods=["POST"]),
         Route("/api/tokenizers/merges", _merges, methods=["POST"]),
         *CHAT_ROUTES,
+        *DATA_ROUTES,
     ]
     handlers: dict[Any, Any] = {
         NapkinError: _napkin_error,
@@ -105,6 +108,7 @@ def application(*, token: str, hosts: frozenset[str], folder: StrPath, allow_act
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     app.state.newest, app.state.newest_curves, app.state.desk = Newest(), Newest(), RunDesk(folder)
     app.state.allow_actions = allow_actions
+    app.state.corpora = Corpora(folder)
     prepare_chat(app, folder)
     return Gate(app, token, hosts)
 

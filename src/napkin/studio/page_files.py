@@ -13,6 +13,7 @@ PAGES = {
     "/run": ("run.html", ""),
     "/scaling": ("scaling.html", "Sweeps and laws"),
     "/evaluations": ("evaluations.html", "Evaluations"),
+    "/data": ("data.html", "Data"),
     "/tokenizer": ("tokenizer.html", "Tokenizers"),
     "/chat": ("chat.html", "Chat"),
     "/learn": ("learn-index.html", "Learn"),

@@ -20,7 +20,7 @@ from napkin.curation.engine.corpus_files import (
 )
 from napkin.curation.reading.bounded_stream import decompressed
 from napkin.curation.stage import TraceEntry
-from napkin.errors import NapkinError, import_extra, suggestion
+from napkin.errors import NapkinError, first_line, import_extra, suggestion
 from napkin.files import atomic_write_text, refuse_unmarked
 from napkin.report.templates import WITHOUT_CHARTS, render
 from napkin.report.xy_picture import COLOURS, FlowStep, flow_svg
@@ -112,6 +112,15 @@ def _lines(path: Path, containing: str = "") -> Iterator[dict[str, Any]]:
                     yield msgspec.json.decode(line)
 
 
+def read_samples(corpus: Path) -> list[Sample]:
+    """The documents that a corpus keeps for people to read. Raises NapkinError where they cannot be read."""
+    try:
+        with open(corpus / SAMPLES, "rb") as file:
+            return [msgspec.json.decode(line, type=Sample) for line in file]
+    except (OSError, ValueError, RecursionError) as error:
+        raise NapkinError(f"'{corpus / SAMPLES}' cannot be read ({first_line(error)}): make the corpus again") from None
+
+
 GENERATOR = b'<meta name="generator" content="napkin data">'
 
 
@@ -122,8 +131,7 @@ def write_sample_page(corpus: Path, path: Path) -> Path:
     """
     manifest = read_manifest(corpus)
     refuse_unmarked(path, GENERATOR, "a page that `napkin data samples` wrote")
-    with open(corpus / SAMPLES, "rb") as file:
-        samples = [msgspec.json.decode(line, type=Sample) for line in file]
+    samples = read_samples(corpus)
     rules: list[dict[str, Any]] = []
     for number, stage in enumerate(manifest.stages):
         for rule, amount in stage.dropped.items():

@@ -5,13 +5,14 @@ al. 2020, section 2.2): an entry per line; blank lines and what follows `#` are 
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
-from napkin.curation.filters.web_rules import check_counts
+from napkin.curation.filters.web_rules import FAILS, Comparison, check_counts
 from napkin.curation.stage import Dropped, Record, TraceEntry
 from napkin.errors import NapkinError
 
@@ -126,12 +127,21 @@ class Length:
         if self.most is not None and self.most < self.least:
             raise NapkinError(f"most is {self.most} characters, least is {self.least}: use a larger `most`")
 
+    def counted(self, text: str) -> int:
+        """Characters of a text."""
+        return len(text.strip())
+
+    def comparisons(self, counts: int) -> Iterator[Comparison]:
+        """Each rule with the value of a text and the threshold."""
+        yield "too short", counts, "<", self.least
+        if self.most is not None:
+            yield "too long", counts, ">", self.most
+
     def apply(self, record: Record) -> Record | Dropped:
-        n = len(record.text.strip())
-        if n < self.least:
-            return Dropped("too short", f"{n} < {self.least} characters")
-        if self.most is not None and n > self.most:
-            return Dropped("too long", f"{n} > {self.most} characters")
+        n = self.counted(record.text)
+        for rule, _, how, limit in self.comparisons(n):
+            if FAILS[how](n, limit):
+                return Dropped(rule, f"{n} {how} {limit} characters")
         return record
 
 

@@ -69,7 +69,8 @@ SHORT_LINE = 30
 """Characters below which a line is short (Penedo et al. 2024, 3.6)."""
 
 _SOLO = "".join(f"{chr(first)}-{chr(last)}" for first, last in SOLO_RANGES)
-_WORD = re.compile(f"[{_SOLO}]|[^{re.escape(WHITE_SPACE)}{_SOLO}]+")
+WORD = re.compile(f"[{_SOLO}]|[^{re.escape(WHITE_SPACE)}{_SOLO}]+")
+"""A word."""
 _ASCII_PUNCTUATION = "".join(chr(i) for i in range(128) if not chr(i).isalnum())
 
 
@@ -156,7 +157,7 @@ def lines_of(text: str) -> Iterator[Line]:
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    return tuple(_WORD.findall(text))
+    return tuple(WORD.findall(text))
 
 
 def count_sentences(line: Line) -> int:

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 Comparison = tuple[str, float, str, float]
 """The name of a rule, the value of the text, the comparison for which the text is dropped, and the threshold."""
 
-_FAILS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+FAILS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+"""Whether a value fails a comparison with a threshold."""
 
 
 class RuleStage:
@@ -68,16 +69,14 @@ class RuleStage:
     def failing_rules(self, text: str) -> list[str]:
         """The names of all rules that would drop a text."""
         return [
-            rule
-            for rule, value, how, threshold in self.comparisons(self.counted(text))
-            if _FAILS[how](value, threshold)
+            rule for rule, value, how, threshold in self.comparisons(self.counted(text)) if FAILS[how](value, threshold)
         ]
 
 
 def first_failure(comparisons: Iterable[Comparison]) -> Dropped | None:
     """The first rule whose comparison holds, as a reason to drop the text."""
     for rule, value, comparison, threshold in comparisons:
-        if _FAILS[comparison](value, threshold):
+        if FAILS[comparison](value, threshold):
             return Dropped(rule, f"{value:.4g} {comparison} {threshold:.4g}")
     return None
 
