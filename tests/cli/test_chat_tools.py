@@ -1,6 +1,7 @@
 """`napkin chat --tools`: calls are run and told, the model reads what they say, and an answer has a last turn."""
 
 import io
+import json
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -89,6 +90,27 @@ def test_a_model_that_calls_without_end_has_a_last_turn(tmp_path: Path, monkeypa
 
 
 @needs_sandbox
+@pytest.mark.parametrize(("after", "right"), [(AFTER, 1.0), (ASSISTANT, 0.0)])
+def test_a_task_is_answered_with_tools_and_not_without(
+    napkin: Napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str, right: float
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "model", after)
+    rows = [{"question": f"How much is it, {n}?", "answer": "42"} for n in range(3)]
+    Path("task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ("evaluate", "task", "model", "--task", "task.jsonl", "--chat", "--answer-tokens", "20", "--json")
+    without = json.loads(napkin(*command).out)
+    found = json.loads(napkin(*command, "--tools", "calculator", "--out", "with.json").out)
+    assert without["scores"]["exact_match"]["mean"] == 0.0
+    assert found["scores"]["exact_match"]["mean"] == right
+    # An answer that only calls ends with the turn after the last call.
+    items = [json.loads(line) for line in Path("with.items.jsonl").read_text().splitlines()]
+    assert [each["text"] for each in items if "text" in each] == ["42" if right else CALL] * 3
+    assert found["model"]["tools"] == ["calculator"]
+    assert "tools" not in without["model"]
+
+
+@needs_sandbox
 def test_tools_that_are_not_known_and_models_without_a_template_are_refused(napkin: Napkin, place: Path) -> None:
     done = napkin("chat", "runs/tiny", "--tools", "calculater")
     assert (done.status, len(done.messages)) == (2, 1)
@@ -96,3 +118,7 @@ def test_tools_that_are_not_known_and_models_without_a_template_are_refused(napk
     done = napkin("chat", "runs/tiny", "--tools", "calculator")
     assert done.status == 2
     assert "has no chat template" in done.messages[-1]
+    Path("sums.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n')
+    done = napkin("evaluate", "task", "runs/tiny", "--task", "sums.jsonl", "--tools", "calculator")
+    assert (done.status, len(done.messages)) == (2, 1)
+    assert "add --chat" in done.messages[0]

@@ -19,11 +19,12 @@ from napkin.errors import NapkinError
 from napkin.units import format_count, format_seconds
 
 if TYPE_CHECKING:
+    from napkin.environments.tool_answers import ToolAnswers
     from napkin.evaluation.calibration import Calibration
     from napkin.evaluation.tasks.prompts import Prompting
     from napkin.evaluation.tasks.published import Task
     from napkin.evaluation.tasks.results import ItemLog, TaskResult
-    from napkin.evaluation.tasks.running import TaskPlan
+    from napkin.evaluation.tasks.running import TaskModel, TaskPlan
     from napkin.evaluation.uncertainty import Estimate
     from napkin.inference.loaded_model import LoadedModel
 
@@ -72,6 +73,9 @@ class TaskOptions(ModelOptions):
     """Items of a random sample; None is all."""
     chat: Switch = False
     """Put questions and examples in the model's chat template."""
+    tools: str = ""
+    """Programs that the model may call before it answers, with --chat: python, calculator, or both with a comma. The
+    plan leaves out the turns that they add."""
     unconditional: Switch = False
     """Score choices without their question too: acc_uncond, as Brown et al. 2020 normalise."""
     answer_tokens: int | None = None
@@ -94,7 +98,9 @@ def evaluate_task(options: TaskOptions) -> None:
         from napkin.evaluation.tasks.running import fitting_items, plan_task
         from napkin.inference.loaded_model import load
 
-        model = load(options.run, weights=options.weights, on_message=notify)
+        model: TaskModel = load(options.run, weights=options.weights, on_message=notify)
+        if options.tools:
+            model = _with_tools(model, options.tools)
         task = fitting_items(task, model, prompting, skip_bad=options.skip_bad)
         settings = settings_of(task, model.about(), prompting)
         safe = "".join(each if each.isalnum() or each in "-_." else "-" for each in task.name)[:80]
@@ -172,6 +178,8 @@ def _task(options: TaskOptions) -> "tuple[Task, Prompting]":
         raise NapkinError("minimal pairs are whole texts without a question: leave out --shots and --chat")
     if task.kind == "instructions" and options.shots:
         raise NapkinError("prompts with instructions have no answer to show: leave out --shots")
+    if options.tools and not (options.chat and task.is_generated):
+        raise NapkinError("--tools are for answers that a model writes in a conversation: add --chat, or leave it out")
     if options.answer_tokens is not None:
         if not task.is_generated or options.answer_tokens < 1:
             raise NapkinError(
@@ -191,8 +199,15 @@ def _task(options: TaskOptions) -> "tuple[Task, Prompting]":
     return task, Prompting(options.shots, options.seed, options.chat, unconditional)
 
 
+def _with_tools(model: "LoadedModel", names: str) -> "ToolAnswers":
+    from napkin.environments.tool_answers import ToolAnswers
+    from napkin.environments.tools import tools_named
+
+    return ToolAnswers(model, tools_named(names))
+
+
 def _run(
-    path: Path | None, settings: dict[str, Any], task: "Task", model: "LoadedModel", prompting: "Prompting"
+    path: Path | None, settings: dict[str, Any], task: "Task", model: "TaskModel", prompting: "Prompting"
 ) -> "TaskResult":
     from napkin.evaluation.tasks.results import read_result, summarise, write_result
     from napkin.evaluation.tasks.running import run_task
