@@ -39,8 +39,8 @@ TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=120).ma
 @given(TEXTS)
 @settings(max_examples=120)
 def test_machine_code_counts_what_plain_python_counts(text: str) -> None:
-    assert compiled_statistics(text) == plain_statistics(text)
-    assert compiled_statistics(text, repetition=False) == plain_statistics(text, repetition=False)
+    for repetition in ("all", "lines", "none"):
+        assert compiled_statistics(text, repetition=repetition) == plain_statistics(text, repetition=repetition)
 
 
 @given(TEXTS, st.integers(0, 4), st.sampled_from([2, 30, 1000]))
@@ -54,7 +54,8 @@ def test_long_texts_of_few_words_repeat_alike() -> None:
     for n_words, vocabulary in ((20_000, 3), (20_000, 60), (5_000, 2000)):
         separators = [" "] * 8 + ["\n", "\n\n"]
         text = "".join(f"w{choose.randrange(vocabulary)}{choose.choice(separators)}" for _ in range(n_words))
-        assert compiled_statistics(text) == plain_statistics(text)
+        for repetition in ("all", "lines"):
+            assert compiled_statistics(text, repetition=repetition) == plain_statistics(text, repetition=repetition)
 
 
 def test_a_text_that_says_all_twice() -> None:

@@ -19,6 +19,7 @@ from napkin.curation.filters.text_counts import (
     REPEATED_N_GRAMS,
     TOP_N_GRAMS,
     Line,
+    Repetition,
     TextStatistics,
     character_classes,
     count_sentences,
@@ -96,8 +97,8 @@ _bytes_counted_plainly = 0
 _threads = threading.local()
 
 
-def text_statistics(text: str, *, repetition: bool = True) -> TextStatistics:
-    """All counts of a text; those of repetition only if asked for. By machine code once that is worth loading."""
+def text_statistics(text: str, *, repetition: Repetition = "all") -> TextStatistics:
+    """All counts of a text, of repetition those that are asked for. By machine code once that is worth loading."""
     if use_compiled(len(text)):
         return compiled_statistics(text, repetition=repetition)
     return plain_statistics(text, repetition=repetition)
@@ -123,7 +124,7 @@ def use_compiled(n_characters: int, modules: tuple[str, ...] = MODULES) -> bool:
     return True
 
 
-def compiled_statistics(text: str, *, repetition: bool = True) -> TextStatistics:
+def compiled_statistics(text: str, *, repetition: Repetition = "all") -> TextStatistics:
     """`plain_statistics` by machine code. Raises NapkinError for a text of more than MAX_BYTES bytes."""
     FILTERS.load(*MODULES)
     from napkin.curation.filters.compiled import scan
@@ -133,7 +134,9 @@ def compiled_statistics(text: str, *, repetition: bool = True) -> TextStatistics
     for name, count in zip(scan.FIELDS, counts, strict=False):
         setattr(statistics, name, count)
     statistics.stop_words = statistics.stop_words.bit_count()
-    if repetition:
+    if repetition == "lines":
+        _add_repeated_lines(statistics, room)
+    elif repetition == "all":
         _add_repetition(statistics, room)
     return statistics
 
@@ -231,6 +234,24 @@ def _scan(text: str, c4: tuple[int, int] | None = None) -> tuple[_Room, list[int
     return room, room.counts
 
 
+def _add_repeated_lines(statistics: TextStatistics, room: _Room) -> None:
+    from napkin.curation.filters.compiled import repetition
+    from napkin.tokenizer.numba.fields import KEY, MULTIPLIER
+
+    found, at = room.cleared_counts(), room.addresses
+    tables = at["keys"], at["values"], KEY, MULTIPLIER, at["counts"]
+    text = _address(room.encoded)
+    repetition.count_repeated_lines(text, at["words"], at["lines"], statistics.lines, *tables)
+    _set_repeated_lines(statistics, found.tolist())
+
+
+def _set_repeated_lines(statistics: TextStatistics, counts: list[int]) -> None:
+    from napkin.curation.filters.compiled import repetition
+
+    statistics.repeated_lines = counts[repetition.REPEATED_LINES]
+    statistics.repeated_line_characters = counts[repetition.LINE_CHARACTERS]
+
+
 def _add_repetition(statistics: TextStatistics, room: _Room) -> None:
     from napkin.curation.filters.compiled import repetition
     from napkin.tokenizer.numba.fields import KEY, MULTIPLIER
@@ -250,8 +271,7 @@ def _add_repetition(statistics: TextStatistics, room: _Room) -> None:
         at["counts"],
     )
     counts = found.tolist()
-    statistics.repeated_lines = counts[repetition.REPEATED_LINES]
-    statistics.repeated_line_characters = counts[repetition.LINE_CHARACTERS]
+    _set_repeated_lines(statistics, counts)
     statistics.repeated_paragraphs = counts[repetition.REPEATED_PARAGRAPHS]
     statistics.repeated_paragraph_characters = counts[repetition.PARAGRAPH_CHARACTERS]
     for k, n in enumerate(TOP_N_GRAMS):

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,8 +120,12 @@ class Line:
     begins_paragraph: bool
 
 
-def plain_statistics(text: str, *, repetition: bool = True) -> TextStatistics:
-    """All counts of a text; those of repetition only if asked for."""
+Repetition = Literal["all", "lines", "none"]
+"""Which counts of repetition are asked for: of lines alone costs little."""
+
+
+def plain_statistics(text: str, *, repetition: Repetition = "all") -> TextStatistics:
+    """All counts of a text; those of repetition as far as they are asked for."""
     lines = list(lines_of(text))
     words = [word for line in lines for word in line.words]
     endings = [line.text.endswith(("...", "…")) for line in lines]
@@ -141,8 +146,12 @@ def plain_statistics(text: str, *, repetition: bool = True) -> TextStatistics:
         short_lines=sum(len(line.text) < SHORT_LINE for line in lines),
         paragraphs=sum(line.begins_paragraph for line in lines),
     )
-    if repetition:
-        _count_repetition(statistics, lines, words)
+    lengths = [len(line.text) for line in lines]
+    if repetition != "none":
+        found = _repeated([line.words for line in lines], lengths)
+        statistics.repeated_lines, statistics.repeated_line_characters = found
+    if repetition == "all":
+        _count_repetition(statistics, lines, lengths, words)
     return statistics
 
 
@@ -170,10 +179,9 @@ def has(character: str, bit: int) -> bool:
     return bool(character_classes()[ord(character)] & bit)
 
 
-def _count_repetition(statistics: TextStatistics, lines: Sequence[Line], words: Sequence[str]) -> None:
-    lengths = [len(line.text) for line in lines]
-    line_keys = [line.words for line in lines]
-    statistics.repeated_lines, statistics.repeated_line_characters = _repeated(line_keys, lengths)
+def _count_repetition(
+    statistics: TextStatistics, lines: Sequence[Line], lengths: Sequence[int], words: Sequence[str]
+) -> None:
     paragraphs: list[list[str]] = []
     sizes: list[int] = []
     for line, length in zip(lines, lengths, strict=True):

@@ -137,7 +137,7 @@ class Gopher(RuleStage):
     def counted(self, text: str) -> "TextStatistics":
         from napkin.curation.filters.document_counts import text_statistics
 
-        return text_statistics(text, repetition=False)
+        return text_statistics(text, repetition="none")
 
     def comparisons(self, counts: "TextStatistics") -> Iterator[Comparison]:
         words, lines = counts.words, counts.lines
@@ -269,6 +269,11 @@ class FineWeb(RuleStage):
     max_line_feeds_per_word: float | None = None
     """A document is dropped if it has more line feeds per word; None is the paper, which has no such rule, 0.3 the
     dataset's code (`list_ratio`)."""
+
+    def counted(self, text: str) -> "TextStatistics":
+        from napkin.curation.filters.document_counts import text_statistics
+
+        return text_statistics(text, repetition="lines")
 
     def comparisons(self, counts: "TextStatistics") -> Iterator[Comparison]:
         terminated = share(counts.terminated_lines, counts.lines)

@@ -62,6 +62,55 @@ def count_repetition(text, words, n_words, lines, n_lines, numbers, keys, values
     _count_runs(i32_at(lines), n_lines, 1, ids, active, slot_keys, slot_values, start, odd, count)
 
 
+@CompiledFunction
+def count_repeated_lines(text, words, lines, n_lines, keys, values, key, multiplier, counts):
+    """Fill the counts of repeated lines alone: lines are compared word by word, and words get no numbers.
+
+    `keys` and `values` are as in `count_repetition`.
+    """
+    count, word, line = i64_at(counts), i32_at(words), i32_at(lines)
+    slot_keys, slot_values = u64_at(keys), i32_at(values)
+    start, odd = np.uint64(key), np.uint64(multiplier)
+    mask = _cleared(slot_values, n_lines)
+    for k in range(n_lines):
+        begin, end = line[4 * k], line[4 * k + 1]
+        hashed = start
+        for w in range(begin, end):
+            hashed = (hashed ^ _hashed_word(text, word[3 * w], word[3 * w + 1], start, odd)) * odd
+        slot = _slot(hashed, odd, mask)
+        while True:
+            number = slot_values[slot]
+            if number == 0:
+                slot_keys[slot], slot_values[slot] = hashed, k + 1
+                break
+            other = 4 * (number - 1)
+            if slot_keys[slot] == hashed and _same_line(text, word, begin, end, line[other], line[other + 1]):
+                count[REPEATED_LINES] += 1
+                count[LINE_CHARACTERS] += line[4 * k + 2]
+                break
+            slot = (slot + 1) & mask
+
+
+@jitted
+def _same_line(text, word, begin, end, other, other_end):
+    if end - begin != other_end - other:
+        return False
+    for w in range(end - begin):
+        first, second = 3 * (begin + w), 3 * (other + w)
+        if not _same_word(text, word[first], word[first + 1], word[second], word[second + 1]):
+            return False
+    return True
+
+
+@jitted
+def _hashed_word(text, begin, end, start, odd):
+    hashed = start
+    for k in range(begin, end, 8):
+        hashed = (hashed ^ _eight_bytes(text, k, end)) * odd
+        hashed ^= hashed >> _SHIFT
+    return hashed
+
+
 @jitted
 def _number_words(text, word, n_words, ids, first, occurrences, keys, values, start, odd):
     """Give each word a number from 1 on: equal words have equal ones."""
@@ -69,10 +118,7 @@ def _number_words(text, word, n_words, ids, first, occurrences, keys, values, st
     n_ids = 0
     for i in range(n_words):
         begin, end = word[3 * i], word[3 * i + 1]
-        hashed = start
-        for k in range(begin, end, 8):
-            hashed = (hashed ^ _eight_bytes(text, k, end)) * odd
-            hashed ^= hashed >> _SHIFT
+        hashed = _hashed_word(text, begin, end, start, odd)
         slot = _slot(hashed, odd, mask)
         while True:
             number = values[slot]
