@@ -11,7 +11,8 @@ import torch
 
 from cli.conftest import Napkin
 from napkin.chats.chat_format import Message
-from napkin.cli.models.generate import MOST_CALLING_TURNS, chosen_tools, converse
+from napkin.cli.models.generate import chosen_tools, converse
+from napkin.environments.tools import MOST_CALLS
 from napkin.grading.sandbox.confinement import can_confine
 from napkin.inference import load
 from napkin.inference.conversation import Conversation
@@ -85,7 +86,7 @@ def test_without_tools_a_call_is_text(tmp_path: Path, monkeypatch: pytest.Monkey
 @needs_sandbox
 def test_a_model_that_calls_without_end_has_a_last_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = said_by(saved(tmp_path / "model", ASSISTANT), monkeypatch, "calculator,python")
-    assert [each.role for each in said] == ["user", *["assistant", "tool"] * MOST_CALLING_TURNS, "assistant"]
+    assert [each.role for each in said] == ["user", *["assistant", "tool"] * MOST_CALLS, "assistant"]
     assert {each.content for each in said[1:]} == {CALL, "42"}
 
 

@@ -1,19 +1,16 @@
 """Tasks put to a model that may call tools before it answers: `napkin evaluate task --tools`.
 
 As in training, a turn with a call is followed by what the tool says and the next turn of the model; the first turn
-without one is the answer, and so is the turn after the last that may call.
+without one is the answer, and so is the turn after the last call that is allowed.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from napkin.chats.chat_format import Message, TemplateChat
-from napkin.environments.tools import Tool, calls_in, messages_of, tool_schemas
+from napkin.environments.tools import MOST_CALLS, Tool, calls_in, messages_of, tool_schemas
 from napkin.errors import NapkinError
 from napkin.inference.loaded_model import LoadedModel
-
-CALLING_TURNS = 4
-"""Turns of an answer that may call tools, as `rl.tool_calls` has calls."""
 
 
 class ToolAnswers:
@@ -23,10 +20,10 @@ class ToolAnswers:
     model without a chat template.
     """
 
-    def __init__(self, model: LoadedModel, tools: Sequence[Tool], *, turns: int = CALLING_TURNS) -> None:
+    def __init__(self, model: LoadedModel, tools: Sequence[Tool], *, calls: int = MOST_CALLS) -> None:
         if model.chat_template is None:
             raise NapkinError(f"{model.name} has no chat template, which turns of tools need: leave out --tools")
-        self._model, self._tools, self._turns = model, tuple(tools), turns
+        self._model, self._tools, self._calls = model, tuple(tools), calls
         self._format = TemplateChat(model.tokenizer, model.chat_template, tool_schemas(tools))
         self._conversations: dict[tuple[int, ...], list[Message]] = {}
         self.context_length, self.start_ids, self.document_ids = (
@@ -58,13 +55,15 @@ class ToolAnswers:
         """
         asked = {number: tuple(prompt) for number, prompt in enumerate(prompts)}
         said = {number: self._conversations.get(ids) for number, ids in asked.items()}
-        for turn in range(self._turns + 1):
+        left = {number: 0 if conversation is None else self._calls for number, conversation in said.items()}
+        while asked:
             numbers, again = list(asked), dict[int, tuple[int, ...]]()
             for place, text in self._model.complete([asked[each] for each in numbers], max_new_tokens, stop):
                 number = numbers[place]
                 conversation = said[number]
-                calls = calls_in(text, self._tools) if conversation is not None and turn < self._turns else []
+                calls = calls_in(text, self._tools)[: left[number]]
                 if conversation is not None and calls:
+                    left[number] -= len(calls)
                     said[number] = longer = [*conversation, Message("assistant", text), *messages_of(calls)]
                     ids = tuple(self._format.encode(longer))
                     if len(ids) + max_new_tokens <= self.context_length:
@@ -72,8 +71,6 @@ class ToolAnswers:
                         continue
                 yield number, text
             asked = again
-            if not asked:
-                return
 
     def about(self) -> dict[str, Any]:
         """The model's marks, and the names of the tools."""

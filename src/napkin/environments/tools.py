@@ -20,6 +20,8 @@ from napkin.errors import NapkinError, NotJudged, first_line, suggestion
 from napkin.grading.sandbox.tool_program import ToolLimits, ToolProgram
 from napkin.hardware.host import usable_cores
 
+MOST_CALLS = 4
+"""Calls in an answer outside of training, where `rl.tool_calls` says how many."""
 MOST_PARALLEL = 64
 """Programs at a time: each takes a process and two descriptors."""
 
@@ -178,7 +180,7 @@ class ToolEnvironment:
 
     one_turn = False
 
-    def __init__(self, environment: Environment, tools: Sequence[Tool], *, calls: int = 4) -> None:
+    def __init__(self, environment: Environment, tools: Sequence[Tool], *, calls: int = MOST_CALLS) -> None:
         self._inner, self.tools, self._calls = environment, tuple(tools), calls
         inner_parallel = getattr(environment, "n_parallel", 0)
         self.n_parallel = min(inner_parallel or usable_cores(), MOST_PARALLEL)

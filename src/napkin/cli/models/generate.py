@@ -21,7 +21,7 @@ from napkin.runs.run_folder import is_run
 
 if TYPE_CHECKING:
     from napkin.chats.chat_format import Message
-    from napkin.environments.tools import Tool
+    from napkin.environments.tools import Call, Tool
     from napkin.inference.conversation import Conversation
 
 
@@ -150,24 +150,19 @@ class ChatTools:
     tools: "Sequence[Tool]"
     schemas: list[dict[str, Any]]
 
-    def run(self, answer: str) -> "tuple[Message, ...]":
-        """Run the calls in an answer, each told on a line; none if it has none.
-
-        Raises NapkinError where an output cannot be had.
-        """
-        from napkin.environments.tools import calls_in, messages_of
+    def run(self, calls: "Sequence[Call]") -> "list[Message]":
+        """Run calls, each told on a line. Raises NapkinError where an output cannot be had."""
+        from napkin.environments.tools import messages_of
 
         said: list[Message] = []
-        for call in calls_in(answer, self.tools):
+        for call in calls:
             if call.tool is not None:
                 notify(f"chat: runs {call.tool.name} in the sandbox: {' '.join(call.text.split())[:MOST_SHOWN]}")
             said += messages_of([call])
             notify(f"chat: {'the call' if call.tool is None else call.tool.name} says: {said[-1].content}")
-        return tuple(said)
+        return said
 
 
-MOST_CALLING_TURNS = 4
-"""Turns of an answer that may call tools; the one after them ends it."""
 MOST_SHOWN = 200
 """Characters of a program that are shown."""
 
@@ -190,6 +185,7 @@ def converse(
     An answer that calls tools is followed by what they say and the next turn of the model.
     """
     from napkin.chats.chat_format import Message
+    from napkin.environments.tools import MOST_CALLS, calls_in
 
     for number, text in enumerate(_messages()):
         if text == "/quit":
@@ -198,18 +194,22 @@ def converse(
             conversation.forget()
             continue
         seed = replace(sampling, seed=sampling.seed + number)
-        said: Sequence[Message] = [Message("user", text)]
+        said, calls_left = [Message("user", text)], MOST_CALLS
         try:
-            for turn in range(1 + MOST_CALLING_TURNS):
-                with _interrupt_stops(conversation):
+            with _interrupt_stops(conversation):
+                while said:
                     for piece in conversation.answer_to(said, seed, max_new_tokens=max_new_tokens):
                         print_verbatim(piece, end="")
-                print_verbatim("")
-                sys.stdout.flush()
-                if tools is None or turn == MOST_CALLING_TURNS or conversation.was_stopped:
-                    break
-                if not (said := tools.run(conversation.messages[-1].content)):
-                    break
+                    print_verbatim("")
+                    sys.stdout.flush()
+                    if tools is None or conversation.was_stopped:
+                        break
+                    calls = calls_in(conversation.messages[-1].content, tools.tools)[:calls_left]
+                    calls_left -= len(calls)
+                    said = tools.run(calls)
+                    # Ctrl-C while programs ran ends the answer too.
+                    if conversation.was_stopped:
+                        break
         except NapkinError as error:
             notify(f"chat: {error}")
             continue
