@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import random
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from napkin.runs.metrics import METRICS_FILE, MetricsFile, StepMetrics, read_metrics
 from napkin.studio import curves, runs
+from napkin.studio.run_routes import in_words
 from napkin.studio.runs import RunIndex
 from oracles.browser import Browser
 from reliability.harness import Napkin
@@ -239,6 +241,33 @@ def test_a_name_is_no_path(tmp_path: Path) -> None:
         assert points_of(index.curves([name], "loss", "steps", 10))[0] == {}
 
 
+def test_ten_thousand_folders_links_and_folders_that_vanish(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    for number in range(10_000):
+        place = inside / f"{number % 100:02}" / f"{HOSTILE.replace('/', '')}-{number}"
+        place.mkdir(parents=True)
+        (place / "run.json").touch()
+    make_run(tmp_path / "outside", 3)
+    (inside / "link").symlink_to(tmp_path / "outside")
+    (inside / "circle").symlink_to(inside)
+    make_run(inside / "odd", 3)
+    # A file that never ends to be read, and a recipe that no parser of TOML reads.
+    (inside / "odd" / METRICS_FILE).unlink()
+    os.mkfifo(inside / "odd" / METRICS_FILE)
+    (inside / "odd" / "recipe.toml").write_text("a" + ".a" * 5000 + " = 1\n[training]\nsteps = 9\n")
+    index = RunIndex(inside)
+    wait_for(lambda: all("sampled" in run for run in index.runs()))
+    found = [run["name"] for run in index.runs()]
+    assert len(found) == len({*found}) == 10_001
+    assert not any(name.startswith(("link", "circle")) for name in found)
+    assert points_of(index.curves(["odd"], "loss", "steps", 10))[0] == {"odd": []}
+    assert [each["field"] for each in index.differences(["odd", found[0]])] == []
+    shutil.rmtree(inside / "odd")
+    assert points_of(index.curves(["odd"], "loss", "steps", 10))[0] == {"odd": []}
+    with pytest.raises(runs.NapkinError):
+        in_words(index, "odd")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
@@ -306,7 +335,7 @@ def test_runs_are_drawn_grow_and_are_compared(watched: Studio, folder: Path, tmp
         browser.wait_for(f"{said}.includes('to 1.2500')")
         choose = "(e => {{ e.value = '{}'; e.dispatchEvent(new Event('input')); }})(document.querySelector('#group'))"
         browser.run(choose.format("folder"))
-        browser.wait_for(f"{said}.includes('sweep (1) from')")
+        browser.wait_for(f"{said}.includes('sweep (1 run) from')")
         browser.run(choose.format(""))
         browser.wait_for(f"{said}.includes('first from')")
         for box in ("logarithmic", "logarithmic-x"):

@@ -97,10 +97,10 @@ async def _one_run(request: Request) -> Response:
     """A run in words: its state, what stands out, key figures, samples, and answers to held-out tasks."""
     desk, name = _desk(request), request.query_params.get("run", "")
     async with desk.reading:
-        return as_json(await asyncio.to_thread(_in_words, desk.index, name))
+        return as_json(await asyncio.to_thread(in_words, desk.index, name))
 
 
-def _in_words(index: RunIndex, name: str) -> dict[str, Any]:
+def in_words(index: RunIndex, name: str) -> dict[str, Any]:
     path = index.path_of(name)
     training = is_being_trained(path)
     run = read_run_record(path)

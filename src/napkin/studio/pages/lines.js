@@ -150,11 +150,12 @@ export const chart = (place, lines, options) => {
     const { left, top } = plot.cursor;
     const [context, width, tall] = cleared(marked);
     if (!(left >= 0)) { at.textContent = ""; return; }
-    const here = plot.posToVal(left, "x"), up = map(vertical, logY);
+    // Charts that follow the pointer of another one name lines in their order, and mark none.
+    const here = plot.posToVal(left, "x"), up = map(vertical, logY), isOver = plot.over.matches(":hover");
     const found = lines.filter(({ x }) => x.length && here >= x[0] - (range[1] - range[0]) / 50 && here <= x[x.length - 1] + (range[1] - range[0]) / 50)
-      .map((line) => { const index = nearest(line.x, here); return { line, index, away: top >= 0 ? Math.abs(tall * (1 - up(line.y[index])) - top) : 0 }; })
+      .map((line) => { const index = nearest(line.x, here); return { line, index, away: isOver ? Math.abs(tall * (1 - up(line.y[index])) - top) : 0 }; })
       .sort((one, other) => one.away - other.away);
-    if (found.length > 1 && top >= 0) stroke(context, found[0].line, width, tall, 3);
+    if (found.length > 1 && isOver) stroke(context, found[0].line, width, tall, 3);
     const more = found.length > TOLD ? ` and ${found.length - TOLD} more` : "";
     at.textContent = `${figure(here, axisUnit)}: ${found.slice(0, TOLD).map(({ line, index }) => line.names?.[index] ?? `${line.label} ${figure(line.y[index], unit)}`).join(" · ")}${more}`;
   };

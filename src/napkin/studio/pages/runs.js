@@ -136,7 +136,7 @@ const linesOf = (on) => {
     const members = own.filter(({ name }) => groupOf(name) === label);
     if (!members.length) return [];
     const { x, y, low, high } = meanOf(members);
-    return [{ label: `${label} (${members.length})`, ...style, x, y, band: { low, high } }];
+    return [{ label: `${label} (${members.length === 1 ? "1 run" : `${members.length} runs`})`, ...style, x, y, band: { low, high } }];
   });
 };
 
