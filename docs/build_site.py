@@ -32,6 +32,7 @@ def main() -> int:
     (stage / "pages" / "reference").mkdir(parents=True)
     for page in [*ROOT.glob("docs/*.md"), *(ROOT / name for name in ROOT_PAGES)]:
         (stage / "pages" / page.name).write_text(in_one_folder(page.read_text(encoding="utf-8")), encoding="utf-8")
+    shutil.copytree(ROOT / "docs" / "pictures", stage / "pages" / "pictures")
     for name, text in reference_pages(SOURCE).items():
         (stage / "pages" / "reference" / name).write_text(text, encoding="utf-8")
     config = stage / "zensical.toml"
@@ -59,7 +60,10 @@ def site_config(root: Path, source: Path) -> dict[str, Any]:
     reference = [{name.removesuffix(".md"): f"reference/{name}"} for name in reference_pages(source)]
     config["project"]["nav"].append({"Reference": reference})
     metadata = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    config["project"] |= {"site_description": metadata["description"], "repo_url": metadata["urls"]["Repository"]}
+    config["project"]["site_description"] = metadata["description"]
+    # With a repo_url each page would ask the repository's host for its stars and releases: a link asks for nothing.
+    repository = {"icon": "fontawesome/brands/github", "link": metadata["urls"]["Repository"], "name": "Source"}
+    config["project"]["extra"] = {"social": [repository]}
     config["project"] |= {"docs_dir": "pages", "site_dir": "html"}
     python = config["project"]["plugins"]["mkdocstrings"]["handlers"]["python"]
     python["paths"] = [str(source)]

@@ -110,3 +110,31 @@ def test_no_docstring_has_brackets_that_a_page_would_take_for_a_reference() -> N
                 prose = re.sub(r"```.*?```|`[^`]*`", "", in_markdown(text), flags=re.DOTALL)
                 found += [(file.name, *match) for match in re.findall(r"(\S*\])(\[\S*)", prose)]
     assert found == []
+
+
+def test_the_gallery_shows_every_picture_and_all_are_small() -> None:
+    pictures = {f"pictures/{file.name}": file.stat().st_size for file in (ROOT / "docs" / "pictures").iterdir()}
+    shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8"))
+    assert sorted(shown) == sorted(pictures)
+    assert max(pictures.values()) < 150_000
+    assert sum(pictures.values()) < 2_000_000
+
+
+def test_the_front_page_leads_to_every_page() -> None:
+    linked = re.findall(r"\]\((?:\.\./)?([\w.-]+\.md)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    pages = {page.name for page in ROOT.glob("docs/*.md")} | set(ROOT_PAGES)
+    assert pages - set(linked) == {"index.md"}
+
+
+def test_no_page_asks_another_host_for_a_picture_or_a_script() -> None:
+    for page in ROOT.glob("docs/*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert re.findall(r"!\[[^\]]*\]\(https?:|<(?:script|img|link|iframe)[^>]*https?:", text) == [], page
+
+
+def test_the_theme_is_not_given_a_repository_to_ask_for() -> None:
+    """With a repo_url its script asks the repository's host for stars and releases from every page."""
+    project = site_config(ROOT, SOURCE)["project"]
+    assert not {"repo_url", "repo_name", "edit_uri"} & set(project)
+    assert project["theme"]["font"] is False
+    assert project["extra"]["social"][0]["link"].startswith("https://")

@@ -35,6 +35,7 @@ FLOORS = [
     {"environments"},
     {"tuning", "scaling"},
     {"studio"},
+    {"notebook"},
     {"cli", "__init__"},
     {"__main__"},
 ]

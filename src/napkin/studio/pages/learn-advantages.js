@@ -1,7 +1,8 @@
 // Advantages of a group of completions, and what a token of each weighs.
 // @ts-check
+import { svg } from "/assets/drawing.js";
 import { byId, el, figure } from "/assets/studio.js";
-import { canvas, keys, legend, powers, study, svg, table, word } from "/assets/learn.js";
+import { canvas, keys, legend, powers, study, table, word } from "/assets/learn.js";
 
 const signed = (/** @type {number} */ value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(value).toFixed(2)}`;
 

@@ -1,7 +1,8 @@
 // The slots of an engine over its steps: static batches beside continuous batching.
 // @ts-check
+import { svg } from "/assets/drawing.js";
 import { ask, byId, el, figure } from "/assets/studio.js";
-import { area, canvas, chart, inkOn, keys, legend, powers, study, svg, table, whole, word } from "/assets/learn.js";
+import { area, canvas, chart, inkOn, keys, legend, powers, study, table, whole, word } from "/assets/learn.js";
 
 const { models } = await ask("/api/planner/catalogue");
 const ordinary = Object.keys(models).filter((name) => models[name].rule.kv_lora_rank === undefined);

@@ -1,7 +1,8 @@
 // Byte-pair encoding: a text after so many merges, the pairs that are frequent then, and how the text gets shorter.
 // @ts-check
+import { svg } from "/assets/drawing.js";
 import { byId, el, figure } from "/assets/studio.js";
-import { chart, keys, line, study, svg, table, whole } from "/assets/learn.js";
+import { chart, keys, line, study, table, whole } from "/assets/learn.js";
 
 const COLOURS = 4;
 const SHOWN = 12; // merges of the table, the last ones

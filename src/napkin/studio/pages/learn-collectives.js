@@ -1,7 +1,8 @@
 // A collective on a ring: a row per rank, a box per part of the tensor, step by step.
 // @ts-check
+import { svg } from "/assets/drawing.js";
 import { ask, byId, el, figure } from "/assets/studio.js";
-import { canvas, keys, legend, powers, study, svg, whole, word } from "/assets/learn.js";
+import { canvas, keys, legend, powers, study, whole, word } from "/assets/learn.js";
 
 const { devices } = await ask("/api/planner/catalogue");
 

@@ -1,7 +1,8 @@
 // IsoFLOP curves: the runs of each budget, their best sizes, and the size of a larger budget.
 // @ts-check
+import { svg } from "/assets/drawing.js";
 import { byId, el, figure } from "/assets/studio.js";
-import { area, chart, compact as count, keys, legend, line, power, span, study, svg, table, whole } from "/assets/learn.js";
+import { area, chart, compact as count, keys, legend, line, power, span, study, table, whole } from "/assets/learn.js";
 
 const COLOURS = 6;
 const BUDGETS = [1e21, 2e21, 5e21, 1e22, 5e22, 1e23, 5.76e23, 1e24, 1e25, 1e26];

@@ -1,7 +1,8 @@
 // Number formats: the bits of a number, the numbers beside it, and the ranges of all formats.
 // @ts-check
+import { svg } from "/assets/drawing.js";
 import { byId, el, figure } from "/assets/studio.js";
-import { canvas, keys, legend, study, svg, table, word } from "/assets/learn.js";
+import { canvas, keys, legend, study, table, word } from "/assets/learn.js";
 
 const FORMATS = ["fp64", "fp32", "tf32", "fp16", "bf16", "fp8-e4m3", "fp8-e5m2", "fp4", "int8", "int4"];
 const COLOURS = /** @type {[string, string][]} */ ([["k3", "sign"], ["k0", "exponent"], ["k2", "fraction"]]);

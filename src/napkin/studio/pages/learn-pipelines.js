@@ -1,7 +1,8 @@
 // A step of a pipeline: a row per rank, a box per action, gaps where a rank waits.
 // @ts-check
+import { svg } from "/assets/drawing.js";
 import { byId, figure } from "/assets/studio.js";
-import { canvas, inkOn, keys, legend, powers, short, study, svg, table, whole, word } from "/assets/learn.js";
+import { canvas, inkOn, keys, legend, powers, short, study, table, whole, word } from "/assets/learn.js";
 
 const KINDS = /** @type {Record<string, [string, string]>} */ ({
   forward: ["f0", "forward"], backward: ["f1", "backward"], backward_input: ["f1", "gradient of the input"], backward_weight: ["f2", "gradient of the weights"],

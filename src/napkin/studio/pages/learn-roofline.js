@@ -1,7 +1,8 @@
 // The roofline: what a device can do, and where an operator of some shape stands under it.
 // @ts-check
+import { svg } from "/assets/drawing.js";
 import { ask, byId, el, figure } from "/assets/studio.js";
-import { chart, keys, legend, line, powers, study, svg, table, word } from "/assets/learn.js";
+import { chart, keys, legend, line, powers, study, table, word } from "/assets/learn.js";
 
 const { devices } = await ask("/api/planner/catalogue");
 const rate = (/** @type {number} */ value) => `${figure(value, "FLOP")}/s`;

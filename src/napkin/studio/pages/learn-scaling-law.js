@@ -1,7 +1,8 @@
 // A scaling law: the runs that it saw, those that it did not, and what it says of them.
 // @ts-check
+import { svg } from "/assets/drawing.js";
 import { byId, el, figure } from "/assets/studio.js";
-import { area, chart, compact as count, keys, legend, line, power, span, study, svg, table, whole } from "/assets/learn.js";
+import { area, chart, compact as count, keys, legend, line, power, span, study, table, whole } from "/assets/learn.js";
 
 
 /** @param {any} answer @param {number} flops @param {number} width */

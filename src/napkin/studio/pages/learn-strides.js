@@ -1,7 +1,8 @@
 // Strides and views: a tensor as boxes, and the places of the storage that it reads.
 // @ts-check
+import { svg } from "/assets/drawing.js";
 import { byId, el } from "/assets/studio.js";
-import { canvas, inkOn, keys, legend, study, svg, table, whole, word } from "/assets/learn.js";
+import { canvas, inkOn, keys, legend, study, table, whole, word } from "/assets/learn.js";
 
 const STEPS = ["x.T", "x[1:]", "x[:, 1:]", "x[::2]", "x[:, ::2]", "x[0]", "x[:, 0]", "x.expand(3, ...)", "x.unfold(-1, 2, 1)", "x.view(-1)", "x.reshape(-1)", "x.contiguous()"];
 const MOST = 6; // steps

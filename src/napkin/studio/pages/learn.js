@@ -1,6 +1,7 @@
 // What the pages of ideas share: controls, whose values stand in the address, the server's answer, and drawing.
 // @ts-check
 import { buildControls, linkOf, stateOf } from "/assets/controls.js";
+import { axes, scale, svg } from "/assets/drawing.js";
 import { Refused, ask, byId, el, figure } from "/assets/studio.js";
 
 /** @typedef {import("./controls.js").State} State */
@@ -99,20 +100,6 @@ export const table = (headings, rows, chosen) => byId("table").replaceChildren(
 /** @param {[string, string][]} entries class of the colour, text */
 export const legend = (entries) => el("ul", { class: "legend" }, ...entries.map(([colour, text]) => el("li", {}, el("span", { class: `swatch ${colour}` }), text)));
 
-/**
- * An element of SVG.
- * @param {string} name
- * @param {Record<string, string | number>} [attributes]
- * @param {...(Node | string)} children
- * @returns {SVGElement}
- */
-export const svg = (name, attributes = {}, ...children) => {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, typeof value === "number" ? String(Math.round(value * 100) / 100) : value);
-  made.append(...children);
-  return made;
-};
-
 /** A picture of its own size, with a text in its place for those who do not see it. @param {number} width @param {number} height @param {string} label */
 export const canvas = (width, height, label) => svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
 
@@ -134,41 +121,18 @@ export const area = (points, style) => svg("polygon", { class: style, points: [
 
 /**
  * One direction of a chart: from and to in its unit, in logarithms or not, and how ticks are written.
- * @typedef {{ from: number, to: number, log?: boolean, label: string, show: (value: number) => string, ticks?: number[] }} Direction
+ * @typedef {{ from: number, to: number, log?: boolean, label: string, show: (value: number) => string }} Direction
  */
 
-/** Round places between two numbers. @param {Direction} direction @param {number} most */
-const ticksOf = ({ from, to, log, ticks }, most) => {
-  if (ticks) return ticks;
-  const found = [];
-  if (log) {
-    const low = Math.ceil(Math.log10(from) - 1e-9), high = Math.floor(Math.log10(to) + 1e-9), step = Math.max(1, Math.ceil((high - low + 1) / most));
-    for (let power = low; power <= high; power += step) found.push(10 ** power);
-    if (found.length > 1) return found;
-    found.length = 0;
-  }
-  const rough = (to - from) / most, size = 10 ** Math.floor(Math.log10(rough));
-  const step = size * ([1, 2, 2.5, 5, 10].find((each) => each * size >= rough) ?? 10);
-  for (let at = Math.ceil(from / step - 1e-9) * step; at <= to + step * 1e-9; at += step) found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
-  return found;
-};
-
 /**
- * An empty chart: the picture with its grid, and functions from values to places in it.
+ * An empty chart: the picture with its grid, functions from values to places in it, and its edges.
  * @param {number} width @param {number} height @param {string} label @param {Direction} across @param {Direction} up
  */
 export const chart = (width, height, label, across, up) => {
-  const left = 62, right = 14, top = 10, bottom = 40, root = canvas(width, height, label);
-  const part = (/** @type {Direction} */ { from, to, log }, /** @type {number} */ value) =>
-    log ? Math.log(value / from) / Math.log(to / from) : (value - from) / (to - from);
-  const x = (/** @type {number} */ value) => left + part(across, value) * (width - left - right);
-  const y = (/** @type {number} */ value) => height - bottom - part(up, value) * (height - top - bottom);
-  for (const tick of ticksOf(up, 6)) {
-    root.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(tick), y2: y(tick) }), word(left - 6, y(tick) + 4, up.show(tick), { "text-anchor": "end" }));
-  }
-  for (const tick of ticksOf(across, Math.max(3, Math.floor(width / 110)))) {
-    root.append(svg("line", { class: "grid", x1: x(tick), x2: x(tick), y1: top, y2: height - bottom }), word(x(tick), height - bottom + 16, across.show(tick), { "text-anchor": "middle" }));
-  }
-  root.append(word((left + width - right) / 2, height - 6, across.label, { "text-anchor": "middle" }));
-  return { root, x, y, left, right: width - right, top, bottom: height - bottom };
+  const margin = { left: 62, right: 14, top: 24, bottom: 36 }, root = canvas(width, height, label);
+  const [left, right, top, bottom] = [margin.left, width - margin.right, margin.top, height - margin.bottom];
+  const x = scale([across.from, across.to], [left, right], { log: across.log, n: Math.max(3, Math.floor(width / 110)) });
+  const y = scale([up.from, up.to], [bottom, top], { log: up.log });
+  root.append(...axes({ x, y, width, height, margin, xText: across.show, yText: up.show, xLabel: across.label, yLabel: up.label }));
+  return { root, x, y, left, right, top, bottom };
 };
