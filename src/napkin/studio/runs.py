@@ -165,12 +165,14 @@ class RunIndex:
                 self._find()
             if name not in self._known:
                 continue
-            run, (along, factor) = self._follow(name), self._axis(self._known[name], axis)
+            along, factor = self._axis(self._known[name], axis)
             if not factor:
                 continue
             part = begin / factor, end / factor
-            found = run.closer(along, *part, points)
-            positions, values = found.points(curve, along, points, *part, means=means)
+            with self._changing:
+                run = self._follow(name)
+                found = run.closer(along, *part, points)
+                positions, values = found.points(curve, along, points, *part, means=means)
             told.append({"name": name, "n": len(positions), "sampled": not run.is_whole, "damaged": run.damaged})
             arrays += [positions * factor, values]
         self._bound()
@@ -192,18 +194,18 @@ class RunIndex:
         return along, self._plan(path).get(factor, 0.0)
 
     def _follow(self, name: str) -> FollowedRun:
-        with self._changing:
-            path, run = self.path_of(name), self._followed.pop(name, None)
-            if run is None or run.path.parent != path:
-                run = FollowedRun(path, self._buckets)
-            self._followed[name] = run
-            if run.look() and name not in self._waiting:
-                self._waiting.add(name)
-                self._to_read.put(name)
-                if self._reader is None:
-                    self._reader = threading.Thread(target=self._read_whole, daemon=True)
-                    self._reader.start()
-            return run
+        """A run as its file is now; `_changing` is held."""
+        path, run = self.path_of(name), self._followed.pop(name, None)
+        if run is None or run.path.parent != path:
+            run = FollowedRun(path, self._buckets)
+        self._followed[name] = run
+        if run.look() and name not in self._waiting:
+            self._waiting.add(name)
+            self._to_read.put(name)
+            if self._reader is None:
+                self._reader = threading.Thread(target=self._read_whole, daemon=True)
+                self._reader.start()
+        return run
 
     def _bound(self) -> None:
         """Keep fewer buckets of every run where all take too many bytes; forget the runs that were asked for longest
