@@ -1,5 +1,6 @@
 """The chat page: answers are the library's, hostile texts are text, commands read its votes; in a browser."""
 
+import asyncio
 import dataclasses
 import json
 import shutil
@@ -9,12 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from napkin.chats.chat_encoder import ChatEncoder
 from napkin.chats.chat_format import Message
+from napkin.errors import NapkinError
 from napkin.evaluation.pairwise import read_votes
-from napkin.inference.loaded_model import load
+from napkin.inference.loaded_model import LoadedModel, load
 from napkin.model.config import ModelConfig
+from napkin.model.transformer import Transformer
+from napkin.studio import models as shelves
+from napkin.studio.models import ModelShelf
+from napkin.tokenizer import train_bpe
 from napkin.training.run import train
 from napkin.tuning.method import encoder_of_base, tune
 from oracles.browser import Browser
@@ -27,6 +34,7 @@ from studio.test_accessibility import AXE, violations
 HOSTILE = "<img src=x onerror=document.title='taken'>\u202e\x00</p>"
 MODEL = ModelConfig(context_length=256, d_model=32, n_layers=1, n_heads=2)
 RUNS = ("first", "<b>second")
+FILES = ("exported", "small.gguf")
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +50,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, name in enumerate(("train.jsonl", "held_out.jsonl")):
         write_conversations(folder / name, 8, number)
     tune(tuning_recipe(folder, steps=1), folder / "tuned")
+    tokenizer = train_bpe(["the next text has some words, and more of the words of a text"], vocab_size=300)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = Transformer(dataclasses.replace(MODEL, vocab_size=tokenizer.vocab_size))
+    for name in FILES:
+        LoadedModel.of(made, tokenizer).export(folder / name)
     (folder / "broken").mkdir()
     (folder / "broken" / "config.json").write_text("{}")
     return folder
@@ -80,7 +94,9 @@ def test_models_are_found_and_what_cannot_be_opened_says_why(chat: Studio) -> No
     assert found == [
         {"name": "<b>second", "kind": "run"},
         {"name": "broken", "kind": "Hugging Face folder"},
+        {"name": "exported", "kind": "Hugging Face folder"},
         {"name": "first", "kind": "run"},
+        {"name": "small.gguf", "kind": "GGUF file"},
         {"name": "tuned", "kind": "run"},
     ]
     told = chat.ask("/api/chat/open", {"name": "tuned"}).json
@@ -117,10 +133,42 @@ def test_answers_are_those_of_the_library(chat: Studio, models: Path) -> None:
     _, (answer,) = asked(chat, ["first"], prompt="the n", **settings)
     first = load(models / "first", weights="auto")
     assert text_of(answer) == first.generate("the n", max_new_tokens=8, **settings)
+    for name in FILES:
+        _, (answer,) = asked(chat, [name], prompt="the n", **settings)
+        assert text_of(answer) == load(models / name, weights="auto").generate("the n", max_new_tokens=8, **settings)
     _, (answer,) = asked(chat, ["tuned"], messages=said("abc"), **settings)
     assert text_of(answer) == load(models / "tuned", weights="auto").chat(said("abc"), max_new_tokens=8, **settings)
     _, (answer,) = asked(chat, ["first"], prompt="the n", max_tokens=400)
     assert b"model's context" in answer.content
+
+
+def test_models_are_closed_for_others_unless_they_are_used(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelves, "MOST_OPEN", 2)
+
+    async def steps() -> None:
+        shelf = ModelShelf(models)
+        async with shelf.using("first") as first:
+            for name in ("<b>second", "tuned"):
+                async with shelf.using(name) as model:
+                    assert model.opened.name == name
+            # The second was used before the third, and the first still is.
+            assert model.messages == ["'<b>second' was closed to make room: it was used longest ago"]
+            async with shelf.using("tuned"):
+                with pytest.raises(NapkinError, match="wait until one has ended, then open '<b>second'"):
+                    async with shelf.using("<b>second"):
+                        pass
+            async with shelf.using("first") as again:
+                assert again is first
+        monkeypatch.setattr(shelves, "_FREE", 0.0)
+        with pytest.raises(NapkinError, match=r"'small\.gguf' needs .* for weights and cache"):
+            async with shelf.using("small.gguf"):
+                pass
+        # What was refused has closed nothing.
+        async with shelf.using("first") as again:
+            assert again is first
+        await shelf.close()
+
+    asyncio.run(steps())
 
 
 def test_a_prompt_that_no_context_holds_is_one_clients_own_mistake(chat: Studio) -> None:
@@ -234,7 +282,7 @@ def test_two_models_are_compared_by_keyboard_in_a_browser(chat: Studio, tmp_path
         browser.type(HOSTILE + "x" * 3)
         browser.press("Enter")
         browser.wait_for("document.querySelectorAll('[data-verdict]').length === 4")
-        titles = "[...document.querySelectorAll('.answer h3')].map((each) => each.textContent)"
+        titles = "[...document.querySelectorAll('.answer h2')].map((each) => each.textContent)"
         assert browser.run(titles) == ["Answer A", "Answer B"]
         assert browser.run("document.querySelectorAll('img').length") == 0
         # Tab leads to the answers, arrows from token to token, and what else was likely is shown.
@@ -250,7 +298,7 @@ def test_two_models_are_compared_by_keyboard_in_a_browser(chat: Studio, tmp_path
         browser.wait_for("document.querySelector('.verdict-row')?.innerText.includes('your vote: b')")
         browser.wait_for(f"document.querySelector('#votes').textContent !== {json.dumps(before)}")
         assert sorted(each[3:] for each in browser.run(titles)) == sorted(RUNS)
-        assert browser.run("document.querySelector('.goes-on h3').textContent")[0] == "B"
+        assert browser.run("document.querySelector('.goes-on h2').textContent")[0] == "B"
         # What would be learned is the answer that was preferred.
         browser.run("document.querySelector('#learned > summary').click()")
         browser.wait_for("document.querySelectorAll('#written .learned').length > 0")

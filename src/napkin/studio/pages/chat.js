@@ -100,8 +100,13 @@ const read = async (round, number, side, signal) => {
   side.text = writer.content;
 };
 
-/** Buttons below two answers, until one of them is what the conversation goes on with. @param {string} round @param {Side[]} sides */
-const choose = (round, sides) => {
+/**
+ * Buttons below two answers, until one of them is what the conversation goes on with; `start` is where it was before.
+ * @param {string} round
+ * @param {Side[]} sides
+ * @param {number} start
+ */
+const choose = (round, sides, start) => {
   const row = el("div", { class: "verdict-row", role: "group", "aria-label": "Which answer is better?" });
   const answer = said[said.length - 1];
   /** @param {number} index */
@@ -116,7 +121,7 @@ const choose = (round, sides) => {
       const { names } = await ask(path, { body });
       sides.forEach(({ title }, each) => { title.textContent = `${"AB"[each]}: ${names[each]}`; });
       if (body.verdict === "both bad") {
-        said.splice(said.indexOf(answer) - 1, 2);
+        said.splice(start);
         showLearned();
       } else {
         goOnWith(index);
@@ -140,6 +145,7 @@ const send = async () => {
   if (running || (isChat() && !content.trim())) return;
   settle();
   settle = () => {};
+  const start = said.length;
   if (content) {
     said.push({ role: "user", content });
     byId("messages").append(el("p", { class: isChat() ? "said" : "said continued" }, content));
@@ -151,7 +157,7 @@ const send = async () => {
     const { round, sides: count } = await ask("/api/chat/ask", { body: { models: names, ...prompt() } });
     /** @type {Side[]} */
     const sides = [...Array(count)].map((_, index) => {
-      const title = el("h3", {}, count > 1 ? `Answer ${"AB"[index]}` : names[0]);
+      const title = el("h2", {}, count > 1 ? `Answer ${"AB"[index]}` : names[0]);
       return { title, box: el("article", { class: "answer" }, title), text: "", finish: null };
     });
     const columns = el("div", { class: "answers" }, ...sides.map(({ box }) => box));
@@ -161,11 +167,12 @@ const send = async () => {
     // A new conversation may have begun.
     if (conversation === said && sides[0].text + sides[sides.length - 1].text) {
       said.push({ role: "assistant", content: sides[0].text });
-      if (count > 1) byId("messages").append(choose(round, sides));
+      if (count > 1) byId("messages").append(choose(round, sides, start));
     }
   } catch (error) {
     byId("messages").append(complaint(/** @type {Error} */ (error).message));
-    if (conversation === said && content) byId("text").value = /** @type {Message} */ (said.pop()).content;
+    if (conversation === said) said.splice(start);
+    byId("text").value = content;
   }
   if (running === mine) running = null;
   showRunning();
@@ -262,7 +269,6 @@ byId("first").addEventListener("change", () => { offer(models); startAgain(); op
 byId("second").addEventListener("change", () => { startAgain(); openModels(); });
 offer(models);
 byId("send").disabled = !models.length;
-if (models.length) await openModels();
-else byId("about").textContent = `There is no model below ${folder}: napkin train makes one, and folders of Hugging Face's and GGUF files are models too.`;
+byId("about").textContent = models.length ? "A model is opened when it is chosen, or first asked." : `There is no model below ${folder}: napkin train makes one, and folders of Hugging Face's and GGUF files are models too.`;
 await showRanking();
 document.body.dataset.ready = "";
