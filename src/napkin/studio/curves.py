@@ -10,7 +10,7 @@ A long file is first seen by a sample of its lines, which takes a millisecond, a
 import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -313,20 +313,22 @@ class FollowedRun:
         self.most = most
         self.curves.keep(most)
 
-    def whole(self) -> "FollowedRun":
-        """The run, read whole from its beginning; the one at hand is left as it is."""
+    def whole(self, pause: Callable[[], object] = lambda: None) -> "FollowedRun":
+        """The run, read whole from its beginning; the one at hand is left as it is. `pause` is called before each part
+        of the file, and returns when there is time for it."""
         found = FollowedRun(self.path.parent, self.most)
         try:
             with open(self.path, "rb", opener=regular) as file:
                 found.inode = os.fstat(file.fileno()).st_ino
-                found._read_on(file.fileno())
+                found._read_on(file.fileno(), pause)
         except OSError:
             pass
         found.is_whole = True
         return found
 
-    def _read_on(self, descriptor: int) -> None:
+    def _read_on(self, descriptor: int, pause: Callable[[], object] = lambda: None) -> None:
         for start, content in _whole_lines(descriptor, self.offset):
+            pause()
             lines, offsets, damaged = decode_lines(content)
             if self.offset == 0 and not self.is_whole:
                 # A sample is replaced by what is read.

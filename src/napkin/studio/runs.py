@@ -47,6 +47,8 @@ class RunIndex:
         self._followed: OrderedDict[str, FollowedRun] = OrderedDict()
         self._buckets = BUCKETS
         self._changing = threading.RLock()
+        self._idle = threading.Event()
+        self._idle.set()
         self._to_read: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._waiting: set[str] = set()
         self._reader: threading.Thread | None = None
@@ -159,6 +161,16 @@ class RunIndex:
         positions and values of each run as float64, little-endian. The text says of each run its name, the number of
         points, and whether it is known by a sample. Runs that are not there any more, or have no such axis, have none.
         """
+        # A thread that computes in the background would get in at each system call, for milliseconds.
+        self._idle.clear()
+        try:
+            return self._curves(names, curve, axis, points, begin, end, means=means)
+        finally:
+            self._idle.set()
+
+    def _curves(
+        self, names: Sequence[str], curve: str, axis: str, points: int, begin: float, end: float, *, means: bool
+    ) -> bytes:
         told, arrays = list[dict[str, Any]](), list[np.ndarray]()
         for name in names:
             if name not in self._known:
@@ -227,7 +239,7 @@ class RunIndex:
             name = self._to_read.get()
             run = self._followed.get(name)
             if run is not None:
-                whole = run.whole()
+                whole = run.whole(lambda: self._idle.wait(_PATIENCE))
                 with self._changing:
                     if self._followed.get(name) is run:
                         whole.keep(self._buckets)

@@ -10,6 +10,7 @@ import { scale } from "/assets/drawing.js";
 /** @typedef {{ unit: string, axisUnit: string, range: Range, logX: boolean, logY: boolean, height: number, select: (from: number, to: number) => void, pan: (share: number) => void }} Options */
 
 const FEW = 20; // points of a line that are also dots
+const MANY = 60; // lines that are thin and without dashes
 const TOLD = 12; // lines that are named under the pointer
 const INSETS = { left: 64, right: 28 };
 
@@ -71,6 +72,8 @@ export const chart = (place, lines, options) => {
   /** @param {Range} values @param {boolean} isLog */
   const map = ([low, high], isLog) => isLog ? (/** @type {number} */ value) => Math.log(value / low) / Math.log(high / low) : (/** @type {number} */ value) => (value - low) / (high - low);
   let vertical = yRange();
+  /** What the colours' names are now. @type {Map<string, string>} */
+  let colours = new Map();
 
   const plot = new uPlot({
     width: Math.max(200, place.clientWidth), height,
@@ -117,9 +120,10 @@ export const chart = (place, lines, options) => {
     const along = map(drawn, logX), up = map(vertical, logY);
     const px = (/** @type {number} */ value) => width * along(value), py = (/** @type {number} */ value) => tall * (1 - up(value));
     const isShown = (/** @type {number} */ index) => (!logX || x[index] > 0) && Number.isFinite(y[index]) && (!logY || y[index] > 0);
-    context.strokeStyle = context.fillStyle = colourOf(colour);
+    context.strokeStyle = context.fillStyle = colours.get(colour) ?? "";
     context.lineWidth = thick;
-    context.setLineDash(dash);
+    // Dashes take long to draw, and tell nothing among so many.
+    context.setLineDash(lines.length > MANY ? [] : dash);
     if (band) {
       context.globalAlpha = 0.18;
       context.beginPath();
@@ -141,8 +145,10 @@ export const chart = (place, lines, options) => {
     layer.style.setProperty("--moved", "0px");
     const [context, width, tall] = cleared(canvas);
     cleared(marked);
-    context.lineJoin = "round";
-    for (const line of lines) stroke(context, line, width, tall, lines.length > 60 ? 1 : 1.5);
+    context.lineJoin = lines.length > MANY ? "bevel" : "round";
+    colours = new Map(lines.map(({ colour }) => [colour, ""]));
+    for (const colour of colours.keys()) colours.set(colour, colourOf(colour));
+    for (const line of lines) stroke(context, line, width, tall, lines.length > MANY ? 1 : 1.5);
   };
   /** Say what the lines nearest to the pointer are, and mark the nearest. */
   const tell = () => {

@@ -8,6 +8,7 @@ const POINTS = 600; // of a curve; of many curves each has fewer
 const ALL_POINTS = 60_000;
 const TOGETHER = 250; // runs of one request
 const FIRST = 8; // runs that are chosen at the start
+const RESTS = 300; // milliseconds without a move after which finer curves are asked for
 const LISTED = 500;
 const GRID = 200; // positions at which a group has a mean
 const COLOURS = ["blue", "vermilion", "green", "purple", "orange", "sky", "grey"];
@@ -239,8 +240,11 @@ const pan = (share) => {
     const box = place.getBoundingClientRect();
     if (box.bottom > 0 && box.top < innerHeight) plot?.move(range);
   }
+  // What is being asked for would be of another part.
+  turn++;
+  isBusy = true;
   clearTimeout(settling);
-  settling = setTimeout(() => refresh(true), 150);
+  settling = setTimeout(() => refresh(true), RESTS);
 };
 
 const showTable = async () => {
