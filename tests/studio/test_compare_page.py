@@ -240,6 +240,27 @@ def test_votes_are_blind_rate_models_and_are_trained_on(
     assert (tmp_path / "preferred" / "checkpoints" / "step-00000002").is_dir()
 
 
+def test_a_vote_is_for_the_weights_that_answered_and_a_damaged_file_is_named(chat: Studio, models: Path) -> None:
+    votes = models / "votes.jsonl"
+    votes.unlink(missing_ok=True)
+    round_, _ = asked(chat, list(RUNS), prompt="a")
+    newer = models / "<b>second" / "checkpoints" / "step-00000009"
+    newer.mkdir()
+    told = chat.ask("/api/chat/vote", {"round": round_, "verdict": "a"})
+    assert told.status == 422
+    assert "newer weights" in told.json["error"]
+    assert not votes.exists()
+    newer.rmdir()
+    votes.write_text("no JSON")
+    assert "line 1 is not a vote" in chat.ask("/api/chat/votes").json["because"]
+    # A line that was cut off spoils no other.
+    assert chat.ask("/api/chat/vote", {"round": round_, "verdict": "tie"}).status == 200
+    first, second = votes.read_text().splitlines()
+    assert first == "no JSON"
+    assert json.loads(second)["asked"] == "a"
+    votes.unlink()
+
+
 def test_names_end_a_round_and_a_studio_without_actions_writes_nothing(
     chat: Studio, models: Path, tmp_path: Path, server: subprocess.Popen[str]
 ) -> None:

@@ -50,6 +50,8 @@ class Side:
     text: str = ""
     finish: str | None = None
     is_begun: bool = False
+    stamp: str = ""
+    """The `stamp` of the model that answers: a run may have a newer checkpoint when the vote is given."""
 
     def add(self, piece: Piece) -> None:
         """Keep what was sent."""
@@ -195,6 +197,7 @@ async def _answer(request: Request) -> Response:
     async with _shelf(request).using(side.model) as model:
         submit = chat_job if isinstance(body, ChatBody) else completion_job
         job, form = await submit(model.service, body)  # pyright: ignore[reportArgumentType]
+        side.stamp = model.stamp
     form.model = "ab"[asked.side]
     return EventStream(job, form, include_usage=True, on_piece=side.add)
 
@@ -216,7 +219,7 @@ async def _vote(request: Request) -> Response:
     # From here on there is no other vote, however long this one takes.
     found.is_over = True
     try:
-        about = [await _about(request, side.model) for side in found.sides]
+        about = [await _about(request, side) for side in found.sides]
         await asyncio.to_thread(request.app.state.votes.add, _ballot(found, asked.verdict, about))
     except NapkinError:
         found.is_over = False
@@ -224,9 +227,14 @@ async def _vote(request: Request) -> Response:
     return as_json({"names": [side.model for side in found.sides]})
 
 
-async def _about(request: Request, name: str) -> dict[str, Any]:
-    """What tells a model from others, with the checksum of its weights."""
-    async with _shelf(request).using(name) as model:
+async def _about(request: Request, side: Side) -> dict[str, Any]:
+    """What tells the model that answered from others, with the checksum of its weights.
+
+    Raises NapkinError where other weights have been opened since.
+    """
+    async with _shelf(request).using(side.model) as model:
+        if model.stamp != side.stamp:
+            raise NapkinError("a model has newer weights than those that answered: ask again, and vote on that")
         return {**await asyncio.to_thread(model.opened.about), "step": model.opened.step}
 
 

@@ -84,9 +84,10 @@ class Votes:
         """The number of votes, and the models by their ratings with intervals of 95%, or why there are none."""
         if not self.path.exists():
             return {"file": str(self.path), "votes": 0, "models": [], "because": None}
-        votes = read_votes(self.path)
+        votes, models, because = [], [], None
         try:
-            models, because = ratings_of(votes).models, None
+            votes = read_votes(self.path)
+            models = ratings_of(votes).models
         except NapkinError as error:
-            models, because = [], first_line(error)
+            because = first_line(error)
         return {"file": str(self.path), "votes": len(votes), "models": models, "because": because}
