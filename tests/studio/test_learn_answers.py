@@ -57,7 +57,7 @@ def test_a_number_and_its_gaps_are_those_of_numpy(value: str) -> None:
 
 def test_views_read_the_places_that_indices_say() -> None:
     x = torch.arange(12.0).view(3, 4)
-    answer = view_answer(ViewRequest(steps=("x.T", "x[1:]", "x[:, ::2]")))
+    answer = view_answer(ViewRequest(steps="x.T; x[1:]; x[:, ::2]"))
     assert answer["values"] == x.T[1:][:, ::2].flatten().tolist() == answer["places"]
     assert [each["storage"] for each in answer["tensors"]] == [1, 1, 1, 1]
     last = answer["tensors"][-1]
@@ -67,10 +67,10 @@ def test_views_read_the_places_that_indices_say() -> None:
         for j in range(last["shape"][1])
     ]
     assert answer["places"] == by_hand
-    copied = view_answer(ViewRequest(steps=("x.T", "x.reshape(-1)")))
+    copied = view_answer(ViewRequest(steps="x.T; x.reshape(-1)"))
     assert [each["storage"] for each in copied["tensors"]] == [1, 1, 2]
     assert copied["storage"] == x.T.flatten().tolist()
-    refused = view_answer(ViewRequest(steps=("x.T", "x.view(-1)")))
+    refused = view_answer(ViewRequest(steps="x.T; x.view(-1)"))
     assert "cannot be merged" in refused["refused"]
     with pytest.raises(RuntimeError):
         x.T.view(-1)
@@ -274,6 +274,8 @@ def test_advantages_and_weights_are_the_formulas() -> None:
         ("number-formats", {"value": "one"}, "'one' is not a number"),
         ("number-formats", {"bits": "01"}, "2 bits are given, and bf16 has 16"),
         ("number-formats", {"format": "fp5"}, "'fp5' is not a number format"),
+        ("strides", {"steps": "x.T; x.exec()"}, "'x.exec()' is not a step"),
+        ("strides", {"steps": ";".join(["x.T"] * 7)}, "there are 7 steps"),
         ("bpe", {"text": ""}, "the text is empty"),
         ("bpe", {"text": "\ud800"}, "surrogate"),
         ("pipelines", {"schedule": "1f1b", "ranks": 8, "micro_batches": 4}, "at least as many micro-batches"),

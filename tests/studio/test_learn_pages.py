@@ -138,6 +138,7 @@ def test_steps_of_views_are_done_and_undone(browser: Browser, studio: Studio) ->
     browser.wait_for("document.getElementById('verdict').textContent.includes('A view')")
     browser.run("document.querySelector('[data-step=\"x.contiguous()\"]').click()")
     browser.wait_for("document.getElementById('verdict').textContent.includes('a copy')")
+    assert browser.run("decodeURIComponent(location.hash)") == "#steps=x.T;x.contiguous()"
     browser.run("document.getElementById('anew').click()")
     browser.wait_for("document.getElementById('verdict').textContent.includes('x itself')")
 

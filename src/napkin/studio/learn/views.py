@@ -1,29 +1,16 @@
 """Strides and views: which places of a storage a tensor reads, and when it must be copied."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from napkin.errors import NapkinError
 from napkin.studio.learn.idea import Idea
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Step = Literal[
-    "x.T",
-    "x[1:]",
-    "x[:, 1:]",
-    "x[::2]",
-    "x[:, ::2]",
-    "x[0]",
-    "x[:, 0]",
-    "x.expand(3, ...)",
-    "x.unfold(-1, 2, 1)",
-    "x.view(-1)",
-    "x.reshape(-1)",
-    "x.contiguous()",
-]
 _STEPS: dict[str, "Callable[[Tensor], Tensor]"] = {
     "x.T": lambda x: x.mT if x.dim() > 1 else x.T,
     "x[1:]": lambda x: x[1:],
@@ -38,7 +25,7 @@ _STEPS: dict[str, "Callable[[Tensor], Tensor]"] = {
     "x.reshape(-1)": lambda x: x.reshape(-1),
     "x.contiguous()": lambda x: x.contiguous(),
 }
-assert set(_STEPS) == set(get_args(Step))
+MOST_STEPS = 6
 MOST_ELEMENTS = 512
 
 
@@ -47,19 +34,23 @@ class ViewRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     rows: Annotated[int, msgspec.Meta(ge=1, le=8)] = 3
     columns: Annotated[int, msgspec.Meta(ge=1, le=8)] = 4
-    steps: Annotated[tuple[Step, ...], msgspec.Meta(max_length=6)] = ("x.T",)
+    steps: Annotated[str, msgspec.Meta(max_length=200)] = "x.T"
+    """What is done, with semicolons between."""
 
 
 def view_answer(asked: ViewRequest) -> dict[str, Any]:
     """Each tensor on the way with what `napkin.inspect` says of it, the places of the storage that the last one reads,
-    and what cannot be done."""
+    and what cannot be done.
+
+    Raises NapkinError for a step that the page does not have, and for more than `MOST_STEPS`.
+    """
     import torch
 
     from napkin.tensors import inspect, view_obstacle
 
     tensors = {"x": torch.arange(float(asked.rows * asked.columns)).view(asked.rows, asked.columns)}
     refused = None
-    for number, step in enumerate(asked.steps, 1):
+    for number, step in enumerate(_steps(asked.steps), 1):
         last = list(tensors.values())[-1]
         try:
             made = _STEPS[step](last)
@@ -101,6 +92,16 @@ def view_answer(asked: ViewRequest) -> dict[str, Any]:
         "storage": last.as_strided((size,), (1,), 0).tolist(),
         "refused": refused,
     }
+
+
+def _steps(text: str) -> list[str]:
+    steps = [each.strip() for each in text.split(";") if each.strip()]
+    for step in steps:
+        if step not in _STEPS:
+            raise NapkinError(f"'{step[:40]}' is not a step: use {', '.join(_STEPS)}")
+    if len(steps) > MOST_STEPS:
+        raise NapkinError(f"there are {len(steps)} steps: use up to {MOST_STEPS}")
+    return steps
 
 
 VIEWS = Idea(

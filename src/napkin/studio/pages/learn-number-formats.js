@@ -55,6 +55,8 @@ const change = study("number-formats", {
   controls: [
     { name: "value", label: "A number", lines: 1, also: { bits: "" } },
     { name: "format", label: "Format", names: () => FORMATS, also: { bits: "" } },
+    // The bits are turned over in the picture; the address holds them too.
+    { name: "bits", label: "Bits", lines: 1, when: () => false },
   ],
   draw: (answer, state, width) => {
     const { fields, value, formats } = answer;

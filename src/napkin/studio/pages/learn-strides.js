@@ -44,13 +44,15 @@ const storage = ({ storage: numbers }, width, rowOf) => {
 };
 
 const change = study("strides", {
-  first: { rows: 3, columns: 4, steps: ["x.T"] },
+  first: { rows: 3, columns: 4, steps: "x.T" },
   controls: [
     { name: "rows", label: "Rows", values: whole(1, 8) },
     { name: "columns", label: "Columns", values: whole(1, 8) },
+    // Buttons below add to them; the address holds them too.
+    { name: "steps", label: "Steps", lines: 1, when: () => false },
   ],
   draw: (answer, state, width) => {
-    steps = state.steps;
+    steps = state.steps.split(";").filter((/** @type {string} */ step) => step);
     const { tensors, refused } = answer, last = tensors.at(-1), copied = last.storage > 1;
     const drawn = tensor(answer, width);
     byId("verdict").textContent = refused ?? (copied ? "The last tensor is a copy: it has a storage of its own." : tensors.length > 1 ? "A view: it reads the storage of x, and nothing was copied." : "x itself, row after row.");
@@ -70,6 +72,6 @@ const change = study("strides", {
 /** @type {string[]} */
 let steps = ["x.T"];
 byId("controls").append(el("fieldset", {}, el("legend", {}, "Do"), el("div", { class: "row" },
-  ...STEPS.map((step) => el("button", { type: "button", "data-step": step, onclick: () => change({ steps: [...steps, step].slice(0, MOST) }) }, el("code", {}, step)))),
-el("div", { class: "row" }, el("button", { type: "button", id: "undo", onclick: () => change({ steps: steps.slice(0, -1) }) }, "Undo"),
-  el("button", { type: "button", id: "anew", onclick: () => change({ steps: [] }) }, "Back to x"))));
+  ...STEPS.map((step) => el("button", { type: "button", "data-step": step, onclick: () => change({ steps: [...steps, step].slice(0, MOST).join(";") }) }, el("code", {}, step)))),
+el("div", { class: "row" }, el("button", { type: "button", id: "undo", onclick: () => change({ steps: steps.slice(0, -1).join(";") }) }, "Undo"),
+  el("button", { type: "button", id: "anew", onclick: () => change({ steps: "" }) }, "Back to x"))));
