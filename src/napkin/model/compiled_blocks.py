@@ -1,32 +1,40 @@
-"""The blocks of a model of integers in one compiled pass, for one new token of each sequence."""
+"""The blocks of a model in one compiled pass on a CPU, for new tokens of sequences in a cache."""
 
-from typing import Any
+from typing import Any, cast
 
+import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from napkin.kernels.blocks.decode import BlockWeights, IntegerBlocks, IntegerMatrix, can_decode
+from napkin.kernels.blocks.decode import Blocks, BlockWeights, IntegerMatrix, Matrix, can_decode
 from napkin.kernels.pointwise.rotary import compiled_rotate_halves, rotate_halves
+from napkin.kernels.products.linear import linear
 from napkin.model.attention import CausalSelfAttention, PlainAttention
 from napkin.model.block import Block
-from napkin.model.feed_forward import SwiGLU
+from napkin.model.feed_forward import SwiGLU, TanhGELU
 from napkin.model.kv_cache import CachedPass
-from napkin.model.norm import NoQKNorm, RMSNorm
-from napkin.model.positions import Rotation
+from napkin.model.layers import Linear
+from napkin.model.norm import LayerNorm, NoQKNorm, RMSNorm
+from napkin.model.positions import Rotation, unrotated
 from napkin.model.quantized import QuantizedLinear
 from napkin.model.transformer import Transformer
 
+_MOST_ROWS = 8
+"""Tokens of a pass up to which bf16 and fp32 matrices are multiplied in it; more are multiplied faster by torch."""
+_SMALLEST_MODEL = 2**21
+"""Numbers of the blocks' matrices in bf16 or fp32 from which the pass is worth being loaded."""
+
 
 class CompiledBlocks:
-    """Computes what a model's blocks do, and declines where the pass has no compiled form: another architecture, more
-    than one token, a cache that is not read in place, training, and while a meter looks at operators.
+    """Computes what a model's blocks do, and declines where the pass has no compiled form: another architecture, many
+    tokens, a cache that is not read in place, training, autocast, and while a meter looks at operators.
 
     The numbers are those of the blocks but for the order of sums.
     """
 
     def __init__(self) -> None:
-        self._weights: IntegerBlocks | None = None
-        self._suits: bool | None = None
+        self._weights: Blocks | None = None
+        self._parts: _Parts | None = None
 
     def __deepcopy__(self, memo: Any) -> "CompiledBlocks":
         # The copy of a model has weights in other places.
@@ -35,22 +43,50 @@ class CompiledBlocks:
     def __call__(
         self, model: Transformer, x: Float[Tensor, "batch new d_model"], rotation: Rotation, cache: CachedPass
     ) -> Float[Tensor, "batch new d_model"] | None:
-        if self._suits is None:
-            self._weights = integer_blocks(model)
-            self._suits = self._weights is not None
-        if self._weights is None or x.shape[1] != 1 or not rotation or model.training or not can_decode():
+        if model.training or x.device.type != "cpu" or not can_decode() or torch.is_autocast_enabled("cpu"):
             return None
-        slots = cache.slots(0)
+        # With each prompt: the look takes as long as a twentieth of a small model's token.
+        begins = x.shape[1] > 1 or cache.start == 0
+        if self._parts is None or (begins and not self._parts.are_those()):
+            self._parts, self._weights = _Parts(model), weights_of_blocks(model)
+        weights, (n_sequences, n_new, _) = self._weights, x.shape
+        if weights is None:
+            return None
+        if n_sequences * n_new > _MOST_ROWS and (n_new > 1 or isinstance(weights.blocks[0].up, Matrix)):
+            return None
+        slots = cache.slots(0) if n_new == 1 else cache.slots_of_each()
         if slots is None or slots.scales is not None:
             return None
         held = [cache.held(layer) for layer in range(len(model.blocks))]
-        if held[0][0].dtype != x.dtype:
+        if held[0][0].dtype != weights.dtype or x.dtype != weights.dtype:
             return None
-        cosines, sines = (each.flatten(0, -2) for each in rotation)
-        return self._weights.decode(x[:, 0], (cosines, sines), slots, held)[:, None]
+        # Of tokens that come one by one, all sequences may have one table.
+        tables = (each if n_new == 1 else each.expand(n_sequences, n_new, -1) for each in rotation)
+        turned: Any = tuple(each.flatten(0, -2) for each in tables) or None
+        decoded = weights.decode(x.flatten(0, 1), turned, slots, held, n_new)
+        return decoded.view(x.shape)
 
 
-def integer_blocks(model: Transformer) -> IntegerBlocks | None:
+class _Parts:
+    """The modules and tensors of a model's blocks, which may be moved, or replaced by others."""
+
+    def __init__(self, model: Transformer) -> None:
+        registries: list[dict[str, Any]] = [model.blocks._modules]
+        for module in model.blocks.modules():
+            registries += [module._modules, module._parameters, module._buffers]
+        self._held = [(registry, dict(registry)) for registry in registries if registry]
+        tensors = (each for _, held in self._held for each in held.values() if isinstance(each, Tensor))
+        self._places = [(each, each.data_ptr()) for each in tensors]
+
+    def are_those(self) -> bool:
+        """True if all are where they were."""
+        return all(
+            len(registry) == len(held) and all(registry.get(name) is each for name, each in held.items())
+            for registry, held in self._held
+        ) and all(tensor.data_ptr() == place for tensor, place in self._places)
+
+
+def weights_of_blocks(model: Transformer) -> Blocks | None:
     """Return the weights of a model's blocks for the compiled pass; None where it computes something else."""
     made: list[BlockWeights] = []
     shared: set[tuple[Any, ...]] = set()
@@ -60,34 +96,59 @@ def integer_blocks(model: Transformer) -> IntegerBlocks | None:
         attention, feed_forward = block.attention, block.feed_forward
         norms: list[Any] = [block.attention_norm, block.feed_forward_norm]
         if (
-            type(feed_forward) is not SwiGLU
-            or not all(type(norm) is RMSNorm for norm in norms)
+            type(feed_forward) not in (SwiGLU, TanhGELU)
+            or type(norms[0]) not in (RMSNorm, LayerNorm)
+            or type(norms[0]) is not type(norms[1])
             or type(attention) is not CausalSelfAttention
             or type(attention.qk_norm) is not NoQKNorm
-            or attention.rotate not in (rotate_halves, compiled_rotate_halves)
+            or attention.rotate not in (rotate_halves, compiled_rotate_halves, unrotated)
             or _is_special(attention.attend)
+            or model.positions.has_bias
         ):
             return None
-        layers: list[Any] = [attention.query_key_value, attention.output, feed_forward.gate_up, feed_forward.down]
-        if not all(isinstance(layer, QuantizedLinear) and layer.multiplies_exactly for layer in layers):
-            return None
-        gains = [norm.gain.detach().float().contiguous() for norm in norms]
+        gated, centred = isinstance(feed_forward, SwiGLU), isinstance(norms[0], LayerNorm)
+        up = feed_forward.gate_up if isinstance(feed_forward, SwiGLU) else feed_forward.up
+        layers: tuple[Any, ...] = attention.query_key_value, attention.output, up, feed_forward.down
         matrices: list[Any] = [_matrix(layer) for layer in layers]
-        made.append(BlockWeights(*gains, *matrices))
+        if any(each is None for each in matrices):
+            return None
+        gains, shifts = ([getattr(norm, name, None) for norm in norms] for name in ("gain", "bias"))
+        made.append(BlockWeights(cast(Any, tuple(gains)), cast(Any, tuple(shifts)), *matrices))
         sizes = attention.n_heads, attention.n_kv_heads, attention.head_dim
-        shared.add((*sizes, norms[0].eps, norms[1].eps, attention.attend.scale))
-    if len(shared) != 1:
+        kinds = "layer" if centred else "rms", "swiglu" if gated else "gelu_tanh"
+        shared.add((*kinds, *sizes, norms[0].eps, norms[1].eps, attention.attend.scale))
+    if len(shared) != 1 or not _have_one_format(made):
         return None
-    ((n_heads, n_kv_heads, head_dim, eps, other_eps, scale),) = shared
+    ((norm, activation, n_heads, n_kv_heads, head_dim, eps, other_eps, scale),) = shared
     if eps != other_eps or head_dim % 2:
         return None
-    return IntegerBlocks(made, n_heads, n_kv_heads, head_dim, eps, scale)
+    return Blocks(made, norm, activation, n_heads, n_kv_heads, head_dim, eps, scale)
 
 
 def _is_special(attend: PlainAttention) -> bool:
     return attend.window is not None or attend.softcap is not None
 
 
-def _matrix(layer: QuantizedLinear) -> IntegerMatrix:
-    middles, minima = (getattr(layer, name, None) for name in ("middles", "minima"))
-    return IntegerMatrix(layer.values, layer.scales, middles, minima, layer.bias)
+def _matrix(layer: nn.Module) -> IntegerMatrix | Matrix | None:
+    """What the pass reads of a linear layer; None where it computes something else."""
+    if isinstance(layer, QuantizedLinear):
+        middles, minima = (getattr(layer, name, None) for name in ("middles", "minima"))
+        exact = layer.multiplies_exactly
+        return IntegerMatrix(layer.values, layer.scales, middles, minima, layer.bias) if exact else None
+    if type(layer) is not Linear or layer.adapter is not None or layer.multiply is not linear:
+        return None
+    matrix = Matrix(layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+    return matrix if matrix.is_read else None
+
+
+def _have_one_format(blocks: list[BlockWeights]) -> bool:
+    """True if all numbers of the blocks are fp32, or without integers bf16, and there are enough of them."""
+    matrices = [matrix for block in blocks for matrix in block.matrices]
+    numbers = [each for each in matrices if isinstance(each, Matrix)]
+    if numbers and len(numbers) < len(matrices):
+        return False
+    vectors = [each for block in blocks for each in (*block.gains, *block.shifts, *(m.biases for m in block.matrices))]
+    formats = {each.dtype for each in vectors if each is not None} | {each.weight.dtype for each in numbers}
+    if numbers and sum(each.weight.numel() for each in numbers) < _SMALLEST_MODEL:
+        return False
+    return len(formats) == 1 and formats <= ({torch.bfloat16, torch.float32} if numbers else {torch.float32})

@@ -21,6 +21,7 @@ from napkin.kernels.pointwise.rotary import COMPILED_ROTATIONS, FUSED_ROTATIONS
 from napkin.kernels.products.grouped import fused_grouped_matmul, grouped_matmul
 from napkin.kernels.products.linear import Multiply, linear, takes_narrow
 from napkin.model.block import Block, ParallelBlock, PostNormBlock, ReorderedBlock
+from napkin.model.compiled_blocks import CompiledBlocks
 from napkin.model.config import ModelConfig
 from napkin.model.decoding_step import DecodingStep, decoded
 from napkin.model.feed_forward import DroplessExperts, MixtureOfExperts, SwiGLU, TanhGELU
@@ -145,7 +146,10 @@ def use_kernels(model: Transformer, kernels: str) -> None:
 
 def use_decoding_kernels(model: Transformer) -> str | None:
     """Let blocks compute single new tokens of a few sequences by the launches of `napkin.kernels.decoding`, where
-    Triton runs on the model's device. Return why they do not; None if all do."""
+    Triton runs on the model's device, and on a CPU few new tokens in one compiled pass. Return why the launches are
+    not used; None if they are, by all blocks."""
+    if model.decode_blocks is None and model.device.type == "cpu":
+        model.decode_blocks = CompiledBlocks()
     if isinstance(model.run_block, functools.partial) and model.run_block.func is decoded:
         return None
     if (obstacle := triton_obstacle(model.device.type)) is not None:

@@ -78,6 +78,11 @@ class CachedPass:
         """
         return None
 
+    def slots_of_each(self) -> Slots | None:
+        """The slots that each new token of sequences without windows sees, its own as the last, row by row of
+        [batch, new]; None where they cannot be read where they are kept."""
+        return None
+
     def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """The factors of a layer's keys and values in their blocks, if they are held as integers."""
         return None
@@ -261,6 +266,16 @@ class ExtendingPass(CachedPass):
         n_seen = [max(1, min(length, cache.n_slots[layer])) for length in cache.lengths]
         rows = torch.arange(len(n_seen), device=cache.device)
         return Slots(torch.tensor(n_seen, device=cache.device), rows[:, None], max(n_seen))
+
+    def slots_of_each(self) -> Slots | None:
+        cache, held, start = self.cache, self.cache.keys[0], self.start
+        if start is None or self._kept_documents is not None or min(cache.n_slots) < cache.capacity:
+            return None
+        if not reads_slots(held.dtype, held.device, held.shape[1] * held.shape[3]):
+            return None
+        rows = torch.arange(len(cache.lengths)).repeat_interleave(self.n_new)
+        counts = torch.arange(start + 1, start + self.n_new + 1).repeat(len(cache.lengths))
+        return Slots(counts, rows[:, None], start + self.n_new)
 
     def new_slots(self, layer: int, scales: tuple[Tensor, Tensor] | None) -> NewSlots:
         blocks, slots = self._places[self.cache.n_slots[layer]].indices

@@ -106,9 +106,9 @@ def _as_float32(number):
     return np.float32(number)
 
 
-_FLOAT32 = _attention(4, f32_at, _as_float32, False)
-attend_bf16 = CompiledFunction(_attention(2, bf16_at, widened, False), name="attend_bf16", fastmath=FASTMATH)
+_BF16, _FLOAT32 = _attention(2, bf16_at, widened, False), _attention(4, f32_at, _as_float32, False)
+attend_bf16 = CompiledFunction(_BF16, name="attend_bf16", fastmath=FASTMATH)
 attend_float32 = CompiledFunction(_FLOAT32, name="attend_float32", fastmath=FASTMATH)
 attend_int8 = CompiledFunction(_attention(1, i8_at, _as_float32, True), name="attend_int8", fastmath=FASTMATH)
-attend_to_float32 = jitted_with(fastmath=FASTMATH)(_FLOAT32)
-"""The loop of `attend_float32`, for compiled functions."""
+attend_to_bf16, attend_to_float32 = (jitted_with(fastmath=FASTMATH)(each) for each in (_BF16, _FLOAT32))
+"""The loops of `attend_bf16` and `attend_float32`, for compiled functions."""

@@ -1,10 +1,11 @@
-"""The blocks of a model for one new token of each sequence, in one compiled pass on a CPU (numba_blocks.py)."""
+"""The blocks of a model for new tokens of its sequences, in one compiled pass on a CPU (numba_blocks.py)."""
 
 import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -12,10 +13,15 @@ from torch import Tensor
 
 from napkin.kernels.attention.decode import Slots
 from napkin.kernels.operators import KERNELS, may_be_compiled, team_of_threads
+from napkin.kernels.products.linear import MULTIPLE_OF_COLUMNS
 from napkin.kernels.products.quantized import PIECE, SCALE_FORMATS, integer_form
 
 _LINE = 64
 """Bytes of a line of the processor's cache, which two threads should not both write."""
+_NUMBERS = 3
+_NORMS = {"rms": 1, "layer": 2}
+_ACTIVATIONS = {"swiglu": 0, "gelu_tanh": 1}
+"""As numba_blocks.py numbers them."""
 
 
 @dataclass(frozen=True)
@@ -29,44 +35,68 @@ class IntegerMatrix:
     biases: Tensor | None
 
     @property
-    def n_pieces(self) -> int:
-        """Pieces of 32 numbers in a row."""
-        return self.values.shape[1] // (PIECE if self.values.dtype == torch.int8 else PIECE // 2)
+    def n_columns(self) -> int:
+        """Numbers of a row, of whole pieces of 32."""
+        return self.values.shape[1] * (1 if self.values.dtype == torch.int8 else 2)
 
     def described(self) -> list[int]:
         """The numbers that describe it to the compiled pass."""
         offsets = self.middles if self.minima is None else self.minima
-        addresses = [0 if each is None else each.data_ptr() for each in (offsets, self.biases)]
         form = integer_form(self.values, self.minima)
-        sizes = [self.n_pieces, self.scales.shape[1], SCALE_FORMATS[self.scales.dtype], form]
-        return [self.values.data_ptr(), self.scales.data_ptr(), *addresses, *sizes]
+        sizes = [self.n_columns // PIECE, self.scales.shape[1], SCALE_FORMATS[self.scales.dtype], form]
+        return [*map(_address, (self.values, self.scales, offsets, self.biases)), *sizes]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix in the model's format, of a multiple of 32 columns, with its biases."""
+
+    weight: Float[Tensor, "rows columns"]
+    biases: Float[Tensor, " rows"] | None
+
+    @property
+    def n_columns(self) -> int:
+        """Numbers of a row."""
+        return self.weight.shape[1]
+
+    @property
+    def is_read(self) -> bool:
+        """True if the compiled pass reads such a matrix."""
+        return self.weight.is_contiguous() and self.n_columns % MULTIPLE_OF_COLUMNS == 0
+
+    def described(self) -> list[int]:
+        """The numbers that describe it to the compiled pass."""
+        return [_address(self.weight), 0, 0, _address(self.biases), self.n_columns, 0, 0, _NUMBERS]
 
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """What a block multiplies by: gains in fp32, and matrices of integers."""
+    """What a block multiplies by: gains of norms and perhaps what is added, and its matrices."""
 
-    attention_gain: Float[Tensor, " d_model"]
-    feed_forward_gain: Float[Tensor, " d_model"]
-    query_key_value: IntegerMatrix
-    output: IntegerMatrix
-    gate_up: IntegerMatrix
-    down: IntegerMatrix
+    gains: tuple[Float[Tensor, " d_model"], Float[Tensor, " d_model"]]
+    shifts: tuple[Float[Tensor, " d_model"] | None, Float[Tensor, " d_model"] | None]
+    query_key_value: IntegerMatrix | Matrix
+    output: IntegerMatrix | Matrix
+    up: IntegerMatrix | Matrix
+    """Of gates and of what they multiply, where there are gates."""
+    down: IntegerMatrix | Matrix
 
     @property
-    def matrices(self) -> tuple[IntegerMatrix, ...]:
+    def matrices(self) -> tuple[IntegerMatrix | Matrix, ...]:
         """The matrices, in the order in which they are read."""
-        return self.query_key_value, self.output, self.gate_up, self.down
+        return self.query_key_value, self.output, self.up, self.down
 
 
 @dataclass(frozen=True)
-class IntegerBlocks:
-    """The weights of pre-norm blocks with RMSNorm, rotary positions in halves and SwiGLU, and sizes that all share.
+class Blocks:
+    """The weights of pre-norm blocks with full attention, and sizes that all share.
 
-    Their tensors stay where they are as long as it lives.
+    Gains, shifts and biases are in fp32, or all numbers in bf16. Their tensors stay where they are as long as it lives.
     """
 
     blocks: Sequence[BlockWeights]
+    norm: Literal["rms", "layer"]
+    activation: Literal["swiglu", "gelu_tanh"]
     n_heads: int
     n_kv_heads: int
     head_dim: int
@@ -78,58 +108,62 @@ class IntegerBlocks:
     def described(self) -> Int[Tensor, "block numbers"]:
         """The numbers that describe each block to the compiled pass; those of keys and values are still 0."""
         return torch.tensor([
-            [each.attention_gain.data_ptr(), each.feed_forward_gain.data_ptr(), 0, 0]
+            [*map(_address, (*each.gains, *each.shifts)), 0, 0]
             + [number for matrix in each.matrices for number in matrix.described()]
             for each in self.blocks
         ])  # fmt: skip
 
     @cached_property
-    def _widest(self) -> tuple[int, int]:
-        """The most numbers of a row, and of what a product needs beside it."""
-        pieces = max(each.n_pieces for each in self.blocks[0].matrices)
-        return PIECE * pieces, 12 * pieces + 16
+    def dtype(self) -> torch.dtype:
+        """The format of gains, and of keys and values."""
+        return self.blocks[0].gains[0].dtype
 
     def decode(
         self,
-        x: Float[Tensor, "batch d_model"],
-        rotation: tuple[Float[Tensor, "batch_or_1 head_dim"], Float[Tensor, "batch_or_1 head_dim"]],
+        x: Float[Tensor, "row d_model"],
+        rotation: tuple[Float[Tensor, "row_or_1 head_dim"], Float[Tensor, "row_or_1 head_dim"]] | None,
         slots: Slots,
         held: Sequence[tuple[Tensor, Tensor]],
-    ) -> Float[Tensor, "batch d_model"]:
-        """The residual stream after the blocks, of the one new token of each sequence.
+        n_new: int = 1,
+    ) -> Float[Tensor, "row d_model"]:
+        """The residual stream after the blocks, of new tokens: `n_new` rows are those of one sequence, in their order.
 
-        `rotation` are the cosines and signed sines of its position, one for all sequences or one for each; `held` each
-        layer's keys and values in fp32, [block, kv_heads, slot, head_dim], which `slots` counts the new ones in: they
-        are written there.
+        `rotation` are the cosines and signed sines of positions, one for all rows or one for each; `held` each layer's
+        keys and values [block, kv_heads, slot, head_dim] in `dtype`. For each row `slots` counts the slots that it
+        sees, with its own as the last: there its key and its value are written.
         """
         KERNELS.load("blocks.numba_blocks")
         from napkin.kernels.blocks.numba_blocks import decode
 
-        n_sequences, d_model = x.shape
+        n_rows, d_model = x.shape
         result = x.to(torch.float32, copy=True).contiguous()
-        cosines, sines = (each.contiguous() for each in rotation)
+        tables = [] if rotation is None else [each.float().contiguous() for each in rotation]
         counts, table, (keys, _) = slots.counts, slots.table.contiguous(), held[0]
-        assert keys.dtype == torch.float32
+        assert keys.dtype == self.dtype
         assert all(each.stride() == keys.stride() for pair in held for each in pair)
         assert keys.stride()[2:] == (self.head_dim, 1)
         layers = self.described.clone()
-        layers[:, 2:4] = torch.tensor([[each.data_ptr() for each in pair] for pair in held])
+        layers[:, 4:6] = torch.tensor([[each.data_ptr() for each in pair] for pair in held])
 
-        widest, of_products = self._widest
-        group, d_ff = self.n_heads // self.n_kv_heads, len(self.blocks[0].gate_up.values) // 2
-        # Behind a row: its integers, scales and sums of their pieces, and a buffer.
-        of_row = 4 * widest + n_sequences * (2 * (widest + PIECE) + 8 * (widest // PIECE)) + 32
-        own_bytes = of_row + 4 * max(of_products, group * (slots.longest + 1), self.head_dim)
+        widest = max(each.n_columns for each in self.blocks[0].matrices)
+        group, d_ff = self.n_heads // self.n_kv_heads, self.blocks[0].down.n_columns
+        up_width, most_rows = _rows_of(self.blocks[0].up), max(map(_rows_of, self.blocks[0].matrices))
+        # A row, the numbers that matrices are multiplied by, their scales and sums by pieces, and a buffer.
+        of_row = 4 * widest + n_rows * (4 * (widest + PIECE) + 8 * (widest // PIECE)) + 32
+        buffer = max(12 * (widest // PIECE) + 16, group * (slots.longest + 1), self.head_dim, most_rows)
+        own_bytes = of_row + 4 * buffer
         own_bytes += -own_bytes % _LINE + _LINE
-        of_all = (2 * self.n_heads + 2 * self.n_kv_heads) * self.head_dim + 2 * d_ff + d_model
+        of_all = (2 * self.n_heads + 2 * self.n_kv_heads) * self.head_dim + up_width + d_model
         team, n_threads = team_of_threads()
-        shared, own = torch.empty(n_sequences * of_all), torch.empty(n_threads * own_bytes // 4)
+        shared, own = torch.empty(n_rows * of_all), torch.empty(n_threads * own_bytes // 4)
+        turns = tables and len(tables[0]) > 1
         given = [
             *((0, 0, 0) if team is None else team.functions),
-            *(result.data_ptr(), layers.data_ptr(), len(self.blocks), n_sequences, d_model, d_ff),
+            *(result.data_ptr(), layers.data_ptr(), len(self.blocks), n_rows, n_new, d_model, d_ff),
+            *(int(self.dtype == torch.bfloat16), _NORMS[self.norm], _ACTIVATIONS[self.activation]),
             *(self.n_heads, self.n_kv_heads, self.head_dim, _bits(self.eps), _bits(self.scale)),
             *(counts.data_ptr(), table.data_ptr(), table.shape[1], keys.shape[2], keys.stride(0), keys.stride(1)),
-            *(slots.longest, cosines.data_ptr(), sines.data_ptr(), self.head_dim if len(cosines) > 1 else 0),
+            *(slots.longest, *([each.data_ptr() for each in tables] or [0, 0]), self.head_dim if turns else 0),
             *(shared.data_ptr(), own.data_ptr(), own_bytes, widest),
         ]
         numbers = (ctypes.c_int64 * len(given))(*given)
@@ -137,12 +171,20 @@ class IntegerBlocks:
             decode(ctypes.addressof(numbers))
         else:
             team.parallel(decode.address, numbers, n_threads, 0)
-        return result
+        return result.to(x.dtype)
 
 
 def can_decode() -> bool:
     """True in inference mode, for tensors that have data, where no meter looks at single operators."""
     return may_be_compiled() and not torch._C._len_torch_dispatch_stack()
+
+
+def _rows_of(matrix: IntegerMatrix | Matrix) -> int:
+    return len(matrix.weight if isinstance(matrix, Matrix) else matrix.values)
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _bits(number: float) -> int:

@@ -1,9 +1,11 @@
-"""All blocks of a model for a new token of some sequences, compiled: pre-norm blocks with RMSNorm, rotated queries and
-keys, SwiGLU, and matrices of integers.
+"""All blocks of a model for new tokens of some sequences, compiled: pre-norm blocks with RMSNorm or LayerNorm, rotated
+queries and keys or none, SwiGLU or GELU, and matrices of integers, bf16 or float32.
 
 Operator by operator, a small model's token is mostly the calls of its operators. Here all threads of a team run through
 all layers, each with its share of the rows of every matrix, and wait for each other where one reads what all wrote.
 What is short, as a norm, each thread computes for itself.
+
+Numbers between products are float32. In a model of bf16 they are rounded where its modules round them.
 """
 
 from typing import Any
@@ -12,11 +14,27 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from napkin.kernels.attention.numba_decode import attend_to_float32
-from napkin.kernels.numba_numbers import FASTMATH, float_argument, sigmoid
+from napkin.kernels.attention.numba_decode import attend_to_bf16, attend_to_float32
+from napkin.kernels.numba_numbers import (
+    FASTMATH,
+    bf16_at,
+    float_argument,
+    narrow_row,
+    narrowed,
+    sigmoid,
+    widen_row,
+    widened,
+)
+from napkin.kernels.pointwise.numba_pointwise import gelu_tanh
+from napkin.kernels.products.numba_dense import multiply_bf16, multiply_float32
 from napkin.kernels.products.numba_integers import INT8, PIECE, multiply_rows, number_bytes, take_integers
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
 from napkin.machine_code.pointers import f32_at, i64_at, operation
+
+NUMBERS = 3
+"""The form of a matrix that is no integers: its numbers have the model's format."""
+NO_NORM, RMS_NORM, LAYER_NORM = range(3)
+SWIGLU, GELU_TANH = range(2)
 
 _I32 = ir.IntType(32)
 
@@ -47,43 +65,113 @@ def _share(n, thread, n_threads):
 
 
 @jitted_with(fastmath=FASTMATH)
-def _norm_to_integers(x, gain, eps, n_sequences, n, in_planes, row, numbers, scales, sums):
-    """The integers of x / sqrt(mean(x²) + eps) · gain, of each sequence; without a norm where gain is 0."""
-    n_pieces = (n + PIECE - 1) // PIECE
-    normed = f32_at(row)
-    for b in range(n_sequences):
-        wide = f32_at(x + 4 * b * n)
-        if gain:
-            gains = f32_at(gain)
-            squares = np.float32(0)
+def _norm_row(x, gain, shift, norm, is_bf16, eps, n, row):
+    """row = the norm of n float32 at x, without one the numbers themselves; gain and shift are addresses of numbers in
+    the model's format, a shift of 0 is none."""
+    wide, normed = f32_at(x), f32_at(row)
+    mean, squares = np.float32(0), np.float32(0)
+    if norm == NO_NORM:
+        for j in range(n):
+            normed[j] = wide[j]
+        return
+    if norm == LAYER_NORM:
+        for j in range(n):
+            mean += wide[j]
+        mean /= np.float32(n)
+    for j in range(n):
+        squares += (wide[j] - mean) * (wide[j] - mean)
+    factor = np.float32(1) / np.float32(np.sqrt(squares / np.float32(n) + eps))
+    if is_bf16:
+        narrow = bf16_at(gain)
+        for j in range(n):
+            normed[j] = (wide[j] - mean) * factor * widened(narrow[j])
+        if shift:
+            narrow = bf16_at(shift)
             for j in range(n):
-                squares += wide[j] * wide[j]
-            factor = np.float32(1) / np.float32(np.sqrt(squares / np.float32(n) + eps))
+                normed[j] += widened(narrow[j])
+    else:
+        gains = f32_at(gain)
+        for j in range(n):
+            normed[j] = (wide[j] - mean) * factor * gains[j]
+        if shift:
+            shifts = f32_at(shift)
             for j in range(n):
-                normed[j] = wide[j] * factor * gains[j]
-        else:
-            for j in range(n):
-                normed[j] = wide[j]
-        of_pieces = 4 * n_pieces * b
-        take_integers(
-            row, n, n_pieces, in_planes, numbers + number_bytes(n_pieces) * b, scales + of_pieces, sums + of_pieces
-        )
+                normed[j] += shifts[j]
 
 
 @jitted_with(fastmath=FASTMATH)
-def _multiply(matrix, numbers, scales, sums, y, y_row, start, stop, n_sequences, buffer):
+def _take(x, x_row, gain, shift, norm, is_bf16, eps, n_rows, n, form, row, numbers, scales, sums):
+    """The numbers that a matrix of that form is multiplied by, of the norms of rows of n float32, x_row apart."""
+    n_pieces = (n + PIECE - 1) // PIECE
+    for b in range(n_rows):
+        _norm_row(x + 4 * b * x_row, gain, shift, norm, is_bf16, eps, n, row)
+        if form == NUMBERS:
+            narrow_row(f32_at(row), numbers, is_bf16, b * n, n)
+        else:
+            of_pieces = 4 * n_pieces * b
+            take_integers(
+                row, n, n_pieces, form != INT8, numbers + number_bytes(n_pieces) * b, scales + of_pieces,
+                sums + of_pieces,
+            )  # fmt: skip
+
+
+@jitted_with(fastmath=FASTMATH)
+def _multiply(matrix, is_bf16, numbers, scales, sums, y, y_row, start, stop, n_rows, buffer):
     """The products with the rows start to stop of a matrix, and its biases; `matrix` are the eight numbers that
-    describe it: addresses of values, scales, offsets and biases, pieces and groups of a row, the format of its scales,
-    and its form."""
-    multiply_rows(
-        numbers, scales, sums, matrix[0], matrix[1], matrix[2], y, start, stop, n_sequences, matrix[4], matrix[5],
-        matrix[6], y_row, matrix[7], buffer,
-    )  # fmt: skip
+    describe it: addresses of values, scales, offsets and biases; pieces of a row, or its numbers where it has no
+    integers; groups of a row, the format of its scales, and its form."""
+    if matrix[7] != NUMBERS:
+        multiply_rows(
+            numbers, scales, sums, matrix[0], matrix[1], matrix[2], y, start, stop, n_rows, matrix[4], matrix[5],
+            matrix[6], y_row, matrix[7], buffer,
+        )  # fmt: skip
+    elif is_bf16:
+        multiply_bf16(numbers, matrix[0], y, start, stop, n_rows, matrix[4], y_row)
+    else:
+        multiply_float32(numbers, matrix[0], y, start, stop, n_rows, matrix[4], y_row)
+    result, n = f32_at(y), stop - start
     if matrix[3]:
-        biases, result = f32_at(matrix[3]), f32_at(y)
-        for b in range(n_sequences):
-            for i in range(start, stop):
-                result[b * y_row + i] += biases[i]
+        biases = f32_at(buffer)
+        widen_row(matrix[3], is_bf16, start, n, biases)
+        for b in range(n_rows):
+            for i in range(n):
+                result[b * y_row + start + i] += biases[i]
+    if is_bf16:
+        for b in range(n_rows):
+            _round(y + 4 * (b * y_row + start), n)
+
+
+@jitted_with(fastmath=FASTMATH)
+def _round(row, n):
+    """Round n float32 to bf16."""
+    numbers = f32_at(row)
+    for j in range(n):
+        numbers[j] = widened(narrowed(numbers[j]))
+
+
+@jitted_with(fastmath=FASTMATH)
+def _add(x, written, is_bf16, n_rows, n, start, stop):
+    """x += what was written, of the columns start to stop."""
+    stream, result = f32_at(x), f32_at(written)
+    for b in range(n_rows):
+        for i in range(b * n + start, b * n + stop):
+            stream[i] += result[i]
+        if is_bf16:
+            _round(x + 4 * (b * n + start), stop - start)
+
+
+@jitted_with(fastmath=FASTMATH)
+def _activate(wide, wide_row, activation, d_ff, n_rows, start, stop):
+    """The numbers start to stop that the down matrix reads, in place of the gates or what is activated."""
+    numbers = f32_at(wide)
+    for b in range(n_rows):
+        first = b * wide_row
+        if activation == SWIGLU:
+            for i in range(first + start, first + stop):
+                numbers[i] = numbers[i] * sigmoid(numbers[i]) * numbers[i + d_ff]
+        else:
+            for i in range(first + start, first + stop):
+                numbers[i] = gelu_tanh(numbers[i])
 
 
 @jitted_with(fastmath=FASTMATH)
@@ -96,41 +184,63 @@ def _rotate(vector, cosines, signed_sines, width, to):
 
 
 @jitted_with(fastmath=FASTMATH)
-def _attend(
-    qkv, mixed, keys, values, rotation, counts, table, b, h, n_heads, n_kv_heads, width, n_blocks, block_size,
-    block_stride, head_stride, longest, scale, rotation_row, buffer,
+def _keep(
+    qkv, keys, values, is_bf16, rotation, counts, table, b, h, n_heads, n_kv_heads, width, n_blocks, block_size,
+    block_stride, head_stride, rotation_row, buffer,
 ):  # fmt: skip
-    """Attention of the queries that read key head h of sequence b, whose new key and value it keeps."""
+    """Keep the key and the value of key head h of row b, and rotate it and the queries that read it."""
     group = n_heads // n_kv_heads
     row = qkv + 4 * b * (n_heads + 2 * n_kv_heads) * width
-    cosines, sines = f32_at(rotation[0] + 4 * b * rotation_row), f32_at(rotation[1] + 4 * b * rotation_row)
-    rotated = f32_at(buffer)
-    queries = row + 4 * h * group * width
-    for g in range(group):
-        query = f32_at(queries + 4 * g * width)
-        _rotate(query, cosines, sines, width, rotated)
-        for j in range(width):
-            query[j] = rotated[j]
     last = i64_at(counts)[b] - 1
     block = i64_at(table)[b * n_blocks + last // block_size]
-    place = 4 * (block * block_stride + h * head_stride + last % block_size * width)
-    _rotate(f32_at(row + 4 * (n_heads + h) * width), cosines, sines, width, f32_at(keys + place))
-    value, kept = f32_at(row + 4 * (n_heads + n_kv_heads + h) * width), f32_at(values + place)
-    for j in range(width):
-        kept[j] = value[j]
-    head = 4 * h * head_stride
-    attend_to_float32(
-        queries, keys + head, values + head, 0, 0, mixed + 4 * (b * n_heads + h * group) * width, counts + 8 * b,
-        table + 8 * b * n_blocks, 0, 1, 1, group, width, n_blocks, block_size, block_stride, head_stride, longest,
-        scale, 0, buffer,
-    )  # fmt: skip
+    place = block * block_stride + h * head_stride + last % block_size * width
+    key, value = row + 4 * (n_heads + h) * width, row + 4 * (n_heads + n_kv_heads + h) * width
+    if rotation[0]:
+        rotated = f32_at(buffer)
+        cosines, sines = f32_at(rotation[0] + 4 * b * rotation_row), f32_at(rotation[1] + 4 * b * rotation_row)
+        for g in range(group):
+            query = f32_at(row + 4 * (h * group + g) * width)
+            _rotate(query, cosines, sines, width, rotated)
+            for j in range(width):
+                query[j] = rotated[j]
+        if is_bf16:
+            _round(row + 4 * h * group * width, group * width)
+        _rotate(f32_at(key), cosines, sines, width, rotated)
+        narrow_row(rotated, keys, is_bf16, place, width)
+    else:
+        narrow_row(f32_at(key), keys, is_bf16, place, width)
+    narrow_row(f32_at(value), values, is_bf16, place, width)
+
+
+@jitted_with(fastmath=FASTMATH)
+def _attend(
+    qkv, mixed, keys, values, is_bf16, counts, table, b, h, n_heads, n_kv_heads, width, n_blocks, block_size,
+    block_stride, head_stride, longest, scale, buffer,
+):  # fmt: skip
+    """Attention of the queries of row b that read key head h."""
+    group = n_heads // n_kv_heads
+    queries = qkv + 4 * (b * (n_heads + 2 * n_kv_heads) + h * group) * width
+    to = mixed + 4 * (b * n_heads + h * group) * width
+    if is_bf16:
+        head = 2 * h * head_stride
+        attend_to_bf16(
+            queries, keys + head, values + head, 0, 0, to, counts + 8 * b, table + 8 * b * n_blocks, 0, 1, 1, group,
+            width, n_blocks, block_size, block_stride, head_stride, longest, scale, 0, buffer,
+        )  # fmt: skip
+    else:
+        head = 4 * h * head_stride
+        attend_to_float32(
+            queries, keys + head, values + head, 0, 0, to, counts + 8 * b, table + 8 * b * n_blocks, 0, 1, 1, group,
+            width, n_blocks, block_size, block_stride, head_stride, longest, scale, 0, buffer,
+        )  # fmt: skip
 
 
 MATRIX = 8
 """Numbers that describe a matrix, see `_multiply`."""
-LAYER = 4 + 4 * MATRIX
-"""Numbers that describe a layer: addresses of the gains of its norms and of its keys and values, and its matrices: of
-queries, keys and values; of the output; of gate and up; and of down."""
+FIRST_MATRIX = 6
+LAYER = FIRST_MATRIX + 4 * MATRIX
+"""Numbers that describe a layer: addresses of the gains and of the shifts of its norms, of its keys and its values, and
+its matrices: of queries, keys and values; of the output; of gate and up; and of down."""
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
@@ -138,82 +248,87 @@ def decode(given):
     """Run through all layers, as one of the threads of a team.
 
     `given` is the address of int64: the addresses of omp_get_thread_num, omp_get_num_threads and GOMP_barrier, or 0 for
-    no team; then those that the assignment below names. x is float32 [sequences, d_model] and becomes the residual
-    stream after the last block. Sequence b has counts[b] tokens with its new one, in blocks table[b] of keys and
-    values, as in `attend_float32`.
+    no team; then those that the assignment below names. x is float32 [rows, d_model] and becomes the residual stream
+    after the last block; `n_new` rows in a row are new tokens of one sequence. Row b is a token of a sequence that has
+    counts[b] tokens with it, in blocks table[b] of keys and values, as in `attend_float32`.
     """
     a = i64_at(given)
     thread, n_threads, barrier = 0, 1, a[2]
     if barrier:
         thread, n_threads = _asked(a[0]), _asked(a[1])
-    x, layers, n_layers, n_sequences, d_model, d_ff = a[3], a[4], a[5], a[6], a[7], a[8]
-    n_heads, n_kv_heads, width, eps, scale = a[9], a[10], a[11], float_argument(a[12]), a[13]
-    counts, table, n_blocks, block_size, block_stride, head_stride, longest = (
-        a[14], a[15], a[16], a[17], a[18], a[19], a[20],
-    )  # fmt: skip
-    rotation_row, shared, own, own_bytes, widest = a[23], a[24], a[25], a[26], a[27]
-    rotation = i64_at(given + 8 * 21)
+    x, layers, n_layers, n_rows, n_new, d_model, d_ff, is_bf16 = a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]
+    norm, activation, n_heads, n_kv_heads, width = a[11], a[12], a[13], a[14], a[15]
+    eps, scale, counts, table, n_blocks, block_size = float_argument(a[16]), a[17], a[18], a[19], a[20], a[21]
+    block_stride, head_stride, longest, rotation_row = a[22], a[23], a[24], a[27]
+    shared, own, own_bytes, widest = a[28], a[29], a[30], a[31]
+    rotation = i64_at(given + 8 * 25)
 
     qkv_width, mixed_width = (n_heads + 2 * n_kv_heads) * width, n_heads * width
+    wide_row = 2 * d_ff if activation == SWIGLU else d_ff
     qkv = shared
-    mixed = qkv + 4 * n_sequences * qkv_width
-    wide = mixed + 4 * n_sequences * mixed_width
-    written = wide + 4 * n_sequences * 2 * d_ff
+    mixed = qkv + 4 * n_rows * qkv_width
+    wide = mixed + 4 * n_rows * mixed_width
+    written = wide + 4 * n_rows * wide_row
     row = own + thread * own_bytes
     pieces = (widest + PIECE - 1) // PIECE
     numbers = row + 4 * pieces * PIECE
-    scales = numbers + number_bytes(pieces) * n_sequences
-    sums = scales + 4 * pieces * n_sequences
+    scales = numbers + 4 * (pieces + 1) * PIECE * n_rows
+    sums = scales + 4 * pieces * n_rows
     # Sums are read in eights.
-    buffer = sums + 4 * pieces * n_sequences + 32
-    stream, result, gated = f32_at(x), f32_at(written), f32_at(wide)
+    buffer = sums + 4 * pieces * n_rows + 32
 
     for layer in range(n_layers):
         at = layers + 8 * LAYER * layer
         of_layer = i64_at(at)
-        of_qkv, of_output = i64_at(at + 8 * 4), i64_at(at + 8 * (4 + MATRIX))
-        of_gate_up, of_down = i64_at(at + 8 * (4 + 2 * MATRIX)), i64_at(at + 8 * (4 + 3 * MATRIX))
+        of_qkv, of_output = i64_at(at + 8 * FIRST_MATRIX), i64_at(at + 8 * (FIRST_MATRIX + MATRIX))
+        of_up, of_down = i64_at(at + 8 * (FIRST_MATRIX + 2 * MATRIX)), i64_at(at + 8 * (FIRST_MATRIX + 3 * MATRIX))
+        keys, values = of_layer[4], of_layer[5]
 
-        _norm_to_integers(x, of_layer[0], eps, n_sequences, d_model, of_qkv[7] != INT8, row, numbers, scales, sums)
+        _take(
+            x, d_model, of_layer[0], of_layer[2], norm, is_bf16, eps, n_rows, d_model, of_qkv[7], row, numbers, scales,
+            sums,
+        )  # fmt: skip
         first, last = _share(qkv_width, thread, n_threads), _share(qkv_width, thread + 1, n_threads)
-        _multiply(of_qkv, numbers, scales, sums, qkv, qkv_width, first, last, n_sequences, buffer)
+        _multiply(of_qkv, is_bf16, numbers, scales, sums, qkv, qkv_width, first, last, n_rows, buffer)
         _wait(barrier)
 
-        for item in range(thread, n_sequences * n_kv_heads, n_threads):
-            _attend(
-                qkv, mixed, of_layer[2], of_layer[3], rotation, counts, table, item // n_kv_heads, item % n_kv_heads,
-                n_heads, n_kv_heads, width, n_blocks, block_size, block_stride, head_stride, longest, scale,
-                rotation_row, buffer,
-            )  # fmt: skip
+        for item in range(thread, n_rows // n_new * n_kv_heads, n_threads):
+            h, first = item % n_kv_heads, item // n_kv_heads * n_new
+            # A new token sees those before it.
+            for b in range(first, first + n_new):
+                _keep(
+                    qkv, keys, values, is_bf16, rotation, counts, table, b, h, n_heads, n_kv_heads, width, n_blocks,
+                    block_size, block_stride, head_stride, rotation_row, buffer,
+                )  # fmt: skip
+            for b in range(first, first + n_new):
+                _attend(
+                    qkv, mixed, keys, values, is_bf16, counts, table, b, h, n_heads, n_kv_heads, width, n_blocks,
+                    block_size, block_stride, head_stride, longest, scale, buffer,
+                )  # fmt: skip
         _wait(barrier)
 
-        _norm_to_integers(mixed, 0, eps, n_sequences, mixed_width, of_output[7] != INT8, row, numbers, scales, sums)
+        _take(
+            mixed, mixed_width, 0, 0, NO_NORM, is_bf16, eps, n_rows, mixed_width, of_output[7], row, numbers, scales,
+            sums,
+        )  # fmt: skip
         first, last = _share(d_model, thread, n_threads), _share(d_model, thread + 1, n_threads)
-        _multiply(of_output, numbers, scales, sums, written, d_model, first, last, n_sequences, buffer)
-        for b in range(n_sequences):
-            for i in range(b * d_model + first, b * d_model + last):
-                stream[i] += result[i]
+        _multiply(of_output, is_bf16, numbers, scales, sums, written, d_model, first, last, n_rows, buffer)
+        _add(x, written, is_bf16, n_rows, d_model, first, last)
         _wait(barrier)
 
-        _norm_to_integers(x, of_layer[1], eps, n_sequences, d_model, of_gate_up[7] != INT8, row, numbers, scales, sums)
+        _take(
+            x, d_model, of_layer[1], of_layer[3], norm, is_bf16, eps, n_rows, d_model, of_up[7], row, numbers, scales,
+            sums,
+        )  # fmt: skip
         first, last = _share(d_ff, thread, n_threads), _share(d_ff, thread + 1, n_threads)
-        _multiply(of_gate_up, numbers, scales, sums, wide, 2 * d_ff, first, last, n_sequences, buffer)
-        _multiply(of_gate_up, numbers, scales, sums, wide, 2 * d_ff, d_ff + first, d_ff + last, n_sequences, buffer)
-        for b in range(n_sequences):
-            for i in range(2 * b * d_ff + first, 2 * b * d_ff + last):
-                gated[i] = gated[i] * sigmoid(gated[i]) * gated[i + d_ff]
+        _multiply(of_up, is_bf16, numbers, scales, sums, wide, wide_row, first, last, n_rows, buffer)
+        if activation == SWIGLU:
+            _multiply(of_up, is_bf16, numbers, scales, sums, wide, wide_row, d_ff + first, d_ff + last, n_rows, buffer)
+        _activate(wide, wide_row, activation, d_ff, n_rows, first, last)
         _wait(barrier)
 
-        # Of each sequence, the first half of what gate and up made is what down reads.
-        pieces_of_ff = (d_ff + PIECE - 1) // PIECE
-        for b in range(n_sequences):
-            _norm_to_integers(
-                wide + 8 * b * d_ff, 0, eps, 1, d_ff, of_down[7] != INT8, row, numbers + number_bytes(pieces_of_ff) * b,
-                scales + 4 * pieces_of_ff * b, sums + 4 * pieces_of_ff * b,
-            )  # fmt: skip
+        _take(wide, wide_row, 0, 0, NO_NORM, is_bf16, eps, n_rows, d_ff, of_down[7], row, numbers, scales, sums)
         first, last = _share(d_model, thread, n_threads), _share(d_model, thread + 1, n_threads)
-        _multiply(of_down, numbers, scales, sums, written, d_model, first, last, n_sequences, buffer)
-        for b in range(n_sequences):
-            for i in range(b * d_model + first, b * d_model + last):
-                stream[i] += result[i]
+        _multiply(of_down, is_bf16, numbers, scales, sums, written, d_model, first, last, n_rows, buffer)
+        _add(x, written, is_bf16, n_rows, d_model, first, last)
         _wait(barrier)

@@ -6,26 +6,28 @@ Activations take numbers in pieces that stay in the processor's first cache.
 import numpy as np
 
 from napkin.kernels.numba_numbers import FASTMATH, narrow_row, sigmoid, widen_row
-from napkin.machine_code.compiled_function import CompiledFunction
+from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
 from napkin.machine_code.pointers import f32_at
 
 _TWICE_SQRT_2_OVER_PI = np.float32(1.5957691216057308)
 _CUBIC = np.float32(0.044715)
 
 
+@jitted_with(fastmath=FASTMATH, inline="always")
+def gelu_tanh(z):
+    """z/2 · (1 + tanh(u)), u = sqrt(2/π) · (z + 0.044715 · z³): (1 + tanh(u)) / 2 is sigmoid(2u)."""
+    return z * sigmoid(_TWICE_SQRT_2_OVER_PI * z * (np.float32(1) + _CUBIC * z * z))
+
+
 @CompiledFunction.with_options(fastmath=FASTMATH)
 def gelu_tanh_forward(x, is_bf16, y, start, stop, piece, buffer):
-    """y = x/2 · (1 + tanh(u)), u = sqrt(2/π) · (x + 0.044715 · x³), of the numbers start to stop.
-
-    (1 + tanh(u)) / 2 is sigmoid(2u). A piece stays in cache, in the buffer.
-    """
+    """y = gelu_tanh(x) of the numbers start to stop. A piece stays in cache, in the buffer."""
     row = f32_at(buffer)
     for first in range(start, stop, piece):
         n = min(piece, stop - first)
         widen_row(x, is_bf16, first, n, row)
         for j in range(n):
-            z = row[j]
-            row[j] = z * sigmoid(_TWICE_SQRT_2_OVER_PI * z * (np.float32(1) + _CUBIC * z * z))
+            row[j] = gelu_tanh(row[j])
         narrow_row(row, y, is_bf16, first, n)
 
 
