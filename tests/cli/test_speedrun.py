@@ -298,6 +298,7 @@ def test_a_speedrun_of_few_minutes_that_is_killed_at_several_moments_ends_with_a
         arguments = [sys.executable, "-m", "napkin", "speedrun", "--minutes", minutes, "--out", "out", "--json"]
         status, said = killed_when(arguments, tmp_path, lambda: has_begun("corpus"))
         if status == -signal.SIGKILL:
+            assert has_begun("corpus"), f"killed by another, in its planning: {said[-500:]}"
             break
         assert status == 2
         assert "too few for" in said
