@@ -180,7 +180,7 @@ export const chart = (place, lines, options) => {
     move: (to) => {
       range = to;
       plot.setScale("x", { min: to[0], max: to[1] });
-      layer.style.setProperty("--moved", `${plot.over.clientWidth * map(to, logX)(drawn[0])}px`);
+      layer.style.setProperty("--moved", `${plot.bbox.width / devicePixelRatio * map(to, logX)(drawn[0])}px`);
     },
     /** @param {Line[]} others @param {Range} to */
     show: (others, to) => {

@@ -236,10 +236,9 @@ const closer = (from, to) => {
 const pan = (share) => {
   const [low, high] = part();
   range = byId("logarithmic-x").checked ? [low * (high / low) ** share, high * (high / low) ** share] : [low + share * (high - low), high + share * (high - low)];
-  for (const { place, plot } of shown.values()) {
-    const box = place.getBoundingClientRect();
-    if (box.bottom > 0 && box.top < innerHeight) plot?.move(range);
-  }
+  // Looked for before anything is moved: a look in between would have the page laid out again.
+  const seen = [...shown.values()].filter(({ place }) => { const box = place.getBoundingClientRect(); return box.bottom > 0 && box.top < innerHeight; });
+  for (const { plot } of seen) plot?.move(range);
   // What is being asked for would be of another part.
   turn++;
   isBusy = true;
