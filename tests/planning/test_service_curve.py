@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from napkin.model.config import preset
 from napkin.planning.services.service_curve import ServiceCurve, ServicePoint, service_curves
 from napkin.planning.services.service_plan import plan_service
 
-LOAD = {"input_tokens": 512, "output_tokens": 64}
+LOAD: dict[str, Any] = {"input_tokens": 512, "output_tokens": 64}
 
 
 def test_points_are_the_plans_of_their_loads() -> None:
