@@ -70,11 +70,12 @@ class RunProcesses:
         with self._changing:
             holder = lock_holder(path)
             if holder is None:
-                why = "by a process that is not this user's, or not on this machine" if is_being_trained(path) else ""
-                raise NapkinError(
-                    f"'{name}' is being trained {why}: stop it where it was started" if why else
-                    f"'{name}' is not being trained: there is nothing to stop"
-                )  # fmt: skip
+                if is_being_trained(path):
+                    raise NapkinError(
+                        f"'{name}' is being trained by a process that is not this user's, or not on this machine: stop "
+                        "it where it was started"
+                    )
+                raise NapkinError(f"'{name}' is not being trained: there is nothing to stop")
             if (name, holder) in self._asked:
                 raise NapkinError(f"'{name}' was asked to stop: its step ends, and a checkpoint is written")
             _interrupt(path, holder)
