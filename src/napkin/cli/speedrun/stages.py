@@ -277,7 +277,7 @@ MOST_EPOCHS = 3
 """Times that tuning reads a conversation. A model of 418,272 parameters had its lowest held-out loss within the first
 four, and in eighteen learned the wrong sums of its teacher by heart."""
 MOST_ASKED = 10
-"""Times that rewards ask a sum. That model was right on held-out sums then, and on none of them after thirty."""
+"""Times that rewards ask a sum. That model was right on two of three held-out sums then, on none after thirty."""
 _SUMS_OF_ONE_DIGIT = 100
 
 

@@ -18,7 +18,11 @@ let plot = null;
 
 const valueOf = (/** @type {Run} */ run, /** @type {string} */ field) => field === "loss" ? run.loss : run.values[sweep.fields.indexOf(field)];
 const names = () => [...sweep.fields, "loss"];
-const short = (/** @type {any} */ value) => typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value ?? "–");
+const short = (/** @type {any} */ value) => {
+  if (typeof value !== "number") return String(value ?? "–");
+  const rounded = Number(value.toPrecision(4));
+  return Math.abs(rounded) >= 1e6 ? rounded.toExponential().replace("e+", "e") : String(rounded);
+};
 
 /** An axis of numbers, logarithmic where they span a factor of 20, or of names. @param {string} name @returns {Axis} */
 const axisOf = (name) => {
