@@ -108,8 +108,12 @@ def test_a_share_of_the_pages_is_whole_folders_of_each_part(tmp_path: Path) -> N
     assert len(chosen) == 15
     assert chosen_pages(pages, files[::-1], 0.5) == (chosen, n_bytes)
     assert len(chosen_pages(pages, files, 1e-6)[0]) == 1
-    alone = [file.name for file in files]
-    assert sum(file.bytes for file in find_files(chosen_pages(alone, files, 0.5)[0]) if isinstance(file, InputFile)) > 0
+    # Files by name, or in one folder, give their share together: each alone is more than its own.
+    for flat in ([file.name for file in files], [str(tmp_path / "pages" / "large" / "3")]):
+        of_flat = [file for file in find_files(flat) if isinstance(file, InputFile)]
+        chosen, n_bytes = chosen_pages(flat, of_flat, 0.5)
+        assert n_bytes == sum(file.bytes for file in of_flat) / 2
+        assert sum(file.bytes for file in find_files(chosen) if isinstance(file, InputFile)) == n_bytes
 
 
 def test_a_killed_speedrun_goes_on_with_the_stage_that_was_killed(tmp_path: Path) -> None:

@@ -318,10 +318,12 @@ def chosen_pages(paths: Sequence[str], files: "Sequence[InputFile]", share: floa
     top = sorted(given) if given <= sizes.keys() else [file.name for file in files]
     while len(top) == 1 and within[top[0]]:
         top = sorted(within[top[0]])
+    # Files that stand beside folders, or in the only one, give their share together.
+    parts = [[each] for each in top if within[each]] + [[each for each in top if not within[each]]]
     chosen, total = list[str](), 0
-    for each in top:
-        wanted = share * sizes[each]
-        left, waiting = wanted, [each]
+    for part in parts:
+        wanted = share * sum(sizes[each] for each in part)
+        left, waiting = wanted, sorted(part, key=order, reverse=True)
         while waiting and left > _CLOSE * wanted:
             path = waiting.pop()
             if sizes[path] <= left:
