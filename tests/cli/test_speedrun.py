@@ -112,7 +112,8 @@ def test_a_share_of_the_pages_is_whole_folders_of_each_part(tmp_path: Path) -> N
     for flat in ([file.name for file in files], [str(tmp_path / "pages" / "large" / "3")]):
         of_flat = [file for file in find_files(flat) if isinstance(file, InputFile)]
         chosen, n_bytes = chosen_pages(flat, of_flat, 0.5)
-        assert n_bytes == sum(file.bytes for file in of_flat) / 2
+        half = sum(file.bytes for file in of_flat) / 2
+        assert 0.9 * half <= n_bytes <= half
         assert sum(file.bytes for file in find_files(chosen) if isinstance(file, InputFile)) == n_bytes
 
 
