@@ -151,7 +151,7 @@ def run_rows(browser: Browser, address: str, n_runs: int, most_minutes: float) -
     seen = time.perf_counter() - begin
     browser.wait_for("document.body.dataset.drawn > 0")
     drawn = time.perf_counter() - begin
-    # While the files are read whole in the background, as it is when somebody begins to look.
+    # The files are still being read in the background, as they are when a user opens the page.
     scrolled, panned = (browser.run(FRAMES.replace("MOVE", move)) for move in (SCROLL, PAN))
     smooth = []
     for what, times in (("scrolling", scrolled), ("panning", panned)):

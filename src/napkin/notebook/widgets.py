@@ -21,7 +21,7 @@ from napkin.studio.page_files import with_top
 from napkin.studio.plans import PlanRequest, plan_by_count, planner_catalogue, recipe_text
 
 Answer = Callable[[bytes], Any]
-"""From the body of a question to its answer, which becomes JSON; a text is one as it is."""
+"""A function that takes the body of a request and returns its answer, which becomes JSON unless it is a text."""
 
 
 class PageWidget(anywidget.AnyWidget):

@@ -19,7 +19,7 @@ _SHOWN = "bytes_by_use seconds_by_kind peak_bytes fits seconds_per_step mfu fact
 
 _SOURCED = ("models", "devices")
 _SCRIPTS = ("studio.js", "controls.js", "planner.js")
-"""In the order of what they import."""
+"""The scripts of the page, each after those that it imports."""
 
 
 def write_planner_file(

@@ -31,7 +31,7 @@ _BEYOND = 100.0
 """A curve of best losses goes so many times beyond the largest run."""
 _CURVE_POINTS = 48
 _HEAD = 512
-"""In so many bytes a result says its format."""
+"""The number of first bytes in which a result says its format."""
 
 
 class Studies:

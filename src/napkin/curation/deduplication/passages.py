@@ -118,7 +118,7 @@ class PassageFile:
 
 _STEP = 2**16
 _FULLEST = 0.7
-"""Of the table, so that few places are looked at for a window."""
+"""The largest fraction of the table that is used, so that a search looks at few slots."""
 
 Span = tuple[int, int]
 

@@ -234,7 +234,7 @@ def mask_personal_data(
 ) -> tuple[str, dict[str, int]]:
     """The text with tokens in the place of personal data, and how many of each kind were masked.
 
-    With `unassigned` also IP addresses and telephone numbers that nobody can have, as examples in texts are:
+    With `unassigned` also IP addresses and telephone numbers that are not assigned, such as examples in manuals:
 
     >>> mask_personal_data("at 192.0.2.1 or 555-155-1234", unassigned=True)
     ('at <IP> or <PHONE>', {'ip': 1, 'phone': 1})
@@ -374,7 +374,7 @@ class PersonalData:
     """Which of secret, mail, iban, card, ip and phone are masked."""
     unassigned: bool = False
     """Mask also IP addresses that are not public, and ten digits in the forms of North America's telephone numbers that
-    are nobody's number there."""
+    are not assigned there."""
 
     def __post_init__(self) -> None:
         for kind in self.kinds:

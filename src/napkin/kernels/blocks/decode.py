@@ -21,7 +21,7 @@ _LINE = 64
 _NUMBERS = 3
 _NORMS = {"rms": 1, "layer": 2}
 _ACTIVATIONS = {"swiglu": 0, "gelu_tanh": 1}
-"""As numba_blocks.py numbers them."""
+"""The numbers by which numba_blocks.py knows them."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class BlockWeights:
     query_key_value: IntegerMatrix | Matrix
     output: IntegerMatrix | Matrix
     up: IntegerMatrix | Matrix
-    """Of gates and of what they multiply, where there are gates."""
+    """The matrices of the gates and of what they multiply, where the layer is gated."""
     down: IntegerMatrix | Matrix
 
     @property

@@ -32,7 +32,7 @@ from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
 from napkin.machine_code.pointers import f32_at, i64_at, operation
 
 NUMBERS = 3
-"""The form of a matrix that is no integers: its numbers have the model's format."""
+"""The form of a matrix that is not quantized: its numbers have the model's format."""
 NO_NORM, RMS_NORM, LAYER_NORM = range(3)
 SWIGLU, GELU_TANH = range(2)
 

@@ -14,7 +14,7 @@ from napkin.planning.services.replica import ServiceTimes
 from napkin.planning.services.service_plan import ServiceDegree, ServicePlan, plan_service
 
 CONCURRENCIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Requests in flight, on all devices together, that a curve has if nobody names others."""
+"""The numbers of requests in flight, on all devices together, that a curve has by default."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,10 @@ def service_curves(
 
 
 def _point(concurrency: int, degree: ServiceDegree, output_tokens: int) -> ServicePoint | None:
-    """None where the service does not fit. The seconds of a request are Little's law: those in flight per rate."""
+    """The point of a load, or None where the service does not fit.
+
+    By Little's law the seconds of a request are the requests in flight divided by the requests per second.
+    """
     if degree.times is None or degree.tokens_per_second is None:
         return None
     seconds = concurrency * output_tokens / degree.tokens_per_second

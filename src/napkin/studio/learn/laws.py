@@ -21,7 +21,7 @@ MOST_DROPPED = 20
 
 
 class IsoFlopRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Which of the example's runs count, and the budget that is asked about."""
+    """The runs of the example that the law is fitted to, and the budget that it is asked about."""
 
     drop_highest: Annotated[int, msgspec.Meta(ge=0, le=MOST_DROPPED)] = 5
     """Runs of highest loss that are left out."""
