@@ -25,7 +25,7 @@ from napkin.errors import NapkinError, first_line
 from napkin.files import StrPath
 from napkin.serving.loopback import Headers, refusal_of_source, with_headers
 from napkin.studio.chat_routes import CHAT_ROUTES, prepare_chat
-from napkin.studio.corpora import Corpora
+from napkin.studio.corpora import corpora_below
 from napkin.studio.data_routes import DATA_ROUTES
 from napkin.studio.learn.ideas import IDEAS, LEARN, idea_page, index_page
 from napkin.studio.page_files import ASSETS, PAGES, page
@@ -108,7 +108,7 @@ def application(*, token: str, hosts: frozenset[str], folder: StrPath, allow_act
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     app.state.newest, app.state.newest_curves, app.state.desk = Newest(), Newest(), RunDesk(folder)
     app.state.allow_actions = allow_actions
-    app.state.corpora = Corpora(folder)
+    app.state.corpora = corpora_below(folder)
     prepare_chat(app, folder)
     return Gate(app, token, hosts)
 
@@ -229,7 +229,7 @@ class MergesRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 async def _tokenizers(request: Request) -> Response:
-    return as_json([BYTES, *await asyncio.to_thread(request.app.state.desk.index.find_tokenizers)])
+    return as_json([BYTES, *await asyncio.to_thread(request.app.state.desk.index.tokenizers.find)])
 
 
 async def _encode(request: Request) -> Response:
@@ -247,7 +247,7 @@ async def _merges(request: Request) -> Response:
 
 def _tokenizer_path(request: Request, name: str) -> Path | None:
     """The file of a tokenizer, or None for bytes. Raises NapkinError for a name that was not found."""
-    return None if name == BYTES else request.app.state.desk.index.tokenizer_path(name)
+    return None if name == BYTES else request.app.state.desk.index.tokenizers.path_of(name)
 
 
 async def _napkin_error(request: Request, error: Exception) -> Response:

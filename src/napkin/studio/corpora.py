@@ -7,7 +7,6 @@ documents that it dropped, so that shares of the sample are weighted by the rule
 
 import dataclasses
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,48 +24,20 @@ from napkin.curation.stage import Dropped, Record
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.json_files import read_if_present
+from napkin.studio.named_paths import NamedPaths
 
 MOST_CORPORA = 500
 REMAINS = -1
 """The stage of samples that remained."""
-_DEPTH = 4
 Key = tuple[int, str]
 """A stage's number and a rule; of what remained, REMAINS and no rule."""
 
 
-class Corpora:
-    """The corpora below a folder by their names, which are their paths in it."""
-
-    def __init__(self, folder: StrPath) -> None:
-        self.folder = Path(folder)
-        self._known: dict[str, Path] = {}
-
-    def find(self) -> list[str]:
-        """Look for corpora: their names."""
-        found = itertools.islice(_corpora(self.folder, _DEPTH), MOST_CORPORA)
-        self._known = {path.relative_to(self.folder).as_posix(): path for path in found}
-        return [*self._known]
-
-    def path_of(self, name: str) -> Path:
-        """Where a corpus is. Raises NapkinError for a name that was not found: it is no path."""
-        if name not in self._known:
-            self.find()
-        if name not in self._known:
-            raise NapkinError(f"there is no corpus '{name[:200]}' below '{self.folder}': choose one of the list")
-        return self._known[name]
-
-
-def _corpora(folder: Path, depth: int) -> Iterator[Path]:
-    try:
-        if (folder / NAME).is_file() and (folder / SAMPLES).is_file():
-            yield folder
-            return
-        within = sorted(each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())
-    except OSError:
-        return
-    for each in within if depth else ():
-        if not each.name.startswith("."):
-            yield from _corpora(each, depth - 1)
+def corpora_below(folder: StrPath) -> NamedPaths:
+    """The corpora with samples below a folder."""
+    return NamedPaths(
+        Path(folder), "corpus", lambda path: (path / NAME).is_file() and (path / SAMPLES).is_file(), MOST_CORPORA
+    )
 
 
 def flow(corpus: Path) -> dict[str, Any]:

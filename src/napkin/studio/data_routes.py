@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from napkin.studio.corpora import Corpora, documents, flow, story, text_of, thresholds, tried
+from napkin.studio.corpora import documents, flow, story, text_of, thresholds, tried
+from napkin.studio.named_paths import NamedPaths
 from napkin.studio.requests import as_json, body_of
 
 
@@ -58,8 +59,8 @@ class TextRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 async def _corpora(request: Request) -> Response:
-    corpora: Corpora = request.app.state.corpora
-    return as_json({"folder": str(corpora.folder), "corpora": await asyncio.to_thread(corpora.find)})
+    corpora: NamedPaths = request.app.state.corpora
+    return as_json({"folder": str(corpora.folder), "corpora": [*await asyncio.to_thread(corpora.find)]})
 
 
 async def _flow(request: Request) -> Response:

@@ -7,9 +7,8 @@ engine and its thread, as `napkin serve` has.
 import asyncio
 import contextlib
 import gc
-import itertools
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,12 @@ from napkin.runs.run_folder import is_quantized, is_run
 from napkin.serving.application import described
 from napkin.serving.limits import Limits
 from napkin.serving.service import Service
+from napkin.studio.named_paths import NamedPaths
 from napkin.tuning.method import encoder_of_base
 from napkin.units import format_bytes
 
 MOST_OPEN = 4
 MOST_FOUND = 2000
-_DEPTH = 4
 _SEQUENCES = 2
 """Answers of a model that are made at a time."""
 _LONGEST = 8192
@@ -101,26 +100,17 @@ class ModelShelf:
 
     def __init__(self, folder: StrPath) -> None:
         self.folder = Path(folder)
-        self._known: dict[str, Path] = {}
+        self._models = NamedPaths(self.folder, "model", _kind, MOST_FOUND)
         self._open: OrderedDict[str, OpenModel] = OrderedDict()
         self._opening = asyncio.Lock()
 
     def find(self) -> list[dict[str, str]]:
         """Look for models: their names and kinds."""
-        found = itertools.islice(_models(self.folder, _DEPTH), MOST_FOUND)
-        kinds = {path.relative_to(self.folder).as_posix(): (path, kind) for path, kind in found}
-        self._known = {name: path for name, (path, _) in kinds.items()}
-        return [{"name": name, "kind": kind} for name, (_, kind) in kinds.items()]
+        return [{"name": name, "kind": str(kind)} for name, kind in self._models.find().items()]
 
     def path_of(self, name: str) -> Path:
         """Where a model is. Raises NapkinError for a name that was not found: it is no path."""
-        if name not in self._known:
-            self.find()
-        if name not in self._known:
-            raise NapkinError(
-                f"there is no model '{name[:200]}' below '{self.folder}': the list of models has the names"
-            )
-        return self._known[name]
+        return self._models.path_of(name)
 
     @contextlib.asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[OpenModel]:
@@ -194,29 +184,15 @@ class ModelShelf:
         await asyncio.to_thread(return_freed_memory)
 
 
-def _models(folder: Path, depth: int) -> Iterator[tuple[Path, str]]:
-    """The models at a folder or below it."""
-    try:
-        if kind := _kind(folder):
-            yield folder, kind
-            return
-        within = sorted(each for each in folder.iterdir() if not each.is_symlink() and not each.name.startswith("."))
-    except OSError:
-        return
-    for each in within:
-        if each.suffix == ".gguf" and is_gguf(each):
-            yield each, "GGUF file"
-        elif depth and each.is_dir():
-            yield from _models(each, depth - 1)
-
-
-def _kind(folder: Path) -> str:
-    """The kind of a model's folder; empty for others, and for runs without a checkpoint."""
-    if is_quantized(folder):
+def _kind(path: Path) -> str:
+    """The kind of a model's folder or file; empty for others, and for runs without a checkpoint."""
+    if not path.is_dir():
+        return "GGUF file" if path.suffix == ".gguf" and is_gguf(path) else ""
+    if is_quantized(path):
         return "quantized run"
-    if is_run(folder):
-        return "run" if checkpoint_paths(folder / "checkpoints") else ""
-    return "Hugging Face folder" if is_huggingface(folder) else ""
+    if is_run(path):
+        return "run" if checkpoint_paths(path / "checkpoints") else ""
+    return "Hugging Face folder" if is_huggingface(path) else ""
 
 
 def _stamp(path: Path) -> str:

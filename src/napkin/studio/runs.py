@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ from napkin.runs.accounting_files import PlanFile
 from napkin.runs.metrics import METRICS_FILE
 from napkin.runs.run_folder import is_being_trained, is_run
 from napkin.studio.curves import AXES, BUCKETS, FEWEST_BUCKETS, NAMES, FollowedRun, last_lines
+from napkin.studio.named_paths import NamedPaths
 from napkin.toml_files import MOST_BYTES
 
 MOST_RUNS = 20_000
 MOST_CURVE_BYTES = 256 * 2**20
 MOST_RECIPES = 5000
-_DEPTH = 4
 _REST = 20
 """Folders are looked through again after so many times the seconds that it took."""
 _PATIENCE = 1.0
@@ -54,8 +54,8 @@ class RunIndex:
         self._reader: threading.Thread | None = None
         self._recipes: dict[Path, tuple[tuple[float, int], dict[str, Any]]] = {}
         self._plans: dict[Path, tuple[float, dict[str, float]]] = {}
-        self._known: dict[str, Path] = {}
-        self._tokenizers: dict[str, Path] = {}
+        self._runs = NamedPaths(self.folder, "run", lambda path: path.is_dir() and is_run(path), MOST_RUNS)
+        self.tokenizers = NamedPaths(self.folder, "tokenizer", _is_tokenizer, MOST_RUNS)
         self._summaries: dict[Path, tuple[tuple[float, int], dict[str, Any]]] = {}
         self._found_at, self._finding = -math.inf, 0.0
 
@@ -64,14 +64,13 @@ class RunIndex:
         if time.monotonic() - self._found_at > _REST * self._finding:
             self._find()
         end = time.monotonic() + _PATIENCE
-        found = [self._summary(name, path, end) for name, path in self._known.items()]
+        found = [self._summary(name, path, end) for name, path in self._runs.known.items()]
         return sorted(found, key=lambda each: -each["changed"])
 
     def _find(self) -> None:
         begin = time.monotonic()
-        runs = itertools.islice(self._walk(self.folder, _DEPTH), MOST_RUNS)
-        self._known = {path.relative_to(self.folder).as_posix(): path for path in runs}
-        self._summaries = {path: self._summaries[path] for path in self._known.values() if path in self._summaries}
+        self._runs.find()
+        self._summaries = {path: self._summaries[path] for path in self._runs.known.values() if path in self._summaries}
         self._found_at = time.monotonic()
         self._finding = self._found_at - begin
 
@@ -89,55 +88,16 @@ class RunIndex:
         training = is_being_trained(path) is True
         return {"name": name, "training": training, "sampled": name in self._waiting, **self._summaries[path][1]}
 
-    def _walk(self, folder: Path, depth: int) -> Iterator[Path]:
-        try:
-            if is_run(folder):
-                yield folder
-                return
-            within = sorted(each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())
-        except OSError:
-            return
-        for each in within if depth else ():
-            if not each.name.startswith("."):
-                yield from self._walk(each, depth - 1)
-
-    def find_tokenizers(self) -> list[str]:
-        """Look for the files of napkin's tokenizers, of runs and beside them: their paths below the folder."""
-        files = itertools.islice(self._files("tokenizer.json", self.folder, _DEPTH), MOST_RUNS)
-        self._tokenizers = {path.relative_to(self.folder).as_posix(): path for path in files}
-        return [*self._tokenizers]
-
-    def tokenizer_path(self, name: str) -> Path:
-        """The file of a tokenizer that was found. Raises NapkinError for another name: it is no path."""
-        if name not in self._tokenizers:
-            self.find_tokenizers()
-        if name not in self._tokenizers:
-            raise NapkinError(f"there is no tokenizer '{name}' below '{self.folder}'")
-        return self._tokenizers[name]
-
-    def _files(self, name: str, folder: Path, depth: int) -> Iterator[Path]:
-        try:
-            within = sorted(each for each in folder.iterdir() if not each.is_symlink())
-        except OSError:
-            return
-        for each in within:
-            if each.name == name and each.is_file():
-                yield each
-            elif depth and not each.name.startswith(".") and each.is_dir():
-                yield from self._files(name, each, depth - 1)
-
     @property
     def known(self) -> dict[str, Path]:
         """The folders of the runs that were found, by name."""
-        return dict(self._known)
+        return dict(self._runs.known)
 
     def path_of(self, name: str) -> Path:
         """The folder of a run that was found. Raises NapkinError for another name: it is no path."""
-        if name not in self._known:
+        if name not in self._runs.known:
             self._find()
-        if name not in self._known:
-            raise NapkinError(f"there is no run '{name}' below '{self.folder}': the list of runs has the names")
-        return self._known[name]
+        return self._runs.path_of(name)
 
     @property
     def n_waiting(self) -> int:
@@ -173,11 +133,11 @@ class RunIndex:
     ) -> bytes:
         told, arrays = list[dict[str, Any]](), list[np.ndarray]()
         for name in names:
-            if name not in self._known:
+            if name not in self._runs.known:
                 self._find()
-            if name not in self._known:
+            if name not in self._runs.known:
                 continue
-            along, factor = self._axis(self._known[name], axis)
+            along, factor = self._axis(self._runs.known[name], axis)
             if not factor:
                 continue
             part = begin / factor, end / factor
@@ -314,3 +274,7 @@ def _summary(path: Path) -> dict[str, Any]:
 def axes() -> dict[str, dict[str, str]]:
     """The axes that curves are shown over: names and units."""
     return {axis: {"name": LABELS[axis], "unit": UNITS[axis]} for axis in LABELS}
+
+
+def _is_tokenizer(path: Path) -> bool:
+    return path.name == "tokenizer.json" and path.is_file()
