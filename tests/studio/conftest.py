@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from oracles.browser import Browser
 from reliability.harness import Command, Napkin
 
 PATIENCE = 60.0
@@ -86,3 +87,18 @@ def started(napkin: Napkin, *arguments: str) -> Iterator[Studio]:
 def studio(tmp_path_factory: pytest.TempPathFactory, server: subprocess.Popen[str]) -> Iterator[Studio]:
     with started(Napkin(tmp_path_factory.mktemp("studio"), server)) as studio:
         yield studio
+
+
+@pytest.fixture(scope="module")
+def opened(studio: Studio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser that the studio has let in, for the tests of a file."""
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        browser.open(studio.address)
+        yield browser
+
+
+@pytest.fixture
+def browser(opened: Browser, studio: Studio) -> Iterator[Browser]:
+    """That browser, in which a test leaves no error of a script and nothing that the policy refused."""
+    yield opened
+    assert opened.complaints == []

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,6 @@ from studio.conftest import Studio
 FILES = Path(__file__).parents[2] / "src" / "napkin" / "studio" / "pages"
 SMALL = "preset=gpt2&n=8&device=A100-SXM-80GB&batch_size=256&context_length=1024&micro_batch_size=8&tokens=1000000000"
 pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser to look with")
-
-
-@pytest.fixture(scope="module")
-def opened(studio: Studio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        browser.open(studio.address)
-        yield browser
-
-
-@pytest.fixture
-def browser(opened: Browser, studio: Studio) -> Iterator[Browser]:
-    yield opened
-    assert opened.complaints == []
 
 
 def show(browser: Browser, studio: Studio, link: str) -> None:

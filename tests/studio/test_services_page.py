@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,19 +12,6 @@ from studio.conftest import Studio
 
 pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser to look with")
 SMALL = "preset=gpt2&n=2&input_tokens=128&output_tokens=32&shortest=1"
-
-
-@pytest.fixture(scope="module")
-def opened(studio: Studio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        browser.open(studio.address)
-        yield browser
-
-
-@pytest.fixture
-def browser(opened: Browser, studio: Studio) -> Iterator[Browser]:
-    yield opened
-    assert opened.complaints == []
 
 
 def show(browser: Browser, studio: Studio, link: str) -> None:

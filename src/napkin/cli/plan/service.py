@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from napkin.cli.common.options import JsonOption
 from napkin.cli.common.progress import progress_line
@@ -26,6 +26,13 @@ class ServiceOptions(RecipeOptions, JsonOption):
     under a constant number of concurrent requests, for each degree of tensor parallelism of the devices. Of the recipe
     only the model is read: napkin plan service --preset llama-3-8b --on 8xH100 --concurrency 64."""
 
+    # Lengths that vary, clients and the numbers of a draft are left to a section.
+    FIRST: ClassVar[tuple[str, ...]] = (
+        *("preset", "on", "concurrency", "rate", "input-tokens", "output-tokens", "server", "weights", "kv", "tensor"),
+        *("draft", "curve", "usd-per-hour", "json"),
+        *("model.vocab-size", "model.context-length", "model.d-model", "model.n-layers", "model.n-heads"),
+        *("training.batch-size", "training.precision"),
+    )
     on: str | None = None
     """Accelerators: H100, 8xH100, 8xmydevice.toml; `napkin hardware` lists them. None is napkin's own engine on this
     machine, whose steps are timed."""
@@ -78,14 +85,7 @@ def main(options: ServiceOptions, _: RecipeSource) -> None:
             options.on,
             concurrency=options.concurrency if options.rate is None else None,
             rate=options.rate,
-            shortest=options.shortest,
-            input_tokens=options.input_tokens,
-            output_tokens=options.output_tokens,
-            server=None if options.server == "auto" else options.server,
-            weights=options.weights,
-            kv=None if options.kv == "auto" else options.kv,
-            tensor=options.tensor,
-            usd_per_hour=options.usd_per_hour,
+            **_service_of(options),
             requests_per_client=options.requests_per_client,
             draft=None if options.draft is None else _draft_config(options.draft),
             acceptance=options.acceptance,
@@ -100,6 +100,16 @@ def main(options: ServiceOptions, _: RecipeSource) -> None:
         raise NapkinError(f"the service does not fit: {plan.degrees[-1].reason}")
     for note in plan.notes:
         notify(note)
+
+
+def _service_of(options: ServiceOptions) -> dict[str, Any]:
+    """What a plan of one load and curves over many take alike: the requests, the server, formats, ranks and price."""
+    return {
+        **{name: getattr(options, name) for name in ("input_tokens", "output_tokens", "shortest", "weights", "tensor")},
+        "server": None if options.server == "auto" else options.server,
+        "kv": None if options.kv == "auto" else options.kv,
+        "usd_per_hour": options.usd_per_hour,
+    }
 
 
 def _draft_config(named: str) -> "ModelConfig":
@@ -123,14 +133,7 @@ def _curve(options: ServiceOptions) -> None:
         found = service_curves(
             options.recipe.model,
             options.on,
-            shortest=options.shortest,
-            input_tokens=options.input_tokens,
-            output_tokens=options.output_tokens,
-            server=None if options.server == "auto" else options.server,
-            weights=options.weights,
-            kv=None if options.kv == "auto" else options.kv,
-            tensor=options.tensor,
-            usd_per_hour=options.usd_per_hour,
+            **_service_of(options),
             progress=line.retitle,
         )
     if options.json:
