@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from napkin.accounting.counting import count
-from napkin.benchmarking import Sampling, Timed, ratio_interval, sample_in_turns
+from napkin.hardware import Sampling, Timed, ratio_interval, sample_in_turns
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer

@@ -1,7 +1,6 @@
 """The seconds of operators and modules, beside the machine's limits.
 
-`sample_in_turns` times calls, `median_interval` and `ratio_interval` say how sure the result is; `OPERATORS` is the
-table of what `napkin bench` knows.
+`OPERATORS` is the table of what `napkin bench` knows; calls are timed by `napkin.hardware.sample_in_turns`.
 """
 
 import lazy_loader

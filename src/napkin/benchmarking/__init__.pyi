@@ -1,10 +1,2 @@
 from .operators import OPERATORS as OPERATORS
 from .operators import Operator as Operator
-from .sampling import Interval as Interval
-from .sampling import Sampling as Sampling
-from .sampling import Timed as Timed
-from .sampling import device_clock as device_clock
-from .sampling import evictor as evictor
-from .sampling import median_interval as median_interval
-from .sampling import ratio_interval as ratio_interval
-from .sampling import sample_in_turns as sample_in_turns

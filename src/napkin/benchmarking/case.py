@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from napkin.accounting.counting import count
 from napkin.accounting.ledger import Ledger, Row
 from napkin.accounting.pricing import computed_flops, price, roofs_of
-from napkin.benchmarking.sampling import Timed
 from napkin.errors import NapkinError, suggestion
 from napkin.hardware.ceilings import Ceilings
+from napkin.hardware.sampling import Timed
 from napkin.hardware.target import Target as CountTarget
 from napkin.recipe.precision import Precision
 from napkin.units import parse_bytes, parse_count

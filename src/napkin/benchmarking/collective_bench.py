@@ -13,10 +13,10 @@ import numpy as np
 
 from napkin.accounting.rank_seconds import Collective
 from napkin.benchmarking.case import Shape
-from napkin.benchmarking.sampling import Interval, median_interval
 from napkin.errors import NapkinError
 from napkin.hardware.cluster import Operation
 from napkin.hardware.rank_calibration import SIZES, Request, Samples, collective_samples, run_ranks
+from napkin.hardware.sampling import Interval, median_interval
 from napkin.units import format_bytes
 
 COLLECTIVES: dict[str, Operation] = {

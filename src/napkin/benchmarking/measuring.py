@@ -18,7 +18,11 @@ from torch._dynamo.exc import TorchDynamoException
 
 from napkin.accounting.ledger import Ledger
 from napkin.benchmarking.case import Case, Target, Work, timed_pass, work_of
-from napkin.benchmarking.sampling import (
+from napkin.child_process import run_program
+from napkin.errors import first_line, is_out_of_memory
+from napkin.hardware.ceilings import Ceilings
+from napkin.hardware.host import cpu_name, seconds_waited
+from napkin.hardware.sampling import (
     SHORTEST_SAMPLE,
     Clock,
     Interval,
@@ -29,10 +33,6 @@ from napkin.benchmarking.sampling import (
     ratio_interval,
     sample_in_turns,
 )
-from napkin.child_process import run_program
-from napkin.errors import first_line, is_out_of_memory
-from napkin.hardware.ceilings import Ceilings
-from napkin.hardware.host import cpu_name, seconds_waited
 from napkin.units import format_bytes, format_seconds
 
 Progress = Callable[[int, int, str], None]

@@ -1,4 +1,7 @@
-"""Hardware: the catalogue of accelerators, the host, and its measured speed."""
+"""Hardware: the catalogue of accelerators, the host, and its measured speed.
+
+`sample_in_turns` times calls, `median_interval` and `ratio_interval` say how sure the result is.
+"""
 
 import lazy_loader
 

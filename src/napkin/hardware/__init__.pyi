@@ -35,6 +35,14 @@ from .kernel_curves import collective_seconds as collective_seconds
 from .kernel_curves import curves_of as curves_of
 from .kernel_curves import product_seconds as product_seconds
 from .kernel_curves import prompt_attention_seconds as prompt_attention_seconds
+from .sampling import Interval as Interval
+from .sampling import Sampling as Sampling
+from .sampling import Timed as Timed
+from .sampling import device_clock as device_clock
+from .sampling import evictor as evictor
+from .sampling import median_interval as median_interval
+from .sampling import ratio_interval as ratio_interval
+from .sampling import sample_in_turns as sample_in_turns
 from .target import CudaTarget as CudaTarget
 from .target import Target as Target
 from .target import cuda_target as cuda_target

@@ -188,7 +188,7 @@ class CodeCache:
         from importlib.metadata import version
 
         key = hashlib.sha256()
-        for part in (self._package, sys.version, version("numba"), version("llvmlite"), _processor()):
+        for part in (self._package, sys.version, version("numba"), version("llvmlite"), processor_name_and_features()):
             key.update(part.encode() + b"\0")
         for package, pattern in (("napkin.machine_code", "*.py"), (self._package, self._pattern)):
             folders = import_module(package).__path__
@@ -211,7 +211,9 @@ def _parse(file: bytes) -> dict[str, bytes] | None:
     return code
 
 
-def _processor() -> str:
+def processor_name_and_features() -> str:
+    """The processor's name and its features, a line each as the system reports them, and what numba is told to use
+    instead."""
     overrides = [os.environ.get(name, "") for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")]
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:

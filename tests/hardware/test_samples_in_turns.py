@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.benchmarking.sampling import Sampling, Timed, cache_bytes, evictor, ratio_interval, sample_in_turns
+from napkin.hardware.sampling import Sampling, Timed, cache_bytes, evictor, ratio_interval, sample_in_turns
 
 
 class FakeTime:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from napkin.benchmarking.sampling import interval_rank, median_interval, ratio_interval
 from napkin.errors import NapkinError
+from napkin.hardware.sampling import interval_rank, median_interval, ratio_interval
 
 
 @pytest.mark.sampled(every=2)

@@ -1,0 +1,90 @@
+"""Choosing the form of an operator by timing it on this machine, once for each class of shapes.
+
+The forms are called in turns, and each call is compared with the default's of the same turn: what slows the machine
+down for a while is in both. Beside other processes a call counts the processor time of its busiest thread, see
+competition.py. Another form than the default is chosen only if it is surely faster: where two tie, the default stays.
+"""
+
+import statistics
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+from napkin.errors import NapkinError
+from napkin.hardware.competition import Sampler
+from napkin.hardware.sampling import Sampling, Timed, ratio_interval, sample_in_turns
+from napkin.kernels.operator_forms import Choice, ShapeClass, are_measured, keep_choices, known_form
+
+GAIN = 0.02
+"""The part of the default's seconds that another form has to save to be chosen."""
+HOPELESS = 2.0
+"""A form whose first calls take so many times as long as the fastest form's is not timed further."""
+SECONDS = 0.1
+"""Seconds of timing each form, unless it is said otherwise; six calls at least, so that the median has an interval."""
+
+Forms = Mapping[str, Callable[[], object]]
+"""A call for each form of an operator, on operands of one shape."""
+
+
+def choose_form(
+    operator: str,
+    shape_class: ShapeClass,
+    make_forms: Callable[[], Forms],
+    *,
+    default: str,
+    seconds: float = SECONDS,
+) -> str:
+    """The form that this machine computes a class of shapes in, which is timed and kept if it is not known yet.
+
+    `make_forms` is called only to time its forms, of which one is the default. With NAPKIN_FORMS=default nothing is
+    timed: the result is the pinned form or the default. Warns where a choice cannot be kept.
+    """
+    known = known_form(operator, shape_class)
+    if known is not None or not are_measured():
+        return known or default
+    choice = time_forms(operator, shape_class, make_forms(), default=default, seconds=seconds)
+    try:
+        keep_choices([choice])
+    except (OSError, NapkinError) as error:
+        warnings.warn(f"the fastest form of {operator} cannot be kept and will be timed again: {error}", stacklevel=2)
+    return choice.form
+
+
+def time_forms(
+    operator: str, shape_class: ShapeClass, forms: Forms, *, default: str, seconds: float = SECONDS
+) -> Choice:
+    """Time the forms of an operator in turns, each for about `seconds`, and choose one."""
+    with Sampler() as sampler:
+
+        def clock(call: Callable[[], object], calls: int) -> float:
+            sample = sampler.sample(call, calls)
+            return sample.processor if sampler.busy else sample.clock
+
+        first = {name: _first_seconds(call, clock) for name, call in forms.items()}
+        fastest = min(first.values())
+        names = [name for name in forms if name == default or first[name] <= HOPELESS * fastest]
+        samples = sample_in_turns([Timed(forms[name]) for name in names], clock, Sampling(seconds=seconds))
+        of_default = samples[names.index(default)]
+        conditions = sampler.conditions()
+    form, ratios = fastest_of(dict(zip(names, samples, strict=True)), default)
+    return Choice(
+        operator=operator,
+        shape_class=shape_class,
+        form=form,
+        default=default,
+        default_seconds=statistics.median(of_default),
+        ratios={name: ratios.get(name, each / first[default]) for name, each in first.items()},
+        disturbed=conditions is not None and conditions.busy,
+    )
+
+
+def fastest_of(samples: Mapping[str, Sequence[float]], default: str) -> tuple[str, dict[str, float]]:
+    """The form to choose of those that were timed in turns, and the medians of their seconds over the default's."""
+    found = {name: ratio_interval(own, samples[default]) for name, own in samples.items()}
+    faster = {name: each.median for name, each in found.items() if each.high < 1 and each.median < 1 - GAIN}
+    return min(faster, key=faster.__getitem__, default=default), {name: each.median for name, each in found.items()}
+
+
+def _first_seconds(call: Callable[[], object], clock: Callable[[Callable[[], object], int], float]) -> float:
+    """Seconds of the faster of two calls, after one that loads and allocates."""
+    call()
+    return min(clock(call, 1), clock(call, 1))
