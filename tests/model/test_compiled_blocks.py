@@ -12,7 +12,7 @@ from torch import Tensor
 
 from napkin.accounting.recording import record
 from napkin.inference.engine import Engine
-from napkin.inference.generation import cache_for, prefill
+from napkin.inference.generation import cache_for, generate, prefill
 from napkin.inference.requests import Request
 from napkin.inference.settings import Sampling
 from napkin.kernels.blocks.decode import Blocks
@@ -21,6 +21,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.gguf import load_gguf, save_gguf
 from napkin.model.gguf.convert import GgufFormat
 from napkin.model.kernel_forms import use_decoding_kernels
+from napkin.model.quantized import Format, Int4Linear, QuantizedLinear, quantize_model
 from napkin.model.transformer import Transformer
 from oracles.model_switches import disturbed
 
@@ -89,20 +90,34 @@ def test_the_compiled_pass_gives_the_logits_of_the_modules(
 
 
 NUMBERS = ModelConfig(
-    vocab_size=96, context_length=64, d_model=512, n_layers=2, n_heads=8, n_kv_heads=4, d_ff=768, norm_eps=1e-6
+    vocab_size=96, context_length=64, d_model=512, n_layers=2, n_heads=8, n_kv_heads=4, d_ff=736, norm_eps=1e-6
 )
 GPT2 = dataclasses.replace(
     NUMBERS, n_kv_heads=8, positions="learned", norm="layer", feed_forward="gelu_tanh", biases="all"
 )
 
 
+def held_in(form: str, config: ModelConfig) -> Transformer:
+    """A model in bf16, fp32, or integers with scales in bf16, in the last block with AWQ's factors."""
+    model = disturbed(config).eval()
+    if form not in ("int8", "int4"):
+        return model.to(torch.bfloat16 if form == "bf16" else torch.float32)
+    down = f"{config.n_layers - 1}.feed_forward.down"
+    weight: Any = model.blocks.get_submodule(down).weight
+    # Columns are added where they do not fill whole groups.
+    made = Int4Linear.quantized(weight.detach(), 64)
+    factors = {"factors": torch.linspace(0.5, 2, weight.shape[1]).bfloat16()}
+    quantize_model(model, form, calibrated={down: made | factors} if form == "int4" else None)  # pyright: ignore
+    return model
+
+
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("form", ["bf16", "fp32", "int8", "int4"])
 @pytest.mark.parametrize("config", [NUMBERS, GPT2], ids=["llama", "gpt2"])
 def test_the_compiled_pass_of_numbers_gives_the_logits_of_the_modules(
-    config: ModelConfig, dtype: torch.dtype, passes: list[int], threads: None
+    config: ModelConfig, form: str, passes: list[int], threads: None
 ) -> None:
-    model = disturbed(config).to(dtype).eval()
+    model = held_in(form, config)
     use_decoding_kernels(model)
     plain = by_modules(model)
     found: dict[tuple[bool, int, int], list[Tensor]] = {}
@@ -121,11 +136,34 @@ def test_the_compiled_pass_of_numbers_gives_the_logits_of_the_modules(
         for ours, theirs, threaded in zip(
             *(found[key] for key in ((True, n_new, 1), (False, n_new, 1), (True, n_new, 3))), strict=True
         ):
-            assert ours.dtype == dtype
+            assert ours.dtype == model.dtype
             # Where sums in another order are rounded to another bf16, later numbers move with them.
-            bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
+            bound = 1e-5 if form == "fp32" else 2e-2
             assert (ours - theirs).float().norm() < bound * theirs.float().norm()
             assert torch.equal(ours, threaded)
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
+def test_a_quantized_model_says_what_its_weights_in_bf16_say(to: Format, passes: list[int]) -> None:
+    config = ModelConfig(vocab_size=24, context_length=48, d_model=128, n_layers=2, n_heads=2, d_ff=96)
+    model, text = Transformer(config, seed=3), torch.arange(480) * torch.arange(480) % 23
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(60):
+        batch = torch.stack([text[7 * step % 400 + i :][:33] for i in range(8)])
+        optimizer.zero_grad()
+        model.loss(batch[:, :-1], batch[:, 1:]).backward()
+        optimizer.step()
+    quantize_model(model, to, group_size=32)
+    plain = Transformer(config).to(torch.bfloat16).eval()
+    tensors = {name: each for name, each in model.state_dict().items() if name in plain.state_dict()}
+    layers = {name: each for name, each in model.named_modules() if isinstance(each, QuantizedLinear)}
+    plain.load_state_dict(tensors | {f"{name}.weight": each.weight for name, each in layers.items()}, strict=False)
+    plain.embedding.weight.data.copy_(model.embedding.weight)
+    for start in range(12):
+        prompt = text[start : start + 9].tolist()
+        greedy = Sampling(temperature=0)
+        assert list(generate(model, prompt, 16, greedy)) == list(generate(plain, prompt, 16, greedy))
+    assert len(passes) == 12 * 15
 
 
 @torch.inference_mode()

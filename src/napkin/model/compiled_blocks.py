@@ -132,9 +132,9 @@ def _is_special(attend: PlainAttention) -> bool:
 def _matrix(layer: nn.Module) -> IntegerMatrix | Matrix | None:
     """What the pass reads of a linear layer; None where it computes something else."""
     if isinstance(layer, QuantizedLinear):
-        middles, minima = (getattr(layer, name, None) for name in ("middles", "minima"))
-        exact = layer.multiplies_exactly
-        return IntegerMatrix(layer.values, layer.scales, middles, minima, layer.bias) if exact else None
+        if not layer.has_compiled_loop:
+            return None
+        return IntegerMatrix(*layer.integers, layer.bias, layer.factors)
     if type(layer) is not Linear or layer.adapter is not None or layer.multiply is not linear:
         return None
     matrix = Matrix(layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
@@ -142,13 +142,13 @@ def _matrix(layer: nn.Module) -> IntegerMatrix | Matrix | None:
 
 
 def _have_one_format(blocks: list[BlockWeights]) -> bool:
-    """True if all numbers of the blocks are fp32, or without integers bf16, and there are enough of them."""
+    """True if all numbers of the blocks are fp32 or all bf16, and if no matrices of integers, there are enough."""
     matrices = [matrix for block in blocks for matrix in block.matrices]
     numbers = [each for each in matrices if isinstance(each, Matrix)]
     if numbers and len(numbers) < len(matrices):
         return False
     vectors = [each for block in blocks for each in (*block.gains, *block.shifts, *(m.biases for m in block.matrices))]
-    formats = {each.dtype for each in vectors if each is not None} | {each.weight.dtype for each in numbers}
+    formats = {each.dtype for each in (*vectors, *matrices) if each is not None}
     if numbers and sum(each.weight.numel() for each in numbers) < _SMALLEST_MODEL:
         return False
-    return len(formats) == 1 and formats <= ({torch.bfloat16, torch.float32} if numbers else {torch.float32})
+    return len(formats) == 1 and formats <= {torch.bfloat16, torch.float32}

@@ -4,16 +4,16 @@
     int4: w = (q - 8) · scale + middle, one scale and one middle for each group of a row, q from 0 to 15; or q · scale +
           minimum, where there are minima in place of middles; or (q - 8) · scale, where there are neither
 
-A model that is quantized here has scales in bf16; products are of bf16 vectors with sums in fp32. For few vectors they
-read the integers as they are: on a CPU by torch's packed operators, on a GPU by Triton kernels. For many, the weights
-are made again in bf16 and multiplied: that is also what the operators are held to.
+A model that is quantized here has scales in bf16; products are of bf16 vectors with sums in fp32. Integers that come
+from a file have the scales of the file, in fp16 or fp32, and stand for exactly its numbers; products are in fp32.
 
-Integers that come from a file have the scales of the file, in fp16 or fp32, and stand for exactly its numbers. On a CPU
-a compiled loop reads them as they are, however many vectors there are; elsewhere the weights are made again in fp32.
+On a CPU a compiled loop reads the integers as they are: a file's however many vectors there are, others for few
+vectors. On a GPU Triton kernels do for few. Elsewhere the weights are made again in the format of the products and
+multiplied, which is what all are held to.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,13 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.kernels.products.quantized import integer_product, quantized_product, reads_integers
+from napkin.kernels.products.quantized import (
+    PIECE,
+    integer_product,
+    products_dtype,
+    quantized_product,
+    reads_integers,
+)
 from napkin.model.layers import Linear, MuPLinear
 from napkin.model.transformer import Transformer
 
@@ -29,12 +35,11 @@ Format = Literal["int8", "int4"]
 GROUP_SIZE = 64
 """Numbers that share a scale in int4, unless another size is given."""
 
-_FEW = {"int8": 8, "int4": 8}
-"""Vectors up to which the packed operators are faster than products in bf16, on a core with AVX-512."""
+_FEW = 16
+"""Vectors up to which the compiled loop over the integers is faster than a product in bf16 with weights made again."""
 _PACKED_GROUPS = (32, 64, 128, 256)
 _MULTIPLE = 64
-"""Both sides of a matrix are multiples of this. With others the operators read beyond its end, or give wrong numbers
-(torch 2.13)."""
+"""Columns are filled up to multiples of this where groups have such a size, as packed operators of torch want them."""
 
 
 class QuantizedLinear(nn.Module):
@@ -56,12 +61,11 @@ class QuantizedLinear(nn.Module):
             self.bias = None
         if "factors" not in tensors:
             self.factors = None
-        self._packed: tuple[Tensor, Tensor] | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         """The number format of the products: fp32 of integers that come from a file, else bf16."""
-        return torch.bfloat16 if self.scales.dtype == torch.bfloat16 else torch.float32
+        return products_dtype(self.scales)
 
     @property
     def device(self) -> torch.device:
@@ -74,9 +78,22 @@ class QuantizedLinear(nn.Module):
         return self._numbers(slice(None))
 
     @property
-    def multiplies_exactly(self) -> bool:
-        """True if a compiled loop multiplies the integers for a file's numbers."""
-        return self.dtype == torch.float32 and self.device.type == "cpu"
+    def has_compiled_loop(self) -> bool:
+        """True if a compiled loop multiplies the integers: on a CPU, where groups are of whole pieces."""
+        n_columns, n_groups = self.padded, self.integers[1].shape[1]
+        return self.device.type == "cpu" and n_columns % (PIECE * n_groups) == 0
+
+    @property
+    def padded(self) -> int:
+        """Columns, with those that complete the last group."""
+        raise NotImplementedError
+
+    @property
+    def integers(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The integers, their scales [row, group], and the middles or the minima, if any, as `integer_product` takes
+        them."""
+        scales = self.scales[:, None] if self.scales.ndim == 1 else self.scales
+        return self.values, scales, getattr(self, "middles", None), getattr(self, "minima", None)
 
     def rows(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch in_features"]:
         """Some rows of the matrix, as an embedding's."""
@@ -85,65 +102,23 @@ class QuantizedLinear(nn.Module):
     def _numbers(self, rows: slice | Tensor) -> Float[Tensor, "rows in_features"]:
         raise NotImplementedError
 
-    def pack(self) -> tuple[Tensor, Tensor]:
-        """The integers and scales as the packed operator reads them, rows added up to a multiple of 64."""
-        raise NotImplementedError
-
-    def multiply_packed(self, x: Float[Tensor, "vector in_features"]) -> Float[Tensor, "vector padded"]:
-        """The product by the packed operator."""
-        raise NotImplementedError
-
-    def can_be_packed(self) -> bool:
-        """True if there is an operator for this matrix."""
-        return self.values.device.type == "cpu"
-
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         vectors = x.reshape(-1, self.in_features)
-        if self.dtype != torch.bfloat16:
-            return self._multiply_exactly(vectors).to(x.dtype).view(*x.shape[:-1], self.out_features)
-        vectors = vectors.to(torch.bfloat16)
-        if len(vectors) <= _FEW[self.format] and self.can_be_packed():
-            result = self.multiply_packed(self._columns_added(self._scaled(vectors)))[:, : self.out_features]
-        elif reads_integers(self.values, self.scales, len(vectors)):
-            result = quantized_product(
-                self._scaled(vectors).contiguous(), self.values, self.scales, getattr(self, "middles", None)
-            )
+        in_bf16 = self.dtype == torch.bfloat16
+        vectors = vectors.to(torch.bfloat16) if in_bf16 else vectors
+        if self.has_compiled_loop and (len(vectors) <= _FEW or not in_bf16):
+            result = integer_product(self._scaled(vectors), *self.integers)
+        elif in_bf16 and reads_integers(self.values, self.scales, len(vectors)):
+            values, scales, middles = self.values, self.scales, getattr(self, "middles", None)
+            result = quantized_product(self._scaled(vectors).contiguous(), values, scales, middles)
         else:
-            result = F.linear(vectors, self.weight)
+            result = F.linear(vectors.to(self.dtype), self.weight)
         if self.bias is not None:
             result = result + self.bias
         return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def _scaled(self, vectors: Tensor) -> Tensor:
         return vectors if self.factors is None else vectors * self.factors
-
-    def _multiply_exactly(self, vectors: Tensor) -> Float[Tensor, "vector out_features"]:
-        if self.multiplies_exactly:
-            offsets = getattr(self, "middles", None), getattr(self, "minima", None)
-            result = integer_product(vectors, self.values, self.scales, *offsets)
-        else:
-            result = F.linear(vectors.float(), self.weight)
-        return result if self.bias is None else result + self.bias
-
-    def _columns_added(self, x: Tensor) -> Tensor:
-        missing = self.padded - self.in_features
-        return (F.pad(x, (0, missing)) if missing else x).contiguous()
-
-    @property
-    def padded(self) -> int:
-        """Columns that the operator multiplies."""
-        raise NotImplementedError
-
-    def packed(self) -> tuple[Tensor, Tensor]:
-        """The result of `pack`, made at first use."""
-        if self._packed is None:
-            self._packed = self.pack()
-        return self._packed
-
-    def _apply(self, *arguments: Any, **keywords: Any) -> Any:
-        # Moved elsewhere, it is packed again.
-        self._packed = None
-        return super()._apply(*arguments, **keywords)
 
 
 class Int8Linear(QuantizedLinear):
@@ -165,18 +140,10 @@ class Int8Linear(QuantizedLinear):
             return (values * scales[:, None]).to(self.dtype)
         return (values.unflatten(1, (scales.shape[1], -1)) * scales[..., None]).flatten(1)
 
-    def pack(self) -> tuple[Tensor, Tensor]:
-        """The same integers: nothing is copied where neither rows nor columns are added."""
-        values = self._columns_added(self.values)
-        return _rows_added(values), _rows_added(self.scales.to(torch.bfloat16))
-
     @property
     def padded(self) -> int:
-        """Columns with those that are added."""
-        return -(-self.in_features // _MULTIPLE) * _MULTIPLE
-
-    def multiply_packed(self, x: Float[Tensor, "vector in_features"]) -> Float[Tensor, "vector padded"]:
-        return torch.ops.aten._weight_int8pack_mm(x, *self.packed())
+        """The matrix's columns."""
+        return self.in_features
 
 
 class Int4Linear(QuantizedLinear):
@@ -237,20 +204,6 @@ class Int4Linear(QuantizedLinear):
     def _offsets(self, rows: slice | Tensor) -> list[Tensor | None]:
         found = (getattr(self, name, None) for name in ("middles", "minima"))
         return [None if each is None else each[rows].float()[..., None] for each in found]
-
-    def can_be_packed(self) -> bool:
-        """The operator has groups of some sizes."""
-        return super().can_be_packed() and self.group_size in _PACKED_GROUPS
-
-    def pack(self) -> tuple[Tensor, Tensor]:
-        """The integers in the order of the processor's instructions; they are then held twice."""
-        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(_rows_added(self._integers(slice(None)).int()), 1)
-        scales = torch.stack((self.scales, self.middles), dim=2).to(torch.bfloat16)
-        return packed, _rows_added(scales).transpose(0, 1).contiguous()
-
-    def multiply_packed(self, x: Float[Tensor, "vector in_features"]) -> Float[Tensor, "vector padded"]:
-        packed, scales = self.packed()
-        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, self.group_size, scales)
 
     def _integers(self, rows: slice | Tensor) -> UInt8[Tensor, "rows padded"]:
         values = self.values[rows]
@@ -415,8 +368,3 @@ def _from_weight(weight: Tensor, bias: Tensor | None, to: Format, group_size: in
     if to == "int8":
         return Int8Linear(rows, columns, Int8Linear.quantized(weight) | biases)
     return Int4Linear(rows, columns, Int4Linear.quantized(weight, group_size) | biases)
-
-
-def _rows_added(tensor: Tensor) -> Tensor:
-    missing = -len(tensor) % _MULTIPLE
-    return tensor if not missing else torch.cat((tensor, tensor.new_zeros(missing, *tensor.shape[1:])))

@@ -14,7 +14,7 @@ from torch import Tensor
 from napkin.kernels.attention.decode import Slots
 from napkin.kernels.operators import KERNELS, may_be_compiled, team_of_threads
 from napkin.kernels.products.linear import MULTIPLE_OF_COLUMNS
-from napkin.kernels.products.quantized import PIECE, SCALE_FORMATS, integer_form
+from napkin.kernels.products.quantized import PIECE, SCALE_FORMATS, integer_form, products_dtype
 
 _LINE = 64
 """Bytes of a line of the processor's cache, which two threads should not both write."""
@@ -33,18 +33,25 @@ class IntegerMatrix:
     middles: Tensor | None
     minima: Tensor | None
     biases: Tensor | None
+    factors: Tensor | None
+    """What the numbers that it is multiplied by are multiplied by before, in bf16."""
 
     @property
     def n_columns(self) -> int:
-        """Numbers of a row, of whole pieces of 32."""
+        """Numbers of a row, of whole pieces of 32: a model may have fewer."""
         return self.values.shape[1] * (1 if self.values.dtype == torch.int8 else 2)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format of the numbers that it is multiplied by."""
+        return products_dtype(self.scales)
 
     def described(self) -> list[int]:
         """The numbers that describe it to the compiled pass."""
         offsets = self.middles if self.minima is None else self.minima
         form = integer_form(self.values, self.minima)
         sizes = [self.n_columns // PIECE, self.scales.shape[1], SCALE_FORMATS[self.scales.dtype], form]
-        return [*map(_address, (self.values, self.scales, offsets, self.biases)), *sizes]
+        return [*map(_address, (self.values, self.scales, offsets, self.biases)), *sizes, _address(self.factors)]
 
 
 @dataclass(frozen=True)
@@ -60,13 +67,18 @@ class Matrix:
         return self.weight.shape[1]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The format of its numbers."""
+        return self.weight.dtype
+
+    @property
     def is_read(self) -> bool:
         """True if the compiled pass reads such a matrix."""
         return self.weight.is_contiguous() and self.n_columns % MULTIPLE_OF_COLUMNS == 0
 
     def described(self) -> list[int]:
         """The numbers that describe it to the compiled pass."""
-        return [_address(self.weight), 0, 0, _address(self.biases), self.n_columns, 0, 0, _NUMBERS]
+        return [_address(self.weight), 0, 0, _address(self.biases), self.n_columns, 0, 0, _NUMBERS, 0]
 
 
 @dataclass(frozen=True)
@@ -146,8 +158,8 @@ class Blocks:
         layers[:, 4:6] = torch.tensor([[each.data_ptr() for each in pair] for pair in held])
 
         widest = max(each.n_columns for each in self.blocks[0].matrices)
-        group, d_ff = self.n_heads // self.n_kv_heads, self.blocks[0].down.n_columns
         up_width, most_rows = _rows_of(self.blocks[0].up), max(map(_rows_of, self.blocks[0].matrices))
+        group, d_ff = self.n_heads // self.n_kv_heads, up_width // (2 if self.activation == "swiglu" else 1)
         # A row, the numbers that matrices are multiplied by, their scales and sums by pieces, and a buffer.
         of_row = 4 * widest + n_rows * (4 * (widest + PIECE) + 8 * (widest // PIECE)) + 32
         buffer = max(12 * (widest // PIECE) + 16, group * (slots.longest + 1), self.head_dim, most_rows)

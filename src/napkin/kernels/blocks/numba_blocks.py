@@ -100,26 +100,38 @@ def _norm_row(x, gain, shift, norm, is_bf16, eps, n, row):
 
 
 @jitted_with(fastmath=FASTMATH)
-def _take(x, x_row, gain, shift, norm, is_bf16, eps, n_rows, n, form, row, numbers, scales, sums):
-    """The numbers that a matrix of that form is multiplied by, of the norms of rows of n float32, x_row apart."""
-    n_pieces = (n + PIECE - 1) // PIECE
+def _take(x, x_row, gain, shift, norm, is_bf16, eps, n_rows, n, matrix, row, numbers, scales, sums):
+    """The numbers that a matrix is multiplied by, of the norms of rows of n float32, x_row apart; see `_multiply`."""
     for b in range(n_rows):
         _norm_row(x + 4 * b * x_row, gain, shift, norm, is_bf16, eps, n, row)
-        if form == NUMBERS:
+        if matrix[7] == NUMBERS:
             narrow_row(f32_at(row), numbers, is_bf16, b * n, n)
-        else:
-            of_pieces = 4 * n_pieces * b
-            take_integers(
-                row, n, n_pieces, form != INT8, numbers + number_bytes(n_pieces) * b, scales + of_pieces,
-                sums + of_pieces,
-            )  # fmt: skip
+            continue
+        if is_bf16:
+            _round(row, n)
+            if matrix[8]:
+                _scale(row, matrix[8], n)
+        of_pieces = 4 * matrix[4] * b
+        take_integers(
+            row, n, matrix[4], matrix[7] != INT8, numbers + number_bytes(matrix[4]) * b, scales + of_pieces,
+            sums + of_pieces,
+        )  # fmt: skip
+
+
+@jitted_with(fastmath=FASTMATH)
+def _scale(row, factors, n):
+    """Multiply n float32 by factors in bf16, and round them to it."""
+    numbers, narrow = f32_at(row), bf16_at(factors)
+    for j in range(n):
+        numbers[j] = widened(narrowed(numbers[j] * widened(narrow[j])))
 
 
 @jitted_with(fastmath=FASTMATH)
 def _multiply(matrix, is_bf16, numbers, scales, sums, y, y_row, start, stop, n_rows, buffer):
-    """The products with the rows start to stop of a matrix, and its biases; `matrix` are the eight numbers that
+    """The products with the rows start to stop of a matrix, and its biases; `matrix` are the nine numbers that
     describe it: addresses of values, scales, offsets and biases; pieces of a row, or its numbers where it has no
-    integers; groups of a row, the format of its scales, and its form."""
+    integers; groups of a row, the format of its scales, and its form; and the address of factors of what it is
+    multiplied by, or 0."""
     if matrix[7] != NUMBERS:
         multiply_rows(
             numbers, scales, sums, matrix[0], matrix[1], matrix[2], y, start, stop, n_rows, matrix[4], matrix[5],
@@ -235,7 +247,7 @@ def _attend(
         )  # fmt: skip
 
 
-MATRIX = 8
+MATRIX = 9
 """Numbers that describe a matrix, see `_multiply`."""
 FIRST_MATRIX = 6
 LAYER = FIRST_MATRIX + 4 * MATRIX
@@ -285,7 +297,7 @@ def decode(given):
         keys, values = of_layer[4], of_layer[5]
 
         _take(
-            x, d_model, of_layer[0], of_layer[2], norm, is_bf16, eps, n_rows, d_model, of_qkv[7], row, numbers, scales,
+            x, d_model, of_layer[0], of_layer[2], norm, is_bf16, eps, n_rows, d_model, of_qkv, row, numbers, scales,
             sums,
         )  # fmt: skip
         first, last = _share(qkv_width, thread, n_threads), _share(qkv_width, thread + 1, n_threads)
@@ -308,7 +320,7 @@ def decode(given):
         _wait(barrier)
 
         _take(
-            mixed, mixed_width, 0, 0, NO_NORM, is_bf16, eps, n_rows, mixed_width, of_output[7], row, numbers, scales,
+            mixed, mixed_width, 0, 0, NO_NORM, is_bf16, eps, n_rows, mixed_width, of_output, row, numbers, scales,
             sums,
         )  # fmt: skip
         first, last = _share(d_model, thread, n_threads), _share(d_model, thread + 1, n_threads)
@@ -317,7 +329,7 @@ def decode(given):
         _wait(barrier)
 
         _take(
-            x, d_model, of_layer[1], of_layer[3], norm, is_bf16, eps, n_rows, d_model, of_up[7], row, numbers, scales,
+            x, d_model, of_layer[1], of_layer[3], norm, is_bf16, eps, n_rows, d_model, of_up, row, numbers, scales,
             sums,
         )  # fmt: skip
         first, last = _share(d_ff, thread, n_threads), _share(d_ff, thread + 1, n_threads)
@@ -327,7 +339,7 @@ def decode(given):
         _activate(wide, wide_row, activation, d_ff, n_rows, first, last)
         _wait(barrier)
 
-        _take(wide, wide_row, 0, 0, NO_NORM, is_bf16, eps, n_rows, d_ff, of_down[7], row, numbers, scales, sums)
+        _take(wide, wide_row, 0, 0, NO_NORM, is_bf16, eps, n_rows, d_ff, of_down, row, numbers, scales, sums)
         first, last = _share(d_model, thread, n_threads), _share(d_model, thread + 1, n_threads)
         _multiply(of_down, is_bf16, numbers, scales, sums, written, d_model, first, last, n_rows, buffer)
         _add(x, written, is_bf16, n_rows, d_model, first, last)

@@ -19,8 +19,9 @@ from napkin.machine_code.pointers import operation
 STEP = 32
 """Columns of which the rows of a matrix are multiples."""
 _ROWS, _VECTORS = 4, 4
-_AHEAD = 8192
-"""Bytes ahead of those that are multiplied that rows are fetched."""
+_AHEAD = {1: 4096, _ROWS: 24576}
+"""Bytes ahead of those that are multiplied that rows are fetched, by how many are read side by side: more of them where
+memory waits for products."""
 
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
@@ -75,7 +76,7 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int) -> Any:
             of_rows = [numbers(builder.add(row, offset)) for row in rows]
             totals = list(totals)
             # Rows are fetched one line after the other, in the order in which they stand in memory.
-            place = builder.add(builder.add(weights, int64(_AHEAD)), builder.mul(offset, int64(n_rows)))
+            place = builder.add(builder.add(weights, int64(_AHEAD[n_rows])), builder.mul(offset, int64(n_rows)))
             for line in range(0, size * STEP * n_rows, 64):
                 prefetch(builder, builder.add(place, int64(line)))
             for v, vector in enumerate(columns):

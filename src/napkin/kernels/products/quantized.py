@@ -57,6 +57,12 @@ def integer_form(values: Tensor, minima: Tensor | None) -> int:
     return 0 if values.dtype == torch.int8 else 2 if minima is None else 1
 
 
+def products_dtype(scales: Tensor) -> torch.dtype:
+    """The number format of products: fp32 of integers that come from a file, whose scales are in fp16 or fp32, else
+    bf16."""
+    return torch.bfloat16 if scales.dtype == torch.bfloat16 else torch.float32
+
+
 @cpu_operator(
     "integer_product(Tensor x, Tensor values, Tensor scales, Tensor? middles, Tensor? minima) -> Tensor",
     lambda x, values, *others: x.new_empty(len(x), len(values), dtype=torch.float32),
