@@ -15,12 +15,19 @@ import heapq
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, groupby, pairwise
-from typing import Any, ClassVar, Literal, SupportsIndex
+from itertools import accumulate, chain, groupby, pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.text_input import check_special_tokens, checked_text_tokens, utf8
+from napkin.tokenizer.numba.dispatch import should_encode_compiled
+from napkin.tokenizer.text_input import check_special_tokens, check_texts, checked_text_tokens, utf8
+
+if TYPE_CHECKING:
+    import numpy
+
+    from napkin.tokenizer.numba.characters import CharacterVocabulary
+    from napkin.tokenizer.numba.encoding import Encoder
 
 Ranks = Mapping[tuple[int, int], int]
 """Pair of ids to its rank, from 0 on."""
@@ -28,6 +35,10 @@ Ranks = Mapping[tuple[int, int], int]
 _LONG = 48
 _CACHED_PIECES = 2**17
 _CACHED_LENGTH = 256
+# Shorter texts, in characters, are never worth the compiled core; nor are fewer bytes per merge, in all texts so far,
+# worth its tables.
+_MIN_COMPILED_LENGTH = 2**10
+_MIN_BYTES_PER_MERGE = 6
 
 
 def merge_symbols(ids: list[int], ranks: Ranks, made: Sequence[int]) -> list[int]:
@@ -151,6 +162,31 @@ class CharacterBPETokenizer(Tokenizer):
         self._id_of = self._ids_by_text()
         self._ranks, self._made = self._checked_merges()
         self._ids_of = PieceCache(self.merge_symbols_of)
+        self._bytes_until_compiled = _MIN_BYTES_PER_MERGE * len(self.merges)
+
+    def encode_batch(self, texts: Iterable[str], *, threads: int = 1) -> list[list[int]]:
+        """Turn each text into a list of ids; special tokens in them are ordinary text."""
+        texts = list(check_texts(texts))
+        if not self._encodes_compiled(sum(map(len, texts))):
+            return super().encode_batch(texts)
+        joined, counts = self.encode_documents(texts, threads=threads)
+        ids = joined.tolist()
+        return [ids[start:end] for start, end in pairwise(accumulate(counts.tolist(), initial=0))]
+
+    def encode_documents(self, texts: Sequence[str], *, threads: int = 1) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """The concatenated ids of all texts, and how many each text has."""
+        if not self._encodes_compiled(sum(map(len, texts))):
+            return super().encode_documents(texts)
+        for text in texts:
+            # So that an error names the place in the text without its prefix.
+            utf8(text)
+        return self._encode_compiled([self._prefixed(text, first=True) for text in texts], threads)
+
+    def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":
+        """Turn text into ids of shape [n_tokens]: uint16 if every id fits, otherwise uint32."""
+        if not self._encodes_compiled(len(text)):
+            return super().encode_to_numpy(text)
+        return self.encode_documents([text], threads=threads)[0]
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
         """The ids of ordinary texts and special tokens in turn; see `Tokenizer.encode_parts`."""
@@ -187,10 +223,44 @@ class CharacterBPETokenizer(Tokenizer):
         return self._encode_part(text, first=True)
 
     def _encode_part(self, text: str, *, first: bool) -> list[int]:
-        pieces = self._pieces.findall(self._prefixed(text.replace(SPACE, " "), first))
-        return list(chain.from_iterable(map(self._ids_of.__getitem__, pieces)))
+        prefixed = self._prefixed(text, first=first)
+        if len(text) >= _MIN_COMPILED_LENGTH and self._encodes_compiled(len(text)):
+            return self._encode_compiled([prefixed], 1)[0].tolist()
+        return list(chain.from_iterable(map(self._ids_of.__getitem__, self._pieces.findall(prefixed))))
 
-    def _prefixed(self, text: str, first: bool) -> str:
+    def _encode_compiled(self, texts: Sequence[str], threads: int) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """The ids of prefixed texts, and how many each has."""
+        data = [text.encode() for text in texts]
+        symbols, counts = self._encoder.encode(b"".join(data), list(accumulate(map(len, data))), threads=threads)
+        return self._id_of_symbol[symbols], counts
+
+    def _encodes_compiled(self, n_bytes: int) -> bool:
+        if not should_encode_compiled(n_bytes):
+            return False
+        self._bytes_until_compiled -= n_bytes
+        return self._bytes_until_compiled <= 0 and self._symbols is not None
+
+    @cached_property
+    def _symbols(self) -> "CharacterVocabulary | None":
+        from napkin.tokenizer.numba.characters import character_vocabulary
+
+        return character_vocabulary(
+            self.tokens, self._id_of, self.byte_ids, self._ranks, self._made, splits_spaces=self.splits_spaces
+        )
+
+    @cached_property
+    def _encoder(self) -> "Encoder":
+        from napkin.tokenizer.numba.encoding import Encoder
+
+        return Encoder([], "whole", characters=self._symbols)
+
+    @cached_property
+    def _id_of_symbol(self) -> "numpy.ndarray":
+        assert self._symbols is not None
+        return self._symbols.ids.astype(self.id_dtype)
+
+    def _prefixed(self, text: str, *, first: bool) -> str:
+        text = text.replace(SPACE, " ")
         if self.prefix == "none" or not text:
             return text
         if self.prefix == "always":

@@ -1,7 +1,7 @@
 """Merging the bytes of one pre-token, compiled: lowest rank first; for equal ranks, from left to right.
 
 The plain twins are `merge_by_scanning` and `merge_by_heap` in character_bpe.py. The id that a pair merges into is its
-rank. A merge mostly enables merges of higher rank; where a token has a lower rank than one of its parts, it does not.
+rank, which several pairs may share. A merge mostly enables merges of higher rank; where a token has a lower rank than one of its parts, it does not.
 
 Ranks of pairs of bytes are in a table of 256 x 256 uint32. All other pairs are in a hash table whose buckets are 8
 uint64, one cache line: first id, second id and merged id, of 20, 20 and 24 bits; 0 is an empty slot. A full bucket
@@ -24,6 +24,7 @@ from napkin.machine_code.pointers import (
     trailing_zeros,
 )
 from napkin.tokenizer.numba import fields
+from napkin.tokenizer.numba.characters import write_symbols
 from napkin.tokenizer.numba.fields import get
 
 NEVER = 0xFFFFFFFF
@@ -84,7 +85,15 @@ def _short_ranks(state, which):
 
 @jitted
 def _begin(state, text, n_bytes, ids, ranks):
-    """Initialize ids with the bytes, and ranks with those of their pairs; returns the bits of the live tokens."""
+    """Initialize ids with the bytes, or with the symbols of the characters, and ranks with those of their pairs;
+    returns the bits of the live tokens."""
+    if get(state, fields.SYMBOLS):
+        n_symbols = write_symbols(get(state, fields.SYMBOLS), text, n_bytes, ids, 4)
+        for i in range(n_symbols - 1):
+            _set_rank(ranks, i, _rank(state, load_u32(ids + 4 * i), load_u32(ids + 4 * i + 4)))
+        for i in range(n_symbols - 1, n_bytes + 7):
+            _set_rank(ranks, i, NEVER)
+        return ~np.uint64(0) >> np.uint64(64 - n_symbols)
     byte_pairs = get(state, fields.BYTE_PAIRS)
     store_u32(ids, load_u8(text))
     for i in range(1, n_bytes):
@@ -154,31 +163,35 @@ def _least_of_8(ranks):
 def merge_long(state, text, n_bytes, out):
     """Merge the bytes at `text`, at most LONG_ROOM, into uint32 ids at `out`; returns the number of ids.
 
-    A position is a byte at which a token begins. PLACES holds a record of six uint32 per position: the token, the next
+    A position is a byte, or a symbol of a character, at which a token begins. PLACES holds a record of six uint32 per position: the token, the next
     and the previous token's position, the rank of the pair with the next token, and the next and previous position in
     the list of that rank, which is in order. RANKS holds the first and the last position of each rank, RANK_BITS a bit
     for each rank that may have positions. All lists are empty before and after the call.
     """
     places = get(state, fields.PLACES)
-    byte_pairs = get(state, fields.BYTE_PAIRS)
-    for i in range(n_bytes):
-        _set(places, i, _TOKEN, load_u8(text + i))
+    length = n_bytes
+    if get(state, fields.SYMBOLS):
+        length = write_symbols(get(state, fields.SYMBOLS), text, n_bytes, places + 4 * _TOKEN, 24)
+    else:
+        for i in range(n_bytes):
+            _set(places, i, _TOKEN, load_u8(text + i))
+    for i in range(length):
         _set(places, i, _NEXT, i + 1)
         _set(places, i, _BEFORE, i - 1)
         _set(places, i, _RANK, NEVER)
-    for i in range(n_bytes - 1):
-        _note(state, places, i, load_u32(byte_pairs + 4 * (load_u8(text + i) << 8 | load_u8(text + i + 1))))
+    for i in range(length - 1):
+        _note(state, places, i, _rank(state, _get(places, i, _TOKEN), _get(places, i + 1, _TOKEN)))
     bits, word = get(state, fields.RANK_BITS), 0
     while word <= get(state, fields.VOCABULARY) >> 6:
         if load_u64(bits + 8 * word):
             rank = (word << 6) + trailing_zeros(load_u64(bits + 8 * word))
             store_u64(bits + 8 * word, load_u64(bits + 8 * word) & (load_u64(bits + 8 * word) - _ONE))
             # What it enables may be in this word, or in one before it.
-            word = min(word, _merge_all(state, places, n_bytes, rank) >> 6)
+            word = min(word, _merge_all(state, places, length, rank) >> 6)
         else:
             word += 1
     n_ids, i = 0, 0
-    while i < n_bytes:
+    while i < length:
         store_u32(out + 4 * n_ids, _get(places, i, _TOKEN))
         n_ids += 1
         i = _get(places, i, _NEXT)
@@ -190,7 +203,7 @@ _NOWHERE = 0xFFFFFFFF
 
 
 @jitted
-def _merge_all(state, places, n_bytes, rank):
+def _merge_all(state, places, length, rank):
     """Merge at the positions of a rank until none is left, or one of lower rank is enabled, which is returned."""
     ranks, lowest = get(state, fields.RANKS), np.int64(NEVER)
     while lowest > rank:
@@ -208,7 +221,7 @@ def _merge_all(state, places, n_bytes, rank):
             found = _rank(state, _get(places, before, _TOKEN), rank)
             _note(state, places, before, found)
             lowest = min(lowest, found)
-        if following < n_bytes:
+        if following < length:
             _set(places, following, _BEFORE, i)
             found = _rank(state, rank, _get(places, following, _TOKEN))
             _note(state, places, i, found)
@@ -308,15 +321,15 @@ def _bucket_of(key, multiplier, shift):
 
 @CompiledFunction
 def fill_pairs(merges, n_merges, byte_pairs, pairs, n_buckets, multiplier, shift):
-    """Enter merges, int64 of shape [n, 2], into uint32[65536] and uint64[n_buckets, 8]; merge i makes id 256 + i.
+    """Enter merges, int64 of shape [n, 3], two ids and the one they make, into uint32[65536] and uint64[n_buckets, 8].
 
     The arrays are given by their addresses. `byte_pairs` is filled with NEVER before the call, `pairs` with zeros, and
     must have room to spare; `shift` is 64 minus the number of bits of a bucket index. Plain twin: a dict.
     """
     for i in range(n_merges):
-        first, second = load_i64(merges + 16 * i), load_i64(merges + 16 * i + 8)
+        first, second, made = load_i64(merges + 24 * i), load_i64(merges + 24 * i + 8), load_i64(merges + 24 * i + 16)
         if first < 256 and second < 256:
-            store_u32(byte_pairs + 4 * (first << 8 | second), 256 + i)
+            store_u32(byte_pairs + 4 * (first << 8 | second), made)
             continue
         key = first << 20 | second
         bucket = _bucket_of(key, multiplier, shift)
@@ -325,4 +338,4 @@ def fill_pairs(merges, n_merges, byte_pairs, pairs, n_buckets, multiplier, shift
         slot = pairs + 64 * bucket
         while load_u64(slot) != _EMPTY:
             slot += 8
-        store_u64(slot, np.uint64(key) << _MERGED_BITS | np.uint64(256 + i))
+        store_u64(slot, np.uint64(key) << _MERGED_BITS | np.uint64(made))

@@ -15,7 +15,7 @@ CORE = MachineCode(
 
 
 # The modules of this folder whose compiled functions encode, and those that train.
-FOR_ENCODING = ("scanners", "pre_token_table", "apply_merges", "encoding")
+FOR_ENCODING = ("scanners", "characters", "pre_token_table", "apply_merges", "encoding")
 FOR_TRAINING = ("scanners", "pre_token_table", "counting", "learn_merges")
 
 # The text length from which on the core is faster: when it is loaded, when its machine code is on disk, and when that

@@ -39,6 +39,7 @@ from napkin.tokenizer.numba.apply_merges import (
     merge_two_short,
     short_ids,
 )
+from napkin.tokenizer.numba.characters import CharacterVocabulary, scan_pieces
 from napkin.tokenizer.numba.dispatch import CORE, FOR_ENCODING
 from napkin.tokenizer.numba.fields import get, put
 from napkin.tokenizer.numba.pre_token_table import INLINE_BYTES, INLINE_IDS, Workspace, aligned_zeros, fill_queue, find
@@ -228,7 +229,8 @@ _PIECE_BYTES = 2**20
 class Encoder:
     """Encodes UTF-8 bytes with the merges and the pattern of a BPETokenizer, without special tokens.
 
-    `cache_bytes` bounds the table of pre-tokens of each thread. Plain twin: `BPETokenizer._encode_ordinary`.
+    `cache_bytes` bounds the table of pre-tokens of each thread. With `characters`, ids are the symbols of that
+    vocabulary, `merges` are empty and the pattern is "whole". Plain twin: `BPETokenizer._encode_ordinary`.
     """
 
     def __init__(
@@ -238,16 +240,21 @@ class Encoder:
         *,
         cache_bytes: int = CACHE_BYTES,
         unicode_version: str = DEFAULT_VERSION,
+        characters: CharacterVocabulary | None = None,
     ) -> None:
-        self._merges, self._pattern = merges, pattern
+        self._merges, self._pattern, self._characters = merges, pattern, characters
         self._cache_bytes, self._unicode_version = cache_bytes, unicode_version
         CORE.load(*FOR_ENCODING)
-        self._vocabulary = _Vocabulary(merges)
+        self._vocabulary = _Vocabulary(merges, characters)
         self._idle: list[Workspace] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy builds its own buffers: addresses are valid in the original only.
-        settings = {"cache_bytes": self._cache_bytes, "unicode_version": self._unicode_version}
+        settings = {
+            "cache_bytes": self._cache_bytes,
+            "unicode_version": self._unicode_version,
+            "characters": self._characters,
+        }
         return partial(Encoder, **settings), (self._merges, self._pattern)
 
     def encode(
@@ -322,19 +329,27 @@ class Encoder:
 class _Vocabulary:
     """The merges as lookup tables."""
 
-    def __init__(self, merges: Sequence[tuple[int, int]]) -> None:
-        self.size = 256 + len(merges)
+    def __init__(self, merges: Sequence[tuple[int, int]], characters: CharacterVocabulary | None = None) -> None:
+        self.characters = characters
+        if characters is None:
+            self.size = 256 + len(merges)
+            array = np.column_stack([np.array(merges, np.int64).reshape(-1, 2), np.arange(256, self.size)])
+        else:
+            self.size, array = len(characters.ids), characters.merges
         # Three of the eight slots of a bucket are taken on average.
-        bits = max(1, (len(merges) // 4).bit_length())
+        bits = max(1, (len(array) // 4).bit_length())
         self.shift = 64 - bits
         self.byte_pairs = np.full(2**16, NEVER, np.uint32)
         self.pairs = aligned_zeros((2**bits, 8))
-        array = np.array(merges, np.int64).reshape(-1, 2)
         byte_pairs, pairs = self.byte_pairs.ctypes.data, self.pairs.ctypes.data
         multiplier = fields.MULTIPLIER
         fill_pairs(array.ctypes.data, len(array), byte_pairs, pairs, len(self.pairs), multiplier, self.shift)
 
     def give_to(self, workspace: Workspace) -> None:
+        if self.characters is not None:
+            workspace.state[fields.SCANNER] = scan_pieces.address
+            workspace.point(fields.CLASSES, self.characters.cuts)
+            workspace.point(fields.SYMBOLS, self.characters.symbols)
         workspace.point(fields.BYTE_PAIRS, self.byte_pairs)
         workspace.point(fields.PAIRS, self.pairs, fields.N_BUCKETS)
         workspace.state[fields.PAIRS_SHIFT] = self.shift

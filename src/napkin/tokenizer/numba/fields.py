@@ -36,7 +36,9 @@ NEEDED_BYTES = 35
 NEW, N_NEW = 36, 37
 # What keys the hash tables: KEY and MULTIPLIER below.
 HASH_KEY, HASH_MULTIPLIER = 38, 39
-N_FIELDS = 40
+# Of a vocabulary on characters, the symbol of each code point as uint32; 0 for one on bytes. See characters.py.
+SYMBOLS = 40
+N_FIELDS = 41
 
 # What a compiled function returns: done, or the buffer that must be enlarged or emptied before it is called again.
 DONE, NEEDS_TABLE, NEEDS_IDS, NEEDS_LONG_ROOM = range(4)
