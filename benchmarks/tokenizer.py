@@ -1,6 +1,6 @@
 """Byte-level BPE beside what a user would pick instead: encoding, training, prompts and hostile text, in one run.
 
-    pip install tiktoken tokenizers gigatoken rustbpe
+    pip install tiktoken tokenizers gigatoken rustbpe sentencepiece
     python benchmarks/tokenizer.py
 
 Peers that are not installed are left out. All have the same vocabulary of 50,000 merges, trained here, and GPT-2's
@@ -10,6 +10,7 @@ pass is that of a new encoder, whose cache is empty. Figures are for comparison 
 """
 
 import argparse
+import copy
 import json
 import os
 import platform
@@ -25,15 +26,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
+from napkin.tokenizer.interchange.gguf import read_gguf_tokenizer
+from napkin.tokenizer.interchange.huggingface import write_huggingface
 from napkin.tokenizer.numba.encoding import Encoder
 from napkin.tokenizer.pre_tokenization import PATTERNS
 from result_files import write_result
 from tokenizer_text import many_scripts_text, mixed_text
 
 PROMPT = "Write a short story about a robot that can't dance."[:50]
-PACKAGES = ("numba", "tiktoken", "tokenizers", "datasets", "gigatoken", "rustbpe")
+PACKAGES = ("numba", "tiktoken", "tokenizers", "datasets", "gigatoken", "rustbpe", "sentencepiece")
 Measured = dict[str, tuple[float, float]]
 
 # Each is run in a process of its own, to be told its peak memory and, of prompts, the first call.
@@ -91,6 +95,7 @@ def main() -> None:
         *encoding_table("mixed text", text, tokenizer, options.rounds),
         *encoding_table("many scripts", scripts, tokenizer, options.rounds),
         *patterns_table(text + scripts),
+        *characters_table(text, scripts, options.rounds),
         *hostile_table(tokenizer, options.rounds),
         *prompt_table(tokenizer),
         *training_table(text, options.rounds),
@@ -173,6 +178,62 @@ def patterns_table(text: str) -> list[str]:
         )
         rows.append(f"| {pattern} | {len(ids):,} | {'yes' if equal else 'NO'} |")
     return show("", "## The same ids", "", *rows)
+
+
+def characters_table(text: str, scripts: str, rounds: int) -> list[str]:
+    """Bytes per second with a vocabulary of 32,000 tokens on characters that SentencePiece has learned, and its ids."""
+    if not installed("sentencepiece"):
+        return []
+    library = import_module("sentencepiece")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "text").write_text(text[: 6 * 10**6] + scripts[: 2 * 10**6])
+        library.SentencePieceTrainer.train(
+            input=f"{folder}/text",
+            model_prefix=f"{folder}/model",
+            model_type="bpe",
+            vocab_size=32000,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            split_digits=True,
+            max_sentence_length=2**14,
+            minloglevel=2,
+        )
+        peer = library.SentencePieceProcessor(model_file=f"{folder}/model.model")
+    numbers = range(peer.vocab_size())
+    kinds = [(peer.is_unknown, 2), (peer.is_control, 3), (peer.is_byte, 6)]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [peer.id_to_piece(i) for i in numbers],
+        "tokenizer.ggml.scores": [peer.get_score(i) for i in numbers],
+        "tokenizer.ggml.token_type": [next((kind for known, kind in kinds if known(i)), 1) for i in numbers],
+    }
+    tokenizer = read_gguf_tokenizer(metadata)
+    rows = [
+        "| on characters, MB/s CPU | napkin, first pass | again | sentencepiece | Hugging Face | napkin / them | ids |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, whole in (("mixed text", text[: 2 * 10**7]), ("many scripts", scripts)):
+        documents, measured = whole.split("<|endoftext|>"), Measured()
+        for _ in range(rounds):
+            # A copy has tables of its own, and an empty cache.
+            ours = copy.deepcopy(tokenizer)
+            ours.encode_documents(["x" * 2**20])
+            ids, _ = note(measured, "first", lambda ours=ours, some=documents: ours.encode_documents(some))
+            note(measured, "again", lambda ours=ours, some=documents: ours.encode_documents(some))
+        theirs = note(measured, "sentencepiece", lambda some=documents: peer.encode(some, num_threads=1))
+        equal = [i for each in theirs for i in each] == ids.tolist()
+        size = len(whole.encode()) / 1e6
+        other = hugging_face_on_characters(tokenizer)
+        part = documents[: len(documents) // 20]
+        _, cpu = timed(lambda other=other, part=part: [other.encode(each).ids for each in part])
+        speeds = [size / measured[what][1] for what in ("first", "again", "sentencepiece")]
+        speeds.append(len("".join(part).encode()) / 1e6 / cpu)
+        faster = " · ".join(f"{speeds[0] / each:.0f} ×" for each in speeds[2:])
+        cells = " | ".join(f"{each:.1f}" for each in speeds)
+        rows.append(f"| {name}, {size:.0f} MB | {cells} | {faster} | {'equal' if equal else 'DIFFER'} |")
+    return show("", "## Characters with bytes as fallback, as in Llama 2 and Gemma", "", *rows)
 
 
 def hostile_table(tokenizer: BPETokenizer, rounds: int) -> list[str]:
@@ -373,6 +434,12 @@ def hugging_face_tokenizer(merges: list[tuple[int, int]]) -> Any:
     tokenizer = hugging_face.Tokenizer(model)
     tokenizer.pre_tokenizer = hugging_face.pre_tokenizers.ByteLevel(add_prefix_space=False)
     return tokenizer
+
+
+def hugging_face_on_characters(tokenizer: Tokenizer) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        write_huggingface(tokenizer, f"{folder}/tokenizer.json")
+        return import_module("tokenizers").Tokenizer.from_file(f"{folder}/tokenizer.json")
 
 
 def gigatoken_tokenizer(merges: list[tuple[int, int]]) -> Any:

@@ -18,7 +18,7 @@ from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.character_bpe import merge_symbols
 from napkin.tokenizer.numba.encoding import Encoder
 from napkin.tokenizer.pre_tokenization import PreTokenizer
-from napkin.tokenizer.text_input import split_into_pieces
+from napkin.tokenizer.text_input import find_split_before, split_into_pieces
 from oracles.naive_bpe import lowest_rank_first, merges_in_any_order
 from oracles.tiktoken_encodings import tiktoken_encoding
 
@@ -216,7 +216,7 @@ def test_the_ids_of_a_long_text_do_not_depend_on_threads_and_pieces(pattern: str
 @given(TEXTS, st.integers(1, 100))
 def test_pieces_are_cut_only_where_every_pattern_ends_a_pre_token(text: str, size: int):
     data = text.encode()
-    cuts = {piece.stop for piece in split_into_pieces(data, np.array([len(data)]), size)}
+    cuts = {piece.stop for piece in split_into_pieces(data, np.array([len(data)]), size, find_split_before)}
 
     for pattern in [*CUT, "gpt4"]:
         ends = itertools.accumulate(len(piece.encode()) for piece in PreTokenizer(pattern).split(text))

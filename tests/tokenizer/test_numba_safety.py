@@ -12,6 +12,7 @@ import pytest
 GUARDED = """
 import ctypes, mmap, sys
 import numpy as np
+from napkin.tokenizer.character_bpe import CharacterBPETokenizer
 from napkin.tokenizer.numba.encoding import Encoder
 from napkin.tokenizer.numba.counting import PreTokenCounter
 
@@ -28,8 +29,14 @@ if "touch" in sys.argv:
     ctypes.c_uint8.from_address(base + 2 * page).value
 
 texts = ["the cat's", "'", "12345678", "你好🌍é", " \\u3000 \\u00a0", "x" * 300, "\\n \\n", "don't!?\\r\\n"]
+bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+merges = [(256, 257), (258, 258), (260, 261)]
+on_characters = CharacterBPETokenizer([*bytes_, *"thx 你é", "th", "xx", "你é"], merges, {}, byte_ids=range(256))
 for pattern in sys.argv[1].split(","):
-    encoder = Encoder([(116, 104), (256, 101), (32, 97)], pattern)
+    if pattern == "characters":
+        encoder, pattern = on_characters._encoder, "whole"
+    else:
+        encoder = Encoder([(116, 104), (256, 101), (32, 97)], pattern)
     counts = PreTokenCounter(pattern, 1)
     for repeated in texts:
         for length in [*range(1, 20), *range(46, 84), *range(126, 132), 300, page]:
@@ -73,7 +80,7 @@ def run(script: str, *arguments: str, **environment: str) -> subprocess.Complete
 @pytest.mark.thorough
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are guarded by mprotect")
 def test_no_byte_before_or_behind_the_text_is_read():
-    done = run(GUARDED, "gpt2,gpt4,cl100k,o200k,qwen2,whole")
+    done = run(GUARDED, "gpt2,gpt4,cl100k,o200k,qwen2,whole,characters")
 
     assert done.stdout == "all read\n", done.stderr[-2000:]
 

@@ -11,7 +11,7 @@ to symbols before it; and between a letter and Chinese or Japanese punctuation.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -43,6 +43,10 @@ SPLITTABLE_PATTERNS = frozenset({"gpt2", "gpt4", "cl100k", "o200k", "qwen2"})
 """The patterns for which that is true."""
 
 _WINDOW_BYTES = 2**16
+_SEARCHED_BYTES = 2**20
+
+FindSplit = Callable[[bytes, int, int], int | None]
+"""Called with a text, a start and a stop: the first offset found between them where the text may be split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,9 @@ class Piece:
 
 
 def split_into_pieces(
-    text: bytes, document_ends: "NDArray[np.int64]", size: int, *, split_documents: bool = True
+    text: bytes, document_ends: "NDArray[np.int64]", size: int, find: FindSplit | None
 ) -> list[Piece]:
-    """Divide documents that follow one another into pieces of about `size` bytes, which may split long documents."""
+    """Divide documents that follow one another into pieces of about `size` bytes; None splits no document."""
     import numpy as np
 
     pieces: list[Piece] = []
@@ -79,7 +83,8 @@ def split_into_pieces(
             start, first = int(document_ends[last - 1]), last
             continue
         stop = int(document_ends[first])
-        end = _part_end(text, start, stop, size) if split_documents else stop
+        split = find(text, start + size, stop) if find and start + size < stop else None
+        end = stop if split is None else split
         pieces.append(Piece(start, np.array([end], np.int64), first))
         start = end
         if end == stop:
@@ -94,21 +99,22 @@ def find_split(text: bytes | memoryview, start: int) -> int | None:
     return match.start() if match else None
 
 
-def find_any_split(text: bytes | memoryview, start: int) -> int | None:
-    """Like `find_split`, where there is none: also offsets in other scripts, and in numbers and symbols."""
-    match = _ANY_SPLIT.search(text, start, start + _WINDOW_BYTES)
-    return match.start() if match else None
-
-
-def _part_end(text: bytes, start: int, stop: int, size: int) -> int:
-    # If there is no split point, as in scripts without spaces, the search continues a whole size further on.
-    for position in range(start + size, stop, max(size, _WINDOW_BYTES)):
+def find_split_before(text: bytes, start: int, stop: int) -> int | None:
+    """The `FindSplit` of `SPLITTABLE_PATTERNS`."""
+    # In scripts without spaces there may be none near by: the search goes on, with gaps as large as its windows.
+    for position in range(start, stop, _SEARCHED_BYTES):
         split = find_split(text, position)
         if split is None:
             split = find_any_split(text, position)
         if split is not None and split < stop:
             return split
-    return stop
+    return None
+
+
+def find_any_split(text: bytes | memoryview, start: int) -> int | None:
+    """Like `find_split`, where there is none: also offsets in other scripts, and in numbers and symbols."""
+    match = _ANY_SPLIT.search(text, start, start + _WINDOW_BYTES)
+    return match.start() if match else None
 
 
 # Processing a chunk takes up to a dozen times its size: as text, in parts, as bytes again.

@@ -101,9 +101,8 @@ def _texts_of(paths: tuple[str, ...], text_field: str) -> Iterator[str]:
     for file in find_files(paths):
         for record in read_file(file, ReadLimits(), text_field) if isinstance(file, InputFile) else (file,):
             if isinstance(record, SetAside):
-                notify(
-                    f"data train-classifier: '{record.identity}' is left out: {record.reason} {record.detail}".rstrip()
-                )
+                why = f"{record.reason} {record.detail}".rstrip()
+                notify(f"data train-classifier: warning: '{record.identity}' is left out: {why}")
             elif record.text.strip():
                 yield record.text
 

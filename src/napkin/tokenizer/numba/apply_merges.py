@@ -1,7 +1,8 @@
 """Merging the bytes of one pre-token, compiled: lowest rank first; for equal ranks, from left to right.
 
 The plain twins are `merge_by_scanning` and `merge_by_heap` in character_bpe.py. The id that a pair merges into is its
-rank, which several pairs may share. A merge mostly enables merges of higher rank; where a token has a lower rank than one of its parts, it does not.
+rank, which several pairs may share. A merge mostly enables merges of higher rank; where a token has a lower rank than
+one of its parts, it does not.
 
 Ranks of pairs of bytes are in a table of 256 x 256 uint32. All other pairs are in a hash table whose buckets are 8
 uint64, one cache line: first id, second id and merged id, of 20, 20 and 24 bits; 0 is an empty slot. A full bucket
@@ -163,10 +164,10 @@ def _least_of_8(ranks):
 def merge_long(state, text, n_bytes, out):
     """Merge the bytes at `text`, at most LONG_ROOM, into uint32 ids at `out`; returns the number of ids.
 
-    A position is a byte, or a symbol of a character, at which a token begins. PLACES holds a record of six uint32 per position: the token, the next
-    and the previous token's position, the rank of the pair with the next token, and the next and previous position in
-    the list of that rank, which is in order. RANKS holds the first and the last position of each rank, RANK_BITS a bit
-    for each rank that may have positions. All lists are empty before and after the call.
+    A position is a byte, or a symbol of a character, at which a token begins. PLACES holds a record of six uint32 per
+    position: the token, the next and the previous token's position, the rank of the pair with the next token, and the
+    next and previous position in the list of that rank, which is in order. RANKS holds the first and the last position
+    of each rank, RANK_BITS a bit for each rank that may have positions. All lists are empty before and after the call.
     """
     places = get(state, fields.PLACES)
     length = n_bytes

@@ -127,20 +127,20 @@ def _made_in_order(
         return None
     for token in again:
         symbols = [ids_by_text.get(character, _UNKNOWN) for character in tokens[token]]
-        first[token] = ranks.get(_last_pair(symbols, ranks, made), first[token])
+        first[token] = _last_rank(symbols, ranks, made, first[token])
     return sorted(first, key=first.__getitem__)
 
 
-def _last_pair(symbols: list[int], ranks: Mapping[tuple[int, int], int], made: Sequence[int]) -> tuple[int, ...]:
-    """The symbols of a token, merged until two are left or no merge applies."""
-    never = len(made)
-    while len(symbols) > 2:
+def _last_rank(symbols: list[int], ranks: Mapping[tuple[int, int], int], made: Sequence[int], default: int) -> int:
+    """The rank of the last merge that makes a token of its symbols; the default if none does."""
+    last = never = len(made)
+    while len(symbols) > 1:
         found = [ranks.get(pair, never) for pair in pairwise(symbols)]
-        if (rank := min(found)) == never:
-            break
-        i = found.index(rank)
-        symbols[i : i + 2] = [made[rank]]
-    return tuple(symbols)
+        if (last := min(found)) == never:
+            return default
+        i = found.index(last)
+        symbols[i : i + 2] = [made[last]]
+    return last
 
 
 @CompiledFunction
@@ -160,6 +160,31 @@ def scan_pieces(text, start, stop, limit, classes, ends, room):
         store_i64(ends + 8 * count, stop)
         count += 1
     return count
+
+
+def find_piece_end(cuts: NDArray[np.uint8], text: bytes, start: int, stop: int) -> int | None:
+    """The first place behind `start`, and before `stop`, at which `scan_pieces` cuts a text; None if there is none."""
+    found = first_cut(np.frombuffer(text, np.uint8).ctypes.data, start, stop, cuts.ctypes.data)
+    return found if found < stop else None
+
+
+@CompiledFunction
+def first_cut(text, start, stop, cuts):
+    """The plain twin is the first piece of `scan_pieces`."""
+    # Within a character the search begins with the next one.
+    while start < stop and load_u8(text + start) & 0xC0 == 0x80:
+        start += 1
+    if start >= stop:
+        return stop
+    before, width = _character(text, start, stop)
+    i = start + width
+    while i < stop:
+        code, width = _character(text, i, stop)
+        if not _is_joined(cuts, before, code):
+            break
+        before = code
+        i += width
+    return i
 
 
 @jitted

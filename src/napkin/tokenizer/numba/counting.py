@@ -28,7 +28,7 @@ from napkin.tokenizer.numba.dispatch import CORE, FOR_TRAINING
 from napkin.tokenizer.numba.fields import get, put
 from napkin.tokenizer.numba.pre_token_table import ENTRY_BYTES, INLINE_BYTES, Workspace, fill_queue, find
 from napkin.tokenizer.numba.scanners import MARGIN
-from napkin.tokenizer.text_input import SPLITTABLE_PATTERNS, Piece, split_into_pieces
+from napkin.tokenizer.text_input import SPLITTABLE_PATTERNS, Piece, find_split_before, split_into_pieces
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 
 _ZERO, _56 = np.uint64(0), np.uint64(56)
@@ -181,7 +181,8 @@ class PreTokenCounter:
         """
         data = np.frombuffer(text, np.uint8)
         ends = np.array(document_ends, np.int64)
-        for piece in split_into_pieces(text, ends, _PIECE_BYTES, split_documents=self._pattern in SPLITTABLE_PATTERNS):
+        find = find_split_before if self._pattern in SPLITTABLE_PATTERNS else None
+        for piece in split_into_pieces(text, ends, _PIECE_BYTES, find):
             self._running.add(self._pool.submit(self._count, text, data, piece))
             self._wait_for(self._threads)
 

@@ -39,12 +39,12 @@ from napkin.tokenizer.numba.apply_merges import (
     merge_two_short,
     short_ids,
 )
-from napkin.tokenizer.numba.characters import CharacterVocabulary, scan_pieces
+from napkin.tokenizer.numba.characters import CharacterVocabulary, find_piece_end, scan_pieces
 from napkin.tokenizer.numba.dispatch import CORE, FOR_ENCODING
 from napkin.tokenizer.numba.fields import get, put
 from napkin.tokenizer.numba.pre_token_table import INLINE_BYTES, INLINE_IDS, Workspace, aligned_zeros, fill_queue, find
 from napkin.tokenizer.numba.scanners import MARGIN
-from napkin.tokenizer.text_input import SPLITTABLE_PATTERNS, split_into_pieces
+from napkin.tokenizer.text_input import SPLITTABLE_PATTERNS, FindSplit, find_split_before, split_into_pieces
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 
 # Ids are stored four at a time, even when there are fewer.
@@ -276,7 +276,7 @@ class Encoder:
         # A token has at least one byte. Pages that are never written take no memory.
         ids = np.empty(len(data), dtype)
         size = _PIECE_BYTES if threads > 1 else len(text)
-        pieces = split_into_pieces(text, ends, size, split_documents=self._pattern in SPLITTABLE_PATTERNS)
+        pieces = split_into_pieces(text, ends, size, self._find_split)
         ordered = _OrderedOutput(ids)
 
         def encode_piece(workspace: Workspace, number: int) -> None:
@@ -293,6 +293,12 @@ class Encoder:
         self._run_on_threads(encode_piece, len(pieces), threads)
         ids.resize(ordered.length, refcheck=False)
         return ids, n_ids
+
+    @property
+    def _find_split(self) -> FindSplit | None:
+        if self._characters is not None:
+            return partial(find_piece_end, self._characters.cuts)
+        return find_split_before if self._pattern in SPLITTABLE_PATTERNS else None
 
     def _run_on_threads(self, work: Callable[[Workspace, int], None], n_pieces: int, threads: int) -> None:
         numbers = itertools.count()
