@@ -28,6 +28,7 @@ from napkin.inference.scoring import score
 from napkin.kernels.products.linear import linear
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
+from napkin.tensors import on_huge_pages
 from result_files import write_result
 
 GPT2 = ModelConfig(
@@ -115,7 +116,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     clock = time.perf_counter if options.clock == "wall" else time.process_time
-    model = Transformer(GPT2, dtype=torch.bfloat16).eval()
+    model = on_huge_pages(Transformer(GPT2, dtype=torch.bfloat16).eval())
     host, now = detect_host(), datetime.now(UTC)
     lines = [
         f"# Inference: {host.cpu_name}, {options.threads} threads, {options.clock} clock, {now:%Y-%m-%d}, torch "

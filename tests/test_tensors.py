@@ -1,11 +1,16 @@
 """Tensors are windows onto storages."""
 
+import copy
 import itertools
 import random
+from typing import Any, cast
 
+import pytest
 import torch
+from torch import nn
 
-from napkin.tensors import inspect, storage_bytes, view_obstacle
+from napkin import tensors
+from napkin.tensors import _HUGE_PAGES, inspect, on_huge_pages, storage_bytes, view_obstacle
 
 
 def test_bytes_of_a_4_by_8_fp32_tensor_are_128() -> None:
@@ -93,3 +98,29 @@ def test_what_several_tensors_share_is_what_writing_to_one_changes_in_another() 
 def once(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides with each element once."""
     return tuple(n if s else min(n, 1) for n, s in zip(tensor.shape, tensor.stride(), strict=True)), tensor.stride()
+
+
+@pytest.mark.skipif(not _HUGE_PAGES.exists() or "[never]" in _HUGE_PAGES.read_text(), reason="there are no huge pages")
+def test_a_model_on_huge_pages_is_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "_SMALLEST_ON_HUGE_PAGES", 1)
+    model = nn.Sequential(nn.Linear(40, 30), nn.Linear(40, 30), nn.Linear(30, 7)).to(torch.bfloat16)
+    first, second, last = (cast(nn.Linear, each) for each in model)
+    second.weight, last.bias = first.weight, nn.Parameter(torch.arange(7.0))
+    whole = torch.arange(60)
+    model.register_buffer("whole", whole)
+    model.register_buffer("part", whole[7:47].view(5, 8).T)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    places = {each.data_ptr() for each in (*model.parameters(), *model.buffers())}
+    assert on_huge_pages(model) is model
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    moved = [each.data_ptr() for each in (*model.parameters(), *model.buffers())]
+    assert not places.intersection(moved)
+    # Side by side, on lines of their own.
+    assert max(moved[:-2]) - min(moved[:-2]) < 64 * 60
+    assert all(address % 64 == 0 for address in moved[:-2])
+    # What was shared is shared.
+    assert first.weight is second.weight
+    cast(Any, model.whole)[7] = -1
+    assert cast(Any, model.part)[0, 0] == -1
+    kept = copy.deepcopy(model)
+    assert torch.equal(kept[0].weight, before["0.weight"])  # pyright: ignore

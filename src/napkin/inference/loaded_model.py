@@ -74,7 +74,7 @@ from napkin.runs.run_folder import (
     is_run,
     what_is_there,
 )
-from napkin.tensors import tensors_digest
+from napkin.tensors import on_huge_pages, tensors_digest
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.inspection import pattern_of
 from napkin.tokenizer.interchange.gguf import gguf_vocabulary
@@ -172,13 +172,13 @@ class LoadedModel:
         use_all_cores()
         device_type = choose_device("auto")
         if self.quantized is not None:
-            return read_quantized(self.folder, self.quantized).eval().to(device_type)
+            return on_huge_pages(read_quantized(self.folder, self.quantized).eval().to(device_type))
         if self.run_folder is not None:
             model = self._newest(load_plain_model).eval()
         else:
             dtype = torch.bfloat16 if self.weights is None and device_type == "cuda" else torch.float32
             if self._is_file and device_type == "cpu" and self.weights in (None, "auto"):
-                return load_gguf(self.folder, integers=True)
+                return on_huge_pages(load_gguf(self.folder, integers=True))
             model = (load_gguf if self._is_file else load_huggingface)(self.folder, dtype=dtype)
         model = model.to(device_type)
         if self.weights is not None:
@@ -186,7 +186,7 @@ class LoadedModel:
             # Tables of positions stay in fp32.
             for parameter in model.parameters():
                 parameter.data = parameter.data.to(torch.bfloat16 if products == "bf16" else torch.float32)
-        return model
+        return on_huge_pages(model)
 
     @property
     def _is_file(self) -> bool:
