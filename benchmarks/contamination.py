@@ -20,6 +20,7 @@ from pathlib import Path
 from napkin.data import Document, read_documents, standard_library
 from napkin.evaluation.contamination import find_contamination
 from napkin.evaluation.tasks import Item, read_task
+from result_files import machine
 
 
 def main() -> None:
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("--planted", type=int, default=500)
     parser.add_argument("--repeat", type=int, default=1, help="times the text is searched, for the speed")
     options = parser.parse_args()
+    print(machine(), flush=True)
     items = read_task([Path(each) for each in options.task]).items
     text = [each.text for each in standard_library()]
     if options.text:

@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from result_files import machine
+
 FOLDERS = ("/usr/share/doc", "/usr/share/man", str(Path(os.__file__).parent))
 THRESHOLD, BANDS, ROWS, HASHES = 0.8, 9, 13, 128
 PLANTED = 400
@@ -264,6 +266,7 @@ def main() -> None:
     if options.child:
         print(json.dumps(globals()[options.child[0]](options.child[1])))
         return
+    print(machine(), flush=True)
     if options.growth:
         print("| generated MB | s | MB/s | peak MB |\n|---:|---:|---:|---:|")
         for megabytes in options.growth:

@@ -30,6 +30,7 @@ from napkin.extraction.compiled import fields as f
 from napkin.extraction.html_page import NAMES, block_features
 from napkin.extraction.page_metadata import decode_page
 from napkin.extraction.rendering import page_tables
+from result_files import machine
 
 _WORD = re.compile(r"\w+")
 _REPEATS = 3
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fit", action="store_true")
     arguments = parser.parse_args()
+    print(machine(), flush=True)
     truth = json.loads((arguments.folder / "ground-truth.json").read_text())
     pages = {key: gzip.decompress((arguments.folder / "html" / f"{key}.html.gz").read_bytes()) for key in sorted(truth)}
     texts = {key: truth[key]["articleBody"] for key in pages}

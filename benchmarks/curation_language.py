@@ -21,6 +21,7 @@ from typing import Any
 
 from napkin.languages import packaged_classifier, reliability
 from napkin.languages.classifier import load_classifier
+from result_files import machine
 
 FILES = """
     af=afr ar=arb az=azj_latn be=bel bg=bul bn=ben bs=bos_latn ca=cat cs=ces cy=cym da=dan de=deu el=ell_monotonic
@@ -116,6 +117,7 @@ def main() -> None:
     parser.add_argument("archive", help="udhr2.zip")
     parser.add_argument("--classifier", help="a file of `napkin data train-languages` instead of the package's")
     options = parser.parse_args()
+    print(machine(), flush=True)
     classifier = load_classifier(options.classifier) if options.classifier else packaged_classifier()
     texts = sentences(options.archive, classifier.languages)[1::2]
     languages = sorted({language for language, _ in texts})

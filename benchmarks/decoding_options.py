@@ -11,7 +11,6 @@ Contestants take turns, round by round, and each one's fastest round counts, so 
 
 import argparse
 import copy
-import os
 import random
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from napkin.kernels.products import linear
 from napkin.model.config import ModelConfig
 from napkin.model.quantized import quantize_model
 from napkin.model.transformer import Transformer
+from result_files import machine
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"torch {torch.__version__}, {options.threads} threads, load {os.getloadavg()[0]:.1f}")
+    print(f"{machine()}; {options.threads} threads", flush=True)
     if options.only != "lookup":
         quantized(options.rounds)
     if options.only != "quantized":

@@ -122,13 +122,16 @@ class Worker:
 
 
 def compare_speed(path: Path, threads: int, rounds: int, tokens: int, llama: str | None) -> None:
+    # The Python of llama.cpp may lack what napkin needs.
+    from result_files import machine
+
     pythons = {"napkin": sys.executable, "llama.cpp": llama, "transformers": sys.executable}
     workers = [Worker(library, python, path, threads) for library, python in pythons.items() if python]
     taken: dict[str, list[list[float]]] = {worker.library: [] for worker in workers}
     for _ in range(rounds):
         for worker in workers:
             taken[worker.library].append(worker.seconds(tokens))
-    print(f"{path.name}, {threads} threads, {rounds} rounds of {tokens} tokens, load {os.getloadavg()[0]:.1f}")
+    print(f"{path.name}, {threads} threads, {rounds} rounds of {tokens} tokens; {machine()}")
     print(f"{'':14}{'tokens/s':>10}{'processor ms/token':>20}{'MB resident':>13}{'napkin is':>12}{'by processor':>14}")
     for worker in workers:
         of, ours = taken[worker.library], taken["napkin"]

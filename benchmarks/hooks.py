@@ -14,7 +14,7 @@ import time
 import torch
 
 import napkin
-from napkin.hardware.host import detect_host
+from result_files import machine
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
     ratios = sorted(after / before for before, after in pairs)
     low, high = ratios[len(ratios) // 20], ratios[-1 - len(ratios) // 20]
     alone, with_it = (statistics.median(each) for each in zip(*pairs, strict=True))
-    print(f"{detect_host().cpu_name}, {torch.get_num_threads()} threads, torch {torch.__version__}, {len(pairs)} pairs")
+    print(f"{machine()}; {torch.get_num_threads()} threads, {len(pairs)} pairs")
     print(f"alone {alone * 1e3:.1f} ms, watched {with_it * 1e3:.1f} ms a step")
     print(f"watched / alone {statistics.median(ratios):.4f}, nine in ten from {low:.4f} to {high:.4f}")
 

@@ -9,7 +9,6 @@ each holds. Contestants take turns, and each one's fastest round counts.
 
 import argparse
 import math
-import os
 import random
 import time
 from functools import partial
@@ -25,6 +24,7 @@ from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.units import format_bytes
+from result_files import machine
 
 FORMATS: tuple[KVFormat, ...] = ("auto", "int8")
 
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"torch {torch.__version__}, {options.threads} threads, load {os.getloadavg()[0]:.1f}")
+    print(f"{machine()}; {options.threads} threads", flush=True)
     cost(options.seconds)
     gain(options.rounds)
 

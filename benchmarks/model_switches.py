@@ -24,6 +24,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.optim.adam import AdamW
 from napkin.units import format_bytes, format_count, format_flops
+from result_files import machine
 
 BASE = ModelConfig(vocab_size=4096)
 BATCH_SIZE = 4
@@ -104,6 +105,7 @@ def main() -> None:
             step()
         return (now() - begin) / steps
 
+    print(machine(), flush=True)
     print("| switch | parameters | FLOPs per step | peak bytes | seconds | × |")
     print("|---|---|---|---|---|---|")
     reference = Trained(BASE)

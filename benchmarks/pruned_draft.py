@@ -25,6 +25,7 @@ from napkin.files import atomic_write_text
 from napkin.inference.generation import continue_prompt
 from napkin.inference.settings import Sampling, Speculation
 from napkin.inference.speculation import SpeculationMeter, speculate
+from result_files import machine
 
 TOPICS = (
     "the moon", "volcanoes", "bread", "the printing press", "honey bees", "glaciers", "chess", "the heart", "rivers",
@@ -148,6 +149,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="longest held-out answer")
     parser.add_argument("--answers", type=int, default=len(HELD_OUT), help="held-out questions")
     options = parser.parse_args()
+    print(machine(), flush=True)
     draft = made(
         options.model,
         options.folder,

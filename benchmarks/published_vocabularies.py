@@ -25,6 +25,7 @@ from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.interchange import read_huggingface, read_tiktoken
 from napkin.tokenizer.interchange.huggingface_fields import expression_of
+from result_files import machine
 from tokenizer_text import many_scripts_text, mixed_text
 
 
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=300_000, help="of each of the two texts")
     parser.add_argument("--random", type=int, default=20_000, help="sequences of random tokens")
     options = parser.parse_args()
+    print(machine(), flush=True)
     texts = [*_pieces(mixed_text(options.bytes)), *_pieces(many_scripts_text(options.bytes))]
     differ = False
     for name in options.vocabularies:

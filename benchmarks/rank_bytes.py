@@ -36,6 +36,7 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig, ParallelismConfig, TrainingConfig
 from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
+from result_files import machine
 
 MODEL: dict[str, Any] = {
     "vocab_size": 250,
@@ -211,6 +212,7 @@ def _compared(planned: int, metered: tuple[int, int]) -> str:
 
 def main(words: list[str]) -> None:
     """Print a line for each case."""
+    print(machine(), flush=True)
     torch.set_num_threads(1)
     chosen = {name: CASES[name] for name in words if name in CASES}
     chosen = chosen or {name: each for name, each in CASES.items() if all(word in name for word in words)}

@@ -1,15 +1,39 @@
-"""Where benchmarks leave their tables: a file a run, named for what was measured and when."""
+"""What benchmarks share: the machine in one line, and where tables are left, named for what was measured and when."""
 
+import os
+import platform
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from napkin.hardware.host import cpu_name, instruction_sets, usable_cores
+
 RESULTS = Path(__file__).parent / "results"
+LOAD_BEFORE = os.getloadavg()[0]
+"""Runnable threads in the minute before this process began."""
+
+
+def machine(*packages: str) -> str:
+    """The processor, its instructions, cores and load before the measurement, with the versions of Python, torch and
+    the named packages that are installed."""
+    instructions = ", ".join(instruction_sets() or ["no known instructions"])
+    versions = [f"Python {platform.python_version()}"]
+    for name in ("torch", *packages):
+        try:
+            versions.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return (
+        f"{cpu_name()} ({instructions}), {usable_cores()} of {os.cpu_count()} cores, {', '.join(versions)}, "
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load before {LOAD_BEFORE:.1f}, now {os.getloadavg()[0]:.1f}"
+    )
 
 
 def write_result(name: str, lines: Iterable[str]) -> None:
-    """Keep the lines of a table in results/, beside those of earlier runs, and say where."""
+    """Keep the lines of a table in results/, beside those of earlier runs, with the machine below; say where."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-{datetime.now(UTC):%Y-%m-%d-%H%M%S}.md"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"\nwrote {path}")
+    measured_on = f"Measured on {machine()}."
+    path.write_text("\n".join([*lines, "", measured_on]) + "\n", encoding="utf-8")
+    print(f"\n{measured_on}\nwrote {path}")

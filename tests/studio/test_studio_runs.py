@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from napkin.runs.metrics import METRICS_FILE, MetricsFile, StepMetrics, read_metrics
-from napkin.studio import curves, runs
+from napkin.studio import curves, run_routes, runs
 from napkin.studio.run_routes import in_words
 from napkin.studio.runs import RunIndex
 from oracles.browser import Browser
@@ -266,6 +266,28 @@ def test_ten_thousand_folders_links_and_folders_that_vanish(tmp_path: Path) -> N
     assert points_of(index.curves(["odd"], "loss", "steps", 10))[0] == {"odd": []}
     with pytest.raises(runs.NapkinError):
         in_words(index, "odd")
+
+
+def test_a_long_run_is_told_by_a_bounded_part_of_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "long", 5000)
+    index, file = RunIndex(tmp_path), tmp_path / "long" / METRICS_FILE
+    index.runs()
+    whole = in_words(index, "long")
+    monkeypatch.setattr(run_routes, "MOST_METRICS_BYTES", 2**16)
+    part = in_words(index, "long")
+    assert {**part, "warnings": None} == {**whole, "warnings": None}
+    lost, read = part["warnings"]
+    assert lost.startswith("The loss was not finite at 1 of ")
+    assert lost.endswith(" logged steps, of those that were read, first at step 7.")
+    assert read.startswith("Of 5,000 logged steps ")
+    few = curves.telling_lines(file, most=16)
+    steps = [each.step for each in few.metrics]
+    assert len(steps) <= 4 * 16
+    assert len(steps) + few.left_out == 5000
+    assert (steps[0], steps[-1]) == (1, 5000)
+    # A line that no parser reads is one that was not read.
+    file.write_bytes(file.read_bytes() + b"{\n")
+    assert [each.step for each in curves.telling_lines(file, most=16).metrics] == steps
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import psutil
 
 from napkin.child_process import run_program
 from napkin.files import cache_folder, free_disk_bytes
-from napkin.hardware.host import cpu_name, read_limits, usable_cores
+from napkin.hardware.host import cpu_name, instruction_sets, read_limits, usable_cores
 from napkin.units import format_bytes, format_gibibytes, format_seconds
 
 State = Literal["fine", "lacking", "broken"]
@@ -27,18 +27,6 @@ State = Literal["fine", "lacking", "broken"]
 LIMIT_SECONDS: float = 60
 """The most seconds of a program that a check starts."""
 LITTLE_DISK = 10**9
-INSTRUCTIONS = {
-    "avx2": "AVX2",
-    "avx512f": "AVX-512",
-    "avx512_bf16": "AVX512-BF16",
-    "amx_tile": "AMX",
-    "amx_bf16": "AMX-BF16",
-    "amx_fp16": "AMX-FP16",
-    "asimd": "NEON",
-    "bf16": "ARM-BF16",
-    "sve": "SVE",
-    "sve2": "SVE2",
-}
 OPTIONAL = {
     "triton": "the GPU forms of the kernels, and torch.compile on a GPU",
     "tensorboard": "metrics in TensorBoard",
@@ -104,7 +92,7 @@ def examine() -> list[Finding]:
 
 def _processor() -> Iterator[Finding]:
     yield Finding("processor", cpu_name())
-    known = _instructions()
+    known = instruction_sets()
     if known is None:
         yield Finding("instructions", "not reported by this system")
     elif known:
@@ -115,16 +103,6 @@ def _processor() -> Iterator[Finding]:
     limit = read_limits().cores
     granted = f"; the control group grants {limit:g}" if math.isfinite(limit) else ""
     yield Finding("cores", f"{usable_cores()} usable of {os.cpu_count()}{granted}")
-
-
-def _instructions() -> list[str] | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        # Every Apple processor of 64 bits has it.
-        return ["NEON"] if sys.platform == "darwin" and platform.machine() == "arm64" else None
-    flags = {word for line in lines if line.lower().startswith(("flags", "features")) for word in line.split()}
-    return [name for flag, name in INSTRUCTIONS.items() if flag in flags]
 
 
 def _memory() -> Iterator[Finding]:

@@ -157,6 +157,32 @@ def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
     return _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine() or "unknown CPU"
 
 
+INSTRUCTIONS = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avx512_bf16": "AVX512-BF16",
+    "amx_tile": "AMX",
+    "amx_bf16": "AMX-BF16",
+    "amx_fp16": "AMX-FP16",
+    "asimd": "NEON",
+    "bf16": "ARM-BF16",
+    "sve": "SVE",
+    "sve2": "SVE2",
+}
+"""Instructions that kernels differ by, by the system's names for them."""
+
+
+def instruction_sets(cpuinfo: Path = _CPUINFO) -> list[str] | None:
+    """The processor's instructions that kernels differ by, such as AVX2 and AMX-BF16; None where the system does not
+    report them."""
+    fields = _first_processor(cpuinfo)
+    if not fields:
+        # Every Apple processor of 64 bits has it.
+        return ["NEON"] if sys.platform == "darwin" and platform.machine() == "arm64" else None
+    flags = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()
+    return [name for flag, name in INSTRUCTIONS.items() if flag in flags]
+
+
 def usable_cores() -> int:
     """Cores that this process can use: its affinity, or the whole cores that its control group grants; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -61,7 +61,8 @@ def warnings_of(run: RunRecord, *, training: bool | None = None) -> list[str]:
         warnings.append("The recipe below was changed after the run had been created.")
     lost = [logged.step for logged in run.metrics if math.isnan(logged.loss)]
     if lost:
-        steps = f"{len(lost):,} of {len(run.metrics):,} logged steps"
+        read = ", of those that were read" if run.left_out else ""
+        steps = f"{len(lost):,} of {len(run.metrics):,} logged steps{read}"
         warnings.append(f"The loss was not finite at {steps}, first at step {lost[0]:,}.")
     if found := overfitting(run.metrics):
         warnings.append(f"The run is overfitted: {found}.")

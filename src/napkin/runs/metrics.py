@@ -237,6 +237,8 @@ class MetricsRecord:
     """Number of lines that were moved to metrics.damaged.jsonl."""
     damaged_after: frozenset[int] = frozenset()
     """Steps of the lines before damaged ones, here or kept aside."""
+    left_out: int = 0
+    """Number of lines that were not parsed: a page that shows a long run reads a part of them."""
 
     @property
     def metrics(self) -> tuple[StepMetrics, ...]:

@@ -17,7 +17,7 @@ from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.json_files import malformed, read_if_present, read_json, refuse_unknown
 from napkin.runs.accounting_files import Evaluation, MeasurementFile, Natural, PlanFile
-from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics_record
+from napkin.runs.metrics import METRICS_FILE, MetricsRecord, StepMetrics, read_metrics_record
 from napkin.runs.run_folder import RunFolder
 
 FOLDER = "answers"
@@ -106,6 +106,8 @@ class RunRecord:
     """A sentence if the last line is incomplete, as a kill or the moment may leave it."""
     recipe_was_changed: bool = False
     """True if recipe.toml is known to differ from the one that the run was created with."""
+    left_out: int = 0
+    """Number of lines of metrics.jsonl that were not parsed."""
     answers: Answers | None = None
     """Answers to held-out tasks, of the last evaluation of a run of reinforcement learning."""
 
@@ -118,8 +120,8 @@ class RunRecord:
         return mfu_of_steps((logged.mfu, logged.step_seconds) for logged in self.metrics)
 
 
-def read_run_record(run: Path) -> RunRecord:
-    """Read the files of a run that exist.
+def read_run_record(run: Path, metrics: MetricsRecord | None = None) -> RunRecord:
+    """Read the files of a run that exist; `metrics` is a part of its metrics.jsonl that stands for all of it.
 
     Raises NapkinError, naming the file, where `run` is not a run folder or a file is malformed. Of metrics.jsonl the
     intact lines are read, and `problems` names the others.
@@ -135,7 +137,7 @@ def read_run_record(run: Path) -> RunRecord:
         raise malformed(run / "recipe.toml", error) from error
     samples = read_if_present(run / "samples.txt")
     verdict = (read_if_present(run / VERDICT_FILE) or b"").decode("utf-8", errors="replace")
-    metrics = read_metrics_record(run / METRICS_FILE)
+    metrics = metrics or read_metrics_record(run / METRICS_FILE)
     return RunRecord(
         name=run.resolve().name,
         recipe=text,
@@ -149,5 +151,6 @@ def read_run_record(run: Path) -> RunRecord:
         problems=tuple(metrics.messages()),
         incomplete=None if metrics.incomplete is None else metrics.describe_incomplete(),
         recipe_was_changed=RunFolder(run).recipe_was_changed,
+        left_out=metrics.left_out,
         answers=read_newest_answers(run),
     )

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from napkin.files import regular
-from napkin.runs.metrics import METRICS_FILE
+from napkin.runs.metrics import METRICS_FILE, MetricsRecord, parse_metrics
+from napkin.runs.metrics import LoggedLine as WholeLine
 
 BUCKETS = 512
 """Buckets that are kept of a run, up to twice as many."""
@@ -32,6 +33,8 @@ LONGEST_LINE = 2**23
 SAMPLED_BYTES = 2**20
 """A file with more than this to read is sampled first."""
 SAMPLES = 128
+MOST_PARSED = 1024
+"""Half the most lines of each kind that `telling_lines` parses."""
 _CLOSE_BYTES = 2**24
 """The most of a file that is read again for a closer look."""
 
@@ -359,6 +362,51 @@ class FollowedRun:
             return curves
         found.extend(lines, [from_byte + each for each in places])
         return found if found.rows else curves
+
+
+_TELLING = (b'"validation_loss": ', b'"loss": null', b'"held-out')
+"""What stands in the lines of evaluations and of losses that were not finite."""
+
+
+def telling_lines(path: Path, most: int = MOST_PARSED) -> MetricsRecord:
+    """A metrics.jsonl by a part of its lines, in bounded memory: those of evaluations and of losses that were not
+    finite, the last one, and others at equal distances; at most four times `most`. Damaged lines are left out unnamed.
+    """
+    plain, telling = _Thinned(most), _Thinned(most)
+    number, line = 0, b""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            for _, content in _whole_lines(file.fileno(), 0):
+                for line in content.splitlines():
+                    number += 1
+                    (telling if any(mark in line for mark in _TELLING) else plain).add(number, line)
+    except OSError:
+        pass
+    by_step: dict[int, WholeLine] = {}
+    for at, kept in sorted({**plain.lines, **telling.lines, number: line}.items()):
+        try:
+            metrics = parse_metrics(kept)
+        except _ANY_ERROR:
+            continue
+        by_step[metrics.step] = WholeLine(metrics, at, None, kept)
+    lines = [by_step[step] for step in sorted(by_step)]
+    return MetricsRecord(path, lines=lines, left_out=number - len(lines))
+
+
+class _Thinned:
+    """Every n-th of some lines by their numbers, where n doubles as they become more than twice `most`."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.every, self.seen = most, 1, 0
+        self.lines: dict[int, bytes] = {}
+
+    def add(self, number: int, line: bytes) -> None:
+        if self.seen % self.every == 0:
+            self.lines[number] = line
+            if len(self.lines) > 2 * self.most:
+                self.lines = dict([*self.lines.items()][::2])
+                self.every *= 2
+        self.seen += 1
 
 
 def _whole_lines(descriptor: int, offset: int) -> Iterator[tuple[int, bytes]]:

@@ -15,8 +15,10 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath, read_bytes
 from napkin.report.headline import key_figures, status_of, warnings_of
 from napkin.report.page import render_report
+from napkin.runs.metrics import METRICS_FILE
 from napkin.runs.run_folder import is_being_trained
 from napkin.runs.run_record import read_run_record
+from napkin.studio.curves import telling_lines
 from napkin.studio.requests import as_json, body_of, refuse_unless_allowed
 from napkin.studio.run_processes import RunProcesses, recipes_below
 from napkin.studio.runs import RunIndex, axes
@@ -27,6 +29,8 @@ MOST_NAME_BYTES = 2**20
 MOST_POINTS = 20_000
 MOST_RECIPE_BYTES = 2**18
 MOST_SAMPLE_CHARACTERS = 2**16
+MOST_METRICS_BYTES = 2**22
+"""A longer metrics.jsonl, of some 15,000 lines, is read in part for a page that asks again as it grows."""
 
 
 class RunDesk:
@@ -101,14 +105,21 @@ async def _one_run(request: Request) -> Response:
 
 
 def in_words(index: RunIndex, name: str) -> dict[str, Any]:
+    """One run in words. Of a long run a part of the logged lines is read, which is said."""
     path = index.path_of(name)
     training = is_being_trained(path)
-    run = read_run_record(path)
+    file = path / METRICS_FILE
+    is_long = file.is_file() and file.stat().st_size > MOST_METRICS_BYTES
+    run = read_run_record(path, telling_lines(file) if is_long else None)
+    warnings = warnings_of(run, training=training)
+    if run.left_out:
+        n_read = len(run.metrics)
+        warnings.append(f"Of {n_read + run.left_out:,} logged steps {n_read:,} are read here; its report reads all.")
     return {
         "name": name,
         "training": training is True,
         "status": status_of(run, training=training),
-        "warnings": warnings_of(run, training=training),
+        "warnings": warnings,
         "verdict": run.verdict,
         "figures": [each._asdict() for each in key_figures(run)],
         "recipe": run.recipe,
