@@ -39,6 +39,7 @@ _CACHED_LENGTH = 256
 # worth its tables.
 _MIN_COMPILED_LENGTH = 2**10
 _MIN_BYTES_PER_MERGE = 6
+_MAPPED_IDS = 2**16
 
 
 def merge_symbols(ids: list[int], ranks: Ranks, made: Sequence[int]) -> list[int]:
@@ -177,10 +178,7 @@ class CharacterBPETokenizer(Tokenizer):
         """The concatenated ids of all texts, and how many each text has."""
         if not self._encodes_compiled(sum(map(len, texts))):
             return super().encode_documents(texts)
-        for text in texts:
-            # So that an error names the place in the text without its prefix.
-            utf8(text)
-        return self._encode_compiled([self._prefixed(text, first=True) for text in texts], threads)
+        return self._encode_compiled(texts, threads)
 
     def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":
         """Turn text into ids of shape [n_tokens]: uint16 if every id fits, otherwise uint32."""
@@ -223,16 +221,25 @@ class CharacterBPETokenizer(Tokenizer):
         return self._encode_part(text, first=True)
 
     def _encode_part(self, text: str, *, first: bool) -> list[int]:
-        prefixed = self._prefixed(text, first=first)
         if len(text) >= _MIN_COMPILED_LENGTH and self._encodes_compiled(len(text)):
-            return self._encode_compiled([prefixed], 1)[0].tolist()
+            return self._encode_compiled([text], first=first)[0].tolist()
+        prefixed = self._prefix_of(text, first=first) + text.replace(SPACE, " ")
         return list(chain.from_iterable(map(self._ids_of.__getitem__, self._pieces.findall(prefixed))))
 
-    def _encode_compiled(self, texts: Sequence[str], threads: int) -> "tuple[numpy.ndarray, numpy.ndarray]":
-        """The ids of prefixed texts, and how many each has."""
-        data = [text.encode() for text in texts]
-        symbols, counts = self._encoder.encode(b"".join(data), list(accumulate(map(len, data))), threads=threads)
-        return self._id_of_symbol[symbols], counts
+    def _encode_compiled(
+        self, texts: Sequence[str], threads: int = 1, *, first: bool = True
+    ) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """The concatenated ids of texts, and how many each has."""
+        parts: list[bytes] = []
+        for text in texts:
+            parts += [self._prefix_of(text, first=first).encode(), utf8(text).replace(SPACE.encode(), b" ")]
+        ends = list(accumulate(map(len, parts)))[1::2]
+        ids, counts = self._encoder.encode(b"".join(parts), ends, dtype=self.id_dtype, threads=threads)
+        # In place and in parts, since an index of 8 bytes is made of each symbol.
+        for start in range(0, len(ids), _MAPPED_IDS):
+            part = ids[start : start + _MAPPED_IDS]
+            part[:] = self._id_of_symbol[part]
+        return ids, counts
 
     def _encodes_compiled(self, n_bytes: int) -> bool:
         if not should_encode_compiled(n_bytes):
@@ -259,13 +266,12 @@ class CharacterBPETokenizer(Tokenizer):
         assert self._symbols is not None
         return self._symbols.ids.astype(self.id_dtype)
 
-    def _prefixed(self, text: str, *, first: bool) -> str:
-        text = text.replace(SPACE, " ")
+    def _prefix_of(self, text: str, *, first: bool) -> str:
         if self.prefix == "none" or not text:
-            return text
+            return ""
         if self.prefix == "always":
-            return " " + text
-        return text if text.startswith(" ") or not (first or self.prefix == "if_missing") else " " + text
+            return " "
+        return "" if text.startswith((" ", SPACE)) or not (first or self.prefix == "if_missing") else " "
 
     @cached_property
     def _pieces(self) -> re.Pattern[str]:

@@ -56,14 +56,14 @@ def vocabularies(draw: st.DrawFn) -> dict[str, Any]:
 
 def compiled(tokenizer: CharacterBPETokenizer, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
     """Ids by the compiled core, whatever the sizes."""
-    ids, counts = tokenizer._encode_compiled([tokenizer._prefixed(text, first=True) for text in texts], threads)
+    ids, counts = tokenizer._encode_compiled(texts, threads)
     ends = itertools.accumulate(counts.tolist(), initial=0)
     return [ids[start:end].tolist() for start, end in itertools.pairwise(ends)]
 
 
 def merged(tokenizer: CharacterBPETokenizer, text: str, merge: Any = merge_by_scanning) -> list[int]:
     """Ids by merging a whole text, without pieces, but where each space begins one."""
-    text = tokenizer._prefixed(text, first=True)
+    text = tokenizer._prefix_of(text, first=True) + text.replace(SPACE, " ")
     parts = [text]
     if tokenizer.splits_spaces:
         first, *others = text.split(" ")
