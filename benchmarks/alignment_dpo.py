@@ -34,6 +34,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.huggingface.convert import load_huggingface_into, read_huggingface_config, save_huggingface
 from napkin.model.transformer import Transformer
 from napkin.planning.step.kernel_choice import choose_kernels
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -142,7 +143,7 @@ def napkin_step(precision: Any, max_tokens: int, folder: Path) -> tuple[torch.nn
         optimizer=OptimizerConfig(learning_rate=LEARNING_RATE, warmup_steps=0, weight_decay=0.0).resolved,
         training=TrainingConfig(batch_size=N_PAIRS, precision=precision, device="cpu"),
     )
-    state = build_train_state(ResolvedRecipe(choose_kernels(recipe, chosen), chosen))
+    state = build_train_state(ResolvedRecipe(choose_kernels(recipe, chosen, ThisMachine()), chosen))
     load_huggingface_into(state.model, folder / "model")
     pairs = batch()
     scores = score_examples(state.parallel_model, pairs, max_tokens=max_tokens, autocast=chosen.autocast)

@@ -37,6 +37,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.huggingface.convert import load_huggingface_into, read_huggingface_config, save_huggingface
 from napkin.model.transformer import Transformer
 from napkin.planning.step.kernel_choice import choose_kernels
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -158,7 +159,7 @@ def napkin_step(folder: Path, products: Literal["fp32", "bf16"]) -> tuple[torch.
         training=TrainingConfig(batch_size=N_PROMPTS, precision=products, device="cpu"),
     )
     precision = Precision(products, "cpu")
-    state = build_train_state(ResolvedRecipe(choose_kernels(recipe, precision), precision))
+    state = build_train_state(ResolvedRecipe(choose_kernels(recipe, precision, ThisMachine()), precision))
     load_huggingface_into(state.model, folder / "model")
     config = ReinforcementConfig(group_size=GROUP, max_answer=ANSWER)
     settings, numbers = ReinforcementSettings(config, EvenTokens(), Words(), 4096), itertools.count()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from napkin.model.config import ModelConfig
 from napkin.planning.step.kernel_choice import choose_kernels
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -40,7 +41,7 @@ def state_of(model: ModelConfig, precision: Precision, steps: int, batch_size: i
     """A state with the forms that a run would choose where `training` names none."""
     settings = TrainingConfig(steps=steps, batch_size=batch_size, precision=precision.name, **training)
     recipe = Recipe(model=model, optimizer=OptimizerConfig(learning_rate=3e-3), training=settings)
-    return build_train_state(ResolvedRecipe(choose_kernels(recipe, precision), precision))
+    return build_train_state(ResolvedRecipe(choose_kernels(recipe, precision, ThisMachine()), precision))
 
 
 def train_in_turns(states: Mapping[str, TrainState], batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Curve]:

@@ -29,6 +29,7 @@ from napkin.accounting.recording import record
 from napkin.hardware.host import detect_host, keep_freed_memory
 from napkin.model.config import ModelConfig
 from napkin.planning.step.kernel_choice import choose_kernels
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -235,9 +236,8 @@ def recipe_of(precision: Any, width: int, **training: Any) -> Recipe:
 def learner_of(name: Any, training: dict[str, Any], width: int, *, compiled: bool = False) -> TrainState:
     """napkin's side, with the forms that a run would choose."""
     precision = Precision(name, "cpu")
-    return build_train_state(
-        ResolvedRecipe(choose_kernels(recipe_of(name, width, **training), precision), precision), compiled=compiled
-    )
+    recipe = choose_kernels(recipe_of(name, width, **training), precision, ThisMachine())
+    return build_train_state(ResolvedRecipe(recipe, precision), compiled=compiled)
 
 
 def train_with_transformers(width: int, steps: int) -> None:

@@ -1,6 +1,5 @@
 """A training step whose operators between products are compiled: the numbers, counts and bytes of the plain form."""
 
-import dataclasses
 from typing import Any, Literal
 
 import pytest
@@ -77,16 +76,6 @@ def test_recomputation_changes_no_number() -> None:
         expected = kept.step(number, *batch(number))
         assert again.step(number, *batch(number)) == expected
         assert selective.step(number, *batch(number)) == expected
-
-
-def test_short_runs_are_plain_and_long_ones_compiled() -> None:
-    recipe = resolved("llama", "auto", "fp32").recipe
-    assert recipe.training.kernels == "plain"
-    changes = {"kernels": "auto", "steps": 1_000_000, "batch_size": 128}
-    long = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **changes))
-    assert choose_kernels(long, Precision("bf16", "cpu")).training.kernels == "compiled"
-    assert choose_kernels(long, Precision("fp32", "cpu")).training.kernels == "plain"
-    assert choose_kernels(long, Precision("bf16", "cuda")).training.kernels == "plain"
 
 
 def test_a_norm_that_a_router_reads_stays_wide() -> None:

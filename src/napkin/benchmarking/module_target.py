@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from itertools import product
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from napkin.model.attention import ForwardContext
 from napkin.model.config import FeedForwardKind, ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.planning.step.kernel_choice import choose_kernels
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -52,8 +53,8 @@ class ModuleTarget(Target):
 
     named_sizes = {"size": SIZES}  # noqa: RUF012  never changed
 
-    def __init__(self, name: str, recipe: Recipe, device_type: str) -> None:
-        self.name, self.recipe = name, recipe
+    def __init__(self, name: str, recipe: Recipe, device_type: Literal["cpu", "cuda"]) -> None:
+        self.name, self.recipe, self._machine = name, recipe, ThisMachine(device=device_type)
         self.passes = ("forward", "backward", "both", *(["step"] if name == "transformer" else []))
         # What other dimensions there are makes no difference to a part of the model.
         left_out = set() if name == "transformer" else {"n_layers", "vocab_size"}
@@ -78,7 +79,7 @@ class ModuleTarget(Target):
         if self.name == "mlp":
             return [self.recipe.model.feed_forward]
         recipe = dataclasses.replace(self.recipe, model=self._config(shape))
-        return [choose_kernels(recipe, precision).model.attention]
+        return [choose_kernels(recipe, precision, self._machine).model.attention]
 
     def ledger(self, case: Case) -> Ledger:
         """Forward and backward pass, or the whole step."""
@@ -123,7 +124,7 @@ class ModuleTarget(Target):
             # One process times the whole model.
             parallelism=ParallelismConfig(),
         )
-        return ResolvedRecipe(choose_kernels(recipe, case.precision), case.precision)
+        return ResolvedRecipe(choose_kernels(recipe, case.precision, self._machine), case.precision)
 
     def _config(self, shape: Shape) -> ModelConfig:
         model = self.recipe.model

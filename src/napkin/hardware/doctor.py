@@ -59,6 +59,13 @@ if found["torch"]:
             age = os.path.getmtime(calibration_path(known.machine))
             busy = known.conditions.describe() if known.disturbed else None
             found[f"calibration {device}"] = [str(calibration_path(known.machine)), age, busy]
+    from napkin.hardware.host import use_all_cores
+    from napkin.kernels.operator_forms import kept_choices
+    use_all_cores()
+    found["forms"] = {}
+    for choice in kept_choices():
+        forms = found["forms"].setdefault(choice.operator, {})
+        forms[choice.form] = forms.get(choice.form, 0) + 1
 print(json.dumps(found))
 """
 PROGRAM = "#include <Python.h>\n#include <vector>\nint main() { return std::vector<int>{0}[0]; }\n"
@@ -138,6 +145,9 @@ def _libraries() -> Iterator[Finding]:
         elif device == "cpu" and found.get("torch"):
             remedy = "the first plan measures this machine; or now: napkin calibrate"
             yield Finding("calibration (cpu)", "none yet", "lacking", remedy)
+    for operator, forms in found.get("forms", {}).items():
+        chosen = ", ".join(f"{form} for {n} shape{'s'[: n > 1]}" for form, n in forms.items())
+        yield Finding(f"fastest {operator}", f"{chosen}; see `napkin bench forms`")
 
 
 def _run_libraries() -> tuple[dict, str]:

@@ -16,8 +16,12 @@ from napkin.kernels.operator_forms import Choice, ShapeClass, are_measured, keep
 
 GAIN = 0.02
 """The part of the default's seconds that another form has to save to be chosen."""
-HOPELESS = 2.0
-"""A form whose first calls take so many times as long as the fastest form's is not timed further."""
+FIRST_ROUNDS = 2
+HOPELESS = 1.15
+"""A form that takes so many times as long as the fastest one in the first rounds is not timed further."""
+SURE = 0.75
+"""The probability with which the interval of a form's ratio has to contain the true one: of six ratios, all but the
+largest are then below 1."""
 SECONDS = 0.1
 """Seconds of timing each form, unless it is said otherwise; six calls at least, so that the median has an interval."""
 
@@ -59,32 +63,31 @@ def time_forms(
             sample = sampler.sample(call, calls)
             return sample.processor if sampler.busy else sample.clock
 
-        first = {name: _first_seconds(call, clock) for name, call in forms.items()}
-        fastest = min(first.values())
-        names = [name for name in forms if name == default or first[name] <= HOPELESS * fastest]
-        samples = sample_in_turns([Timed(forms[name]) for name in names], clock, Sampling(seconds=seconds))
-        of_default = samples[names.index(default)]
+        def in_turns(names: Sequence[str], sampling: Sampling) -> dict[str, list[float]]:
+            return dict(
+                zip(names, sample_in_turns([Timed(forms[each]) for each in names], clock, sampling), strict=True)
+            )
+
+        first = in_turns(list(forms), Sampling(seconds=0, least=FIRST_ROUNDS))
+        quickest = {name: min(samples) for name, samples in first.items()}
+        fastest = min(quickest.values())
+        left = [name for name in forms if name == default or quickest[name] <= HOPELESS * fastest]
+        samples = in_turns(left, Sampling(seconds=seconds)) if len(left) > 1 else first
         conditions = sampler.conditions()
-    form, ratios = fastest_of(dict(zip(names, samples, strict=True)), default)
+    form, ratios = fastest_of(samples, default)
     return Choice(
         operator=operator,
         shape_class=shape_class,
         form=form,
         default=default,
-        default_seconds=statistics.median(of_default),
-        ratios={name: ratios.get(name, each / first[default]) for name, each in first.items()},
+        default_seconds=statistics.median(samples[default]),
+        ratios={name: ratios.get(name, each / quickest[default]) for name, each in quickest.items()},
         disturbed=conditions is not None and conditions.busy,
     )
 
 
 def fastest_of(samples: Mapping[str, Sequence[float]], default: str) -> tuple[str, dict[str, float]]:
     """The form to choose of those that were timed in turns, and the medians of their seconds over the default's."""
-    found = {name: ratio_interval(own, samples[default]) for name, own in samples.items()}
+    found = {name: ratio_interval(own, samples[default], SURE) for name, own in samples.items()}
     faster = {name: each.median for name, each in found.items() if each.high < 1 and each.median < 1 - GAIN}
     return min(faster, key=faster.__getitem__, default=default), {name: each.median for name, each in found.items()}
-
-
-def _first_seconds(call: Callable[[], object], clock: Callable[[Callable[[], object], int], float]) -> float:
-    """Seconds of the faster of two calls, after one that loads and allocates."""
-    call()
-    return min(clock(call, 1), clock(call, 1))

@@ -61,7 +61,7 @@ def plan(
     the memory by less is returned: see `Plan.fits`.
     """
     machine = machine_of(on, ranks=ranks, device=recipe.training.device)
-    planned = plan_resolved(resolve(recipe, machine), machine, progress=progress)
+    planned = plan_resolved(resolve(recipe, machine, progress=progress), machine, progress=progress)
     # A plan needs no text: files that do not exist yet are left out.
     try:
         files = {path: TokenFile.open(path) for path in paths_and_weights(recipe.data.train)[0]}
@@ -73,8 +73,9 @@ def plan(
     return planned
 
 
-def resolve(recipe: Recipe, machine: Machine) -> ResolvedRecipe:
-    """The recipe with every default written out; with micro_batch_size "auto" its step is counted.
+def resolve(recipe: Recipe, machine: Machine, *, progress: Progress = lambda doing: None) -> ResolvedRecipe:
+    """The recipe with every default written out; with micro_batch_size "auto" its step is counted, and on a CPU of
+    this machine the forms of its blocks are timed, if they were not before.
 
     Raises NapkinError where the batch does not divide among the devices, and where the devices do not support
     what the recipe asks for.
@@ -91,7 +92,8 @@ def resolve(recipe: Recipe, machine: Machine) -> ResolvedRecipe:
         training = dataclasses.replace(training, loss_chunk_size=chunk)
     recipe = dataclasses.replace(recipe, training=training)
     recipe = choose_triton(with_kernels_that_run(recipe, machine), precision, machine)
-    resolved = ResolvedRecipe(choose_kernels(recipe, precision), precision, machine.target, machine.n_devices)
+    recipe = choose_kernels(recipe, precision, machine, progress=progress)
+    resolved = ResolvedRecipe(recipe, precision, machine.target, machine.n_devices)
     _ = resolved.per_device
     refuse_impossible_layout(recipe, resolved.layout)
     if machine.measured:

@@ -290,18 +290,20 @@ def _agreed(
     """The resolved recipe, the plan, which rank 0 alone has, and whether blocks are compiled."""
     made: list[Plan] = []
 
-    def make() -> tuple[int | str | None, bool]:
-        plan = plan_resolved(resolve(recipe, machine), machine, progress=progress)
+    def make() -> tuple[dict[str, Any], Any, bool]:
+        plan = plan_resolved(resolve(recipe, machine, progress=progress), machine, progress=progress)
         refuse_what_does_not_fit(plan)
         made.append(plan)
-        training = plan.resolved.recipe.training
-        return training.micro_batch_size, training.compile == "on"
+        chosen = plan.resolved.recipe
+        # Each rank might time another form as the fastest.
+        training = {name: getattr(chosen.training, name) for name in ("micro_batch_size", "kernels")}
+        return training, chosen.model.attention, chosen.training.compile == "on"
 
-    micro_batch_size, compiled = ranks.broadcast_from_zero(make)
+    training, attention, compiled = ranks.broadcast_from_zero(make)
     if made:
         return made[0].resolved, made[0], compiled
-    training = replace(recipe.training, micro_batch_size=micro_batch_size)
-    return resolve(replace(recipe, training=training), machine), None, compiled
+    model, training = replace(recipe.model, attention=attention), replace(recipe.training, **training)
+    return resolve(replace(recipe, model=model, training=training), machine), None, compiled
 
 
 def _step_of(train_state: TrainState, resolved: ResolvedRecipe) -> Callable[[], Any]:

@@ -93,7 +93,9 @@ class Pretraining(Method):
         if recipe.data.validation is not None:
             way_out = "name yours with --data.validation, or do without: --data.validation None"
             validation_tokens = opened(recipe.data.validation, way_out)
-        resolved = resolve(with_vocab_size(recipe, tokenizer.vocab_size), setting.machine(recipe))
+        resolved = resolve(
+            with_vocab_size(recipe, tokenizer.vocab_size), setting.machine(recipe), progress=setting.progress
+        )
         # Raises NapkinError for a text shorter than one window, before anything is measured or counted.
         _batches(resolved.recipe, train_tokens)
         return cls(resolved, tokenizer, train_tokens, validation_tokens, ranks=setting.ranks)

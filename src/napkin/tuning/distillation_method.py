@@ -292,7 +292,7 @@ def teach(
         raise already_exists(Path(path))
     setting = Setting(progress=progress, on_message=on_message)
     base = open_base(recipe.tuning.start)
-    resolved = resolve(replace(recipe, model=base.config), setting.machine(recipe))
+    resolved = resolve(replace(recipe, model=base.config), setting.machine(recipe), progress=setting.progress)
     encoder = encoder_of_base(base, recipe.tuning.chat_template, recipe.tuning.learned)
     context = TuningContext(resolved, base.tokenizer, encoder, Path(path), setting, base)
     train, held_out, checksum, _ = distilled_examples(context)

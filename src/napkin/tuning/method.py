@@ -106,7 +106,9 @@ class TuningMethod(Method):
                 f"training.micro_batch_size is {training.micro_batch_size!r}, and sequences differ in length: use "
                 "--tuning.micro-batch-tokens"
             )
-        resolved = resolve(replace(recipe, model=base.config, training=training), setting.machine(recipe))
+        resolved = resolve(
+            replace(recipe, model=base.config, training=training), setting.machine(recipe), progress=setting.progress
+        )
         refuse_divided_models(resolved.layout)
         encoder = encoder_of_base(base, recipe.tuning.chat_template, recipe.tuning.learned)
         return cls.open(TuningContext(resolved, base.tokenizer, encoder, folder, setting, base))
@@ -114,7 +116,7 @@ class TuningMethod(Method):
     @classmethod
     def reopen(cls, run: RunFolder, recipe: Recipe, setting: Setting) -> "TuningMethod":
         assert isinstance(recipe, TuningRecipe)
-        resolved = resolve(recipe, setting.machine(recipe))
+        resolved = resolve(recipe, setting.machine(recipe), progress=setting.progress)
         encoder = encoder_of_run(run.path, run.tokenizer, recipe.tuning.learned)
         return cls.open(TuningContext(resolved, run.tokenizer, encoder, run.path, setting))
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PassName = Literal["forward", "backward", "both", "step"]
 MOST_SECONDS = 3600.0
 _COMPILED = "+compiled"
+FORMS = "forms"
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,44 @@ def bench_operator(options: OperatorOptions) -> int:
         rows += [
             (name, "collective", "", "among processes of this machine, or ranks of torchrun") for name in COLLECTIVES
         ]
+        rows.append((FORMS, "choices", "", "the forms that were timed and chosen on this machine"))
         print_table(("name", "kind", "forms", "what"), rows, align="llll")
         return 0
+    if plain(options.name) == FORMS:
+        return _print_choices(options)
     name = _known(options.name, OPERATORS, [*OPERATORS, *MODULES, *COLLECTIVES])
     return _time_cases(options, name, lambda machine: OperatorTarget(name, machine.device_type))
+
+
+def _print_choices(options: OperatorOptions) -> int:
+    """The choices of forms that are kept for this processor and so many threads."""
+    import torch
+
+    from napkin.hardware.host import usable_cores
+    from napkin.kernels.operator_forms import kept_choices, this_processor
+
+    torch.set_num_threads(options.threads or usable_cores())
+    processor, choices = (
+        this_processor(),
+        sorted(kept_choices(), key=lambda each: (each.operator, each.default_seconds)),
+    )
+    if options.json:
+        print_json({"processor": processor, "choices": choices})
+        return 0
+    say(f"{processor.name} ({processor.capability}), {processor.threads} threads, torch {processor.torch_version}")
+    rows = [
+        (
+            *(each.operator, each.form, format_seconds(each.default_seconds)),
+            ", ".join(f"{name} {ratio:.2f}" for name, ratio in each.ratios.items() if name != each.default),
+            f"{each.default}: {', '.join(map(str, each.shape_class))}",
+        )
+        for each in choices
+    ]
+    if rows:
+        print_table(("operator", "fastest", "default", "× default", "shape"), rows, align="llrll")
+    else:
+        say("no forms were timed: the first plan of a longer run on a CPU times those of its blocks")
+    return 0
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ def doctor_command(options: DoctorOptions) -> int:
 class CalibrateOptions(JsonOption):
     """Measure this machine again: matrix products, memory bandwidth, the overhead of an operator call. Of two
     measurements of the same thing the faster one is kept, because other processes can only slow it down; one on a quiet
-    machine is kept in place of one on a busy machine."""
+    machine is kept in place of one on a busy machine. Forms of operators that were chosen by timing are forgotten, and
+    timed again by the next plan that needs them."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What to measure; auto is the GPU if there is one."""
@@ -66,11 +67,13 @@ def calibrate_command(options: CalibrateOptions) -> None:
         from napkin.hardware.calibration_cache import calibration_of_this_machine, calibration_path
         from napkin.hardware.host import usable_cores
         from napkin.hardware.measured_device import measured_device
+        from napkin.kernels.operator_forms import forget_choices
         from napkin.recipe.precision import choose_device
 
         device_type = choose_device(options.device)
         # As many threads as training uses: a calibration holds for one number of threads.
         torch.set_num_threads(usable_cores())
+        forget_choices()
         calibration = calibration_of_this_machine(
             device_type, again=True, progress=lambda fraction: line(round(100 * fraction), 100)
         )

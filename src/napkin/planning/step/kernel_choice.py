@@ -14,7 +14,8 @@ from napkin.model.config import AttentionImplementation, ModelConfig
 from napkin.model.config_checks import WIDEST_FLASH_HEAD
 from napkin.model.kernel_forms import is_worth_compiling
 from napkin.optim.registry import optimizer_entry
-from napkin.planning.step.machine import Machine
+from napkin.planning.step.block_timing import fastest_blocks
+from napkin.planning.step.machine import Machine, Progress
 from napkin.planning.step.run_plan import Plan
 from napkin.planning.step.site import fits
 from napkin.recipe.precision import Precision
@@ -26,51 +27,69 @@ from napkin.train_step.step_graph import graph_obstacle
 from napkin.train_step.step_ledger import count_step
 from napkin.units import format_seconds
 
-PLAIN_UP_TO = 512
-"""The longest context at which plain attention is faster than torch's fused attention on a CPU in bf16: forward and
-backward pass take 0.6 times as long at 256 tokens and 2.4 times as long at 1024. In fp32 fused attention is always
-faster."""
-
-COMPILED_FROM_NUMBERS = 2**16
-"""Numbers of a micro-batch's residual stream from which compiled kernels are faster on two cores: with 2^16.6 a step
-takes 0.92 times as long as with plain ones, with 2^18.6 (the demo) 0.85 times."""
-
-COMPILED_ATTENTION_FROM = 1024
-"""The shortest context at which compiled attention is taken on a CPU in bf16. By itself it takes 0.6 times as long as
-the better of both at 256, 512, 1024, 2048 and 4096 tokens, forward and backward (benchmarks/attention.py); but between
-the products of a step with 256 tokens 1.4 times as long as plain attention, as its many short calls begin with cold
-caches. In fp32 it takes 0.9 to 1.3 times as long as torch's fused attention, and 0.7 to 0.4 times as long as plain
-attention."""
+MOST_SCORES = 16
+"""Scores of a head per number of a query, up to which plain attention is tried: it keeps them all for the backward
+pass, and with as many they take as much memory as the other activations of a block."""
 
 
-def choose_kernels(recipe: Recipe, precision: Precision) -> Recipe:
-    """The recipe with all written out; the choice depends only on device, format, shape and length of the run."""
-    model, optimizer, training = recipe.model, recipe.optimizer, recipe.training
-    if training.kernels == "auto":
-        suits = precision.device_type == "cpu" and precision.products == "bf16" and training.compile != "on"
-        tokens = training.steps * training.batch_size * model.context_length
-        large = training.resolved_micro_batch_size * model.context_length * model.d_model >= COMPILED_FROM_NUMBERS
-        compiled = suits and large and is_worth_compiling(model, tokens, trained=True)
-        training = dataclasses.replace(training, kernels="compiled" if compiled else "plain")
-    if model.attention == "auto":
-        attention = _attention(recipe, precision, compiled=training.kernels == "compiled")
-        model = dataclasses.replace(model, attention=attention)
+def choose_kernels(
+    recipe: Recipe,
+    precision: Precision,
+    machine: Machine | None = None,
+    *,
+    progress: Progress = lambda doing: None,
+) -> Recipe:
+    """The recipe with all written out.
+
+    On a CPU of this machine, for runs of more than some seconds, kernels and attention are those that are fastest by
+    timing, see block_timing.py; for other machines, shorter runs, and without a machine they are torch's.
+    """
+    optimizer = recipe.optimizer
     if optimizer.fused is None:
         optimizer = dataclasses.replace(optimizer, fused=optimizer_entry(optimizer.name).fused)
-    return dataclasses.replace(recipe, model=model, optimizer=optimizer, training=training)
+    recipe = dataclasses.replace(recipe, optimizer=optimizer)
+    candidates = _candidates(recipe, precision)
+    if machine is None or not machine.measured or not _is_long(recipe):
+        return candidates[0]
+    if recipe.training.threads is not None:
+        # A choice holds for the threads that train.
+        machine.prepare(recipe.training)
+    return fastest_blocks(candidates, precision, progress)
 
 
-def _attention(recipe: Recipe, precision: Precision, *, compiled: bool) -> AttentionImplementation:
+def _candidates(recipe: Recipe, precision: Precision) -> list[Recipe]:
+    """The recipe with each form of kernels and of attention that it leaves open and that suits it, torch's first."""
+    training, chooses = recipe.training, recipe.model.attention == "auto"
+    # In fp32 torch.compile fuses what is between the products, where that is worth it.
+    suits = precision.device_type == "cpu" and precision.products == "bf16" and training.compile != "on"
+    kernels = ["plain", *(["compiled"] if suits else [])] if training.kernels == "auto" else [training.kernels]
+    return [
+        dataclasses.replace(
+            recipe,
+            model=dataclasses.replace(recipe.model, attention=attention),
+            training=dataclasses.replace(training, kernels=each),
+        )
+        for each in kernels
+        for attention in (_attentions(recipe, precision, each) if chooses else [recipe.model.attention])
+    ]
+
+
+def _attentions(recipe: Recipe, precision: Precision, kernels: str) -> list[AttentionImplementation]:
     model = recipe.model
-    usual = model.resolved_attention
+    forms: list[AttentionImplementation] = [model.resolved_attention]
     if precision.device_type != "cpu" or recipe.parallelism.context > 1:
-        return usual
-    in_bf16 = precision.products == "bf16"
-    # In fp32 it is faster than plain attention alone, which is what there is for scores with a cap.
-    faster = (in_bf16 or usual == "plain") and model.context_length >= COMPILED_ATTENTION_FROM
-    if compiled and faster and model.positions != "alibi":
-        return "compiled"
-    return "plain" if in_bf16 and model.context_length <= PLAIN_UP_TO else usual
+        return forms
+    if forms != ["plain"] and model.context_length <= MOST_SCORES * model.resolved_head_dim:
+        forms.append("plain")
+    if kernels == "compiled" and model.positions != "alibi":
+        forms.append("compiled")
+    return forms
+
+
+def _is_long(recipe: Recipe) -> bool:
+    """True if the run takes so long that compiled kernels may save more time than they cost."""
+    tokens = recipe.training.steps * recipe.training.batch_size * recipe.model.context_length
+    return is_worth_compiling(recipe.model, tokens, trained=True)
 
 
 def choose_compile(
