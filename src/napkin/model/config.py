@@ -150,9 +150,9 @@ class ModelConfig:
 
     attention: AttentionImplementation = "auto"
     """The implementation of attention; all compute the same numbers. sdpa is torch's fused operator; plain is products
-    and a softmax, holds all scores, and is fastest on a CPU in bf16 up to some hundred tokens; flex is compiled for a
-    GPU, flash is FlashAttention-2 in Triton for a GPU (on a CPU: plain, and slow blocks); compiled holds a block of
-    scores, on a CPU (elsewhere plain). auto is sdpa, or plain or compiled where that is expected to be faster."""
+    and a softmax, and holds all scores; flex is compiled for a GPU, flash is FlashAttention-2 in Triton for a GPU (on a
+    CPU: plain, and slow blocks); compiled holds a block of scores, on a CPU (elsewhere plain). auto is sdpa, or another
+    that is faster: on a CPU by timing, on a GPU by plan."""
 
     attention_window: Annotated[int | None, Bounds(1, 2**30)] = None
     """Number of tokens that a token sees, itself included (Beltagy et al. 2020); None is all before it."""

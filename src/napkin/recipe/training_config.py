@@ -54,8 +54,8 @@ class TrainingConfig:
     """The form of the operators between matrix products: plain is torch's operators; compiled is napkin's own loops for
     a CPU, compiled by numba once for each machine: RMSNorm, GELU and SwiGLU, rotary positions, and the loss; triton is
     napkin's Triton kernels for a GPU: the same, LayerNorm, residual sums, products of experts and AdamW's update. auto
-    is compiled on a CPU in bf16, for runs of more than some seconds, and triton on a GPU of this machine where the step
-    is planned to be faster with it; neither where torch.compile fuses the blocks."""
+    is plain, or what is faster: compiled by timing on a CPU in bf16, for runs of more than some seconds, and triton by
+    plan on a GPU of this machine; neither where torch.compile fuses the blocks."""
 
     offload_optimizer: bool = False
     """Whether the optimizer state of a GPU is kept in page-locked host memory and copied to the GPU bucket by

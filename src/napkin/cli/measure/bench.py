@@ -129,14 +129,14 @@ def _print_choices(options: OperatorOptions) -> int:
     say(f"{processor.name} ({processor.capability}), {processor.threads} threads, torch {processor.torch_version}")
     rows = [
         (
-            *(each.operator, each.form, format_seconds(each.default_seconds)),
+            *(each.operator, each.form, f"{each.default} {format_seconds(each.default_seconds)}"),
             ", ".join(f"{name} {ratio:.2f}" for name, ratio in each.ratios.items() if name != each.default),
-            f"{each.default}: {', '.join(map(str, each.shape_class))}",
+            ", ".join(map(str, each.shape_class)),
         )
         for each in choices
     ]
     if rows:
-        print_table(("operator", "fastest", "default", "× default", "shape"), rows, align="llrll")
+        print_table(("operator", "fastest", "default", "× default", "shape"), rows, align="lllll")
     else:
         say("no forms were timed: the first plan of a longer run on a CPU times those of its blocks")
     return 0

@@ -21,11 +21,11 @@ from napkin.recipe.training_config import ParallelismConfig
 from napkin.tensors import random_state_kept
 from napkin.train_step.step import build_train_state
 
-MOST_WIDTH = 512
+MOST_WIDTH = 256
 """The widest residual stream that is timed: of a wider model some of its heads, and as large a part of its layers."""
 MOST_NUMBERS = 2**18
 """Numbers of the residual stream that are timed, unless one sequence has more."""
-LONGEST = 4096
+LONGEST = 2048
 """The longest sequence that is timed: longer ones take the form that is fastest at this length."""
 
 
@@ -84,18 +84,24 @@ def _narrower(model: ModelConfig) -> dict[str, int]:
 
 
 def shape_class_of(recipes: Sequence[Recipe], precision: Precision) -> ShapeClass:
-    """All that decides which of the recipes' blocks are fastest: their format, tokens, and fields of the model that are
-    not the default."""
-    recipe, usual = recipes[0], ModelConfig()
-    varying = [f"{each.training.kernels} {each.model.attention}" for each in recipes]
-    fields = {
-        name: value
-        for name, value in dataclasses.asdict(recipe.model).items()
-        if name not in ("vocab_size", "attention") and value != getattr(usual, name)
-    }
-    documents = ["documents"] if recipe.data.separate_documents else []
-    shown = [f"{name} {value}" for name, value in fields.items()]
-    return (precision.name, recipe.training.batch_size, *documents, *shown, ", ".join(varying))
+    """All that decides which of the narrowed recipes' blocks are fastest: their format, the tokens of a batch, fields
+    of the model that are not the default, and what all of the recipes have in common."""
+    first, usual = recipes[0], ModelConfig()
+    left_out = {"vocab_size", "n_layers", "context_length", "attention"}
+    shown = [
+        f"{name} {value}"
+        for name, value in dataclasses.asdict(first.model).items()
+        if name not in left_out and value != getattr(usual, name)
+    ]
+    if first.data.separate_documents:
+        shown.append("documents")
+    for name, values in (
+        ("kernels", {each.training.kernels for each in recipes}),
+        ("attention", {each.model.attention for each in recipes}),
+    ):
+        if len(values) == 1:
+            shown.append(f"{name} {values.pop()}")
+    return (precision.name, f"{first.training.batch_size} × {first.model.context_length} tokens", *shown)
 
 
 def _passes(recipe: Recipe, precision: Precision) -> Callable[[], object]:
