@@ -1,6 +1,9 @@
 """Published chat templates, as TRL has them: ids and masks beside those of transformers, or a line says why not."""
 
+import copy
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,12 @@ import tokenizers
 
 from napkin.chats.chat_format import Message, TemplateChat, UnstableTemplate
 from napkin.chats.chat_template import ChatTemplate, RefusedConversation
+from napkin.chats.tool_calls import FunctionCall
 from napkin.environments.tools import tool_schemas, tools_named
+from napkin.inference.loaded_model import LoadedModel
+from napkin.model.config import ModelConfig
+from napkin.serving.request_body import ApiError, ChatBody, read_body
+from napkin.serving.tools import ToolTurns
 from napkin.tokenizer.interchange.huggingface import read_huggingface
 from peers import peer
 
@@ -135,3 +143,45 @@ def test_tools_are_described_and_answered_as_transformers_renders_them(template:
     assert chat.encode(said[:5]) == theirs.apply_chat_template(
         as_fields, tools=tools, tokenize=True, return_dict=False, add_generation_prompt=True
     )
+
+
+@pytest.mark.parametrize("template", ["qwen2_5", "qwen3", "llama3_1", "llama3_2"])
+def test_calls_of_a_client_are_rendered_as_transformers_renders_them_and_read_again(
+    template: str, tmp_path: Path
+) -> None:
+    """What `napkin serve` makes of a request with tools, and that the call which the template writes is found."""
+    theirs, ours = both(template, tmp_path)
+    weather = {"name": "weather", "description": "It is <warm>.", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": weather}]
+    arguments = {"city": "Zürich", "days": [1, 2.5, None], "deep": {"a": True}}
+    function = {"name": "weather", "arguments": arguments}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "How warm?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "type": "function", "function": function}]},
+        {"role": "tool", "content": "5", "tool_call_id": "a", "name": "weather"},
+    ]
+    told = copy.deepcopy(messages)
+    told[1] |= {"content": None}
+    told[1]["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
+    source = ours._template.source  # pyright: ignore[reportPrivateUsage]
+    tokenizer = ours._tokenizer  # pyright: ignore[reportPrivateUsage]
+    config = ModelConfig(tokenizer.vocab_size, 64, d_model=16, n_layers=1, n_heads=2)
+    chat_template = ChatTemplate(source, VARIABLES)
+    opened = LoadedModel(tmp_path, "tiny", config, tokenizer, (), (), chat_template)
+    texts = []
+    for n in (1, 3):
+        body = read_body(json.dumps({"messages": told[:n], "tools": tools}).encode(), ChatBody)
+        expected = theirs.apply_chat_template(messages[:n], tools=tools, tokenize=False, add_generation_prompt=True)
+        turns = ToolTurns(opened, body)
+        assert turns.encode() == theirs.encode(expected, add_special_tokens=False)
+        texts.append(expected)
+    reader = turns.reader()
+    assert reader is not None
+    # The answer ends where a special token ends the turn.
+    written = texts[1].removeprefix(texts[0]).partition("<|eot_id|>" if "llama" in template else "<|im_end|>")[0]
+    found = [reader.push(written), reader.finish()]
+    assert [text for text, _ in found] == ["", ""]
+    assert [call for _, calls in found for call in calls] == [FunctionCall("weather", arguments)]
+    other = replace(opened, chat_template=ChatTemplate("{{ messages[0].tool_calls }}"))
+    with pytest.raises(ApiError, match="in a form that is not known"):
+        ToolTurns(other, body)

@@ -36,18 +36,25 @@ def poison(model: Transformer, token: int) -> None:
 
 
 def serving_program(
-    *, key: str | None = None, poisoned: int | None = None, lookup: int = 0, prefixes: str = "", **limits: Any
+    *,
+    key: str | None = None,
+    poisoned: int | None = None,
+    lookup: int = 0,
+    prefixes: str = "",
+    calling: str = "",
+    **limits: Any,
 ) -> str:
-    """Python code that serves the model on a free port and prints the address; `poisoned` is a token, see `poison`, and
-    `prefixes` a folder for prefixes."""
+    """Python code that serves the model on a free port and prints the address; `poisoned` is a token, see `poison`,
+    `prefixes` a folder for prefixes, and `calling` the template of a model that calls functions."""
     return f"""
 import json, pathlib, torch
 from napkin.inference.prefix_store import PrefixStore
 from napkin.inference.settings import Speculation
 from napkin.serving import Limits, serve
+from oracles.calling_model import calling_model
 from oracles.served_model import poison, tiny_served_model
 torch.set_num_threads(1)
-opened = tiny_served_model()
+opened = calling_model({calling!r}) if {bool(calling)} else tiny_served_model()
 {"" if poisoned is None else f"poison(opened.model, {poisoned})"}
 engine = opened.engine(Speculation(lookup={lookup}), max_running=8)
 limits = Limits(**json.loads({json.dumps(json.dumps(limits))}))

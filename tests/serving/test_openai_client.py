@@ -1,5 +1,7 @@
 """OpenAI's own client, unchanged."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,3 +75,40 @@ def test_a_key(start_server: Serve, openai: Any) -> None:
         assert [model.id for model in client.models.list()] == ["tiny"]
     with openai.OpenAI(base_url=address, api_key="wrong") as client, pytest.raises(openai.AuthenticationError):
         client.models.list()
+
+
+def test_tools(start_server: Serve, openai: Any) -> None:
+    """A loop as programs write it: the answer's message is sent back as it is, with what the function returns."""
+    served = start_server(calling="hermes")
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    described = {"name": "weather", "description": "Degrees in a city.", "parameters": schema}
+    asked: dict[str, Any] = {"model": "tiny", "temperature": 0, "tools": [{"type": "function", "function": described}]}
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key="unused", max_retries=0) as client:
+        for letter, cities in (("A", ["Rome"]), ("B", ["Paris", "Oslo"])):
+            messages: list[Any] = [{"role": "user", "content": letter}]
+            (choice,) = client.chat.completions.create(messages=messages, **asked).choices
+            assert choice.finish_reason == "tool_calls"
+            assert [json.loads(each.function.arguments) for each in choice.message.tool_calls] == [
+                {"city": city} for city in cities
+            ]
+            messages += [choice.message]
+            messages += [
+                {"role": "tool", "tool_call_id": each.id, "content": "5"} for each in choice.message.tool_calls
+            ]
+            (last,) = client.chat.completions.create(messages=messages, **asked).choices
+            assert (last.message.content, last.message.tool_calls) == ("It has five degrees.", None)
+            with client.chat.completions.stream(messages=messages[:1], **asked) as stream:
+                events = list(stream)
+                whole = stream.get_final_completion().choices[0]
+            done = [each for each in events if each.type == "tool_calls.function.arguments.done"]
+            assert [json.loads(each.arguments) for each in done] == [{"city": city} for city in cities]
+            assert [each.function.name for each in whole.message.tool_calls] == ["weather"] * len(cities)
+            assert whole.message.content == choice.message.content
+        # The loop that the documentation shows.
+        page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+        shown: dict[str, Any] = {}
+        exec(page.partition("```python\n")[2].partition("```")[0], shown)
+        assert shown["answer"](client, "tiny", "How warm is it? B") == "It has five degrees."
+        chosen = {"type": "function", "function": {"name": "rm"}}
+        with pytest.raises(openai.BadRequestError, match="names 'rm', which is not among tools"):
+            client.chat.completions.create(messages=messages[:1], tool_choice=chosen, **asked)

@@ -85,7 +85,7 @@ def test_a_malformed_request_gets_one_clear_line(served: Served, case: str) -> N
         ({"messages": "hello"}, "messages"),
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]}, "reads text only"),
-        ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "there is no field 'tools'"),
+        ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "missing required field"),
         ({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 3}, "needs logprobs"),
         ({"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}}, "use text"),
     ],

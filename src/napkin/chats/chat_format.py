@@ -10,6 +10,7 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, takewhile
@@ -25,6 +26,10 @@ _TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9_-]*>")
 _TRUSTED = ("assistant", "system", "developer")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Fields in which templates look for the reasoning before an answer."""
+_FIELDS = frozenset(
+    "role content name tool_call_id tool_calls id type function arguments description parameters properties".split()
+)
+"""Names by which templates read messages and tools; whatever a special token is called, they stay as they are."""
 Fields = Mapping[str, Any]
 Answers = Literal["all", "last", "none"]
 """The assistant's answers that are located."""
@@ -106,6 +111,12 @@ class TemplateChat(ChatFormat):
             _SpecialTexts(written - tags), _SpecialTexts(written), _SpecialTexts(written | no_one)
         )
         self._marks_answers = bool(_MARKS_ANSWERS.search(template.source))
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> "TemplateChat":
+        """The same format for conversations in which the assistant may call these tools."""
+        other = copy(self)
+        other._tools = list(tools)
+        return other
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         return self.encode_fields(_fields(messages))
@@ -255,9 +266,10 @@ class _SpecialTexts:
         return [text] if self._whole is None else self._whole.split(text)
 
     def marked(self, value: Any, mark: str) -> Any:
-        """Put a mark behind the first character of each special token's text."""
+        """Put a mark behind the first character of each special token's text, also in the names of arguments."""
         if isinstance(value, Mapping):
-            return {name: self.marked(each, mark) for name, each in value.items()}
+            names = {name: name if name in _FIELDS else self.marked(name, mark) for name in value}
+            return {names[name]: self.marked(each, mark) for name, each in value.items()}
         if isinstance(value, list | tuple):
             return [self.marked(each, mark) for each in value]
         return self._begins.sub(rf"\1{mark}", value) if isinstance(value, str) and self._begins else value
@@ -307,7 +319,9 @@ class _Rendering:
         # The mark is removed where text becomes tokens.
         self.mark, self._sign = f"\ue000{nonce}\ue001", f"\ue006{nonce}\ue007"
         self._begin_mark, self._end_mark = f"\ue002{nonce}\ue003", f"\ue004{nonce}\ue005"
-        self._boundaries, self._tools = unsayable.trusted, list(tools)
+        self._boundaries = unsayable.trusted
+        # What describes a tool is said by whoever offers it, as a system message is.
+        self._tools = [self._boundaries.marked(each, self.mark) for each in tools]
         self.messages = [unsayable.of_role(each.get("role")).marked(each, self.mark) for each in messages]
         self.turns = [number for number, each in enumerate(self.messages) if each.get("role") == "assistant"]
         """The numbers of the assistant's messages."""

@@ -7,7 +7,6 @@ the form of Hermes and Qwen2.5, whose chat templates describe the tools to the m
 What a tool says is data: bounded text that no chat format takes for special tokens.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
 from napkin.chats.chat_format import Message
+from napkin.chats.tool_calls import TOOL_CALL, Block, TaggedText, read_call
 from napkin.environments.environment import Environment, Outcome, SolvedEnvironment, Task
 from napkin.errors import NapkinError, NotJudged, first_line, suggestion
 from napkin.grading.sandbox.tool_program import ToolLimits, ToolProgram
@@ -130,23 +130,22 @@ def calls_in(answer: str, tools: Sequence[Tool]) -> list[Call]:
     ['2+3']
     """
     by_name = {each.name: each for each in tools}
-    names = "|".join(map(re.escape, ["tool_call", *by_name]))
-    found = []
-    for match in re.finditer(rf"<({names})>(.*?)</\1>", answer, re.DOTALL):
-        name, text = match[1], match[2]
-        found.append(_json_call(text, by_name) if name == "tool_call" else Call(by_name[name], text.strip("\n")))
-    return found
+    tagged = TaggedText([TOOL_CALL, *by_name])
+    blocks = [each for each in (*tagged.push(answer), *tagged.finish()) if isinstance(each, Block)]
+    return [
+        _json_call(each.content, by_name)
+        if each.name == TOOL_CALL
+        else Call(by_name[each.name], each.content.strip("\n"))
+        for each in blocks
+    ]
 
 
 def _json_call(text: str, by_name: Mapping[str, Tool]) -> Call:
     try:
-        told = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return Call(None, f"the call is not JSON: {first_line(error)}")
-    name, arguments = (told.get("name"), told.get("arguments")) if isinstance(told, dict) else (None, None)
-    tool = by_name.get(name) if isinstance(name, str) else None
-    if tool is None:
-        return Call(None, f"there is no such tool: use {', '.join(by_name)}")
+        name, arguments = read_call(text, by_name)
+    except NapkinError as error:
+        return Call(None, str(error))
+    tool = by_name[name]
     given = arguments.get(tool.argument) if isinstance(arguments, dict) else arguments
     if not isinstance(given, str):
         return Call(None, f"{tool.name} needs '{tool.argument}', a text")

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from napkin.inference.sampling import Draw
-from napkin.serving.completion_job import CompletionJob, Piece, ToldToken
+from napkin.serving.completion_job import CompletionJob, Piece, ToldCall, ToldToken
 from napkin.serving.request_body import DONE, ApiError, event, json_response
 from napkin.tokenizer.base import Tokenizer
 
@@ -43,7 +43,12 @@ class AnswerForm:
         """An object of a stream: a piece of one choice."""
         choice: dict[str, Any] = {"index": piece.index}
         if self.is_chat:
-            choice["delta"] = ({"role": "assistant"} if first else {}) | ({"content": piece.text} if piece.text else {})
+            delta: dict[str, Any] = {"role": "assistant"} if first else {}
+            if piece.text:
+                delta["content"] = piece.text
+            if piece.calls:
+                delta["tool_calls"] = [{"index": each.index} | _called(each) for each in piece.calls]
+            choice["delta"] = delta
         else:
             choice["text"] = piece.text
         choice["logprobs"] = self._logprobs(piece.tokens)
@@ -58,7 +63,9 @@ class AnswerForm:
             text = "".join(piece.text for piece in own)
             choice: dict[str, Any] = {"index": index}
             if self.is_chat:
-                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+                calls = [_called(each) for piece in own for each in piece.calls]
+                message = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+                choice["message"] = message | ({"tool_calls": calls} if calls else {})
             else:
                 choice["text"] = text
             choice["logprobs"] = self._logprobs([token for piece in own for token in piece.tokens])
@@ -108,6 +115,11 @@ class AnswerForm:
     def _bytes(self, token: int) -> bytes:
         """A token's bytes; none for an id that only fills up the model's vocabulary."""
         return self.tokenizer.vocabulary[token] if token < self.tokenizer.vocab_size else b""
+
+
+def _called(told: ToldCall) -> dict[str, Any]:
+    function = {"name": told.call.name, "arguments": told.call.arguments_json}
+    return {"id": told.id, "type": "function", "function": function}
 
 
 def _finite(value: float) -> float:

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from napkin.chats.chat_format import Message
+from napkin.chats.tool_calls import CallReader
 from napkin.errors import NapkinError
 from napkin.serving.answers import AnswerForm, EventStream, answer_at_once
 from napkin.serving.completion_job import CompletionJob, Prompt, check_sequences
@@ -24,6 +25,7 @@ from napkin.serving.limits import CONTENT_TYPE
 from napkin.serving.loopback import refusal_of_source, with_headers
 from napkin.serving.request_body import ApiError, Body, ChatBody, CompletionBody, SharedFields, json_response, read_body
 from napkin.serving.service import REQUEST_DUE, Service
+from napkin.serving.tools import ToolTurns, can_call_tools, uses_tools
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -171,10 +173,16 @@ async def completion_job(service: Service, body: CompletionBody) -> tuple[Comple
 async def chat_job(service: Service, body: ChatBody) -> tuple[CompletionJob, AnswerForm]:
     """Submit the conversation of a request. Raises ApiError for what cannot be computed."""
     messages = [Message(each.role, each.text(place)) for place, each in enumerate(body.messages)]
+    tools = ToolTurns(service.opened, body) if uses_tools(body) else None
     # Each message takes a token at least, whatever it says.
     n_characters = sum(max(service.longest_token, len(each.role) + len(each.content)) for each in messages)
+    n_characters += 0 if tools is None else tools.n_characters
+
+    def encode() -> list[int]:
+        return service.opened.chat_format.encode(messages) if tools is None else tools.encode()
+
     # A template is rendered by another process, which is waited for in a thread.
-    ids = await _encoded(service, [n_characters], lambda: service.opened.chat_format.encode(messages), in_thread=True)
+    ids = await _encoded(service, [n_characters], encode, in_thread=True)
     most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     if most is None:
         most = max(1, service.opened.model.config.context_length - len(ids))
@@ -182,7 +190,11 @@ async def chat_job(service: Service, body: ChatBody) -> tuple[CompletionJob, Ans
             most = max(1, min(most, service.limits.max_tokens_per_request // body.n - len(ids)))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     stop = service.opened.chat_format.stop
-    return _submitted(service, body, [Prompt(ids, len(ids))], max_tokens=most, logprobs=logprobs, stop=stop)
+    # The text of an answer that had to begin as a call goes on.
+    n_hidden = 0 if tools is not None and tools.begun else len(ids)
+    prompts = [Prompt(ids, n_hidden)]
+    reader = None if tools is None else tools.reader
+    return _submitted(service, body, prompts, max_tokens=most, logprobs=logprobs, stop=stop, reader=reader)
 
 
 async def models(request: Request) -> Response:
@@ -249,11 +261,12 @@ def _submitted(
     logprobs: int | None,
     echo: bool = False,
     stop: tuple[str, ...] = (),
+    reader: Callable[[], CallReader | None] | None = None,
 ) -> tuple[CompletionJob, AnswerForm]:
     opened = service.opened
     vocab_size = opened.model.config.vocab_size
     sampling = body.sampling(stop=stop, stop_ids=opened.stop_ids, logprobs=logprobs, vocab_size=vocab_size)
-    job = CompletionJob(service, prompts, n=body.n, max_tokens=max_tokens, sampling=sampling, echo=echo)
+    job = CompletionJob(service, prompts, n=body.n, max_tokens=max_tokens, sampling=sampling, echo=echo, reader=reader)
     return job, AnswerForm(opened.name, opened.tokenizer, isinstance(body, ChatBody), logprobs is not None)
 
 
@@ -282,6 +295,7 @@ def described(service: Service) -> dict[str, object]:
         "parameters": opened.n_parameters,
         "kv_bytes_per_token": service.kv_bytes_per_token,
         "has_chat_template": opened.has_chat_template,
+        "can_call_tools": can_call_tools(opened),
     }
 
 

@@ -1,10 +1,12 @@
 """One request of a client: its sequences in the engine, and what is new of each as it comes."""
 
 import asyncio
+import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from napkin.chats.tool_calls import CallReader, FunctionCall
 from napkin.errors import NapkinError
 from napkin.inference.generation import TextStream
 from napkin.inference.requests import Completion, Request
@@ -87,13 +89,23 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class ToldCall:
+    """A call of a function within a choice."""
+
+    index: int
+    id: str
+    call: FunctionCall
+
+
+@dataclass(frozen=True)
 class Piece:
-    """The new text and tokens of a choice."""
+    """The new text, tokens and calls of a choice."""
 
     index: int
     text: str
     tokens: Sequence[ToldToken]
     finish: str | None
+    calls: Sequence[ToldCall] = ()
 
 
 @dataclass
@@ -106,6 +118,8 @@ class _Choice:
     text: GrowingText
     echoed: str
     """Text of the prompt that comes before the completion."""
+    reader: CallReader | None = None
+    """Finds calls in the text; None where there can be none."""
     begun: bool = False
     finish: str | None = None
     n_read: int = 0
@@ -127,8 +141,10 @@ class CompletionJob:
         max_tokens: int,
         sampling: Sampling,
         echo: bool = False,
+        reader: Callable[[], CallReader | None] | None = None,
     ) -> None:
-        """Raises ApiError for what the limits or the model do not allow."""
+        """`reader` makes what finds calls in the text of a choice. Raises ApiError for what the limits or the model do
+        not allow."""
         self._service, self._changed = service, asyncio.Event()
         self._n_prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         self._wants_prompt_logprobs = echo and sampling.logprobs is not None
@@ -160,7 +176,8 @@ class CompletionJob:
             prompt, echoed = prompts[number // n], echoes[number // n]
             at_start = prompt.n_hidden == len(prompt.ids)
             text = GrowingText(service.opened.tokenizer, stop, offset=len(echoed), at_start=at_start)
-            self._choices.append(_Choice(number, completion, prompt, text, echoed))
+            calls = None if reader is None else reader()
+            self._choices.append(_Choice(number, completion, prompt, text, echoed, calls))
 
     def __enter__(self) -> "CompletionJob":
         self._service.n_told += self._n_told
@@ -250,7 +267,9 @@ class CompletionJob:
         if not choice.text.stopped and ended is not None:
             pieces.append(choice.text.finish())
         text, tokens = "".join(text for text, _ in pieces), [token for _, told in pieces for token in told]
-        if choice.text.stopped:
+        is_whole = choice.text.stopped or ended is not None
+        text, calls = _divided(choice.reader, text, is_whole=is_whole)
+        if choice.text.stopped or (choice.reader is not None and choice.reader.ended):
             choice.finish = "stop"
         elif ended is not None:
             choice.finish = "stop" if ended == "cancelled" else ended
@@ -258,7 +277,11 @@ class CompletionJob:
             self._service.meters.ended(completion, choice.finish)
             if completion.finish is None:
                 self._service.thread.release([completion])
-        return [Piece(choice.index, text, tokens, choice.finish)] if text or tokens or choice.finish else []
+            if choice.finish == "stop" and choice.reader is not None and choice.reader.n_calls:
+                choice.finish = "tool_calls"
+        # While a call is being written, its tokens are told only for their log-probabilities.
+        is_new = text or calls or choice.finish or (tokens and (choice.reader is None or self._n_told))
+        return [Piece(choice.index, text, tokens, choice.finish, calls)] if is_new else []
 
     def _beginning(self, choice: _Choice) -> tuple[str, list[ToldToken]]:
         """The echoed prompt with its tokens."""
@@ -272,6 +295,18 @@ class CompletionJob:
         stream = TextStream(self._service.opened.tokenizer, at_start=True)
         pieces = [stream.push(token) for token in prompt.ids[prompt.n_hidden :]]
         return "".join(pieces) + stream.finish()
+
+
+def _divided(reader: CallReader | None, text: str, *, is_whole: bool) -> tuple[str, list[ToldCall]]:
+    """The text without the calls in it, and those; `is_whole` where no more comes."""
+    if reader is None:
+        return text, []
+    first = reader.n_calls
+    said, calls = reader.push(text)
+    if is_whole and not reader.ended:
+        rest, more = reader.finish()
+        said, calls = said + rest, calls + more
+    return said, [ToldCall(first + i, f"call_{secrets.token_hex(12)}", call) for i, call in enumerate(calls)]
 
 
 def check_sequences(limits: Limits, n_prompts: int, n: int) -> None:

@@ -9,11 +9,12 @@ JSON object that says what was wrong.
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from starlette.responses import Response
 
+from napkin.chats.tool_calls import MOST_NESTED, is_nested_deeply
 from napkin.errors import NapkinError, first_line, near_names
 from napkin.inference.settings import LARGEST_SEED, Sampling
 
@@ -49,7 +50,8 @@ class ApiError(Exception):
         retry_after: int | None = None,
         close: bool = False,
     ) -> None:
-        super().__init__(message)
+        # What a client sent may stand in it, with line breaks.
+        super().__init__(" ".join(message.split()))
         self.status, self.field, self.code = status, field, code
         self.retry_after, self.close = retry_after, close
 
@@ -73,6 +75,8 @@ LONGEST_STOP = 1000
 MOST_STOP_IDS = 1024
 MOST_BIASES = 1024
 MOST_LOGPROBS = 100
+MOST_TOOLS = 128
+"""Functions of a request, and calls in a message."""
 _COMPLETION_TOKENS = 16
 """OpenAI's `max_tokens` for completions where none is given."""
 
@@ -209,15 +213,42 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True):
     text: str
 
 
+class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+    """A function, and its arguments in JSON."""
+
+    name: str
+    arguments: str
+
+
+class CallBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A call of a function in a message of the assistant's."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class MessageBody(msgspec.Struct, forbid_unknown_fields=True):
     """A message."""
 
     role: str
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None = None
     name: str = ""
+    tool_calls: list[CallBody] | None = None
+    tool_call_id: str = ""
+    refusal: str | None = None
+    """Answers have it as null, and clients send them back."""
+
+    @property
+    def calls(self) -> list[CallBody]:
+        """The calls of functions; none in most messages."""
+        return self.tool_calls or []
 
     def text(self, place: int) -> str:
         """Return its text. Raises ApiError for parts that are not text."""
+        if self.content is None:
+            _refuse_unless(bool(self.calls), "messages", f"messages[{place}] has no content: give a text")
+            return ""
         if isinstance(self.content, str):
             return self.content
         for part in self.content:
@@ -227,10 +258,41 @@ class MessageBody(msgspec.Struct, forbid_unknown_fields=True):
         return "".join(part.text for part in self.content)
 
 
+class FunctionBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A function that the model may call; `parameters` is a JSON schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool, of the one kind that there is here."""
+
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
+    """A function by its name."""
+
+    name: str
+
+
+class ChosenTool(msgspec.Struct, forbid_unknown_fields=True):
+    """The tool that an answer has to call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
 class ChatBody(SharedFields, kw_only=True):
     """`/v1/chat/completions`."""
 
     messages: list[MessageBody]
+    tools: list[ToolBody] = []
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool = "auto"
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
@@ -242,6 +304,8 @@ class ChatBody(SharedFields, kw_only=True):
         """Raise ApiError for values out of range."""
         super().check()
         _refuse_unless(bool(self.messages), "messages", "messages is empty: give at least one")
+        self._check_tools()
+        self._check_turns()
         for name in ("max_tokens", "max_completion_tokens"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
@@ -251,6 +315,56 @@ class ChatBody(SharedFields, kw_only=True):
             _refuse_unless(fits, "top_logprobs", f"top_logprobs is {self.top_logprobs}: use 0 to {MOST_LOGPROBS}")
         plain = self.response_format.get("type", "text") == "text"
         _refuse_unless(plain, "response_format", "response_format is not supported: use text")
+
+    @property
+    def offered(self) -> list[ToolBody]:
+        """The tools that the answer may call."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    def _check_tools(self) -> None:
+        message = f"tools has {len(self.tools)} functions: use at most {MOST_TOOLS}"
+        _refuse_unless(len(self.tools) <= MOST_TOOLS, "tools", message)
+        names = [each.function.name for each in self.tools]
+        for place, (name, each) in enumerate(zip(names, self.tools, strict=True)):
+            shown = f"tools[{place}] has the name '{name[:100]}'"
+            message = f"{shown}: use 1 to 64 of letters, digits, '_' and '-'"
+            _refuse_unless(re.fullmatch("[A-Za-z0-9_-]{1,64}", name) is not None, "tools", message)
+            _refuse_unless(names.index(name) == place, "tools", f"{shown}, as one before it: use each name once")
+            message = f"tools[{place}] has strict true, which is not supported: leave it out"
+            _refuse_unless(not each.function.strict, "tools", message)
+            message = f"tools[{place}] has parameters of more than {MOST_NESTED} levels: use fewer"
+            _refuse_unless(not is_nested_deeply(each.function.parameters), "tools", message)
+        if self.tool_choice == "required":
+            _refuse_unless(bool(names), "tool_choice", "tool_choice is required, but there are no tools: give some")
+        elif isinstance(self.tool_choice, ChosenTool):
+            chosen = self.tool_choice.function.name
+            message = f"tool_choice names '{chosen[:100]}', which is not among tools: use one of them"
+            _refuse_unless(chosen in names, "tool_choice", message)
+
+    def _check_turns(self) -> None:
+        """Raise ApiError unless each call of the assistant's is answered before anything else is said."""
+        waiting: list[str] = []
+        for place, each in enumerate(self.messages):
+            where = f"messages[{place}]"
+            if each.role == "tool" and each.tool_call_id:
+                message = f"{where} answers '{each.tool_call_id[:100]}', which is not a call that waits for an answer"
+                _refuse_unless(each.tool_call_id in waiting, "messages", f"{message}: use the call's id")
+                waiting.remove(each.tool_call_id)
+                continue
+            self._refuse_waiting(waiting, f"{where} comes")
+            waiting = [call.id for call in each.calls]
+            message = f"{where} of role '{each.role[:100]}' has tool_calls: only the assistant calls tools"
+            _refuse_unless(not waiting or each.role == "assistant", "messages", message)
+            message = f"{where} has {len(waiting)} tool_calls: use at most {MOST_TOOLS}"
+            _refuse_unless(len(waiting) <= MOST_TOOLS, "messages", message)
+            message = f"{where} has two tool_calls with one id: give each its own"
+            _refuse_unless(len({*waiting}) == len(waiting), "messages", message)
+        self._refuse_waiting(waiting, "the messages end")
+
+    @staticmethod
+    def _refuse_waiting(waiting: Sequence[str], what: str) -> None:
+        message = f"{what} before a call was answered: give a message of role tool with"
+        _refuse_unless(not waiting, "messages", f"{message} tool_call_id '{''.join(waiting[:1])[:100]}'")
 
 
 def read_body(content: bytes, kind: type[Body]) -> Body:

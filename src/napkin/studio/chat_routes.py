@@ -29,6 +29,7 @@ from napkin.serving.answers import EventStream
 from napkin.serving.application import chat_job, completion_job
 from napkin.serving.completion_job import Piece
 from napkin.serving.request_body import ApiError, ChatBody, CompletionBody, StreamOptions, read_body
+from napkin.serving.tools import uses_tools
 from napkin.studio.models import ModelShelf, OpenModel
 from napkin.studio.requests import as_json, body_of, refuse_unless_allowed
 from napkin.studio.votes import Ballot, Verdict, Votes
@@ -177,6 +178,8 @@ async def _ask(request: Request) -> Response:
     body = read_body(chat, ChatBody) if chat else read_body(text, CompletionBody)
     if body.n != 1 or (isinstance(body, CompletionBody) and not isinstance(body.prompt, str)):
         raise HTTPException(400, "a round has one prompt, and one answer from each model: use n 1 and one text")
+    if isinstance(body, ChatBody) and uses_tools(body):
+        raise HTTPException(400, "a round has no tools: leave out tools, and messages with tool_calls")
     body.seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed
     body.stream, body.stream_options = True, StreamOptions(include_usage=True)
     sides = [Side(name) for name in asked.models]

@@ -1,0 +1,131 @@
+"""Tools of a conversation: what the model's chat template is given of them, and how its answer is read.
+
+The server runs nothing: what an answer calls is told to the client, which answers with messages of role `tool`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from napkin.chats.chat_format import TemplateChat
+from napkin.chats.tool_calls import (
+    MOST_NESTED,
+    OWN,
+    TOOL_CALL,
+    CallReader,
+    Function,
+    FunctionCall,
+    call_form,
+    is_nested_deeply,
+)
+from napkin.errors import first_line
+from napkin.inference.loaded_model import LoadedModel
+from napkin.serving.request_body import ApiError, CallBody, ChatBody, ChosenTool, MessageBody
+
+
+def can_call_tools(opened: LoadedModel) -> bool:
+    """True if calls in the model's answers can be read."""
+    return opened.chat_template is not None and call_form(opened.chat_template.source) is not None
+
+
+class ToolTurns:
+    """A conversation in which functions are offered, called or answered.
+
+    Raises ApiError for a model without a chat template, and for functions that are offered to one whose template
+    writes calls in a form that is not known.
+    """
+
+    def __init__(self, opened: LoadedModel, body: ChatBody) -> None:
+        if opened.chat_template is None or not isinstance(opened.chat_format, TemplateChat):
+            raise ApiError(400, f"{opened.name} has no chat template, which tools need: leave them out", field="tools")
+        form = call_form(opened.chat_template.source)
+        if body.offered and form is None:
+            message = f"the chat template of {opened.name} writes calls in a form that is not known: leave out tools"
+            raise ApiError(400, message, field="tools")
+        self._body, self._tokenizer, self._form = body, opened.tokenizer, form or OWN
+        self._writes_calls = "tool_calls" in opened.chat_template.source
+        schemas = [msgspec.to_builtins(each) for each in body.offered]
+        self._format = opened.chat_format.with_tools(schemas)
+        offered = [Function.of(each) for each in schemas]
+        self._functions = {each.name: each for each in offered}
+        choice = body.tool_choice
+        self.begun = ""
+        """The text that the answer has to begin with."""
+        if isinstance(choice, ChosenTool):
+            offered = [self._functions[choice.function.name]]
+        self._callable = offered
+        if isinstance(choice, ChosenTool) or choice == "required":
+            self.begun = self._form.beginning(offered[0] if len(offered) == 1 else None)
+        is_one = isinstance(choice, ChosenTool) or not body.parallel_tool_calls
+        self._most = 1 if is_one else None
+
+    @property
+    def n_characters(self) -> int:
+        """Characters of the functions' descriptions and of calls."""
+        calls = [call.function for each in self._body.messages for call in each.calls]
+        n_called = sum(len(each.name) + len(each.arguments) for each in calls)
+        return n_called + len(msgspec.json.encode(self._body.offered))
+
+    def encode(self) -> list[int]:
+        """The tokens up to where the answer begins, or goes on behind what it has to begin with.
+
+        Raises ApiError for arguments that are not JSON objects, NapkinError for messages that the template refuses.
+        """
+        ids = self._format.encode_fields(self._messages())
+        tags = {f"<{each}>" for each in (TOOL_CALL, *self._functions)} & self._tokenizer.special_tokens.keys()
+        return [*ids, *self._tokenizer.encode(self.begun, allowed_special=tags)]
+
+    def reader(self) -> CallReader | None:
+        """What divides an answer into text and calls; None where nothing may be called."""
+        if not self._callable:
+            return None
+        reader = CallReader(self._form, self._callable, most=self._most)
+        reader.push(self.begun)
+        return reader
+
+    def _messages(self) -> list[dict[str, Any]]:
+        """The messages in the fields of chat templates; answers of tools are in the order of their calls."""
+        messages: list[dict[str, Any]] = []
+        order: list[CallBody] = []
+        answers: dict[str, dict[str, Any]] = {}
+        for place, each in enumerate(self._body.messages):
+            fields = {"role": each.role, "content": each.text(place)}
+            called = next((call for call in order if call.id == each.tool_call_id), None)
+            if each.role == "tool" and called is not None:
+                answers[called.id] = {**fields, "tool_call_id": called.id, "name": called.function.name}
+                if len(answers) == len(order):
+                    messages += [answers[call.id] for call in order]
+                continue
+            if each.calls:
+                order, answers = each.calls, {}
+                fields |= self._called(place, each, fields["content"])
+            messages.append(fields)
+        return messages
+
+    def _called(self, place: int, message: MessageBody, text: str) -> dict[str, Any]:
+        """The calls of a message as a field, or in its text where the template knows no such field."""
+        calls = [_call(place, each) for each in message.calls]
+        if self._writes_calls:
+            functions = [{"name": each.name, "arguments": each.arguments} for each in calls]
+            told = zip(message.calls, functions, strict=True)
+            return {"tool_calls": [{"id": each.id, "type": each.type, "function": function} for each, function in told]}
+        written = [self._form.write(each, self._functions.get(each.name, Function(each.name))) for each in calls]
+        return {"content": "\n".join([text, *written] if text else written)}
+
+
+def _call(place: int, call: CallBody) -> FunctionCall:
+    name = call.function.name
+    try:
+        arguments = msgspec.json.decode(call.function.arguments)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        message = f"messages[{place}] calls '{name[:100]}' with arguments that are not JSON: {first_line(error)}"
+        raise ApiError(400, message, field="messages") from None
+    if not isinstance(arguments, dict) or is_nested_deeply(arguments):
+        message = f"messages[{place}] calls '{name[:100]}' with arguments that are not a JSON object"
+        raise ApiError(400, f"{message} of at most {MOST_NESTED} levels", field="messages")
+    return FunctionCall(name, arguments)
+
+
+def uses_tools(body: ChatBody) -> bool:
+    """True for a conversation that `ToolTurns` encodes."""
+    return bool(body.offered) or any(each.calls for each in body.messages)
