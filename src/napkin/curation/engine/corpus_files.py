@@ -336,16 +336,23 @@ class Samples:
         return sorted(each for of_rule in self._of_rule.values() for each in of_rule)
 
 
-def input_lines(shards: Sequence[Sequence[InputFile]]) -> Iterator[bytes]:
-    for number, shard in enumerate(shards):
-        for each in shard:
-            yield msgspec.json.encode({"shard": number} | msgspec.to_builtins(each)) + b"\n"
-
-
 def write_inputs(path: Path, shards: Sequence[Sequence[InputFile]]) -> None:
-    """List the files of the input, with the shard that each is in."""
+    """List the files of the input, or parts of them, with the shard that each is in."""
     with atomic_file(path, overwrite=True) as file:
-        file.writelines(input_lines(shards))
+        for number, shard in enumerate(shards):
+            for each in shard:
+                line = {"shard": number} | msgspec.to_builtins(each)
+                if each.start is None:
+                    del line["start"], line["number"]
+                file.write(msgspec.json.encode(line) + b"\n")
+
+
+def read_inputs(path: Path) -> Iterator[tuple[int, InputFile]]:
+    """The files of such a list, each with its shard."""
+    with open(path, "rb") as lines:
+        for line in lines:
+            values = msgspec.json.decode(line)
+            yield values.pop("shard"), InputFile(**values)
 
 
 def finish_corpus(
@@ -413,7 +420,11 @@ def finish_corpus(
         schema_version=SCHEMA_VERSION,
         napkin=napkin.__version__,
         pipeline=values_of(pipeline),
-        input=InputBooks(sum(map(len, shards)), sum(file.bytes for shard in shards for file in shard), read),
+        input=InputBooks(
+            sum(not file.start for shard in shards for file in shard),
+            sum(file.bytes for shard in shards for file in shard),
+            read,
+        ),
         stages=tuple(stages),
         set_aside=dict(sorted(reasons.items())),
         documents=sum(file.documents for file in files),

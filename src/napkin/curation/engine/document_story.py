@@ -50,9 +50,10 @@ class Story:
 def find_story(corpus: Path, identity: str) -> Story:
     """The story of a document. Raises NapkinError where the corpus is none, or has no such document."""
     manifest = read_manifest(corpus)
-    source = identity.rpartition("#")[0]
-    shards = (line["shard"] for line in _lines(corpus / INPUTS, source) if line["name"] == source)
-    shard = next(shards, None) if source else None
+    source, _, number = identity.rpartition("#")
+    parts = [line for line in _lines(corpus / INPUTS, source) if line["name"] == source] if source else []
+    before = int(number) - 1 if number.isdecimal() else 0
+    shard = max((line["shard"] for line in parts if line.get("number", 0) <= before), default=None)
     prefix = "" if shard is None else f"{shard:05d}"
     if story := next(_stories(corpus, manifest, prefix, identity), None):
         return story

@@ -46,7 +46,8 @@ class InputOptions:
     licence: str = ""
     """Licence of documents that do not say their own."""
     shard_bytes: int = 2**26
-    """Bytes of files that one worker reads at a time. A file is in one shard."""
+    """Bytes of files that one worker reads at a time. A larger file of JSON lines or text is divided, if it is not
+    compressed."""
     document_bytes: int = ReadLimits.document_bytes
     """A larger document is set aside."""
     ratio: int = ReadLimits.ratio

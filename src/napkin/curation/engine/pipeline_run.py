@@ -8,8 +8,9 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from napkin.curation.engine.corpus_files import (
     WORK,
     Manifest,
     finish_corpus,
-    input_lines,
+    read_inputs,
     read_manifest,
     write_inputs,
 )
@@ -29,6 +30,7 @@ from napkin.curation.engine.pipeline_file import Pipeline, files_of_options, rea
 from napkin.curation.engine.shard_work import RECORDS, SUMMARY, DecisionTask, ShardTask, Task, folder_of
 from napkin.curation.engine.workers import do_tasks, do_tasks_on_ray, ray_cluster
 from napkin.curation.reading.bounded_stream import SetAside
+from napkin.curation.reading.documents import divide_file
 from napkin.curation.reading.input_file import InputFile, find_files
 from napkin.curation.registry import divide_into_passes, stage_version
 from napkin.errors import NapkinError, import_extra, zstandard
@@ -96,8 +98,8 @@ def curate(
     zstandard()
     if pipeline.output.format == "parquet":
         import_extra("pyarrow", "a Parquet file")
-    shards, found = _divide_into_shards(pipeline)
-    if _refuse_other(out, pipeline, shards):
+    files, found = _find_files(pipeline)
+    if _refuse_other(out, pipeline, files):
         shutil.rmtree(out / WORK, ignore_errors=True)
         return Outcome(read_manifest(out), True)
     with ExitStack() as stack:
@@ -107,8 +109,11 @@ def curate(
             do = partial(do_tasks, pipeline, work, workers, on_message)
         else:
             do = partial(do_tasks_on_ray, stack.enter_context(ray_cluster(ray_address)), pipeline, work)
-        if not (work / STATE).exists():
+        if (work / STATE).exists():
+            shards = _divided_before(work / INPUTS)
+        else:
             work.mkdir(exist_ok=True)
+            shards = _divide_into_shards(pipeline, files, on_progress)
             write_inputs(work / INPUTS, shards)
             write_json(work / STATE, _state_of(pipeline))
         _do_passes(pipeline, work, shards, do, on_progress)
@@ -118,28 +123,49 @@ def curate(
         return Outcome(finish_corpus(out, pipeline, shards, found, folders), False)
 
 
-def _divide_into_shards(pipeline: Pipeline) -> tuple[list[list[InputFile]], list[SetAside]]:
-    """Files one after the other, as many in a shard as have `shard_bytes` together; and what was set aside."""
-    shards: list[list[InputFile]] = []
+def _find_files(pipeline: Pipeline) -> tuple[list[InputFile], list[SetAside]]:
+    """The files of the input in their order, and what was set aside."""
+    files: list[InputFile] = []
     found: list[SetAside] = []
-    size = 0
-    for file in find_files(pipeline.input.paths, pipeline.input.format):
-        if isinstance(file, SetAside):
-            found.append(file)
-            continue
-        if not shards or size + file.bytes > pipeline.input.shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(file)
-        # A small file costs as much as some kilobytes.
-        size += max(file.bytes, 4096)
-    if not shards:
+    for each in find_files(pipeline.input.paths, pipeline.input.format):
+        if isinstance(each, SetAside):
+            found.append(each)
+        else:
+            files.append(each)
+    if not files:
         places = ", ".join(f"'{path}'" for path in pipeline.input.paths)
         raise NapkinError(f"no files are found in {places}: name files, folders, patterns or addresses")
-    return shards, found
+    return files, found
 
 
-def _refuse_other(out: Path, pipeline: Pipeline, shards: Sequence[Sequence[InputFile]]) -> bool:
+def _divide_into_shards(pipeline: Pipeline, files: Sequence[InputFile], on_progress: Progress) -> list[list[InputFile]]:
+    """Files, and parts of large ones, one after the other, as many in a shard as have `shard_bytes` together."""
+    options = pipeline.input
+    shards: list[list[InputFile]] = []
+    size = 0
+    for file in files:
+        if file.bytes > options.shard_bytes:
+            on_progress(0, 0, f"dividing '{file.name}'")
+        for part in divide_file(file, options.limits, options.shard_bytes):
+            if not shards or size + part.bytes > options.shard_bytes:
+                shards.append([])
+                size = 0
+            shards[-1].append(part)
+            # A small file costs as much as some kilobytes.
+            size += max(part.bytes, 4096)
+    return shards
+
+
+def _divided_before(inputs: Path) -> list[list[InputFile]]:
+    shards: list[list[InputFile]] = []
+    for number, file in read_inputs(inputs):
+        if number == len(shards):
+            shards.append([])
+        shards[number].append(file)
+    return shards
+
+
+def _refuse_other(out: Path, pipeline: Pipeline, files: Sequence[InputFile]) -> bool:
     """Return True if `out` is finished. Raises NapkinError where it is not of this pipeline and these files."""
     if not os.path.lexists(out):
         return False
@@ -163,7 +189,7 @@ def _refuse_other(out: Path, pipeline: Pipeline, shards: Sequence[Sequence[Input
     if change is None and before.files_of_options != now.files_of_options:
         both = before.files_of_options.items() ^ now.files_of_options.items()
         change = f"'{min(path for path, _ in both)}', which a stage reads, has changed since"
-    change = change or _changed_input((out if finished else out / WORK) / INPUTS, shards)
+    change = change or _changed_input((out if finished else out / WORK) / INPUTS, files)
     if change is not None:
         raise NapkinError(f"'{out}' was {'made' if finished else 'begun'} otherwise: {change}: choose another --out")
     return finished
@@ -189,23 +215,22 @@ def _shown(value: Any) -> str:
     return msgspec.json.encode(value).decode()[:200]
 
 
-def _changed_input(path: Path, shards: Sequence[Sequence[InputFile]]) -> str | None:
+def _changed_input(path: Path, files: Sequence[InputFile]) -> str | None:
     """The first file of the input that is not as it was."""
     if not path.exists():
         return None
-    now = input_lines(shards)
-    with open(path, "rb") as before:
-        for line in before:
-            name = msgspec.json.decode(line)["name"]
-            other = next(now, None)
-            if other is None:
-                return f"input '{name}' is not there any more"
-            if other != line:
-                other_name = msgspec.json.decode(other)["name"]
-                what = "has changed since" if name == other_name else f"was there, '{other_name}' is in its place now"
-                return f"input '{name}' {what}"
-    other = next(now, None)
-    return None if other is None else f"input '{msgspec.json.decode(other)['name']}' is new"
+    now = iter(files)
+    for name, parts in groupby((file for _, file in read_inputs(path)), key=lambda file: file.name):
+        first, *others = parts
+        before = replace(first, bytes=first.bytes + sum(each.bytes for each in others), start=None)
+        file = next(now, None)
+        if file is None:
+            return f"input '{name}' is not there any more"
+        if file != before:
+            what = "has changed since" if name == file.name else f"was there, '{file.name}' is in its place now"
+            return f"input '{name}' {what}"
+    file = next(now, None)
+    return None if file is None else f"input '{file.name}' is new"
 
 
 def _state_of(pipeline: Pipeline) -> _State:

@@ -159,7 +159,7 @@ class _ShardPass:
     def _read(self) -> Iterator[Record]:
         options = self._pipeline.input
         for file in self._task.files:
-            number = 0
+            number = file.number
             found = read_file(file, options.limits, options.text_field)
             while True:
                 # What ends a worker may be the reading of a file, after so many documents.

@@ -5,6 +5,8 @@ A text file is one document, or several where lines with only `<|endoftext|>` di
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from napkin.curation.reading.bounded_stream import (
@@ -18,7 +20,7 @@ from napkin.curation.reading.bounded_stream import (
     too_large,
 )
 from napkin.curation.reading.input_file import InputFile, open_file
-from napkin.curation.reading.rows import read_jsonl, read_parquet
+from napkin.curation.reading.rows import line_starts, read_jsonl, read_parquet
 from napkin.curation.reading.warc import read_warc
 from napkin.curation.stage import Record
 from napkin.data.file_sections import SEPARATOR_LINE, has_text
@@ -58,22 +60,80 @@ def read_opened(
     """The documents of a file that is open. Raises Unreadable where it is damaged, and OSError."""
     if file.format == "parquet":
         return read_parquet(opened, file.bytes, file.name, limits, text_field)
-    return read_stream(file, decompressed(opened, limits.ratio), limits, text_field)
+    if file.start is None:
+        return read_stream(file, decompressed(opened, limits.ratio), limits, text_field)
+    opened.seek(file.start)
+    return read_stream(file, Plain(_Part(opened, file.bytes), b""), limits, text_field)
 
 
 def read_stream(
     file: InputFile, stream: Plain | Decompressed, limits: ReadLimits, text_field: str = "text"
 ) -> Iterator[Record | SetAside]:
     """The documents of a file of any format but Parquet, from its decompressed bytes. Raises as `read_opened` does."""
+    start = file.start or 0
     if file.format == "jsonl":
-        yield from read_jsonl(stream, file.name, limits, text_field)
+        yield from read_jsonl(stream, file.name, limits, text_field, start, file.number)
     elif file.format == "warc":
         yield from read_warc(stream, file.name, limits)
     elif file.format in _MEDIA_TYPES:
         yield _whole(stream, file.name, _MEDIA_TYPES[file.format], limits)
     else:
-        yield from _read_text(stream, file.name, limits)
+        yield from _read_text(stream, file.name, limits, start, file.number)
     stream.refuse_rest()
+
+
+class _Part:
+    """The next `n_bytes` of a file."""
+
+    def __init__(self, file: Any, n_bytes: int) -> None:
+        self._file, self._left = file, n_bytes
+
+    def read(self, n_bytes: int, /) -> bytes:
+        data = self._file.read(min(n_bytes, self._left))
+        self._left -= len(data)
+        return data
+
+
+def divide_file(file: InputFile, limits: ReadLimits, part_bytes: int) -> list[InputFile]:
+    """The file in parts of at least `part_bytes`, which are read side by side with the documents of the whole.
+
+    Lines of JSON, and texts between separator lines, of a file of this machine that is not compressed; any other file
+    is one part. All of it is read once, to number its documents.
+    """
+    if file.bytes <= part_bytes or "://" in file.name or file.format not in ("jsonl", "text"):
+        return [file]
+    starts = [(0, 0)]
+    try:
+        with open_file(file) as opened:
+            # What is not text is told, as a whole, by who reads it.
+            if not isinstance(decompressed(opened, limits.ratio), Plain):
+                return [file]
+            opened.seek(0)
+            if file.format == "text" and b"\0" in opened.read(_PROBE_BYTES):
+                return [file]
+            opened.seek(0)
+            find = line_starts if file.format == "jsonl" else partial(_section_starts, limit=limits.document_bytes)
+            starts += find(Plain(opened, b""), part_bytes)
+    except OSError:
+        return [file]
+    ends = [*(start for start, _ in starts[1:]), file.bytes]
+    parts = [
+        replace(file, bytes=end - start, start=start, number=number)
+        for (start, number), end in zip(starts, ends, strict=True)
+        if start < end
+    ]
+    return parts if len(parts) > 1 else [file]
+
+
+def _section_starts(stream: Stream, every: int, limit: int) -> Iterator[tuple[int, int]]:
+    """Offsets at which a document begins, each at least `every` bytes behind the one before, and the documents before
+    it."""
+    number, wanted = 0, every
+    for offset, data, _ in _sections(stream, limit):
+        if offset >= wanted:
+            yield offset, number
+            wanted = offset + every
+        number += data is None or has_text(data)
 
 
 def _whole(stream: Stream, name: str, media_type: str, limits: ReadLimits) -> Record | SetAside:
@@ -87,10 +147,11 @@ def _whole(stream: Stream, name: str, media_type: str, limits: ReadLimits) -> Re
     return Record(f"{name}#1", content=b"".join(parts), media_type=media_type, source=name)
 
 
-def _read_text(stream: Stream, name: str, limits: ReadLimits) -> Iterator[Record | SetAside]:
-    """The documents of a text file, in memory of the largest that is allowed."""
-    number = 0
-    for offset, data, size in _sections(stream, limits.document_bytes):
+def _read_text(stream: Stream, name: str, limits: ReadLimits, start: int, number: int) -> Iterator[Record | SetAside]:
+    """The documents of a text file from `start` on, before which there are `number`, in memory of the largest that is
+    allowed."""
+    for place, data, size in _sections(stream, limits.document_bytes):
+        offset = start + place
         if data is not None and not has_text(data):
             continue
         number += 1

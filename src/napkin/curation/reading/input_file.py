@@ -46,6 +46,10 @@ class InputFile:
     bytes: int
     modified: str
     """Time of the last change, as its file system says; empty where it does not."""
+    start: int | None = None
+    """Of a part of a file, of which `bytes` are read from here on; None for the whole file."""
+    number: int = 0
+    """Documents of the file before this part, as their identities count them."""
 
 
 def find_files(paths: Sequence[str], chosen: InputFormat = "auto") -> Iterator[InputFile | SetAside]:

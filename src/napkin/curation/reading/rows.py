@@ -29,10 +29,14 @@ _MOST_METADATA_BYTES = 2**26
 _KINDS = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 
 
-def read_jsonl(stream: Stream, name: str, limits: ReadLimits, text_field: str) -> Iterator[Record | SetAside]:
-    """The documents of a file; the number of each is that of its line. Empty lines are none."""
+def read_jsonl(
+    stream: Stream, name: str, limits: ReadLimits, text_field: str, start: int = 0, lines_before: int = 0
+) -> Iterator[Record | SetAside]:
+    """The documents of a file, or of its part from byte `start` on; the number of each is that of its line. Empty lines
+    are none."""
     decoder = msgspec.json.Decoder(dict[str, Any])
-    for number, (offset, line, size) in enumerate(_lines(stream, limits.document_bytes), start=1):
+    for number, (place, line, size) in enumerate(_lines(stream, limits.document_bytes), start=lines_before + 1):
+        offset = start + place
         identity = f"{name}#{number}"
         if line is None:
             yield too_large(identity, size, limits, offset)
@@ -135,6 +139,21 @@ def _lines(stream: Stream, limit: int) -> Iterator[tuple[int, bytes | None, int]
         parts = [] if size > limit else [*parts, rest]
     if size:
         yield offset, b"".join(parts) if size <= limit else None, size
+
+
+def line_starts(stream: Stream, every: int) -> Iterator[tuple[int, int]]:
+    """Offsets at which a line begins, the first at least `every` bytes behind the one before, and the lines before."""
+    offset = lines = 0
+    wanted = every
+    while block := stream.read(_BLOCK_BYTES):
+        counted = 0
+        while (feed := block.find(b"\n", max(wanted - 1 - offset, counted))) >= 0:
+            lines += block.count(b"\n", counted, feed + 1)
+            counted = feed + 1
+            yield offset + counted, lines
+            wanted = offset + counted + every
+        lines += block.count(b"\n", counted)
+        offset += len(block)
 
 
 def row_count(file: Any) -> int:
