@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 from napkin.accounting.counting import count
 from napkin.accounting.scratch import hides_products, measured_scratch, scratch_bytes
 from napkin.kernels.attention.by_rows import compiled_attention, first_keys_of
+from napkin.kernels.operator_forms import pinned_forms
 from oracles.allocator import growth_at_peak
 
 CPU = torch.device("cpu")
@@ -35,6 +36,7 @@ def problem(
     softcap: float | None = None,
     *,
     documents: bool = False,
+    widths: tuple[int, int] = (16, 24),
 ) -> tuple[list[Tensor], Tensor, dict[str, Any]]:
     """Queries of four heads, keys, wider values, an upstream gradient, and the settings of compiled_attention."""
     generator = torch.Generator().manual_seed(0)
@@ -46,8 +48,9 @@ def problem(
 
     ids = (torch.rand(2, length, generator=generator) < 0.02).cumsum(dim=1) if documents else None
     firsts = first_keys_of(ids, window, length, length - n_queries, CPU)
-    inputs = [heads(4, n_queries, 16), heads(n_kv_heads, length, 16), heads(n_kv_heads, length, 24)]
-    return inputs, heads(4, n_queries, 24), {"scale": 0.3, "softcap": softcap, "first_keys": firsts}
+    width, value_width = widths
+    inputs = [heads(4, n_queries, width), heads(n_kv_heads, length, width), heads(n_kv_heads, length, value_width)]
+    return inputs, heads(4, n_queries, value_width), {"scale": 0.3, "softcap": softcap, "first_keys": firsts}
 
 
 def attend(inputs: list[Tensor], settings: dict[str, Any]) -> Tensor:
@@ -87,6 +90,48 @@ def test_attention_and_its_gradients_equal_those_of_all_pairs_in_float64(
         else:
             # Scores, weights and results are rounded to 2^-9 each.
             assert (actual.double() - wanted).norm() < 0.01 * wanted.norm()
+
+
+@EVERY_CASE
+@pytest.mark.parametrize("widths", [(64, 32), (32, 96)])
+def test_in_tiles_results_are_closer_to_float64_as_scores_are_not_rounded(
+    case: dict[str, Any], widths: tuple[int, int]
+) -> None:
+    given, upstream, settings = problem(**case, widths=widths)
+    inputs, upstream = [each.bfloat16().requires_grad_() for each in given], upstream.bfloat16()
+    with pinned_forms({"compiled_attention": "tiles"}):
+        mixed = attend(inputs, settings)
+        found = [mixed, *torch.autograd.grad(mixed, inputs, upstream)]
+    expected = by_hand(inputs, **settings)
+    for actual, wanted in zip(found, [expected, *torch.autograd.grad(expected, inputs, upstream)], strict=True):
+        # Weights and results are rounded to 2^-9 each.
+        assert (actual.double() - wanted).norm() < 0.004 * wanted.norm()
+
+
+def test_tiles_read_heads_as_one_linear_layer_writes_them_and_take_no_scratch() -> None:
+    together = torch.randn(3, 70, 8, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    query, key, value = (each.transpose(1, 2) for each in together.split((4, 2, 2), dim=2))
+    settings = {"scale": 0.2, "softcap": None, "first_keys": first_keys_of(None, None, 70, 0, CPU)}
+    with pinned_forms({"compiled_attention": "tiles"}):
+        results: list[Tensor] = []
+        _, grown = growth_at_peak(lambda: results.append(attend([query, key, value], settings)))
+        apart = attend([each.contiguous() for each in (query, key, value)], settings)
+        arguments = query, key, value, settings["first_keys"], 0.2, 0.0
+        assert scratch_bytes(torch.ops.napkin.compiled_attention.default, arguments, {}, list(arguments[:4])) == 0
+    assert torch.equal(results[0], apart)
+    # The result, and a logsumexp of 4 bytes for each query of each head.
+    assert grown == apart.nbytes + 4 * 3 * 4 * 70
+
+
+def test_keys_that_are_not_seen_change_nothing_in_tiles() -> None:
+    given, _, settings = problem(widths=(32, 32), documents=True, n_kv_heads=4)
+    query, key, value = (each.bfloat16() for each in given)
+    changed = [key.clone(), value.clone()]
+    for each in changed:
+        each[:, :, 200:] = 1e30
+    with pinned_forms({"compiled_attention": "tiles"}):
+        before, after = attend([query, key, value], settings), attend([query, *changed], settings)
+    assert torch.equal(before[:, :, :200], after[:, :, :200])
 
 
 def test_no_number_depends_on_the_number_of_threads() -> None:
