@@ -31,7 +31,7 @@ class Timing:
         self.asked: list[tuple[str, ...]] = []
         self.classes: list[ShapeClass] = []
 
-        def time_forms(operator: str, shape_class: ShapeClass, forms: Forms, *, default: str, seconds: float) -> Choice:
+        def time_forms(operator: str, shape_class: ShapeClass, forms: Forms, *, default: str, **_: Any) -> Choice:
             assert operator == "blocks"
             self.asked.append(tuple(forms))
             self.classes.append(shape_class)
@@ -130,17 +130,17 @@ def test_torchs_operators_are_taken_where_nothing_is_timed(monkeypatch: pytest.M
 @pytest.mark.usefixtures("own_table")
 def test_a_form_that_is_made_slow_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real clock, and blocks of one form that do everything ten times."""
-    passes = block_timing._passes
+    passes = block_timing.passes_of_blocks
 
     def slowed(recipe: Recipe, precision: Precision) -> Callable[[], object]:
         call = passes(recipe, precision)
         return call if recipe.model.attention == "plain" else lambda: [call() for _ in range(10)]
 
-    monkeypatch.setattr(block_timing, "_passes", slowed)
+    monkeypatch.setattr(block_timing, "passes_of_blocks", slowed)
     small: dict[str, Any] = {"d_model": 32, "n_heads": 2, "context_length": 32, "kernels": "plain"}
     long = dataclasses.replace(LONG, steps=10**9, batch_size=2)
     assert chosen(training=long, **small) == "plain plain"
-    monkeypatch.setattr(block_timing, "_passes", passes)
+    monkeypatch.setattr(block_timing, "passes_of_blocks", passes)
     assert chosen(training=long, **small) == "plain plain"
 
 

@@ -232,12 +232,11 @@ class _SleepingTeam:
 
     def __init__(self) -> None:
         self._ended, started = threading.Event(), threading.Event()
-        # As many parts as there are threads: torch divides among them from 32,768 elements on.
-        numbers = torch.zeros(torch.get_num_threads() * 2**15) if torch.get_num_threads() > 1 else None
 
         def sleep() -> None:
-            if numbers is not None:
-                numbers.add_(1)
+            if torch.get_num_threads() > 1:
+                # As many parts as there are threads: torch divides among them from 32,768 elements on.
+                torch.zeros(torch.get_num_threads() * 2**15).add_(1)
             started.set()
             self._ended.wait()
 

@@ -8,6 +8,7 @@ competition.py. Another form than the default is chosen only if it is surely fas
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 from napkin.errors import NapkinError
 from napkin.hardware.competition import Sampler
@@ -36,16 +37,18 @@ def choose_form(
     *,
     default: str,
     seconds: float = SECONDS,
+    sampler: Sampler | None = None,
 ) -> str:
     """The form that this machine computes a class of shapes in, which is timed and kept if it is not known yet.
 
     `make_forms` is called only to time its forms, of which one is the default. With NAPKIN_FORMS=default nothing is
-    timed: the result is the pinned form or the default. Warns where a choice cannot be kept.
+    timed: the result is the pinned form or the default. A `sampler` that is in use saves each of several choices the
+    tenth of a second that a new one looks at the machine. Warns where a choice cannot be kept.
     """
     known = known_form(operator, shape_class)
     if known is not None or not are_measured():
         return known or default
-    choice = time_forms(operator, shape_class, make_forms(), default=default, seconds=seconds)
+    choice = time_forms(operator, shape_class, make_forms(), default=default, seconds=seconds, sampler=sampler)
     try:
         keep_choices([choice])
     except (OSError, NapkinError) as error:
@@ -54,10 +57,16 @@ def choose_form(
 
 
 def time_forms(
-    operator: str, shape_class: ShapeClass, forms: Forms, *, default: str, seconds: float = SECONDS
+    operator: str,
+    shape_class: ShapeClass,
+    forms: Forms,
+    *,
+    default: str,
+    seconds: float = SECONDS,
+    sampler: Sampler | None = None,
 ) -> Choice:
     """Time the forms of an operator in turns, each for about `seconds`, and choose one."""
-    with Sampler() as sampler:
+    with Sampler() if sampler is None else nullcontext(sampler) as sampler:
 
         def clock(call: Callable[[], object], calls: int) -> float:
             sample = sampler.sample(call, calls)

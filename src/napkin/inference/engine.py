@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from napkin.errors import NapkinError, first_line
+from napkin.inference.decoding_forms import choose_decoding_forms
 from napkin.inference.decoding_graphs import DecodingGraphs
 from napkin.inference.engine_speculation import PagedDraft, ProposalPlanner, Proposals, refuse_unfit, tokens_decided
 from napkin.inference.paged_cache import KVFormat, PagedCache, bytes_per_token, n_blocks_that_fit
@@ -161,6 +162,7 @@ class Engine:
         if not torch.is_autocast_enabled(model.device.type):
             for each_model in (model,) if draft is None else (model, draft):
                 use_decoding_kernels(each_model)
+                choose_decoding_forms(each_model)
         self.graphs = DecodingGraphs(model, self.cache)
         self.draft = None if draft is None else PagedDraft(draft, model, self.pool.n_blocks, block_size, kv)
         self.planner = ProposalPlanner(proposed, drafts=draft is not None) if speculates else None

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from napkin.errors import NapkinError
+from napkin.inference.decoding_forms import choose_decoding_forms
 from napkin.inference.sampling import Draw, draw
 from napkin.inference.settings import Sampling
 from napkin.model.kernel_forms import use_decoding_kernels
@@ -54,6 +55,7 @@ def continue_prompt(
         raise NapkinError("the prompt holds no token: begin with a separator or with text")
     if not torch.is_autocast_enabled(model.device.type):
         use_decoding_kernels(model)
+        choose_decoding_forms(model)
     limit = model.config.context_length
     tokens, ends = list(prompt), {*sampling.stop_ids, stop}
     cache = cache_for(model, 1, min(limit, len(prompt) + max(max_new_tokens, 1)))

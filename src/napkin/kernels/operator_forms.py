@@ -2,8 +2,8 @@
 
 An operator asks `fastest_form` for the class of its shape. The answer was found by timing (napkin.hardware.form_timing)
 and is kept in the user's cache, in one file for each processor, its instructions, the number of threads, and the
-versions of torch and of the kernels. Where nothing was timed it is the operator's default, torch's own form as a rule.
-Nothing is timed here, so a form never changes in the middle of a computation.
+versions of torch and of the kernels. Where nothing was timed it is the operator's default. Nothing is timed here, so a
+form never changes in the middle of a computation.
 
 With the environment variable NAPKIN_FORMS=default nothing is timed and nothing is read: the same forms on each machine.
 """
@@ -59,7 +59,7 @@ class Choice:
     shape_class: Annotated[tuple[Name | int, ...], msgspec.Meta(max_length=32)]
     form: Name
     default: Name
-    """The form that is taken where nothing was timed."""
+    """The form that the others were compared with, and that stays where none is surely faster."""
     default_seconds: Positive
     ratios: Annotated[dict[Name, Positive], msgspec.Meta(max_length=32)]
     """The seconds of each form over those of the default, medians of pairs that were timed in turns."""

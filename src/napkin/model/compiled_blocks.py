@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.kernels.blocks.decode import Blocks, BlockWeights, IntegerMatrix, Matrix, can_decode
+from napkin.kernels.operator_forms import ShapeClass, fastest_form
 from napkin.kernels.pointwise.rotary import compiled_rotate_halves, rotate_halves
 from napkin.kernels.products.linear import linear
 from napkin.model.attention import CausalSelfAttention, PlainAttention
@@ -19,8 +20,10 @@ from napkin.model.positions import Rotation, unrotated
 from napkin.model.quantized import QuantizedLinear
 from napkin.model.transformer import Transformer
 
-_MOST_ROWS = 8
-"""Tokens of a pass up to which bf16 and fp32 matrices are multiplied in it; more are multiplied faster by torch."""
+FEW_ROWS = (1, 4, 8)
+"""Numbers of tokens for which the pass over bf16 and fp32 matrices is timed beside the blocks one after the other;
+others count as the next of them."""
+DECODING = "decoding"
 _SMALLEST_MODEL = 2**21
 """Numbers of the blocks' matrices in bf16 or fp32 from which the pass is worth being loaded."""
 
@@ -52,7 +55,10 @@ class CompiledBlocks:
         weights, (n_sequences, n_new, _) = self._weights, x.shape
         if weights is None:
             return None
-        if n_sequences * n_new > _MOST_ROWS and (n_new > 1 or isinstance(weights.blocks[0].up, Matrix)):
+        n_rows, of_numbers = n_sequences * n_new, isinstance(weights.blocks[0].up, Matrix)
+        if n_rows > FEW_ROWS[-1] and (n_new > 1 or of_numbers):
+            return None
+        if of_numbers and fastest_form(DECODING, class_of_pass(weights, n_rows), "one pass") != "one pass":
             return None
         slots = cache.slots(0) if n_new == 1 else cache.slots_of_each()
         if slots is None or slots.scales is not None:
@@ -65,6 +71,15 @@ class CompiledBlocks:
         turned: Any = tuple(each.flatten(0, -2) for each in tables) or None
         decoded = weights.decode(x.flatten(0, 1), turned, slots, held, n_new)
         return decoded.view(x.shape)
+
+
+def class_of_pass(weights: Blocks, n_rows: int) -> ShapeClass:
+    """The class of a pass of few tokens, at most the last of FEW_ROWS, over the blocks of a model."""
+    matrices = weights.blocks[0].matrices
+    widths = [each.n_columns for each in matrices]
+    kinds = str(weights.dtype).removeprefix("torch."), weights.norm, weights.activation
+    heads = weights.n_heads, weights.n_kv_heads, weights.head_dim
+    return (next(each for each in FEW_ROWS if n_rows <= each), *kinds, *heads, widths[0], widths[-1])
 
 
 class _Parts:

@@ -23,6 +23,7 @@ from jaxtyping import Float, Int8
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from napkin.kernels.operator_forms import ShapeClass, fastest_form
 from napkin.kernels.operators import (
     cpu_operator,
     is_bf16,
@@ -53,31 +54,50 @@ _SMALLEST_SCALE = 1e-30
 
 MULTIPLE_OF_COLUMNS = 32
 """What the columns of matrices that the compiled product takes are multiples of, see numba_dense.py."""
-_MOST_VECTORS = 8
-"""Vectors up to which the compiled product is used: two threads are then still waiting for memory."""
-_SMALLEST_MATRIX = 2**18
-"""Numbers of a matrix from which the compiled product is used; the products of smaller models are soon done."""
+FEW_VECTORS = (1, 4, 8, 16)
+"""Numbers of vectors for which torch's product and the compiled one are timed; others count as the next of them. The
+compiled one reads the matrix once for each four, so that for more there is nothing to gain."""
+USUALLY_FEW = 8
+"""Vectors up to which the compiled product is taken where nothing was timed."""
+FEW_PRODUCTS = "products of few vectors"
+SMALLEST_MATRIX = 2**18
+"""Numbers of a matrix from which the compiled product is worth being loaded."""
 
 
 def linear(x: Rows, weight: Weight, bias: Bias | None = None) -> Result:
-    """x · weightᵀ + bias: torch's, but for a few vectors in inference on a CPU in bf16, where the matrix is large
-    enough for the loop to be worth loading. Sums in fp32, result in bf16.
+    """x · weightᵀ + bias: torch's or, for a few vectors in inference on a CPU in bf16, the compiled loop where it is
+    faster and the matrix is large enough for it to be worth loading. Sums in fp32, result in bf16.
 
     The loop is an operator, which a meter sees: what is computed does not depend on whether it is metered.
     """
     # torch.compile cannot trace the question for inference mode, and is for training.
-    if torch.compiler.is_compiling() or not may_be_compiled() or not _suits(weight, x):
+    if torch.compiler.is_compiling() or not may_be_compiled() or not _is_fastest(weight, x):
         return F.linear(x, weight, bias)
-    return _multiply_vectors(x, weight, bias)
+    return multiply_vectors(x, weight, bias)
 
 
-def _suits(weight: Tensor, x: Tensor) -> bool:
+def _is_fastest(weight: Tensor, x: Tensor) -> bool:
+    if x.dtype != torch.bfloat16 or not has_compiled_product(weight):
+        return False
+    n_vectors = x.numel() // x.shape[-1]
+    if not 0 < n_vectors <= FEW_VECTORS[-1]:
+        return False
+    default = "compiled" if n_vectors <= USUALLY_FEW else "torch"
+    return fastest_form(FEW_PRODUCTS, class_of_product(n_vectors, weight.shape), default) == "compiled"
+
+
+def class_of_product(n_vectors: int, shape: torch.Size) -> ShapeClass:
+    """The class of a product of few vectors, at most the last of FEW_VECTORS, with a matrix of that shape."""
+    return (next(each for each in FEW_VECTORS if n_vectors <= each), *shape)
+
+
+def has_compiled_product(weight: Tensor) -> bool:
+    """True for a matrix that the compiled product of few vectors reads, and that is large enough for it."""
     return (
-        weight.dtype == x.dtype == torch.bfloat16
+        weight.dtype == torch.bfloat16
         and weight.device.type == "cpu"
-        and weight.numel() >= _SMALLEST_MATRIX
-        and 0 < x.numel() <= _MOST_VECTORS * x.shape[-1]
-        and x.shape[-1] % MULTIPLE_OF_COLUMNS == 0
+        and weight.numel() >= SMALLEST_MATRIX
+        and weight.shape[-1] % MULTIPLE_OF_COLUMNS == 0
         and weight.is_contiguous()
     )
 
@@ -86,7 +106,8 @@ def _suits(weight: Tensor, x: Tensor) -> bool:
     "multiply_vector(Tensor input, Tensor weight, Tensor? bias) -> Tensor",
     lambda input, weight, bias: input.new_empty((*input.shape[:-1], len(weight))),
 )
-def _multiply_vectors(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def multiply_vectors(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x · weightᵀ + bias by the compiled loop."""
     n_vectors, (n_rows, n_columns) = x.numel() // x.shape[-1], weight.shape
     result = torch.empty(*x.shape[:-1], n_rows)
     on_threads(

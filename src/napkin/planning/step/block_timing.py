@@ -43,7 +43,7 @@ def fastest_blocks(
     def make_forms() -> dict[str, Callable[[], object]]:
         progress("timing forms of the blocks, once")
         with random_state_kept("cpu"):
-            return {name: _passes(each, precision) for name, each in narrow.items()}
+            return {name: passes_of_blocks(each, precision) for name, each in narrow.items()}
 
     form = choose_form("blocks", shape_class_of(list(narrow.values()), precision), make_forms, default=default)
     return by_name[form]
@@ -104,7 +104,7 @@ def shape_class_of(recipes: Sequence[Recipe], precision: Precision) -> ShapeClas
     return (precision.name, f"{first.training.batch_size} × {first.model.context_length} tokens", *shown)
 
 
-def _passes(recipe: Recipe, precision: Precision) -> Callable[[], object]:
+def passes_of_blocks(recipe: Recipe, precision: Precision) -> Callable[[], object]:
     """The forward and the backward pass of a recipe's blocks, on a batch of random numbers."""
     state = build_train_state(ResolvedRecipe(recipe, precision))
     model, shape = state.model, (recipe.training.batch_size, recipe.model.context_length)

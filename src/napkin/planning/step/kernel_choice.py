@@ -48,7 +48,7 @@ def choose_kernels(
     if optimizer.fused is None:
         optimizer = dataclasses.replace(optimizer, fused=optimizer_entry(optimizer.name).fused)
     recipe = dataclasses.replace(recipe, optimizer=optimizer)
-    candidates = _candidates(recipe, precision)
+    candidates = candidates_of(recipe, precision)
     if machine is None or not machine.measured or not _is_long(recipe):
         return candidates[0]
     if recipe.training.threads is not None:
@@ -57,7 +57,7 @@ def choose_kernels(
     return fastest_blocks(candidates, precision, progress)
 
 
-def _candidates(recipe: Recipe, precision: Precision) -> list[Recipe]:
+def candidates_of(recipe: Recipe, precision: Precision) -> list[Recipe]:
     """The recipe with each form of kernels and of attention that it leaves open and that suits it, torch's first."""
     training, chooses = recipe.training, recipe.model.attention == "auto"
     # In fp32 torch.compile fuses what is between the products, where that is worth it.

@@ -1,0 +1,214 @@
+"""Seconds of the form that napkin chooses by timing over those of torch's operator, over some two hundred shapes.
+
+    python benchmarks/operator_forms.py
+    python benchmarks/operator_forms.py --parts products decoding
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=... python ...
+
+For each shape a form is chosen as for a run or a model, by `napkin.hardware.form_timing`, and nothing is kept. Then it
+is timed again beside torch's, in turns: the ratio is the median of pairs, and 1 by definition where torch's was chosen.
+Blocks are chosen at the bounded width at which they are timed, and compared at their own. `operators` are the compiled
+operators of a step, alone and in cache, forward and backward: they are not chosen one by one, but with their blocks.
+`quantized` are products with integers of 8 bits beside torch's packed operator. The table is also written to
+benchmarks/results/.
+"""
+
+import argparse
+import dataclasses
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from napkin.benchmarking.case import Draw
+from napkin.benchmarking.operators import OPERATORS
+from napkin.hardware.form_timing import Forms, time_forms
+from napkin.hardware.host import keep_freed_memory
+from napkin.inference.decoding_forms import forms_of_passes, forms_of_products
+from napkin.kernels.operator_forms import LIMITS_OF_LIBRARIES, pinned_forms, this_processor
+from napkin.kernels.products.linear import FEW_PRODUCTS, FEW_VECTORS
+from napkin.model.compiled_blocks import FEW_ROWS
+from napkin.model.config import ModelConfig
+from napkin.model.quantized import Int8Linear
+from napkin.model.transformer import Transformer
+from napkin.planning.step.block_timing import narrowed, passes_of_blocks
+from napkin.planning.step.kernel_choice import candidates_of
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
+from result_files import write_result
+
+SLOWER = 1.03
+LIMITS = (*LIMITS_OF_LIBRARIES, "NUMBA_CPU_NAME")
+LLAMA = ModelConfig(vocab_size=16, n_layers=1)
+GPT2 = dataclasses.replace(LLAMA, norm="layer", feed_forward="gelu_tanh", positions="learned", biases="all")
+BLOCKS = [
+    (128, 64, 12), (128, 256, 8), (256, 128, 16), (256, 256, 8), (256, 512, 4), (256, 1024, 4), (256, 2048, 1),
+    (512, 256, 8), (512, 512, 4), (512, 1024, 2), (768, 256, 4), (768, 1024, 1),
+]  # fmt: skip
+"""d_model, context length, sequences; heads of 64, of 32 for the narrowest."""
+MATRICES = [
+    (512, 512), (768, 768), (1024, 1024), (2048, 2048), (4096, 4096), (2304, 768), (3072, 768), (768, 3072),
+    (4096, 1024), (1024, 4096), (1536, 576), (576, 1536), (3072, 576), (5504, 2048), (2048, 5504), (8192, 2048),
+    (32768, 512), (50304, 768),
+]  # fmt: skip
+MODELS = [(256, 8, 8), (512, 8, 8), (768, 12, 12), (1024, 16, 8), (1536, 12, 8)]
+"""d_model, heads, layers."""
+OF_ROWS = ((256, 128), (2048, 256), (4096, 512), (8192, 768), (1024, 2048))
+OPERATORS_OF_STEPS: dict[str, tuple[str, list[dict[str, int]]]] = {
+    "rms_norm": ("kernel", [{"tokens": n, "d_model": d} for n, d in OF_ROWS]),
+    "rope": ("halves", [{"context_length": n, "n_heads": h} for n, h in ((128, 4), (256, 4), (512, 8), (1024, 12))]),
+    "swiglu": ("kernel", [{"tokens": n, "d_ff": 8 * d // 3 // 32 * 32} for n, d in OF_ROWS]),
+    "gelu_tanh": ("torch", [{"tokens": n, "d_ff": 4 * d} for n, d in OF_ROWS]),
+    "linear_cross_entropy": (
+        "fused",
+        [
+            {"tokens": n, "d_model": d, "vocab_size": v}
+            for n, d, v in ((512, 128, 512), (2048, 256, 4096), (1024, 256, 8192), (1024, 512, 16384))
+        ],
+    ),
+}
+"""The form of each operator in a step with plain kernels, and shapes."""
+
+
+class Row(NamedTuple):
+    """A shape, the form that was chosen for it, and its seconds over those of torch's."""
+
+    part: str
+    shape: str
+    form: str
+    ratio: float
+
+
+def chosen_beside(part: str, shape: str, forms: Forms, torchs: str, seconds: float) -> Row:
+    """Choose a form, and time it again beside torch's."""
+    form = time_forms(part, (shape,), forms, default=torchs, seconds=seconds).form
+    return Row(part, shape, form, ratio_of(forms[form], forms[torchs], seconds) if form != torchs else 1.0)
+
+
+def ratio_of(own: Callable[[], object], torchs: Callable[[], object], seconds: float) -> float:
+    """The median of pairs of seconds."""
+    return time_forms("", (), {"torch": torchs, "own": own}, default="torch", seconds=seconds).ratios["own"]
+
+
+def blocks() -> Iterator[Row]:
+    """Blocks of Llama's and GPT-2's kind, forward and backward."""
+    for name, kind, base in (("bf16", "llama", LLAMA), ("bf16", "gpt2", GPT2), ("fp32", "llama", LLAMA)):
+        precision = Precision(name, "cpu")  # pyright: ignore[reportArgumentType]
+        for d_model, length, size in BLOCKS:
+            n_heads = d_model // (64 if d_model > 128 else 32)
+            model = dataclasses.replace(base, d_model=d_model, n_heads=n_heads, context_length=length)
+            recipe = Recipe(model=model, training=TrainingConfig(batch_size=size))
+            recipe = dataclasses.replace(recipe, optimizer=recipe.optimizer.resolved)
+            own = {f"{each.training.kernels} {each.model.attention}": each for each in candidates_of(recipe, precision)}
+            timed = {form: passes_of_blocks(narrowed(each), precision) for form, each in own.items()}
+            form = time_forms("blocks", (), timed, default="plain sdpa").form
+            whole = [passes_of_blocks(own[each], precision) for each in (form, "plain sdpa")]
+            ratio = 1.0 if form == "plain sdpa" else ratio_of(*whole, 0.1)
+            yield Row("blocks", f"{name} {kind} {size} × {length} × {d_model}", form, ratio)
+
+
+def products() -> Iterator[Row]:
+    """Few vectors by a matrix in bf16, read from memory."""
+    pool = [torch.randn(2**26).to(torch.bfloat16)[None]]
+    for rows, columns in MATRICES:
+        for n in FEW_VECTORS:
+            forms = forms_of_products(pool, torch.Size((rows, columns)), n)
+            yield chosen_beside("products", f"bf16 {n} × {columns} × {rows}", forms, "torch", 0.02)
+
+
+def decoding() -> Iterator[Row]:
+    """Few new tokens through the blocks of a model, beside its blocks one after the other with torch's products."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for d_model, n_heads, n_layers in MODELS:
+            config = dataclasses.replace(LLAMA, d_model=d_model, n_heads=n_heads, n_layers=n_layers)
+            model = Transformer(config).eval().to(dtype)
+            for n in FEW_ROWS:
+                with pinned_forms({FEW_PRODUCTS: "torch"}):
+                    forms = forms_of_passes(model, n)
+                    shape = f"{str(dtype)[6:]} {n} × {d_model} × {n_layers} layers"
+                    yield chosen_beside("decoding", shape, forms, "block by block", 0.02)
+
+
+def operators() -> Iterator[Row]:
+    """The compiled operators of a step beside torch's."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for name, (torchs, shapes) in OPERATORS_OF_STEPS.items():
+            operator = OPERATORS[name]
+            for shape in shapes:
+                inputs = operator.inputs({**operator.sizes, **shape}, Draw("cpu", dtype))
+                leaves = [each for each in inputs if each.requires_grad]
+
+                def passes(form: str, operator=operator, inputs=inputs, leaves=leaves) -> None:
+                    result = operator.forms[form](*inputs)
+                    torch.autograd.grad(result, leaves, torch.ones_like(result))
+
+                ratio = ratio_of(partial(passes, "compiled"), partial(passes, torchs), 0.02)
+                sizes = " × ".join(map(str, shape.values()))
+                yield Row("operators", f"{str(dtype)[6:]} {name} {sizes}", "compiled", ratio)
+
+
+def quantized() -> Iterator[Row]:
+    """Few vectors by integers of 8 bits, beside torch's packed operator on the same integers, read from memory."""
+    for rows, columns in MATRICES[:17:2]:
+        weight = torch.randn(rows, columns) / columns**0.5
+        tensors = Int8Linear.quantized(weight)
+        copies = 1 + 2**26 // weight.numel()
+        layers = [Int8Linear(rows, columns, {k: v.clone() for k, v in tensors.items()}) for _ in range(copies)]
+        for n in (1, 4, 8):
+            x, in_turn = torch.randn(n, columns).to(torch.bfloat16), cycle(layers)
+
+            def integers(x: Tensor = x, in_turn: Iterator[Int8Linear] = in_turn) -> None:
+                next(in_turn)(x)
+
+            def packed(x: Tensor = x, in_turn: Iterator[Int8Linear] = in_turn) -> None:
+                layer = next(in_turn)
+                torch.ops.aten._weight_int8pack_mm(x, layer.values, layer.scales)
+
+            with torch.inference_mode():
+                ratio = ratio_of(integers, packed, 0.02)
+            yield Row("quantized", f"int8 {n} × {columns} × {rows}", "integers", ratio)
+
+
+PARTS = {each.__name__: each for each in (blocks, products, decoding, operators, quantized)}
+
+
+def main() -> None:
+    """Print a row a shape, and a summary a part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    keep_freed_memory()
+    processor = this_processor()
+    told = [f"{name}={value}" for name in LIMITS if (value := os.environ.get(name))]
+    lines = [
+        f"# The fastest forms: {processor.name} ({processor.capability}), {processor.threads} threads",
+        *(["", f"Libraries are told to use less: {', '.join(told)}"] if told else []),
+        "",
+        "| part | shape | form | seconds over torch's |",
+        "|---|---|---|---|",
+    ]
+    print("\n".join(lines), flush=True)
+    rows: list[Row] = []
+    for part in options.parts:
+        for row in PARTS[part]():
+            rows.append(row)
+            lines.append(f"| {row.part} | {row.shape} | {row.form} | {row.ratio:.2f} |")
+            print(lines[-1], flush=True)
+    lines += ["", "| part | shapes | torch's kept | median | worst | slower than 1.03 |", "|---|---|---|---|---|---|"]
+    for part in options.parts:
+        own = [row.ratio for row in rows if row.part == part]
+        kept, slower = sum(each == 1.0 for each in own), sum(each > SLOWER for each in own)
+        lines.append(f"| {part} | {len(own)} | {kept} | {statistics.median(own):.2f} | {max(own):.2f} | {slower} |")
+    print("\n".join(lines[-len(options.parts) - 2 :]))
+    write_result("operator-forms", lines)
+
+
+if __name__ == "__main__":
+    main()
