@@ -14,12 +14,14 @@ import pytest
 
 from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint
 from napkin.errors import NapkinError
-from napkin.recipe.toml_file import format_recipe
+from napkin.recipe.toml_file import format_recipe, read_recipe
+from napkin.recipe.tuning_recipe import RECIPE_OF
 from napkin.runs.metrics import METRICS_FILE, read_metrics
 from napkin.runs.run_folder import is_being_trained
 from napkin.studio.run_processes import RunProcesses, lock_holder
 from oracles.browser import Browser
 from oracles.tiny_run import tiny_recipe, write_tiny_text
+from oracles.tiny_tuning import make_start, tuning_recipe, write_conversations
 from reliability.harness import Napkin
 from studio.conftest import PATIENCE, Studio, started
 from studio.test_studio_runs import HOSTILE, make_run
@@ -91,6 +93,39 @@ def test_a_run_is_started_stopped_and_resumed_and_outlives_the_studio(
         assert studio.ask("/api/runs/stop", {"name": "made-here"}).status == 200
         wait_for(lambda: not is_being_trained(run))
         assert newest_step(run) > stopped_at
+
+
+def test_tuning_is_started_planned_stopped_and_resumed(folder: Path, studio: Studio) -> None:
+    make_start(folder)
+    for name, seed in (("train", 0), ("held_out", 1)):
+        write_conversations(folder / f"{name}.jsonl", 30, seed)
+    run, recipe = folder / "tuned", tuning_recipe(folder, steps=MANY_STEPS, checkpoint_every=MANY_STEPS)
+    assert studio.ask("/api/runs/start", {"name": "tuned", "recipe": format_recipe(recipe)}).status == 200
+    wait_for(lambda: (run / METRICS_FILE).is_file() and [*read_metrics(run / METRICS_FILE)])
+    assert (run / "plan.json").is_file()
+    studio.ask("/api/runs")
+    wait_for(lambda: "napkin tune sft" in studio.ask("/api/runs/log?run=tuned").json["log"])
+    assert studio.ask("/api/runs/stop", {"name": "tuned"}).status == 200
+    wait_for(lambda: not is_being_trained(run))
+    stopped_at = newest_step(run)
+    wait_for(lambda: studio.ask("/api/runs").json["started"]["tuned"] != "runs")
+    assert studio.ask("/api/runs/resume", {"name": "tuned"}).status == 200
+    wait_for(lambda: [*read_metrics(run / METRICS_FILE)][-1].step > stopped_at)
+
+
+def test_a_recipe_to_fill_in_is_offered_for_each_way_of_tuning(folder: Path, studio: Studio) -> None:
+    offered = studio.ask("/api/runs/recipes").json
+    for method, kind in RECIPE_OF.items():
+        assert f"tune {method}" in offered
+        recipe = studio.ask(f"/api/runs/recipe?name=tune%20{method}").json["recipe"]
+        told = studio.ask("/api/runs/start", {"name": "new", "recipe": recipe})
+        assert (told.status, "tuning.start is empty" in told.json["error"]) == (422, True)
+        # What is filled in is the same recipe with every field: nothing else was chosen for the user.
+        (folder / "filled.toml").write_text(recipe)
+        assert read_recipe(folder / "filled.toml") == kind()
+    assert not (folder / ".studio" / "new.toml").exists()
+    told = studio.ask("/api/runs/recipe?name=tune%20what")
+    assert told.status == 422
 
 
 def test_what_would_change_something_is_refused(folder: Path, server: subprocess.Popen[str], studio: Studio) -> None:
@@ -183,6 +218,11 @@ def test_a_run_is_started_and_stopped_with_the_keyboard(folder: Path, studio: St
         browser.wait_for("document.querySelector('#start').open")
         browser.run("document.querySelector('#start-name').focus()")
         browser.type("by-page")
+        browser.run(
+            "(e => { e.value = 'tune sft'; e.dispatchEvent(new Event('input')); })"
+            "(document.querySelector('#start-recipe'))"
+        )
+        browser.wait_for("document.querySelector('#start-text').value.includes('tuning')")
         browser.run(
             "(e => { e.value = 'hostile.toml'; e.dispatchEvent(new Event('input')); })"
             "(document.querySelector('#start-recipe'))"

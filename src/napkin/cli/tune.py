@@ -18,6 +18,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe
 from napkin.recipe.training_config import OptimizerConfig, ParallelismConfig, TrackingConfig, TrainingConfig
 from napkin.recipe.tuning_recipe import (
+    FIRST_FIELDS,
     RECIPE_OF,
     AdapterConfig,
     DistillationConfig,
@@ -57,11 +58,7 @@ class TuningTables:
 class TuningOptions(JsonOption):
     """For commands that make a run of tuning."""
 
-    FIRST: ClassVar[tuple[str, ...]] = (
-        *("run", "tuning.start", "data.train", "data.validation", "rl.environment", "rl.reward", "rl.algorithm"),
-        *("preference.objective", "adapter.kind", "adapter.rank", "optimizer.learning-rate", "training.steps"),
-        *("training.batch-size", "training.precision"),
-    )
+    FIRST: ClassVar[tuple[str, ...]] = ("run", *(name.replace("_", "-") for name in FIRST_FIELDS))
     """The options that `--help` shows first, where the command has them."""
 
     recipe: Annotated[TuningTables, INLINED]

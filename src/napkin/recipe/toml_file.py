@@ -2,7 +2,7 @@
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,30 @@ def recipe_class(values: Mapping[str, Any], where: str) -> type[Recipe]:
     return RECIPE_OF[method]
 
 
-def format_recipe(recipe: Recipe) -> str:
-    """A recipe as TOML with every field; None, which TOML does not have, is left out where it is the default."""
-    return tomli_w.dumps({field.name: _toml_table(getattr(recipe, field.name)) for field in dataclasses.fields(recipe)})
+def format_recipe(recipe: Recipe, *, only: Collection[str] | None = None) -> str:
+    """A recipe as TOML with every field; None, which TOML does not have, is left out where it is the default.
+
+    `only` are the fields to write, such as "training.steps", those that it has. What differs from the default of a
+    table that is in a file stands beside them, so that the text is of the same recipe.
+    """
+    names = [field.name for field in dataclasses.fields(recipe)]
+    if only is None:
+        return tomli_w.dumps({name: _toml_table(getattr(recipe, name)) for name in names})
+    return tomli_w.dumps(
+        {
+            name: _chosen(
+                getattr(recipe, name), {each.partition(".")[2] for each in only if each.startswith(f"{name}.")}
+            )
+            for name in dict.fromkeys(each.partition(".")[0] for each in only)
+            if name in names
+        }
+    )
+
+
+def _chosen(table: Any, fields: Collection[str]) -> dict[str, Any]:
+    default, values = type(table)(), vars(table)
+    kept = {name: value for name, value in values.items() if name in fields or value != getattr(default, name)}
+    return {name: "" if value is None else value for name, value in kept.items()}
 
 
 def _toml_table(table: Any) -> dict[str, Any]:

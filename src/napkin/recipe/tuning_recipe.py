@@ -372,4 +372,10 @@ RECIPE_OF: dict[TuningMethod, type[TuningRecipe]] = {
     "rl": ReinforcementRecipe,
     "distill": DistillationRecipe,
 }
+FIRST_FIELDS = (
+    *("tuning.start", "data.train", "data.validation", "rl.environment", "rl.reward", "rl.algorithm"),
+    *("preference.objective", "distillation.teacher", "adapter.kind", "adapter.rank", "optimizer.learning_rate"),
+    *("training.steps", "training.batch_size", "training.precision"),
+)
+"""The fields that help and forms show first, those that a recipe has."""
 AnyTuningRecipe = TypeVar("AnyTuningRecipe", bound=TuningRecipe)

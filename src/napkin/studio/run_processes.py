@@ -18,8 +18,8 @@ from pathlib import Path
 from napkin.child_process import AnsweringProcess, start_script
 from napkin.errors import NapkinError
 from napkin.files import StrPath, atomic_write_text, regular
-from napkin.recipe.toml_file import read_recipe
-from napkin.recipe.tuning_recipe import TuningRecipe
+from napkin.recipe.toml_file import format_recipe, read_recipe
+from napkin.recipe.tuning_recipe import FIRST_FIELDS, RECIPE_OF, TuningRecipe
 from napkin.runs.run_folder import RunFolder, is_being_trained, is_of_program, is_run
 
 OWN_FOLDER = ".studio"
@@ -42,7 +42,10 @@ class RunProcesses:
         self._changing = threading.Lock()
 
     def start(self, name: str, recipe: str) -> None:
-        """Train a recipe, given as TOML, to a new run of this name. Raises NapkinError where it cannot be begun."""
+        """Train a recipe, given as TOML, to a new run of this name, or tune by it where it has [tuning].
+
+        Raises NapkinError where it cannot be begun.
+        """
         if not _NAME.fullmatch(name):
             raise NapkinError(
                 f"the name of a run is '{name[:100]}': use up to 100 letters, digits, '-', '_' and '.', a letter or "
@@ -51,8 +54,8 @@ class RunProcesses:
         with self._changing:
             RunFolder.refuse_existing(self._folder / name)
             self._refuse_another(name)
-            file = self._write_recipe(name, recipe)
-            self._run(name, "train", str(file.absolute()), "--run", str((self._folder / name).absolute()))
+            file, command = self._write_recipe(name, recipe)
+            self._run(name, *command, str(file.absolute()), "--run", str((self._folder / name).absolute()))
 
     def resume(self, name: str, path: Path) -> None:
         """Go on with a run. Raises NapkinError where a process trains it, or it is of another program."""
@@ -96,17 +99,19 @@ class RunProcesses:
         except OSError:
             return ""
 
-    def _write_recipe(self, name: str, recipe: str) -> Path:
+    def _write_recipe(self, name: str, recipe: str) -> tuple[Path, tuple[str, ...]]:
+        """The file of a recipe, and the command that trains by it."""
         file = self._own(name, ".toml")
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             atomic_write_text(file, recipe, overwrite=True)
-            if isinstance(read_recipe(file), TuningRecipe):
-                raise NapkinError("the recipe is of tuning: start it with `napkin tune`; its run can be resumed here")
+            read = read_recipe(file)
+            if isinstance(read, TuningRecipe) and not read.tuning.start:
+                raise NapkinError("tuning.start is empty: name a run, a Hugging Face folder or a GGUF file")
         except NapkinError:
             file.unlink(missing_ok=True)
             raise
-        return file
+        return file, ("tune", read.tuning.method) if isinstance(read, TuningRecipe) else ("train",)
 
     def _refuse_another(self, name: str) -> None:
         alive = [each for each, process in self._started.items() if process.poll() is None]
@@ -187,10 +192,21 @@ def _interrupt(run: Path, pid: int) -> None:
         os.close(handle)
 
 
+_BLANK = "tune "
+
+
+def blank_recipe(name: str) -> str | None:
+    """The recipe of tuning that `recipes_below` offers by this name, with what is usually chosen; None for others."""
+    kind = RECIPE_OF.get(name.removeprefix(_BLANK)) if name.startswith(_BLANK) else None  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return None if kind is None else format_recipe(kind(), only=("tuning.method", *FIRST_FIELDS))
+
+
 def recipes_below(folder: Path, runs: dict[str, Path]) -> list[str]:
-    """Names of the recipes that a page offers: TOML files directly in the folder, and the recipes of runs."""
+    """Names of the recipes that a page offers: TOML files directly in the folder, the recipes of runs, and one to fill
+    in for each way of tuning."""
     try:
         files = sorted(each.name for each in folder.iterdir() if each.suffix == ".toml" and each.is_file())
     except OSError:
         files = []
-    return files + [f"{name}/recipe.toml" for name, path in runs.items() if is_run(path)]
+    blank = [f"{_BLANK}{method}" for method in RECIPE_OF]
+    return files + blank + [f"{name}/recipe.toml" for name, path in runs.items() if is_run(path)]

@@ -20,7 +20,7 @@ from napkin.runs.run_folder import is_being_trained
 from napkin.runs.run_record import read_run_record
 from napkin.studio.curves import telling_lines
 from napkin.studio.requests import as_json, body_of, refuse_unless_allowed
-from napkin.studio.run_processes import RunProcesses, recipes_below
+from napkin.studio.run_processes import RunProcesses, blank_recipe, recipes_below
 from napkin.studio.runs import RunIndex, axes
 from napkin.studio.studies import Studies
 
@@ -146,6 +146,9 @@ async def _recipes(request: Request) -> Response:
 async def _recipe_file(request: Request) -> Response:
     """The text of a recipe that the list names."""
     desk, name = _desk(request), request.query_params.get("name", "")
+    blank = blank_recipe(name)
+    if blank is not None:
+        return as_json({"recipe": blank})
     known = await asyncio.to_thread(recipes_below, desk.index.folder, desk.index.known)
     if name not in known:
         raise NapkinError(f"there is no recipe '{name}' below '{desk.index.folder}': the list of recipes has the names")
