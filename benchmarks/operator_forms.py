@@ -1,7 +1,7 @@
 """Seconds of the form that napkin chooses by timing over those of torch's operator, over some two hundred shapes.
 
     python benchmarks/operator_forms.py
-    python benchmarks/operator_forms.py --parts products decoding
+    python benchmarks/operator_forms.py --parts products decoding --every 3
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=... python ...
 
 For each shape a form is chosen as for a run or a model, by `napkin.hardware.form_timing`, and nothing is kept. Then it
@@ -95,11 +95,11 @@ def ratio_of(own: Callable[[], object], torchs: Callable[[], object], seconds: f
     return time_forms("", (), {"torch": torchs, "own": own}, default="torch", seconds=seconds).ratios["own"]
 
 
-def blocks() -> Iterator[Row]:
+def blocks(every: int) -> Iterator[Row]:
     """Blocks of Llama's and GPT-2's kind, forward and backward."""
     for name, kind, base in (("bf16", "llama", LLAMA), ("bf16", "gpt2", GPT2), ("fp32", "llama", LLAMA)):
         precision = Precision(name, "cpu")  # pyright: ignore[reportArgumentType]
-        for d_model, length, size in BLOCKS:
+        for d_model, length, size in BLOCKS[::every]:
             n_heads = d_model // (64 if d_model > 128 else 32)
             model = dataclasses.replace(base, d_model=d_model, n_heads=n_heads, context_length=length)
             recipe = Recipe(model=model, training=TrainingConfig(batch_size=size))
@@ -107,24 +107,24 @@ def blocks() -> Iterator[Row]:
             own = {f"{each.training.kernels} {each.model.attention}": each for each in candidates_of(recipe, precision)}
             timed = {form: passes_of_blocks(narrowed(each), precision) for form, each in own.items()}
             form = time_forms("blocks", (), timed, default="plain sdpa").form
-            whole = [passes_of_blocks(own[each], precision) for each in (form, "plain sdpa")]
-            ratio = 1.0 if form == "plain sdpa" else ratio_of(*whole, 0.1)
+            whole, torchs = (passes_of_blocks(own[each], precision) for each in (form, "plain sdpa"))
+            ratio = 1.0 if form == "plain sdpa" else ratio_of(whole, torchs, 0.1)
             yield Row("blocks", f"{name} {kind} {size} × {length} × {d_model}", form, ratio)
 
 
-def products() -> Iterator[Row]:
+def products(every: int) -> Iterator[Row]:
     """Few vectors by a matrix in bf16, read from memory."""
     pool = [torch.randn(2**26).to(torch.bfloat16)[None]]
-    for rows, columns in MATRICES:
+    for rows, columns in MATRICES[::every]:
         for n in FEW_VECTORS:
             forms = forms_of_products(pool, torch.Size((rows, columns)), n)
             yield chosen_beside("products", f"bf16 {n} × {columns} × {rows}", forms, "torch", 0.02)
 
 
-def decoding() -> Iterator[Row]:
+def decoding(every: int) -> Iterator[Row]:
     """Few new tokens through the blocks of a model, beside its blocks one after the other with torch's products."""
     for dtype in (torch.bfloat16, torch.float32):
-        for d_model, n_heads, n_layers in MODELS:
+        for d_model, n_heads, n_layers in MODELS[::every]:
             config = dataclasses.replace(LLAMA, d_model=d_model, n_heads=n_heads, n_layers=n_layers)
             model = Transformer(config).eval().to(dtype)
             for n in FEW_ROWS:
@@ -134,12 +134,12 @@ def decoding() -> Iterator[Row]:
                     yield chosen_beside("decoding", shape, forms, "block by block", 0.02)
 
 
-def operators() -> Iterator[Row]:
+def operators(every: int) -> Iterator[Row]:
     """The compiled operators of a step beside torch's."""
     for dtype in (torch.bfloat16, torch.float32):
         for name, (torchs, shapes) in OPERATORS_OF_STEPS.items():
             operator = OPERATORS[name]
-            for shape in shapes:
+            for shape in shapes[::every]:
                 inputs = operator.inputs({**operator.sizes, **shape}, Draw("cpu", dtype))
                 leaves = [each for each in inputs if each.requires_grad]
 
@@ -152,9 +152,9 @@ def operators() -> Iterator[Row]:
                 yield Row("operators", f"{str(dtype)[6:]} {name} {sizes}", "compiled", ratio)
 
 
-def quantized() -> Iterator[Row]:
+def quantized(every: int) -> Iterator[Row]:
     """Few vectors by integers of 8 bits, beside torch's packed operator on the same integers, read from memory."""
-    for rows, columns in MATRICES[:17:2]:
+    for rows, columns in MATRICES[: 17 : 2 * every]:
         weight = torch.randn(rows, columns) / columns**0.5
         tensors = Int8Linear.quantized(weight)
         copies = 1 + 2**26 // weight.numel()
@@ -182,6 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--every", type=int, default=1, help="only each so-manieth shape of a part")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     keep_freed_memory()
@@ -197,7 +198,7 @@ def main() -> None:
     print("\n".join(lines), flush=True)
     rows: list[Row] = []
     for part in options.parts:
-        for row in PARTS[part]():
+        for row in PARTS[part](options.every):
             rows.append(row)
             lines.append(f"| {row.part} | {row.shape} | {row.form} | {row.ratio:.2f} |")
             print(lines[-1], flush=True)

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from napkin.benchmarking.case import Case, Subject
 from napkin.benchmarking.collective_bench import COLLECTIVES
 from napkin.benchmarking.module_target import MODULES
 from napkin.benchmarking.operators import OPERATORS, OperatorTarget
 from napkin.cli import BENCH
+from napkin.hardware.doctor import _libraries
+from napkin.hardware.host import usable_cores
+from napkin.kernels.operator_forms import Choice, keep_choices
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
 from reliability.harness import Napkin as Commands
@@ -25,8 +29,31 @@ def test_without_a_name_everything_that_can_be_timed_is_listed(napkin) -> None:
     done = napkin("bench")
     assert done.status == 0
     names = [line.split()[0] for line in done.out.splitlines()[1:]]
-    assert names == [*OPERATORS, *MODULES, *COLLECTIVES]
+    assert names == [*OPERATORS, *MODULES, *COLLECTIVES, "forms"]
     assert [form.chosen_by for form in BENCH.others.values()] == [tuple(MODULES), tuple(COLLECTIVES)]
+
+
+def test_choices_of_forms_are_shown_by_bench_and_by_doctor(
+    napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAPKIN_CACHE_DIR", str(tmp_path))
+    # One that libraries find too, as the doctor looks in a process of its own.
+    monkeypatch.setenv("OMP_NUM_THREADS", str(usable_cores()))
+    done = napkin("bench", "forms")
+    assert done.out.splitlines()[1] == (
+        "no forms were timed: the first plan of a longer run on a CPU times those of its blocks"
+    )
+    torch.set_num_threads(usable_cores())
+    keep_choices([Choice("blocks", ("bf16", "4 × 256 tokens"), "quick", "slow", 2e-3, {"slow": 1.0, "quick": 0.25})])
+    done = napkin("bench", "forms")
+    assert done.status == 0
+    assert done.out.splitlines()[-1].split() == [
+        *("blocks", "quick", "slow", "2.00", "ms", "quick", "0.25", "bf16,", "4", "×", "256", "tokens")
+    ]
+    (choice,) = json.loads(napkin("bench", "forms", "--json").out)["choices"]
+    assert choice["ratios"] == {"slow": 1.0, "quick": 0.25}
+    fastest = {each.what: each.found for each in _libraries()}["fastest blocks"]
+    assert fastest == "quick for 1 shape; see `napkin bench forms`"
 
 
 @pytest.mark.thorough
