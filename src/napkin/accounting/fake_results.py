@@ -44,7 +44,8 @@ class KnownCall:
 
     container: type | None
     """The type of what it returned, if it is a list or a tuple of results."""
-    results: tuple[_Again | None, ...]
+    results: tuple[_Again | int | None, ...]
+    """Numbers and None are as the first call returned them."""
     facts: Any = None
     """What the caller notes of it, which follows from the layouts as well."""
 
@@ -133,9 +134,9 @@ def _read_keywords(keywords: dict, mode: FakeTensorMode, tensors: list, key: lis
 
 
 @no_type_check
-def _make(again: _Again | None, mode: FakeTensorMode, tensors: list) -> Tensor | None:
-    if again is None:
-        return None
+def _make(again: _Again | int | None, mode: FakeTensorMode, tensors: list) -> Tensor | int | None:
+    if type(again) is not _Again:
+        return again
     argument, shape, strides, offset, dtype, device, attributes = again
     if shape is None:
         return tensors[argument]
@@ -159,10 +160,13 @@ def _call_of(result: Any, mode: FakeTensorMode, tensors: list) -> KnownCall | No
     container = type(result) if type(result) in (list, tuple) else None
     results, new_storages = [], []
     for each in result if container else (result,):
-        again = None if each is None else _again(each, mode, tensors)
-        if again is None and each is not None:
+        if each is None or type(each) is int:
+            results.append(each)
+            continue
+        again = _again(each, mode, tensors)
+        if again is None:
             return None
-        if again is not None and again.argument is None:
+        if again.argument is None:
             new_storages.append(each.untyped_storage()._cdata)
         results.append(again)
     # Two results in one new storage.
@@ -211,7 +215,7 @@ _QUESTIONS: tuple[Callable[[Tensor], Any], ...] = (
 def _depends_on_layouts(operator: Any) -> bool:
     """True if the results of an operator depend on nothing but the layouts of its arguments, values among them, and it
     changes the layout of none."""
-    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace not in ("aten", "prims", "napkin"):
+    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace not in ("aten", "prims", "napkin", "fsdp"):
         return False
     tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
     return not tags.intersection(operator.tags) and "lift" not in operator.name()

@@ -218,8 +218,12 @@ class Recorder(TorchDispatchMode):
         self.n_calls += 1
         if self.progress and self.n_calls % CALLS_BETWEEN_PROGRESS == 0:
             self.progress(self.n_calls)
-        if operator.namespace in ("prim", "profiler"):
+        if operator.namespace == "prim":
             return operator(*args, **kwargs)
+        if operator.namespace == "profiler":
+            # It has no tensor, and fake tensors would be asked about it at length.
+            with torch._C._DisableTorchDispatch():
+                return operator(*args, **kwargs)
         if not self.recording:
             return self._warm_up(operator, args, kwargs)
         phase = self._phase()

@@ -309,7 +309,10 @@ def _run(command: str, rest: Sequence[str]) -> int:
         if command in ("-V", "--version"):
             print(f"napkin {napkin.__version__}")
             return 0
+        from napkin.cli.late_dynamo import load_late
         from napkin.data.lost_pages import leaving_on_lost_pages
+
+        load_late()
 
         with leaving_on_lost_pages():
             return ALL.run(command, rest)

@@ -136,7 +136,11 @@ Ranges = tuple[range, ...]
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a sharded tensor that this rank has, by reference; any other tensor unchanged."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # pyright: ignore[reportAttributeAccessIssue]
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    # With gradients it would be a view of it.
+    with torch.no_grad():
+        return tensor.to_local()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -139,6 +139,8 @@ HEAD_DIM = 128
 WIDTH_PER_LAYER = 128
 """d_model over n_layers: 128 in GPT-3 (Brown et al. 2020, table 2.1), and about that in Llama."""
 MOST_LAYERS = 512
+DEEPER = 8
+"""Layers of the deepest small member that is counted."""
 LEAST_GROWTH = 0.97
 """Bytes that any layer adds to the peak, as a fraction of what layers add on average: the optimizer's buckets, whose
 temporaries are part of the peak, do not grow layer by layer."""
@@ -219,19 +221,25 @@ def largest_model(family: Family, machine: Machine, *, progress: Callable[[str],
     width = WIDTH_PER_LAYER * n_layers
     while peak_bytes(n_layers + 1, width) <= usable:
         n_layers += 1
-    # The estimate is off by a layer or two: what fits by count is found from there, upwards or downwards.
+    each = bytes_per_layer(width)
+    if n_layers > DEEPER:
+        # Of the first layers some are beside the peak: a line through deeper models is exact to a layer.
+        each = (counted(DEEPER, width) - counted(6, width)) / (DEEPER - 6)
+        n_layers = DEEPER + int((usable - counted(DEEPER, width)) / each)
+    # What fits by count is found from there, upwards or downwards, by as many layers as the difference has bytes for.
     found, exceeds = None, MOST_LAYERS + 1
     while n_layers < exceeds:
         progress(f"counting {n_layers} layers of width {width}")
         plan = plan_resolved(family.resolved(machine, width, n_layers), machine)
+        layers_away = max(1, int(abs(usable - plan.ledger.peak_bytes) / each))
         if plan.fits:
-            found, n_layers = plan, n_layers + 1
-            if plan.ledger.peak_bytes + LEAST_GROWTH * bytes_per_layer(width) > usable:
+            found = plan
+            if plan.ledger.peak_bytes + LEAST_GROWTH * each > usable:
                 break
+            n_layers = max(n_layers + 1, min(n_layers + layers_away, exceeds - 1))
         else:
             exceeds = n_layers
-            if found is None:
-                n_layers -= max(1, round((plan.ledger.peak_bytes - usable) // bytes_per_layer(width)))
+            n_layers = max(n_layers - layers_away, 1 if found is None else found.recipe.model.n_layers + 1)
     assert found is not None
     return found
 

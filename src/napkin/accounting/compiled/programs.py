@@ -13,6 +13,7 @@ device once autograd has done its part. A program itself runs on fake CPU tensor
 
 import copy
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -122,25 +123,35 @@ _WITHOUT_MEASURING: dict[str, Any] = {
 @contextmanager
 def _own_compiled_code() -> Iterator[None]:
     """Forget afterwards what was compiled here: a program for fake tensors must serve neither real ones nor others."""
-    from torch._dynamo.convert_frame import input_codes
-    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-    from torch._dynamo.guards import DeletedGuardManagerWrapper
-    from torch._dynamo.utils import counters
-
-    def entries() -> dict[int, Any]:
-        codes = [code for reference in input_codes.seen if (code := reference()) is not None]
-        return {id(entry): entry for code in codes for entry in _debug_get_cache_entry_list(code)}
-
-    before, counted = set(entries()), copy.deepcopy(counters)
+    before, counted = set(_compiled_entries()), copy.deepcopy(_dynamo_counters())
     try:
         yield
     finally:
+        counters = _dynamo_counters()
         counters.clear()
         counters.update(counted)
-        for number, entry in entries().items():
+        for number, entry in _compiled_entries().items():
             guards = entry.guard_manager
             if number not in before and guards.extra_state is not None:
+                from torch._dynamo.guards import DeletedGuardManagerWrapper
+
                 guards.extra_state.invalidate(entry, DeletedGuardManagerWrapper("it was compiled for fake tensors"))
+
+
+def _compiled_entries() -> dict[int, Any]:
+    """What dynamo has compiled, by number; nothing where it is not loaded, which takes a second."""
+    if "torch._dynamo.convert_frame" not in sys.modules:
+        return {}
+    from torch._dynamo.convert_frame import input_codes
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    codes = [code for reference in input_codes.seen if (code := reference()) is not None]
+    return {id(entry): entry for code in codes for entry in _debug_get_cache_entry_list(code)}
+
+
+def _dynamo_counters() -> dict[str, Any]:
+    utils = sys.modules.get("torch._dynamo.utils")
+    return {} if utils is None else utils.counters
 
 
 def _lower_or_run(
