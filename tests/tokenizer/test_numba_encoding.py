@@ -17,10 +17,10 @@ from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.character_bpe import merge_symbols
 from napkin.tokenizer.numba.encoding import Encoder
-from napkin.tokenizer.pre_tokenization import PreTokenizer
+from napkin.tokenizer.pre_tokenization import PATTERNS, PreTokenizer
 from napkin.tokenizer.text_input import find_split_before, split_into_pieces
 from oracles.naive_bpe import lowest_rank_first, merges_in_any_order
-from oracles.tiktoken_encodings import tiktoken_encoding
+from oracles.tiktoken_encodings import published_pattern, tiktoken_encoding
 
 CUT = ["gpt2", "cl100k", "o200k"]
 ALL = [*CUT, "gpt4", "qwen2", "whole"]
@@ -198,6 +198,42 @@ def test_documents_that_end_at_any_byte_of_a_block_have_the_ids_they_have_alone(
     expected = [pairs_witness(pattern).encode_ordinary(text) for text in texts]
     assert counts.tolist() == list(map(len, expected))
     assert ids.tolist() == [i for each in expected for i in each]
+
+
+# What a block of 64 bytes decides by shifts and sums of masks: contractions, one symbol before a word or several, case,
+# numbers, and runs of white space and line ends, also where only character by character is right.
+DECIDED_IN_BLOCKS = [
+    *("it's's", "don'tAbc", "IT'LLx", " 's", "\t's", "''s", "'ſa", "x'veB", "'lLa", "x!y", "!!y", " !y", "\t!y", "€y"),
+    *("€€y", " €y", "\ty", "\n y", "aB", "ABc", "aéBÉ", "éÉ", "A你B", "你A", "1234567", "x1y12", "½12", "1½2345"),
+    *(
+        " \n  \n   y",
+        "\t \r\n\n",
+        "   \n",
+        "      y",
+        ";\n//x",
+        ";\n\n  x",
+        "!/\n/!b",
+        "/\n/\n",
+        "\u00a0x",
+        "e\u0301X",
+        "\x1c!",
+    ),
+]
+
+
+@pytest.mark.parametrize("pattern", ["gpt2", "gpt4", "cl100k", "o200k", "qwen2"])
+def test_cuts_at_every_byte_of_a_block_are_those_of_tiktoken(pattern: str):
+    ranks = {token: i for i, token in enumerate(pairs().vocabulary)}
+    published = PATTERNS[pattern] if pattern in ("gpt4", "qwen2") else published_pattern(pattern)
+    peer = Encoding(pattern, pat_str=published, mergeable_ranks=ranks, special_tokens={})
+    before, after = (
+        "Some words, and-more words: 12 of(them) are here   to fill a block.",
+        " and 64 bytes that follow, of words" * 3,
+    )
+    texts = [before[:k] + case + after for case in DECIDED_IN_BLOCKS for k in range(len(before))]
+    texts += ["a" * k + case * 40 for case in DECIDED_IN_BLOCKS for k in range(3)]
+
+    check_at_once(pairs_compiled(pattern), texts, map(peer.encode_ordinary, texts), pattern)
 
 
 @pytest.mark.sampled(every=2)

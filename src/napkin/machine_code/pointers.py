@@ -105,12 +105,12 @@ def folded_product(builder: Any, first: Any, second: Any) -> Any:
     return builder.xor(upper, builder.trunc(product, _I64))
 
 
-@operation(types.UniTuple(types.uint64, 6), types.int64)
+@operation(types.UniTuple(types.uint64, 9), types.int64)
 def block_masks(builder: Any, address: Any) -> Any:
-    """Six masks of the 64 bytes at `address`, bit i for byte i. Reads 64 bytes.
+    """Nine masks of the 64 bytes at `address`, bit i for byte i; those that are not used cost nothing. Reads 64 bytes.
 
-    In order: ASCII letters, ASCII digits, the space, ASCII white space (including the space), the apostrophe, and
-    bytes of non-ASCII characters.
+    In order: ASCII letters, ASCII digits, the space, ASCII white space (including the space), the apostrophe, bytes of
+    non-ASCII characters, line feed and carriage return, the slash, and ASCII capitals.
     """
     block = _load(builder, address, _BLOCK)
 
@@ -128,6 +128,9 @@ def block_masks(builder: Any, address: Any) -> Any:
         builder.or_(space, between(block, ord("\t"), ord("\r"))),
         builder.icmp_unsigned("==", block, each(ord("'"))),
         builder.icmp_unsigned(">=", block, each(0x80)),
+        builder.or_(*(builder.icmp_unsigned("==", block, each(ord(end))) for end in "\n\r")),
+        builder.icmp_unsigned("==", block, each(ord("/"))),
+        between(block, ord("A"), ord("Z")),
     ]
     return [builder.bitcast(mask, _I64) for mask in masks]
 

@@ -6,8 +6,8 @@ which is at least `stop`, may be read. It writes the ends of the pre-tokens from
 address `ends`, until the text ends or about `room` are written, always fewer than `room + MARGIN`. `classes` is the
 address of the table of character_classes.py. To continue, call it with the last end as `start`.
 
-The text should be valid UTF-8; an invalid byte counts as a character of one byte and of no class. In the functions
-below a scanner, `i` and the results are offsets too, and no byte at or after `stop` is read.
+The text should be valid UTF-8; an invalid byte counts as a character of one byte and of no class. What the masks of a
+block cannot tell is found character by character, in pre_token_end.py.
 
 The plain twin of each is `PreTokenizer(name).split`.
 """
@@ -15,15 +15,25 @@ The plain twin of each is `PreTokenizer(name).split`.
 import numpy as np
 
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
-from napkin.machine_code.pointers import block_masks, load_i64, load_u8, set_bits, store_i64, trailing_zeros
+from napkin.machine_code.pointers import (
+    block_masks,
+    leading_zeros,
+    load_i64,
+    load_u8,
+    set_bits,
+    store_i64,
+    trailing_zeros,
+)
 from napkin.tokenizer.numba.character_classes import KIND, LETTER, LOWER, MARK, NUMBER, OTHER, SPACE, UPPER
+from napkin.tokenizer.numba.pre_token_end import class_and_width, contraction_end, gpt2_end, gpt4_end, o200k_end
 
 # Entries of `ends` that may be written beyond `room`.
 MARGIN = 80
 
-LINE_FEED, CARRIAGE_RETURN, BLANK, APOSTROPHE, SLASH = 10, 13, 32, 39, 47
 _NONE, _ONE, _ALL = np.uint64(0), np.uint64(1), np.uint64(2**64 - 1)
-_LAST = np.uint64(63)
+_TWO, _THREE, _LAST = np.uint64(2), np.uint64(3), np.uint64(63)
+# The bytes of a block but for the first, where the block's own pre-token starts, and the last three.
+_SURE = np.uint64(2**61 - 2)
 # The kind of the last byte of a block, for the next block.
 _AFTER_LETTER, _AFTER_NUMBER, _AFTER_SYMBOL, _AFTER_BLANK, _AFTER_WHITE = (np.uint64(i) for i in range(5))
 
@@ -36,35 +46,6 @@ def scan_whole(text, start, stop, limit, classes, ends, room):
 
 
 @CompiledFunction
-def scan_gpt4(text, start, stop, limit, classes, ends, room):
-    """GPT-4's pattern in its first published form."""
-    return _scan_gpt4(text, start, stop, classes, ends, room, False, 3)
-
-
-@CompiledFunction
-def scan_cl100k(text, start, stop, limit, classes, ends, room):
-    """GPT-4's pattern in tiktoken's current form: white space at the end of a text is one pre-token."""
-    return _scan_gpt4(text, start, stop, classes, ends, room, True, 3)
-
-
-@CompiledFunction
-def scan_qwen2(text, start, stop, limit, classes, ends, room):
-    """Qwen 2's pattern: GPT-4's, with each digit alone."""
-    return _scan_gpt4(text, start, stop, classes, ends, room, False, 1)
-
-
-@CompiledFunction
-def scan_o200k(text, start, stop, limit, classes, ends, room):
-    """GPT-4o's pattern."""
-    count = 0
-    while start < stop and count < room:
-        start = _o200k_end(text, start, stop, classes)
-        store_i64(ends + 8 * count, start)
-        count += 1
-    return count
-
-
-@CompiledFunction
 def scan_gpt2(text, start, stop, limit, classes, ends, room):
     """GPT-2's pattern, 64 bytes at a time.
 
@@ -73,7 +54,7 @@ def scan_gpt2(text, start, stop, limit, classes, ends, room):
     one where it begins, and one at its last character. That takes shifts and ands; only apostrophes are examined one by
     one. Non-ASCII characters are looked up and entered into the masks with all their bytes. Blocks with non-ASCII white
     space, whose last character is more than its last byte, and the end of the buffer are scanned character by character
-    with `_gpt2_end`.
+    with `gpt2_end`.
     """
     count = 0
     block = start
@@ -102,7 +83,7 @@ def scan_gpt2(text, start, stop, limit, classes, ends, room):
                 start = load_i64(ends + 8 * (count - 1))
             until = min(block + 64, stop)
             while start < until:
-                start = _gpt2_end(text, start, stop, classes)
+                start = gpt2_end(text, start, stop, classes)
                 store_i64(ends + 8 * count, start)
                 count += 1
             block = start
@@ -118,7 +99,7 @@ def _block_starts(text, block, stop, classes, carry, cleared, added):
     at the end of the previous block removes and adds. Returns whether the masks suffice, the starts, and these three
     for the next block.
     """
-    letters, numbers, blanks, white, apostrophes, beyond = block_masks(text + block)
+    letters, numbers, blanks, white, apostrophes, beyond, _, _, _ = block_masks(text + block)
     left = stop - block
     valid = _ALL if left >= 64 else (_ONE << np.uint64(left)) - _ONE
     known = True
@@ -208,235 +189,187 @@ def _split_contractions(text, block, stop, starts, apostrophes):
     return starts, cleared, added
 
 
-@jitted
-def _gpt2_end(text, i, stop, classes):
-    """The end of the pre-token that begins at `i`, by GPT-2's pattern."""
-    byte = load_u8(text + i)
-    if byte == APOSTROPHE:
-        end = contraction_end(text, i, stop, False)
-        if end:
-            return end
-    kind = kind_at(text, i, stop, classes)
-    start = i
-    if byte == BLANK:
-        following = kind_at(text, i + 1, stop, classes)
-        if following >= 0 and following != SPACE:
-            kind, start = following, i + 1
-    if kind == SPACE:
-        return white_space_end(text, i, stop, classes, False, False)
-    return run_end(text, start, stop, classes, kind)
+@CompiledFunction
+def scan_gpt4(text, start, stop, limit, classes, ends, room):
+    """GPT-4's pattern in its first published form."""
+    return _scan_gpt4(text, start, stop, classes, ends, room, False, 3)
 
 
-@jitted
-def _scan_gpt4(text, start, stop, classes, ends, room, tail, digits):
-    """Scan by GPT-4's pattern, with `tail` in tiktoken's current form; a number has at most so many digits."""
-    count = 0
+@CompiledFunction
+def scan_cl100k(text, start, stop, limit, classes, ends, room):
+    """GPT-4's pattern in tiktoken's current form: white space at the end of a text is one pre-token."""
+    return _scan_gpt4(text, start, stop, classes, ends, room, True, 3)
+
+
+@CompiledFunction
+def scan_qwen2(text, start, stop, limit, classes, ends, room):
+    """Qwen 2's pattern: GPT-4's, with each digit alone."""
+    return _scan_gpt4(text, start, stop, classes, ends, room, False, 1)
+
+
+@CompiledFunction
+def scan_o200k(text, start, stop, limit, classes, ends, room):
+    """GPT-4o's pattern."""
+    count, slow = 0, start
     while start < stop and count < room:
-        start = _gpt4_end(text, start, stop, classes, tail, digits)
-        store_i64(ends + 8 * count, start)
-        count += 1
+        starts = _NONE
+        if start >= slow and start + 64 <= stop:
+            starts, examined = _gpt4_starts(text, start, stop, classes, 3, True)
+            slow = start + examined
+        if starts:
+            count, start = _store_starts(starts, start, ends, count)
+        else:
+            start = o200k_end(text, start, stop, classes)
+            store_i64(ends + 8 * count, start)
+            count += 1
     return count
 
 
 @jitted
-def _gpt4_end(text, i, stop, classes, tail, digits):
-    byte = load_u8(text + i)
-    if byte == APOSTROPHE:
-        end = contraction_end(text, i, stop, True)
-        if end:
-            return end
-    value, width = class_and_width(text, i, stop, classes)
-    kind = value & KIND
-    following = i + width
-    if kind == LETTER:
-        return run_end(text, following, stop, classes, LETTER)
-    if kind == NUMBER:
-        return at_most(digits, text, i, stop, classes, NUMBER)
-    next_kind = kind_at(text, following, stop, classes)
-    if next_kind == LETTER and not is_line_end(byte):
-        return run_end(text, following, stop, classes, LETTER)
-    if kind == OTHER or (byte == BLANK and next_kind == OTHER):
-        end = run_end(text, following, stop, classes, OTHER)
-        while end < stop and is_line_end(load_u8(text + end)):
-            end += 1
-        return end
-    return white_space_end(text, i, stop, classes, True, tail)
+def _scan_gpt4(text, start, stop, classes, ends, room, tail, digits):
+    """Scan by GPT-4's pattern, with `tail` in tiktoken's current form; a number has at most so many digits.
 
-
-@jitted
-def _o200k_end(text, i, stop, classes):
-    byte = load_u8(text + i)
-    value, width = class_and_width(text, i, stop, classes)
-    kind = value & KIND
-    following = i + width
-    if kind == NUMBER:
-        return at_most(3, text, i, stop, classes, NUMBER)
-    end = 0
-    if kind != LETTER and not is_line_end(byte):
-        end = _word_with_lower_case(text, following, stop, classes)
-    if not end and (kind == LETTER or value & MARK):
-        end = _word_with_lower_case(text, i, stop, classes)
-    if not end and kind != LETTER and not is_line_end(byte):
-        end = _capitals(text, following, stop, classes)
-    if not end and kind == LETTER:
-        end = _capitals(text, i, stop, classes)
-    if end:
-        if end < stop and load_u8(text + end) == APOSTROPHE:
-            return max(end, contraction_end(text, end, stop, True))
-        return end
-    if kind == OTHER or (byte == BLANK and kind_at(text, following, stop, classes) == OTHER):
-        end = run_end(text, following, stop, classes, OTHER)
-        while end < stop and (is_line_end(load_u8(text + end)) or load_u8(text + end) == SLASH):
-            end += 1
-        return end
-    return white_space_end(text, i, stop, classes, True, False)
-
-
-@jitted
-def _word_with_lower_case(text, i, stop, classes):
-    r"""The end of `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+`; 0 if it does not match at `i`.
-
-    The first part matches greedily. If a lower-case letter follows, the second part continues there; if not, the first
-    part backtracks to the last character that the second may begin with.
+    A block of 64 bytes begins where a pre-token does: what precedes it does not matter. The next one begins at the last
+    pre-token that is sure to start in it. Where there is none, one is found character by character.
     """
-    backtracked = 0
-    while i < stop:
-        value, width = class_and_width(text, i, stop, classes)
-        if value & LOWER or not (value & KIND == LETTER or value & MARK):
-            break
-        i += width
-        if not value & UPPER:
-            backtracked = i
-    end = i
-    while end < stop:
-        value, width = class_and_width(text, end, stop, classes)
-        if value & UPPER or not (value & KIND == LETTER or value & MARK):
-            break
-        end += width
-    return end if end > i else backtracked
+    count, slow = 0, start
+    while start < stop and count < room:
+        starts = _NONE
+        if start >= slow and start + 64 <= stop:
+            starts, examined = _gpt4_starts(text, start, stop, classes, digits, False)
+            slow = start + examined
+        if starts:
+            count, start = _store_starts(starts, start, ends, count)
+        else:
+            start = gpt4_end(text, start, stop, classes, tail, digits)
+            store_i64(ends + 8 * count, start)
+            count += 1
+    return count
 
 
 @jitted
-def _capitals(text, i, stop, classes):
-    r"""The end of `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+` if no lower-case letter follows; 0 if it does not match."""
-    end = i
-    while end < stop:
-        value, width = class_and_width(text, end, stop, classes)
-        if not value & UPPER:
-            break
-        end += width
-    return end if end > i else 0
+def _store_starts(starts, block, ends, count):
+    """Store the starts in a block as ends; returns the number of ends, and the last one."""
+    last = block + 63 - leading_zeros(starts)
+    found = set_bits(starts)
+    # Four at a time, the last of which may be invalid: fewer branches than one per pre-token.
+    for k in range(count, count + found, 4):
+        for m in range(k, k + 4):
+            store_i64(ends + 8 * m, block + trailing_zeros(starts))
+            starts &= starts - _ONE
+    return count + found, last
 
 
 @jitted
-def class_and_width(text, i, stop, classes):
-    """The class of the character at `i`, which must be before `stop`, and its length in bytes."""
-    byte = load_u8(text + i)
-    if byte < 0x80:
-        return load_u8(classes + byte), 1
-    if byte < 0xE0:
-        if i + 1 < stop:
-            return load_u8(classes + (((byte & 0x1F) << 6) | _low_bits(text, i + 1))), 2
-    elif byte < 0xF0:
-        if i + 2 < stop:
-            code = ((byte & 0x0F) << 12) | (_low_bits(text, i + 1) << 6) | _low_bits(text, i + 2)
-            return load_u8(classes + code), 3
-    elif i + 3 < stop:
-        code = ((byte & 7) << 18) | (_low_bits(text, i + 1) << 12) | (_low_bits(text, i + 2) << 6)
-        code |= _low_bits(text, i + 3)
-        if code < 0x110000:
-            return load_u8(classes + code), 4
-    return 0, 1
+def _gpt4_starts(text, block, stop, classes, digits, cased):
+    """Find the bytes among the 64 at `block`, where a pre-token starts, at which others start, whatever comes after.
 
-
-@jitted
-def kind_at(text, i, stop, classes):
-    """The kind of the character at `i`; -1 at the end of the text."""
-    if i >= stop:
-        return -1
-    value, _ = class_and_width(text, i, stop, classes)
-    return value & KIND
-
-
-@jitted
-def run_end(text, i, stop, classes, kind):
-    """The end of the run of characters of one kind that begins at `i`; `i` if there is none."""
-    while i < stop:
-        width = _width_of_kind(text, i, stop, classes, kind)
-        if width == 0:
-            break
-        i += width
-    return i
-
-
-@jitted
-def at_most(longest, text, i, stop, classes, kind):
-    """The end of the run of at most `longest` characters of one kind that begins at `i`."""
-    for _ in range(longest):
-        if i < stop:
-            i += _width_of_kind(text, i, stop, classes, kind)
-    return i
-
-
-@jitted
-def _width_of_kind(text, i, stop, classes, kind):
-    """The length in bytes of the character at `i`; 0 if it is of another kind."""
-    value, width = class_and_width(text, i, stop, classes)
-    return width if value & KIND == kind else 0
-
-
-@jitted
-def is_line_end(byte):
-    return byte in (LINE_FEED, CARRIAGE_RETURN)
-
-
-@jitted
-def white_space_end(text, i, stop, classes, lines, tail):
-    r"""The end of the pre-token that begins with the white space at `i`.
-
-    It matches `\s+(?!\S)|\s`, with `lines` preceded by `\s*[\r\n]`, and with `tail` preceded by `\s++$`.
+    By GPT-4's pattern with numbers of `digits`, 1 or 3, or, `cased`, by GPT-4o's. Returns the starts and 0; or, where a
+    character is beyond the masks (a number or white space that is not ASCII, a mark of GPT-4o's), none and the number
+    of bytes up to and including its first.
     """
-    end, last, line = i, i, 0
-    while end < stop:
-        value, width = class_and_width(text, end, stop, classes)
-        if value & KIND != SPACE:
-            break
-        last = end
-        end += width
-        if is_line_end(load_u8(text + last)):
-            line = end
-    if tail and end == stop:
-        return end
-    if lines and line:
-        return line
-    if end < stop and last > i:
-        return last
-    return end
+    letters, numbers, blanks, white, apostrophes, beyond, line_ends, slashes, capitals = block_masks(text + block)
+    inside, caseless = _NONE, _NONE
+    if beyond:
+        more, capital, caseless, inside, examined = _non_ascii_letters(text, block, stop, classes, beyond, cased)
+        letters |= more
+        capitals |= capital
+        clash = capitals & (caseless << _ONE)
+        if examined or (cased and clash):
+            return _NONE, examined or trailing_zeros(clash) + 1
+    symbols = ~(letters | numbers | white)
+    # Line ends, and slashes of GPT-4o's, that belong to the symbols before them: an addition carries through a run.
+    joined = line_ends & (symbols << _ONE)
+    may_join = line_ends | slashes if cased else line_ends
+    joined |= may_join & ~(may_join + joined)
+    symbols &= ~joined
+    trailing_white = white >> _LAST
+    uncertain = 64 - leading_zeros(~white)
+    white &= ~joined
+    line_ends &= white
+    spaces = white & ~line_ends
+    # A run of white space is a pre-token up to its last line end, and again up to its last character, which belongs to
+    # what follows it if that may begin with it.
+    after_line = spaces & (line_ends << _ONE)
+    ended = line_ends & (spaces << _ONE)
+    while ended:
+        before = (ended & (~ended + _ONE)) - _ONE
+        ended &= ended - _ONE
+        after_line &= ~(_ONE << np.uint64(64 - leading_zeros(~spaces & before)))
+    starts = (white & ~(white << _ONE)) | after_line | (spaces & ~(white >> _ONE))
+    alone = symbols & ~((symbols | blanks) << _ONE)
+    starts |= alone
+    # A symbol that starts a pre-token and is followed by a letter is one with the word, as is a space.
+    after_symbol = ((alone << _ONE) + inside) & ~inside
+    starts |= letters & ~((letters | spaces) << _ONE) & ~after_symbol
+    if digits == 1:
+        starts |= numbers
+    else:
+        first, three = numbers & ~(numbers << _ONE), numbers & (numbers << _ONE) & (numbers << _TWO)
+        while first:
+            starts |= first
+            first = (first << _THREE) & three
+    if cased:
+        starts |= capitals & ((letters & ~capitals) << _ONE)
+        starts = _join_contractions(text, block, stop, starts, apostrophes & (letters << _ONE))
+    else:
+        starts = _split_at_contractions(text, block, stop, starts, apostrophes & alone)
+    # The last three bytes may be a part of a contraction or of a character.
+    sure = _SURE
+    if trailing_white:
+        sure &= (_TWO << np.uint64(uncertain)) - _ONE
+    return starts & sure, 0
 
 
 @jitted
-def contraction_end(text, i, stop, any_case):
-    """The end of the English contraction whose apostrophe is at `i`; 0 if there is none.
-
-    With `any_case` letters may be capitals, and the s may be U+017F, the long s, whose capital is S.
+def _non_ascii_letters(text, block, stop, classes, beyond, cased):
+    """Find the non-ASCII letters, those of them that are capitals and that have no case, and all bytes but the first
+    of each character. Returns as well up to where there was a character that is neither a letter nor a symbol; else 0.
     """
-    if i + 1 >= stop:
-        return 0
-    first = load_u8(text + i + 1)
-    second = load_u8(text + i + 2) if i + 2 < stop else 0
-    if any_case:
-        if first == 0xC5 and second == 0xBF:
-            return i + 3
-        first |= 0x20
-        second |= 0x20
-    if first in (100, 109, 115, 116):  # d m s t
-        return i + 2
-    # ll, re, ve
-    if (first == 108 and second == 108) or (first in (114, 118) and second == 101):
-        return i + 3
-    return 0
+    letters, capitals, caseless, inside = _NONE, _NONE, _NONE, _NONE
+    while beyond:
+        i = trailing_zeros(beyond)
+        value, width = class_and_width(text, block + i, stop, classes)
+        first = _ONE << np.uint64(i)
+        bits = (first << np.uint64(width)) - first
+        if value & KIND == LETTER:
+            letters |= bits
+            if value & UPPER:
+                capitals |= bits
+            elif not value & LOWER:
+                caseless |= bits
+        elif value & KIND != OTHER or (cased and value & MARK):
+            return letters, capitals, caseless, inside, i + 1
+        inside |= bits & ~first
+        beyond &= ~bits
+    return letters, capitals, caseless, inside, 0
 
 
 @jitted
-def _low_bits(text, i):
-    return load_u8(text + i) & 0x3F
+def _split_at_contractions(text, block, stop, starts, apostrophes):
+    """Let a pre-token start after each contraction whose apostrophe starts one."""
+    while apostrophes:
+        i = trailing_zeros(apostrophes)
+        apostrophes &= apostrophes - _ONE
+        end = contraction_end(text, block + i, stop, True) - block
+        if i < end < 64:
+            starts |= _ONE << np.uint64(end)
+    return starts
+
+
+@jitted
+def _join_contractions(text, block, stop, starts, apostrophes):
+    """Let no pre-token start in a contraction whose apostrophe follows a word, which it belongs to, but one after it.
+
+    What follows a contraction is not a word that another may belong to.
+    """
+    last = -1
+    while apostrophes:
+        i = trailing_zeros(apostrophes)
+        apostrophes &= apostrophes - _ONE
+        end = contraction_end(text, block + i, stop, True) - block
+        if i < end < 64 and i != last:
+            starts &= ~((_ONE << np.uint64(end)) - (_ONE << np.uint64(i)))
+            starts |= _ONE << np.uint64(end)
+            last = end
+    return starts
