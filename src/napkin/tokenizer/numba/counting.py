@@ -26,7 +26,16 @@ from napkin.machine_code.pointers import (
 from napkin.tokenizer.numba import fields
 from napkin.tokenizer.numba.dispatch import CORE, FOR_TRAINING
 from napkin.tokenizer.numba.fields import get, put
-from napkin.tokenizer.numba.pre_token_table import ENTRY_BYTES, INLINE_BYTES, Workspace, fill_queue, find
+from napkin.tokenizer.numba.pre_token_table import (
+    ENTRY_BYTES,
+    INLINE_BYTES,
+    KEY_BYTES,
+    TOO_LONG,
+    Workspace,
+    fill_queue,
+    find,
+    is_entry_of,
+)
 from napkin.tokenizer.numba.scanners import MARGIN
 from napkin.tokenizer.text_input import SPLITTABLE_PATTERNS, Piece, find_split_before, split_into_pieces
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
@@ -56,12 +65,17 @@ def count_documents(state):
 
 @jitted
 def _count_queue(state, count):
-    text, ends, keys = get(state, fields.TEXT), get(state, fields.ENDS), get(state, fields.KEYS)
+    text, ends, key = get(state, fields.TEXT), get(state, fields.ENDS), get(state, fields.KEYS)
     start, status = get(state, fields.POSITION), fields.DONE
     for i in range(count):
         end = load_i64(ends + 8 * i)
-        low, high = load_u64(keys + 16 * i), load_u64(keys + 16 * i + 8)
-        if high == _ZERO:
+        low, high, entry = load_u64(key), load_u64(key + 8), load_i64(key + 16)
+        key += KEY_BYTES
+        if is_entry_of(entry, low, high):
+            store_i64(entry + 16, load_i64(entry + 16) + 1)
+            start = end
+            continue
+        if high == TOO_LONG:
             put(state, fields.NEEDED_BYTES, end - start)
             status = fields.NEEDS_LONG_ROOM
             break

@@ -42,7 +42,17 @@ from napkin.tokenizer.numba.apply_merges import (
 from napkin.tokenizer.numba.characters import CharacterVocabulary, find_piece_end, scan_pieces
 from napkin.tokenizer.numba.dispatch import CORE, FOR_ENCODING
 from napkin.tokenizer.numba.fields import get, put
-from napkin.tokenizer.numba.pre_token_table import INLINE_BYTES, INLINE_IDS, Workspace, aligned_zeros, fill_queue, find
+from napkin.tokenizer.numba.pre_token_table import (
+    INLINE_BYTES,
+    INLINE_IDS,
+    KEY_BYTES,
+    TOO_LONG,
+    Workspace,
+    aligned_zeros,
+    fill_queue,
+    find,
+    is_entry_of,
+)
 from napkin.tokenizer.numba.scanners import MARGIN
 from napkin.tokenizer.text_input import SPLITTABLE_PATTERNS, FindSplit, find_split_before, split_into_pieces
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
@@ -99,47 +109,56 @@ def _encode_queue(state, count):
 
 @jitted
 def _find_all(state, count):
-    """Replace each pre-token's key by the address of its entry, 0 if it is too long; returns how many were found.
+    """Find the entry of each pre-token in KEYS, 0 if it is too long; returns how many were found.
 
     New pre-tokens get an entry, whose ids are filled in later, and are listed in NEW.
     """
-    text, new = get(state, fields.TEXT), get(state, fields.NEW)
-    ends, keys = get(state, fields.ENDS), get(state, fields.KEYS)
-    start, n_new = get(state, fields.POSITION), 0
-    n_entries, long_used = get(state, fields.N_ENTRIES), get(state, fields.LONG_BYTES_USED)
-    long_room = get(state, fields.LONG_BYTES_ROOM)
-    # A pre-token has at most as many ids as bytes.
-    ids_room = get(state, fields.LONG_IDS_ROOM) - get(state, fields.LONG_IDS_USED)
-    done = count
+    key = get(state, fields.KEYS)
+    put(state, fields.N_NEW, 0)
+    put(state, fields.N_RESERVED, 0)
     for i in range(count):
-        end = load_i64(ends + 8 * i)
-        low, high = load_u64(keys + 16 * i), load_u64(keys + 16 * i + 8)
-        entry = 0
-        if high != _ZERO:
-            entry = find(state, text, start, low, high)
-            if load_u64(entry + 8) == _ZERO:
-                n_bytes = end - start
-                ids_room -= n_bytes
-                if ids_room < 0 or (n_bytes > INLINE_BYTES and long_used + n_bytes > long_room):
-                    done = i
-                    break
-                if n_bytes > INLINE_BYTES:
-                    for k in range(n_bytes):
-                        store_u8(get(state, fields.LONG_BYTES) + long_used + k, load_u8(text + start + k))
-                    high |= np.uint64(long_used)
-                    long_used += n_bytes
-                store_u64(entry, low)
-                store_u64(entry + 8, high)
-                store_i64(new + 24 * n_new, entry)
-                store_i64(new + 24 * n_new + 8, text + start)
-                store_i64(new + 24 * n_new + 16, n_bytes)
-                n_new += 1
-        store_i64(keys + 16 * i, entry)
-        start = end
-    put(state, fields.N_NEW, n_new)
-    put(state, fields.N_ENTRIES, n_entries + n_new)
-    put(state, fields.LONG_BYTES_USED, long_used)
-    return done
+        if not is_entry_of(load_i64(key + 16), load_u64(key), load_u64(key + 8)):
+            entry = _find_or_add(state, i, load_u64(key), load_u64(key + 8))
+            if entry < 0:
+                return i
+            store_i64(key + 16, entry)
+        key += KEY_BYTES
+    return count
+
+
+@jitted
+def _find_or_add(state, i, low, high):
+    """The entry of pre-token i of the queue, a new one if it has none; 0 if it is too long, -1 if there is no room."""
+    if high == TOO_LONG:
+        return 0
+    ends = get(state, fields.ENDS) + 8 * i
+    text, start = get(state, fields.TEXT), load_i64(ends - 8)
+    n_bytes = load_i64(ends) - start
+    entry = find(state, text, start, low, high)
+    if load_u64(entry + 8) != _ZERO:
+        return entry
+    n_new, used = get(state, fields.N_NEW), get(state, fields.LONG_BYTES_USED)
+    # A pre-token has at most as many ids as bytes.
+    reserved = get(state, fields.N_RESERVED) + n_bytes
+    if reserved > get(state, fields.LONG_IDS_ROOM) - get(state, fields.LONG_IDS_USED):
+        return -1
+    if n_bytes > INLINE_BYTES:
+        if used + n_bytes > get(state, fields.LONG_BYTES_ROOM):
+            return -1
+        for k in range(n_bytes):
+            store_u8(get(state, fields.LONG_BYTES) + used + k, load_u8(text + start + k))
+        high |= np.uint64(used)
+        put(state, fields.LONG_BYTES_USED, used + n_bytes)
+    store_u64(entry, low)
+    store_u64(entry + 8, high)
+    new = get(state, fields.NEW) + 24 * n_new
+    store_i64(new, entry)
+    store_i64(new + 8, text + start)
+    store_i64(new + 16, n_bytes)
+    put(state, fields.N_RESERVED, reserved)
+    put(state, fields.N_NEW, n_new + 1)
+    put(state, fields.N_ENTRIES, get(state, fields.N_ENTRIES) + 1)
+    return entry
 
 
 @jitted
@@ -168,56 +187,59 @@ def _merge_new(state):
 @jitted
 def _remember(state, entry, ids, n_ids):
     """Store ids in an entry, or in LONG_IDS if there are too many."""
+    count = np.uint64(n_ids) << _24
     if n_ids <= INLINE_IDS:
         # Values after the last id are copied too; in the output the next ids overwrite them.
-        store_u64(entry + 16, np.uint64(n_ids | load_u32(ids) << 8) | load_u64(ids + 4) << _32)
+        store_u64(entry + 16, count | np.uint64(load_u32(ids)) | load_u64(ids + 4) << _32)
         store_u64(entry + 24, load_u64(ids + 8))
         return
     place = get(state, fields.LONG_IDS_USED)
     for k in range(n_ids):
         store_u32(get(state, fields.LONG_IDS) + 4 * (place + k), load_u32(ids + 4 * k))
     put(state, fields.LONG_IDS_USED, place + n_ids)
-    store_u64(entry + 16, np.uint64(n_ids) | np.uint64(place) << _32)
+    store_u64(entry + 16, count | np.uint64(place) << _32)
 
 
 @jitted
 def _write_ids(state, count):
     """Write the ids of the queue, and move POSITION past the last pre-token for which there was room."""
-    text, ends, keys = get(state, fields.TEXT), get(state, fields.ENDS), get(state, fields.KEYS)
+    if count == 0:
+        return fields.DONE
+    ends, key = get(state, fields.ENDS), get(state, fields.KEYS)
     out = get(state, fields.IDS) + 4 * get(state, fields.N_IDS)
     room = get(state, fields.IDS) + 4 * (get(state, fields.IDS_ROOM) - IDS_MARGIN)
-    start, status = get(state, fields.POSITION), fields.DONE
+    status, done = fields.DONE, count
+    if_all = out + 4 * (load_i64(ends + 8 * (count - 1)) - load_i64(ends - 8)) <= room
     for i in range(count):
-        end, entry = load_i64(ends + 8 * i), load_i64(keys + 16 * i)
-        if out + 4 * (end - start) > room:
-            put(state, fields.NEEDED_BYTES, end - start)
-            status = fields.NEEDS_IDS
-            break
-        if entry == 0:
-            if end - start > get(state, fields.LONG_ROOM):
-                put(state, fields.NEEDED_BYTES, end - start)
-                status = fields.NEEDS_LONG_ROOM
+        entry = load_i64(key + 16)
+        key += KEY_BYTES
+        if not if_all or entry == 0:
+            n_bytes = load_i64(ends + 8 * i) - load_i64(ends + 8 * i - 8)
+            if out + 4 * n_bytes > room or (entry == 0 and n_bytes > get(state, fields.LONG_ROOM)):
+                status = fields.NEEDS_IDS if out + 4 * n_bytes > room else fields.NEEDS_LONG_ROOM
+                put(state, fields.NEEDED_BYTES, n_bytes)
+                done = i
                 break
-            out += 4 * merge_long(state, text + start, end - start, out)
-        else:
-            value = load_u64(entry + 16)
-            n_ids = np.int64(value & _LOW_8)
-            if n_ids <= INLINE_IDS:
-                store_u64(out, (value >> _8) & _LOW_24 | value & ~_LOW_32)
-                store_u64(out + 8, load_u64(entry + 24))
-            else:
-                place = get(state, fields.LONG_IDS) + 4 * np.int64(value >> _32)
-                for k in range(n_ids):
-                    store_u32(out + 4 * k, load_u32(place + 4 * k))
-            out += 4 * n_ids
-        start = end
+            if entry == 0:
+                text = get(state, fields.TEXT) + load_i64(ends + 8 * i - 8)
+                out += 4 * merge_long(state, text, n_bytes, out)
+                continue
+        first = load_u64(entry + 16)
+        n_ids = np.int64((first >> _24) & _LOW_8)
+        store_u64(out, first & _ALL_BUT_COUNT)
+        store_u64(out + 8, load_u64(entry + 24))
+        if n_ids > INLINE_IDS:
+            place = get(state, fields.LONG_IDS) + 4 * np.int64(first >> _32)
+            for k in range(n_ids):
+                store_u32(out + 4 * k, load_u32(place + 4 * k))
+        out += 4 * n_ids
     put(state, fields.N_IDS, (out - get(state, fields.IDS)) >> 2)
-    put(state, fields.POSITION, start)
+    put(state, fields.POSITION, load_i64(ends + 8 * (done - 1)))
     return status
 
 
-_ZERO, _8, _32 = np.uint64(0), np.uint64(8), np.uint64(32)
-_LOW_8, _LOW_24, _LOW_32 = np.uint64(2**8 - 1), np.uint64(2**24 - 1), np.uint64(2**32 - 1)
+_ZERO, _24, _32, _LOW_8 = np.uint64(0), np.uint64(24), np.uint64(32), np.uint64(2**8 - 1)
+_ALL_BUT_COUNT = np.uint64(2**64 - 1 - (0xFF << 24))
 
 
 CACHE_BYTES = 2**26

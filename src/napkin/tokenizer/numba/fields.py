@@ -17,7 +17,8 @@ from napkin.machine_code.pointers import load_i64, store_i64
 # address of N_DOCUMENTS int64 offsets; document i begins where document i - 1 ends. The next byte to process is at
 # POSITION, in document DOCUMENT.
 TEXT, LIMIT, DOCUMENT_ENDS, N_DOCUMENTS, DOCUMENT, POSITION = range(6)
-# The scanner's machine code and its character classes; buffers of QUEUE + MARGIN ends, and of as many 16-byte keys.
+# The scanner's machine code and its character classes; buffers of QUEUE + MARGIN ends, before which POSITION stands,
+# and of as many keys, three uint64 each: see pre_token_table.py.
 SCANNER, CLASSES, ENDS, KEYS = range(6, 10)
 # The output: a buffer of uint32 ids, its capacity, the number of ids in it; int64 ids per document (0: not wanted).
 IDS, IDS_ROOM, N_IDS, N_IDS_BY_DOCUMENT = range(10, 14)
@@ -32,13 +33,17 @@ SHORT_IDS, SHORT_RANKS, PLACES, LONG_ROOM, RANKS, RANK_BITS, VOCABULARY = range(
 # The length in bytes of the pre-token at which a function stopped because a buffer was too small for it.
 NEEDED_BYTES = 35
 # Pre-tokens of the queue that are not in the table yet, three int64 each: address of the entry, address of the text,
-# length in bytes.
+# length in bytes. How many there are.
 NEW, N_NEW = 36, 37
 # What keys the hash tables: KEY and MULTIPLIER below.
 HASH_KEY, HASH_MULTIPLIER = 38, 39
 # Of a vocabulary on characters, the symbol of each code point as uint32; 0 for one on bytes. See characters.py.
 SYMBOLS = 40
-N_FIELDS = 41
+# Masks of the bytes that a key holds, two uint64 for each length.
+KEY_MASKS = 41
+# The sum of the lengths of those in NEW: as many ids may have to be stored.
+N_RESERVED = 42
+N_FIELDS = 43
 
 # What a compiled function returns: done, or the buffer that must be enlarged or emptied before it is called again.
 DONE, NEEDS_TABLE, NEEDS_IDS, NEEDS_LONG_ROOM = range(4)

@@ -5,14 +5,17 @@ zero padding, and its length in the highest byte. For a longer one, up to LONGES
 and the offset of its bytes in LONG_BYTES, where they are compared. Lengths are never 0, so an entry whose second word
 is 0 is empty. The hash is keyed; see fields.py.
 
-The value is the number of ids in the low 8 bits and then up to four ids, of 24, 32, 32 and 32 bits. If there are more
-ids, the upper half of the first word is their offset in LONG_IDS.
+The value is up to four uint32 ids; the high byte of the first is their number. If there are more ids, the second is
+their offset in LONG_IDS.
+
+Pre-tokens are looked up many at a time. In the queue of keys each has the two words of its key, in which a long one has
+no offset yet, and the address of the entry at which its search begins, which is prefetched.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.machine_code.compiled_function import CompiledFunction, jitted
+from napkin.machine_code.compiled_function import CompiledFunction, inlined, jitted
 from napkin.machine_code.pointers import (
     call_scanner,
     folded_product,
@@ -20,6 +23,7 @@ from napkin.machine_code.pointers import (
     load_u8,
     load_u64,
     prefetch,
+    store_i64,
     store_u64,
 )
 from napkin.tokenizer.numba import fields, scanners
@@ -28,13 +32,14 @@ from napkin.tokenizer.numba.fields import get
 from napkin.tokenizer.numba.scanners import MARGIN
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 
-ENTRY_BYTES = 32
+ENTRY_BYTES, KEY_BYTES = 32, 24
 INLINE_BYTES = 15
 INLINE_IDS = 4
 LONGEST = 255
 
-_ZERO, _ONE, _ALL = np.uint64(0), np.uint64(1), np.uint64(2**64 - 1)
-_56 = np.uint64(56)
+_ZERO, _56 = np.uint64(0), np.uint64(56)
+# In place of the second word of a key: longer than LONGEST. No entry has it.
+TOO_LONG = np.uint64(2**64 - 1)
 _PLACE = np.uint64(2**56 - 1)
 
 
@@ -58,48 +63,61 @@ def fill_queue(state, stop):
 @jitted
 def _prepare_keys(state, count):
     """Compute the keys of the `count` pre-tokens whose ends are in ENDS, and prefetch their entries."""
-    text, limit = get(state, fields.TEXT), get(state, fields.LIMIT)
-    ends, keys = get(state, fields.ENDS), get(state, fields.KEYS)
+    text, masks = get(state, fields.TEXT), get(state, fields.KEY_MASKS)
+    last = get(state, fields.LIMIT) - 16
+    ends, key = get(state, fields.ENDS), get(state, fields.KEYS)
     table, mask = get(state, fields.TABLE), get(state, fields.N_SLOTS) - 1
     hash_key, multiplier = np.uint64(get(state, fields.HASH_KEY)), np.uint64(get(state, fields.HASH_MULTIPLIER))
     start = get(state, fields.POSITION)
+    store_i64(ends - 8, start)
     for i in range(count):
         end = load_i64(ends + 8 * i)
-        low, high = key_of(text, start, end, limit, hash_key, multiplier)
-        store_u64(keys + 16 * i, low)
-        store_u64(keys + 16 * i + 8, high)
-        prefetch(table + ENTRY_BYTES * slot_of(low, high, hash_key, multiplier, mask))
+        length = end - start
+        # One branch, as the length of a word is unpredictable.
+        if (length <= INLINE_BYTES) & (start <= last):
+            low = load_u64(text + start) & load_u64(masks + 16 * length)
+            high = load_u64(text + start + 8) & load_u64(masks + 16 * length + 8)
+            high |= np.uint64(length) << _56
+        else:
+            low, high = _slow_key(text, start, end, hash_key, multiplier)
+        entry = table + ENTRY_BYTES * slot_of(low, high, hash_key, multiplier, mask)
+        prefetch(entry)
+        store_u64(key, low)
+        store_u64(key + 8, high)
+        store_i64(key + 16, entry)
+        key += KEY_BYTES
         start = end
 
 
 @jitted
-def key_of(text, start, end, limit, hash_key, multiplier):
-    """The two words of a pre-token's key, without the offset of a long one; (0, 0) if it is longer than LONGEST."""
+def _slow_key(text, start, end, hash_key, multiplier):
+    """The two words of the key of a long pre-token, or of one at the end of what may be read."""
     length = end - start
-    if length <= INLINE_BYTES:
-        if start + 16 <= limit:
-            # Shifts instead of a branch: the length of a word is unpredictable.
-            low = load_u64(text + start) & (_ALL >> np.uint64(64 - 8 * min(length, 8)))
-            high = load_u64(text + start + 8) & ((_ONE << np.uint64(8 * max(length - 8, 0))) - _ONE)
-        else:
-            low, high = _ZERO, _ZERO
-            for i in range(min(length, 8)):
-                low |= np.uint64(load_u8(text + start + i)) << np.uint64(8 * i)
-            for i in range(8, length):
-                high |= np.uint64(load_u8(text + start + i)) << np.uint64(8 * (i - 8))
-        return low, high | np.uint64(length) << _56
     if length > LONGEST:
-        return _ZERO, _ZERO
+        return _ZERO, TOO_LONG
+    if length <= INLINE_BYTES:
+        low, high = _ZERO, np.uint64(length) << _56
+        for i in range(min(length, 8)):
+            low |= np.uint64(load_u8(text + start + i)) << np.uint64(8 * i)
+        for i in range(8, length):
+            high |= np.uint64(load_u8(text + start + i)) << np.uint64(8 * (i - 8))
+        return low, high
     low = np.uint64(length) ^ hash_key
     for i in range(start, end - 8, 8):
         low = folded_product(low ^ load_u64(text + i), multiplier)
     return folded_product(low ^ load_u64(text + end - 8), multiplier), np.uint64(length) << _56
 
 
-@jitted
+@inlined
 def slot_of(low, high, hash_key, multiplier, mask):
     """The slot at which the search for a key begins."""
     return np.int64(folded_product(low ^ hash_key, high ^ multiplier)) & mask
+
+
+@inlined
+def is_entry_of(entry, low, high):
+    """True if an entry is that of a key, by both words: never of a pre-token that is not its own key."""
+    return ((load_u64(entry) ^ low) | (load_u64(entry + 8) ^ high)) == _ZERO
 
 
 @jitted
@@ -111,9 +129,7 @@ def find(state, text, start, low, high):
     while True:
         entry = table + ENTRY_BYTES * slot
         same, found = load_u64(entry) == low, load_u64(entry + 8)
-        if found == high and same:
-            return entry
-        if found == _ZERO:
+        if (found == high and same) or found == _ZERO:
             return entry
         # For a long one only the hash has been compared so far.
         if same and high >> _56 > _LONGEST_INLINE and found >> _56 == high >> _56:
@@ -153,6 +169,8 @@ def move_entries(state, old, n_old):
             store_u64(new + ENTRY_BYTES * slot + k, load_u64(entry + k))
 
 
+_KEY_MASKS = np.where(np.arange(16) < np.arange(INLINE_BYTES + 1)[:, None], 255, 0).astype(np.uint8)
+
 # Enough for a few hundred kilobytes of text.
 _FIRST_SLOTS = 2**16
 _FIRST_LONG_BYTES = 2**16
@@ -173,9 +191,10 @@ class Workspace(fields.State):
         self.cache_bytes = cache_bytes
         self.state[fields.SCANNER] = getattr(scanners, f"scan_{pattern}").address
         self.point(fields.CLASSES, character_classes(unicode_version))
-        self.point(fields.ENDS, np.zeros(fields.QUEUE + MARGIN, np.int64))
+        self.point(fields.ENDS, np.zeros(1 + fields.QUEUE + MARGIN, np.int64)[1:])
         self.point(fields.NEW, np.zeros((fields.QUEUE + MARGIN, 3), np.int64))
-        self.point(fields.KEYS, np.zeros((fields.QUEUE + MARGIN, 2), np.uint64))
+        self.point(fields.KEYS, np.zeros((fields.QUEUE + MARGIN, KEY_BYTES // 8), np.uint64))
+        self.point(fields.KEY_MASKS, _KEY_MASKS)
         self._allocate_table(_FIRST_SLOTS)
         self._allocate_long(_FIRST_LONG_BYTES)
         self.state[fields.LONG_BYTES_USED] = _FIRST_PLACE
