@@ -154,6 +154,15 @@ def find_in_bucket(builder: Any, address: Any, key: Any) -> Any:
     return builder.select(none, ir.Constant(_I64, 2**32 - 1), value)
 
 
+@operation(types.int64, types.int64)
+def least_of_16(builder: Any, address: Any) -> Any:
+    """The least of the 16 uint32 at `address`. Reads 64 bytes."""
+    numbers = _load(builder, address, ir.VectorType(_I32, 16))
+    name, kind = "llvm.vector.reduce.umin.v16i32", ir.FunctionType(_I32, [numbers.type])
+    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    return builder.zext(builder.call(function, [numbers]), _I64)
+
+
 @operation(types.int64, *[types.int64] * 8)
 def call_scanner(builder: Any, scanner: Any, *arguments: Any) -> Any:
     """Call the scanner whose machine code is at address `scanner`; its contract is in tokenizer/numba/scanners.py."""

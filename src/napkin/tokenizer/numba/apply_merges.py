@@ -11,15 +11,17 @@ overflows into the next. The hash is keyed; see fields.py.
 
 import numpy as np
 
-from napkin.machine_code.compiled_function import CompiledFunction, jitted
+from napkin.machine_code.compiled_function import CompiledFunction, inlined, jitted
 from napkin.machine_code.pointers import (
     find_in_bucket,
     leading_zeros,
+    least_of_16,
     load_i64,
     load_u8,
     load_u32,
     load_u64,
     set_bits,
+    store_i64,
     store_u32,
     store_u64,
     trailing_zeros,
@@ -32,132 +34,112 @@ NEVER = 0xFFFFFFFF
 # So that a set of positions is one 64-bit word.
 SHORT = 64
 # Entries of an array of ids or ranks, one per position, with a margin on both sides.
-SHORT_ROOM = SHORT + 10
+SHORT_ROOM = SHORT + 18
+# How many short pre-tokens are merged in turns.
+LANES = 4
 # An id that occurs in no merge.
 NO_ID = 2**20 - 1
 
 _ONE = np.uint64(1)
 
 
-@jitted
-def merge_short(state, text, n_bytes):
-    """Merge the bytes at `text`, at most SHORT, into the first half of SHORT_IDS; returns the number of ids.
+@inlined
+def begin_short(state, lane, entry, text, n_bytes):
+    """Begin merging the bytes at `text`, at most SHORT, for an entry, in a lane; or the symbols of its characters.
 
-    Bit i of `alive` is set if a token begins at byte i. `ranks` holds for each token one number: the rank of the pair
-    with the next token, then the token's position, so that the minimum is the merge to apply. An id that occurs in no
-    merge is placed before the first token and after the last, so that no merge is a special case: branches here are
-    unpredictable, and a misprediction costs more than a lookup.
+    Merging mostly waits for memory and for its own last step; several pre-tokens are merged in turns, one in each lane,
+    so that these overlap. Bit i of `alive` is set if a token begins at symbol i. `ranks` holds for each token one number:
+    the rank of the pair with the next token, then the token's position, so that the minimum is the merge to apply. An
+    id that occurs in no merge is placed before the first token and after the last, so that no merge is a special case:
+    branches here are unpredictable, and a misprediction costs more than a lookup.
     """
-    ids, ranks = short_ids(state, 0), _short_ranks(state, 0)
-    alive = _begin(state, text, n_bytes, ids, ranks)
-    return _finish(state, n_bytes, ids, ranks, alive)
-
-
-@jitted
-def merge_two_short(state, text, n_bytes, other, other_bytes):
-    """`merge_short` for two pre-tokens, into both halves of SHORT_IDS; returns the number of ids of each.
-
-    Merging mostly waits for memory; the cache misses of two pre-tokens overlap.
-    """
-    ids, ranks = short_ids(state, 0), _short_ranks(state, 0)
-    other_ids, other_ranks = short_ids(state, 1), _short_ranks(state, 1)
-    alive = _begin(state, text, n_bytes, ids, ranks)
-    other_alive = _begin(state, other, other_bytes, other_ids, other_ranks)
-    while True:
-        best, other_best = _least(ranks, n_bytes), _least(other_ranks, other_bytes)
-        if best >= _NO_MERGE or other_best >= _NO_MERGE:
-            break
-        alive = _merge_best(state, ids, ranks, alive, best)
-        other_alive = _merge_best(state, other_ids, other_ranks, other_alive, other_best)
-    n_ids = _finish(state, n_bytes, ids, ranks, alive)
-    return n_ids, _finish(state, other_bytes, other_ids, other_ranks, other_alive)
-
-
-@jitted
-def short_ids(state, which):
-    """The address of the ids of the first or the second of two short pre-tokens."""
-    return get(state, fields.SHORT_IDS) + 4 + 4 * SHORT_ROOM * which
-
-
-@jitted
-def _short_ranks(state, which):
-    return get(state, fields.SHORT_RANKS) + 4 + 4 * SHORT_ROOM * which
-
-
-@jitted
-def _begin(state, text, n_bytes, ids, ranks):
-    """Initialize ids with the bytes, or with the symbols of the characters, and ranks with those of their pairs;
-    returns the bits of the live tokens."""
+    ids, ranks = short_ids(state, lane), _short_ranks(state, lane)
     if get(state, fields.SYMBOLS):
         n_symbols = write_symbols(get(state, fields.SYMBOLS), text, n_bytes, ids, 4)
         for i in range(n_symbols - 1):
             _set_rank(ranks, i, _rank(state, load_u32(ids + 4 * i), load_u32(ids + 4 * i + 4)))
-        for i in range(n_symbols - 1, n_bytes + 7):
-            _set_rank(ranks, i, NEVER)
-        return ~np.uint64(0) >> np.uint64(64 - n_symbols)
-    byte_pairs = get(state, fields.BYTE_PAIRS)
-    store_u32(ids, load_u8(text))
-    for i in range(1, n_bytes):
-        store_u32(ids + 4 * i, load_u8(text + i))
-        _set_rank(ranks, i - 1, load_u32(byte_pairs + 4 * (load_u8(text + i - 1) << 8 | load_u8(text + i))))
-    for i in range(n_bytes - 1, n_bytes + 7):
-        _set_rank(ranks, i, NEVER)
-    return ~np.uint64(0) >> np.uint64(64 - n_bytes)
+    else:
+        n_symbols, byte_pairs = n_bytes, get(state, fields.BYTE_PAIRS)
+        store_u32(ids, load_u8(text))
+        for i in range(1, n_bytes):
+            store_u32(ids + 4 * i, load_u8(text + i))
+            _set_rank(ranks, i - 1, load_u32(byte_pairs + 4 * (load_u8(text + i - 1) << 8 | load_u8(text + i))))
+    for i in range(n_symbols - 1, n_symbols + 15):
+        store_u32(ranks + 4 * i, NEVER)
+    store_i64(_lane(state, lane), n_symbols)
+    store_u64(_lane(state, lane) + 8, ~np.uint64(0) >> np.uint64(64 - n_symbols))
+    store_i64(_lane(state, lane) + 16, entry)
 
 
-@jitted
-def _least(ranks, n_bytes):
-    best = _least_of_8(ranks)
-    for i in range(8, n_bytes - 1, 8):
-        best = min(best, _least_of_8(ranks + 4 * i))
-    return best
-
-
-@jitted
-def _merge_best(state, ids, ranks, alive, best):
-    """Apply the merge of that rank and position; returns the bits of the live tokens."""
-    i, merged = best & 63, best >> 6
-    later = alive & (~_ONE << np.uint64(i))
-    gone = trailing_zeros(later)
-    before = 63 - leading_zeros(alive & ((_ONE << np.uint64(i)) - _ONE))
-    following = trailing_zeros(later & (later - _ONE))
-    store_u32(ids + 4 * i, merged)
-    _set_rank(ranks, gone, NEVER)
-    _set_rank(ranks, i, _rank_of_made(state, merged, load_u32(ids + 4 * following)))
-    _set_rank(ranks, before, _rank_of_made(state, load_u32(ids + 4 * before), merged))
-    return alive & ~(_ONE << np.uint64(gone))
-
-
-@jitted
-def _finish(state, n_bytes, ids, ranks, alive):
-    """Apply all remaining merges and close the gaps; returns the number of ids."""
-    while True:
-        best = _least(ranks, n_bytes)
-        if best >= _NO_MERGE:
-            break
-        alive = _merge_best(state, ids, ranks, alive, best)
+@inlined
+def step_short(state, lane):
+    """Apply the next merge in a lane. Returns 0, or if none is left the number of ids, which are at `short_ids`."""
+    ids, ranks, n_symbols = short_ids(state, lane), _short_ranks(state, lane), load_i64(_lane(state, lane))
+    best = least_of_16(ranks)
+    for i in range(16, n_symbols - 1, 16):
+        best = min(best, least_of_16(ranks + 4 * i))
+    alive = load_u64(_lane(state, lane) + 8)
+    if best < _NO_MERGE:
+        i, merged = best & 63, best >> 6
+        later = alive & (~_ONE << np.uint64(i))
+        gone = trailing_zeros(later)
+        before = 63 - leading_zeros(alive & ((_ONE << np.uint64(i)) - _ONE))
+        following = trailing_zeros(later & (later - _ONE))
+        store_u32(ids + 4 * i, merged)
+        _set_rank(ranks, gone, NEVER)
+        _set_rank(ranks, i, _rank_of_made(state, merged, load_u32(ids + 4 * following)))
+        _set_rank(ranks, before, _rank_of_made(state, load_u32(ids + 4 * before), merged))
+        store_u64(_lane(state, lane) + 8, alive & ~(_ONE << np.uint64(gone)))
+        return 0
     n_ids = set_bits(alive)
+    # Close the gaps.
     for k in range(n_ids):
         store_u32(ids + 4 * k, load_u32(ids + 4 * trailing_zeros(alive)))
         alive &= alive - _ONE
     return n_ids
 
 
+@inlined
+def end_short(state, lane):
+    """Make a lane idle."""
+    store_i64(_lane(state, lane), 0)
+
+
+@inlined
+def is_busy(state, lane):
+    return load_i64(_lane(state, lane)) > 0
+
+
+@inlined
+def lane_entry(state, lane):
+    """The entry that the ids of a lane are for."""
+    return load_i64(_lane(state, lane) + 16)
+
+
+@inlined
+def short_ids(state, lane):
+    """The address of the ids in a lane."""
+    return get(state, fields.SHORT_IDS) + 4 + 4 * SHORT_ROOM * lane
+
+
+@inlined
+def _short_ranks(state, lane):
+    return get(state, fields.SHORT_RANKS) + 4 + 4 * SHORT_ROOM * lane
+
+
+@inlined
+def _lane(state, lane):
+    """The address of what a lane has: the number of symbols, 0 if it is idle; `alive`; and the entry."""
+    return get(state, fields.SHORT_LANES) + 24 * lane
+
+
 # NEVER combined with a position, in 32 bits; any value from here on is no merge.
 _NO_MERGE = (NEVER << 6) & NEVER
 
 
-@jitted
+@inlined
 def _set_rank(ranks, i, rank):
     store_u32(ranks + 4 * i, rank << 6 | (i & 63))
-
-
-@jitted
-def _least_of_8(ranks):
-    # Scalar loads: a vector load would stall until the preceding narrow stores have reached the cache.
-    first = min(min(load_u32(ranks), load_u32(ranks + 4)), min(load_u32(ranks + 8), load_u32(ranks + 12)))
-    second = min(min(load_u32(ranks + 16), load_u32(ranks + 20)), min(load_u32(ranks + 24), load_u32(ranks + 28)))
-    return min(first, second)
 
 
 @jitted
@@ -298,7 +280,7 @@ def _rank(state, first, second):
     return _rank_of_made(state, first, second)
 
 
-@jitted
+@inlined
 def _rank_of_made(state, first, second):
     """The rank of a pair that is not two bytes."""
     pairs, mask = get(state, fields.PAIRS), get(state, fields.N_BUCKETS) - 1
@@ -315,7 +297,7 @@ def _rank_of_made(state, first, second):
 _EMPTY, _MERGED_BITS = np.uint64(0), np.uint64(24)
 
 
-@jitted
+@inlined
 def _bucket_of(key, multiplier, shift):
     return np.int64((np.uint64(key) * np.uint64(multiplier)) >> np.uint64(shift))
 

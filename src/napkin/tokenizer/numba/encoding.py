@@ -29,15 +29,19 @@ from napkin.machine_code.pointers import (
 )
 from napkin.tokenizer.numba import fields
 from napkin.tokenizer.numba.apply_merges import (
+    LANES,
     NEVER,
     NO_ID,
     SHORT,
     SHORT_ROOM,
+    begin_short,
+    end_short,
     fill_pairs,
+    is_busy,
+    lane_entry,
     merge_long,
-    merge_short,
-    merge_two_short,
     short_ids,
+    step_short,
 )
 from napkin.tokenizer.numba.characters import CharacterVocabulary, find_piece_end, scan_pieces
 from napkin.tokenizer.numba.dispatch import CORE, FOR_ENCODING
@@ -163,25 +167,36 @@ def _find_or_add(state, i, low, high):
 
 @jitted
 def _merge_new(state):
-    """Compute the ids of the pre-tokens in NEW, short ones two at a time."""
-    new, waiting = get(state, fields.NEW), -1
-    for i in range(get(state, fields.N_NEW)):
-        text, n_bytes = load_i64(new + 24 * i + 8), load_i64(new + 24 * i + 16)
-        if n_bytes > SHORT:
-            address = get(state, fields.LONG_IDS) + 4 * get(state, fields.LONG_IDS_USED)
-            _remember(state, load_i64(new + 24 * i), address, merge_long(state, text, n_bytes, address))
-        elif waiting < 0:
-            waiting = i
-        else:
-            other = new + 24 * waiting
-            n_ids, n_other = merge_two_short(state, text, n_bytes, load_i64(other + 8), load_i64(other + 16))
-            _remember(state, load_i64(new + 24 * i), short_ids(state, 0), n_ids)
-            _remember(state, load_i64(other), short_ids(state, 1), n_other)
-            waiting = -1
-    if waiting >= 0:
-        last = new + 24 * waiting
-        n_ids = merge_short(state, load_i64(last + 8), load_i64(last + 16))
-        _remember(state, load_i64(last), short_ids(state, 0), n_ids)
+    """Compute the ids of the pre-tokens in NEW, several short ones in turns."""
+    upcoming, busy = 0, 0
+    for lane in range(LANES):
+        upcoming = _begin_next(state, lane, upcoming)
+        busy += is_busy(state, lane)
+    while busy:
+        for lane in range(LANES):
+            if is_busy(state, lane):
+                n_ids = step_short(state, lane)
+                if n_ids:
+                    _remember(state, lane_entry(state, lane), short_ids(state, lane), n_ids)
+                    upcoming = _begin_next(state, lane, upcoming)
+                    busy -= not is_busy(state, lane)
+
+
+@jitted
+def _begin_next(state, lane, number):
+    """Begin merging the next short pre-token in NEW from `number` on in a lane, merging long ones before it; returns
+    the number of the one after it. Without any, the lane is idle."""
+    while number < get(state, fields.N_NEW):
+        new = get(state, fields.NEW) + 24 * number
+        entry, text, n_bytes = load_i64(new), load_i64(new + 8), load_i64(new + 16)
+        number += 1
+        if n_bytes <= SHORT:
+            begin_short(state, lane, entry, text, n_bytes)
+            return number
+        address = get(state, fields.LONG_IDS) + 4 * get(state, fields.LONG_IDS_USED)
+        _remember(state, entry, address, merge_long(state, text, n_bytes, address))
+    end_short(state, lane)
+    return number
 
 
 @jitted
@@ -382,8 +397,9 @@ class _Vocabulary:
         workspace.point(fields.PAIRS, self.pairs, fields.N_BUCKETS)
         workspace.state[fields.PAIRS_SHIFT] = self.shift
         workspace.state[fields.VOCABULARY] = self.size
-        workspace.point(fields.SHORT_IDS, np.full(2 * SHORT_ROOM, NO_ID, np.uint32))
-        workspace.point(fields.SHORT_RANKS, np.zeros(2 * SHORT_ROOM, np.uint32))
+        workspace.point(fields.SHORT_IDS, np.full(LANES * SHORT_ROOM, NO_ID, np.uint32))
+        workspace.point(fields.SHORT_RANKS, np.zeros(LANES * SHORT_ROOM, np.uint32))
+        workspace.point(fields.SHORT_LANES, np.zeros((LANES, 3), np.int64))
         workspace.point(fields.RANKS, np.full((self.size, 2), NEVER, np.uint32))
         workspace.point(fields.RANK_BITS, np.zeros(self.size // 64 + 1, np.uint64))
 

@@ -43,7 +43,9 @@ SYMBOLS = 40
 KEY_MASKS = 41
 # The sum of the lengths of those in NEW: as many ids may have to be stored.
 N_RESERVED = 42
-N_FIELDS = 43
+# What is being merged in each lane, three int64; see apply_merges.py.
+SHORT_LANES = 43
+N_FIELDS = 44
 
 # What a compiled function returns: done, or the buffer that must be enlarged or emptied before it is called again.
 DONE, NEEDS_TABLE, NEEDS_IDS, NEEDS_LONG_ROOM = range(4)
