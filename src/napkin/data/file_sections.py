@@ -45,6 +45,14 @@ def read_sections(
 
     `on_inline` is called after the last one if there is a separator that is not a line of its own, and so is text.
     """
+    is_short = len(first_block) < min(FIRST_BLOCK_BYTES, part_bytes or FIRST_BLOCK_BYTES)
+    if is_short and SEPARATOR_LINE not in first_block:
+        # Nearly always a whole small file; finding that out below would take longer than reading it.
+        more = os.read(descriptor, FIRST_BLOCK_BYTES)
+        if not more:
+            yield Section(0, first_block, True, False)
+            return
+        first_block += more
     sections = _Sections(descriptor, first_block, part_bytes)
     yield from sections.read()
     if sections.has_inline and on_inline is not None:
