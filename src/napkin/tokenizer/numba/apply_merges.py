@@ -48,10 +48,10 @@ def begin_short(state, lane, entry, text, n_bytes):
     """Begin merging the bytes at `text`, at most SHORT, for an entry, in a lane; or the symbols of its characters.
 
     Merging mostly waits for memory and for its own last step; several pre-tokens are merged in turns, one in each lane,
-    so that these overlap. Bit i of `alive` is set if a token begins at symbol i. `ranks` holds for each token one number:
-    the rank of the pair with the next token, then the token's position, so that the minimum is the merge to apply. An
-    id that occurs in no merge is placed before the first token and after the last, so that no merge is a special case:
-    branches here are unpredictable, and a misprediction costs more than a lookup.
+    so that these overlap. Bit i of `alive` is set if a token begins at symbol i. `ranks` holds for each token one
+    number: the rank of the pair with the next token, then the token's position, so that the minimum is the merge to
+    apply. An id that occurs in no merge is placed before the first token and after the last, so that no merge is a
+    special case: branches here are unpredictable, and a misprediction costs more than a lookup.
     """
     ids, ranks = short_ids(state, lane), _short_ranks(state, lane)
     if get(state, fields.SYMBOLS):
