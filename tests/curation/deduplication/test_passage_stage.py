@@ -77,6 +77,23 @@ def test_repeated_bytes_are_those_of_brute_force(
     assert marked == expected
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_passages_with_a_common_middle_are_told_apart(seed: int, tmp_path: Path) -> None:
+    """A middle that stands many times, close to itself too, with one of few beginnings and ends around it."""
+    draw = random.Random(seed)
+    n = 40
+    middles, sides = (["".join(draw.choices("abcdefgh", k=k)) for _ in range(3)] for k in (26, 12))
+    texts = ["".join(draw.choice(draw.choice([middles, sides])) for _ in range(draw.randrange(9))) for _ in range(300)]
+    write_passages(tmp_path / "passages", texts, n)
+    found = RepeatedPassages([PassageFile(tmp_path / "passages", n)], n, tmp_path, 2**24)
+    data = [text.encode() for text in texts]
+    marked = [[False] * len(each) for each in data]
+    for record, spans in found.of_records(0):
+        for first, last in spans:
+            marked[record][first:last] = [True] * (last - first)
+    assert marked == brute_force(data, n)
+
+
 def test_characters_that_are_partly_repeated_stay_whole() -> None:
     data = "a界é界b".encode()
     for first in range(len(data) + 1):

@@ -50,7 +50,7 @@ def equal_pairs(
     """
     refuse_little_memory(memory)
     room = memory // _SORTED_BYTES[width]
-    if count <= room:
+    if sorts_at_once(count, width, memory):
         yield from _pairs_of(keyed, count)
         return
     # Half of the room is for a piece, half for the keys of a part; parts are only about equally large.
@@ -63,6 +63,11 @@ def equal_pairs(
     for path in paths:
         yield from _pairs_of(_read(path, width, room // 2), room // 2)
         path.unlink()
+
+
+def sorts_at_once(count: int, width: int, memory: int) -> bool:
+    """True if `equal_pairs` gives all pairs together, those of one key next to each other."""
+    return count <= memory // _SORTED_BYTES[width]
 
 
 def numbered_keys(files: Sequence[KeyFile], table: int) -> Iterator[tuple[Keys, Numbers]]:

@@ -2,22 +2,25 @@
 
     the texts of the records as UTF-8, one after another, and up to 7 zero bytes
     int64: where each record's text ends
-    uint64: the keys of the anchors; int64: their places in the text
+    uint64: the keys of the anchors; int64: twice their places in the text, and 1 where a choice was tied
     int64: format, shortest passage, records, bytes of text, anchors
 
 Anchors are such that two equal passages of the shortest length or more have an equal anchor at the same place in them:
-of the windows of half that length in the passage, the one with the smallest hash.
+of the windows of half that length in the passage, the one with the smallest hash; where several have it the choice is
+tied, and the places may differ.
 
 Removal of exact substrings is that of Lee et al. (2022). A window of N bytes at a place is repeated if the same N bytes
 begin at an earlier place, at least N bytes before, in the order of the files. The bytes of all repeated windows are
 found, so every repetition of N bytes or more is found whole, and the first occurrence stays. Windows do not reach from
 one record into the next.
 
-Instead of a suffix array (8 bytes or more of memory per byte of text), windows are looked up in a table by their
-hashes, and only those that hold a repeated anchor: an anchor is one of N / 2 bytes, chosen such that equal windows have
-equal ones. The table has the first place of each window, 8 bytes, and is made in parts of the hashes where it does not
-fit. Windows of equal hash are compared byte by byte; from one that is repeated, the next bytes are compared with those
-that follow its first place, which needs no table. A mark takes one bit per byte of text.
+Instead of a suffix array (8 bytes or more of memory per byte of text), anchors of N / 2 bytes are compared: equal
+windows have equal ones. The text around each repeated anchor is compared with that around the first of its key, which
+settles most windows: those that are equal are repeated. Of the anchors of a key that have others, several may have
+equal ones: windows with these, and with tied anchors, are looked up in a table by their hashes. The table has the first
+place of each window, 8 bytes, and is made in parts of the hashes where it does not fit. Windows of equal hash are
+compared byte by byte; from one that is repeated, the next bytes are compared with those that follow its first place,
+which needs no table. A mark takes one bit per byte of text.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,12 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from napkin.curation.deduplication.compiled import DEDUPLICATION, address_of
-from napkin.curation.deduplication.equal_keys import Marks, Numbers, equal_pairs
+from napkin.curation.deduplication.equal_keys import Marks, Numbers, equal_pairs, sorts_at_once
 from napkin.curation.deduplication.shard_files import Keys
 from napkin.errors import NapkinError
 from napkin.files import atomic_file, refuse_irregular
 
-_FORMAT = 0x31656761_73736170
+_FORMAT = 0x32656761_73736170
 _FOOTER = 5
 _PIECE = 2**22
 
@@ -55,7 +58,7 @@ def write_passages(path: Path, texts: Iterable[str], shortest: int) -> None:
             file.write(data)
             found, where = anchors_of(data, shortest)
             keys += found
-            places += [each + size for each in where]
+            places += [each + 2 * size for each in where]
             size += len(data)
             ends.append(size)
         file.write(bytes(-size % 8))
@@ -66,7 +69,8 @@ def write_passages(path: Path, texts: Iterable[str], shortest: int) -> None:
 
 
 def anchors_of(data: bytes, shortest: int) -> tuple[list[NDArray[np.uint64]], list[NDArray[np.int64]]]:
-    """The keys and places of the anchors of a text, in pieces; it has none if it is shorter than `shortest`."""
+    """The keys and places of the anchors of a text, as a file has them, in pieces; it has none if it is shorter than
+    `shortest`."""
     DEDUPLICATION.load("windows")
     from napkin.curation.deduplication.compiled.windows import find_anchors
 
@@ -82,7 +86,7 @@ def anchors_of(data: bytes, shortest: int) -> tuple[list[NDArray[np.uint64]], li
         addresses = [address_of(each) for each in (ring, keys, places)]
         found = find_anchors(address_of(text) + start, n, width, among, *addresses)
         all_keys.append(keys[:found].copy())
-        all_places.append(places[:found] + start)
+        all_places.append(places[:found] + 2 * start)
     return all_keys, all_places
 
 
@@ -112,7 +116,7 @@ class PassageFile:
         places = self.anchor_places
         in_order = bool((np.diff(self.ends, prepend=0) >= 0).all())
         whole = (int(self.ends[-1]) if records else 0) == n_bytes
-        if not (in_order and whole and (not len(places) or 0 <= int(places.min()) <= int(places.max()) < n_bytes)):
+        if not (in_order and whole and (not len(places) or 0 <= int(places.min()) <= int(places.max()) < 2 * n_bytes)):
             raise NapkinError(f"'{path}' is damaged: make it again")
 
 
@@ -133,10 +137,15 @@ class RepeatedPassages:
         self._starts = np.cumsum([0, *(len(file.text) for file in files)])
         self._marks = Marks(int(self._starts[-1]), scratch / "repeated", memory // 4)
         n_anchors = sum(len(file.anchor_keys) for file in files)
+        addresses = [
+            (address_of(each.text), address_of(each.ends), len(each.ends), address_of(each.anchor_places))
+            for each in files
+        ]
+        self._addresses = np.array(addresses, np.int64).reshape(-1, 4)
         anchors = Marks(n_anchors, scratch / "anchors", memory // 8)
+        in_one = sorts_at_once(n_anchors, 1, memory // 2)
         for firsts, others in equal_pairs(self._anchors(), n_anchors, 1, scratch, memory // 2):
-            anchors.set(firsts)
-            anchors.set(others)
+            self._compare(firsts, others, anchors, in_one=in_one)
         self._mark_repeated(anchors, memory // 2)
 
     def of_records(self, number: int) -> Iterator[tuple[int, list[Span]]]:
@@ -159,15 +168,43 @@ class RepeatedPassages:
                 yield keys[:, None], np.arange(start, start + len(keys))
                 start += len(keys)
 
+    def _compare(self, firsts: Numbers, others: Numbers, anchors: Marks, *, in_one: bool) -> None:
+        """Mark what is repeated around pairs of anchors, sorted by their keys, and in `anchors` those that are left.
+
+        `in_one` tells that all pairs of a key are among these.
+        """
+        from napkin.curation.deduplication.compiled import windows
+
+        firsts, others = np.ascontiguousarray(firsts), np.ascontiguousarray(others)
+        anchor_starts = np.cumsum([0, *(len(file.anchor_keys) for file in self._files)])
+        found = np.empty(len(firsts), np.uint8)
+        windows.compare_anchors(
+            *(address_of(firsts), address_of(others), len(firsts)),
+            *(self._shortest, self._shortest - anchor_width(self._shortest), address_of(anchor_starts)),
+            *(address_of(self._starts), address_of(self._addresses), len(self._files)),
+            *(self._marks.address, address_of(found)),
+        )
+        anchors.set(firsts[found & windows.FIRST_TIED != 0])
+        anchors.set(others[found & windows.OTHER_TIED != 0])
+        is_left = found & windows.COVERED == 0
+        firsts, others = firsts[is_left], others[is_left]
+        if in_one:
+            # One that is left alone is equal to no other.
+            same = firsts[1:] == firsts[:-1]
+            others = (
+                others[np.concatenate([same, [False]]) | np.concatenate([[False], same])] if len(others) else others
+            )
+        anchors.set(others)
+
     def _regions(self, number: int, anchors: Marks) -> Iterator[Numbers]:
-        """Spans of a file in which windows with a repeated anchor begin, [n, 2], in order; they may touch."""
+        """Spans of a file in which windows with an anchor that is left begin, [n, 2], in order; they may touch."""
         file = self._files[number]
         start = sum(len(each.anchor_keys) for each in self._files[:number])
         reach = self._shortest - anchor_width(self._shortest)
         done = 0
         for piece in range(0, len(file.anchor_places), _STEP):
             places = file.anchor_places[piece : piece + _STEP]
-            places = places[anchors.between(start + piece, start + piece + len(places))]
+            places = places[anchors.between(start + piece, start + piece + len(places))] >> 1
             if not len(places):
                 continue
             records = np.searchsorted(file.ends, places, side="right")
@@ -188,15 +225,14 @@ class RepeatedPassages:
         )
         slots = 1 << (min(memory // 8, max(64, 2 * count))).bit_length() - 1
         parts = -(-count // int(slots * _FULLEST)) if count else 0
-        addresses = [(address_of(each.text), address_of(each.ends), len(each.ends)) for each in self._files]
-        files, keys = np.array(addresses, np.int64), np.empty(BLOCK, np.uint64)
+        files, keys = self._addresses, np.empty(BLOCK, np.uint64)
         table = np.empty(slots, np.uint64)
         for part in range(parts):
             table[:] = 0
             for number in range(len(self._files)):
                 for spans in self._regions(number, anchors):
                     mark_repeated(
-                        *(addresses[number][0], int(self._starts[number]), address_of(spans), len(spans)),
+                        *(int(files[number, 0]), int(self._starts[number]), address_of(spans), len(spans)),
                         *(self._shortest, address_of(self._starts), address_of(files), len(files)),
                         *(address_of(table), slots - 1, part, parts, address_of(keys), self._marks.address),
                     )

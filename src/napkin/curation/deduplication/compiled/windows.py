@@ -31,7 +31,7 @@ def find_anchors(text, n, width, among, ring, keys, places):
 
     Winnowing (Schleimer, Wilkerson and Aiken 2003), the robust form: of equal hashes the one that was chosen before
     stays while it is among them, else it is the last. `keys` and `places` have room for n - width + 1 each, `ring` for
-    `among` uint64.
+    `among` uint64. A place is doubled, and one is added where an equal hash stood beside the one that was chosen.
     """
     ring_, keys_, places_ = u64_at(ring), u64_at(keys), i64_at(places)
     bytes_ = u8_at(text)
@@ -52,17 +52,70 @@ def find_anchors(text, n, width, among, ring, keys, places):
         first = start - among + 1
         if best < first:
             # The one that was chosen is gone, or there was none.
-            best, best_key = first, ring_[first % among]
+            best, best_key, tied = first, ring_[first % among], 0
             for other in range(first + 1, start + 1):
                 if ring_[other % among] <= best_key:
+                    tied = 1 if ring_[other % among] == best_key else 0
                     best, best_key = other, ring_[other % among]
         elif key < best_key:
-            best, best_key = start, key
+            best, best_key, tied = start, key, 0
         else:
+            if key == best_key:
+                places_[found - 1] |= 1
             continue
-        keys_[found], places_[found] = best_key, best
+        keys_[found], places_[found] = best_key, 2 * best + tied
         found += 1
     return found
+
+
+COVERED, FIRST_TIED, OTHER_TIED = 1, 2, 4
+
+
+@CompiledFunction
+def compare_anchors(firsts, others, n, width, reach, anchor_starts, starts, files, n_files, marks, found):
+    """Mark the windows around anchors that are equal to those around an earlier anchor, `width` bytes before at least.
+
+    `firsts` and `others` are numbers of anchors with one key each, counted through all files from `anchor_starts`. An
+    anchor is in the windows that begin up to `reach` bytes before it. `found` gets a byte per pair: COVERED if all
+    windows that the other one is in are marked, and which of the two are tied.
+    """
+    firsts_, others_, marks_, found_ = i64_at(firsts), i64_at(others), u8_at(marks), u8_at(found)
+    for i in range(n):
+        first, first_begin, first_end, first_number, first_tied = _anchor(
+            firsts_[i], anchor_starts, starts, files, n_files
+        )
+        other, begin, end, number, tied = _anchor(others_[i], anchor_starts, starts, files, n_files)
+        outcome = FIRST_TIED * first_tied | OTHER_TIED * tied
+        if number - first_number < width:
+            found_[i] = outcome
+            continue
+        before, behind = min(reach, other - begin), min(width, end - other)
+        most = min(before, first - first_begin)
+        left = 0
+        while left < most and u8_at(first - left - 1)[0] == u8_at(other - left - 1)[0]:
+            left += 1
+        most = min(behind, first_end - first)
+        right = 0
+        while right + 8 <= most and load_u64(first + right) == load_u64(other + right):
+            right += 8
+        while right < most and u8_at(first + right)[0] == u8_at(other + right)[0]:
+            right += 1
+        for place in range(number - left, number + right - width + 1):
+            marks_[place >> 3] |= 1 << (place & 7)
+        found_[i] = outcome | (COVERED if left == before and right == behind else 0)
+
+
+@jitted
+def _anchor(number, anchor_starts, starts, files, n_files):
+    """The address of an anchor, those of its record and its end, its place in all text, and whether it is tied."""
+    starts_, files_ = i64_at(anchor_starts), i64_at(files)
+    low = _last_at_most(starts_, n_files, number)
+    text, ends, n_records = files_[4 * low], i64_at(files_[4 * low + 1]), files_[4 * low + 2]
+    encoded = i64_at(files_[4 * low + 3])[number - starts_[low]]
+    place = encoded >> 1
+    record = _record_of(ends, n_records, place)
+    begin = ends[record - 1] if record else 0
+    return text + place, text + begin, text + ends[record], i64_at(starts)[low] + place, encoded & 1
 
 
 BLOCK = 64
@@ -79,11 +132,12 @@ def mark_repeated(
 ):
     """Mark the windows that begin in `regions` and stand earlier, `width` bytes before at least.
 
-    `regions` are pairs (first, after the last) of places in `text`, to which `offset` is added in all text; `files`
-    has the address of the text, that of the ends of its records and their number, for each file, and `starts` where
-    each begins in all text. `table` has mask + 1 uint64, zeros at first: a window's first place, counted from one, and
-    a tag of its key. Windows whose key is of another `part` are marked only where they go on with what is repeated.
-    `keys` is room for BLOCK uint64, `marks` a bit for each byte of all text.
+    `regions` are pairs (first, after the last) of places in `text`, to which `offset` is added in all text; `files` has
+    the address of the text, that of the ends of its records, their number, and the address of the anchors' places, for
+    each file, and `starts` where each begins in all text. Windows that are marked before stay out of the table. `table`
+    has mask + 1 uint64, zeros at first: a window's first place, counted from one, and a tag of its key. Windows whose
+    key is of another `part` are marked only where they go on with what is repeated. `keys` is room for BLOCK uint64,
+    `marks` a bit for each byte of all text.
     """
     bytes_, regions_, keys_, marks_ = u8_at(text), i64_at(regions), u64_at(keys), u8_at(marks)
     leaving = _power(width)
@@ -108,11 +162,10 @@ def mark_repeated(
             while place < stop:
                 number, key = offset + place, keys_[place - here]
                 place += 1
-                if parts > 1:
-                    if np.int64((key >> _32) * np.uint64(parts) >> _32) != part:
-                        continue
-                    if marks_[number >> 3] >> (number & 7) & 1:
-                        continue
+                if parts > 1 and np.int64((key >> _32) * np.uint64(parts) >> _32) != part:
+                    continue
+                if marks_[number >> 3] >> (number & 7) & 1:
+                    continue
                 first = _first(key, number, text + place - 1, width, starts, files, n_files, table, mask)
                 if first < 0 or number - first < width:
                     continue
@@ -153,15 +206,28 @@ def _first(key, number, address, width, starts, files, n_files, table, mask):
 def _place_of(number, starts, files, n_files):
     """The address of a place in all text, and that of the end of its record."""
     starts_, files_ = i64_at(starts), i64_at(files)
-    low, high = 0, n_files
+    low = _last_at_most(starts_, n_files, number)
+    text, ends, n_records = files_[4 * low], i64_at(files_[4 * low + 1]), files_[4 * low + 2]
+    place = number - starts_[low]
+    return text + place, text + ends[_record_of(ends, n_records, place)]
+
+
+@jitted
+def _last_at_most(starts, n, number):
+    """The last of `n` ascending starts that is at most `number`."""
+    low, high = 0, n
     while high - low > 1:
         middle = (low + high) // 2
-        if starts_[middle] <= number:
+        if starts[middle] <= number:
             low = middle
         else:
             high = middle
-    text, ends, n_records = files_[3 * low], i64_at(files_[3 * low + 1]), files_[3 * low + 2]
-    place = number - starts_[low]
+    return low
+
+
+@jitted
+def _record_of(ends, n_records, place):
+    """The record that a place is in."""
     low, high = 0, n_records - 1
     while low < high:
         middle = (low + high) // 2
@@ -169,7 +235,7 @@ def _place_of(number, starts, files, n_files):
             low = middle + 1
         else:
             high = middle
-    return text + place, text + ends[low]
+    return low
 
 
 @jitted
