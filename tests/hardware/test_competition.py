@@ -161,3 +161,16 @@ def test_a_process_starts_once(busy: bool, monkeypatch: pytest.MonkeyPatch) -> N
     assert is_quiet_start("cpu") is not busy
     assert is_quiet_start("cpu") is False
     assert is_quiet_start("2 ranks") is not busy
+
+
+def test_threads_sleep_in_inference_mode_too() -> None:
+    """The thread of the sleeping team is not in it: a tensor that was made in it may not be changed there."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch.inference_mode():
+            team = competition._SleepingTeam()
+        team.end()
+        assert not team._thread.is_alive()
+    finally:
+        torch.set_num_threads(threads)
