@@ -27,7 +27,8 @@ import torch
 
 import napkin.training.loop
 from library_text import library_text
-from napkin.accounting.metering import METERED_STEP, Stopwatch
+from napkin.accounting.ledger import METERED_STEP
+from napkin.accounting.metering import Stopwatch
 from napkin.cli.common.progress import progress_line
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig

@@ -25,7 +25,8 @@ from typing import Any
 
 import torch
 
-from napkin.accounting.metering import METERED_STEP, meter_step
+from napkin.accounting.ledger import METERED_STEP
+from napkin.accounting.metering import meter_step
 from napkin.distributed.joining import join_ranks
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError

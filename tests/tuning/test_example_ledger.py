@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from napkin.accounting.metering import METERED_STEP, StepMeasurement, metering
+from napkin.accounting.ledger import METERED_STEP
+from napkin.accounting.metering import StepMeasurement, metering
 from napkin.model.transformer import TokenScores
 from napkin.tuning.example_method import SupervisedObjective
 from napkin.tuning.example_plan import count_examples

@@ -18,6 +18,9 @@ from typing import Literal, NamedTuple
 from napkin.accounting.quantities import Line, Summary, largest, with_calls, with_parts
 from napkin.units import format_bytes, format_flops
 
+METERED_STEP = 2
+"""The first step creates the optimizer's state and the second warms caches: the third, number 2, is like all later."""
+
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:

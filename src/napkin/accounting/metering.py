@@ -27,9 +27,6 @@ from napkin.optim.saved_state import local
 from napkin.tensors import storage_bytes
 from napkin.units import format_bytes, format_count, format_flops, format_rate, format_seconds
 
-METERED_STEP = 2
-"""The first step creates the optimizer's state and the second warms caches: the third, number 2, is like all later."""
-
 
 @dataclass(frozen=True, repr=False)
 class StepMeasurement(Summary):

@@ -231,6 +231,7 @@ WAITING = {"GOMP_SPINCOUNT": "5000"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 2 wrong input, 128 + n stopped by signal n."""
+    is_program = arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
     command = arguments[0] if arguments else "--help"
     if "OMP_WAIT_POLICY" not in os.environ:
@@ -261,6 +262,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             sys.stderr.flush()
         os._exit(status)
+    if is_program:
+        # As the interpreter ends it would look for cycles among all that torch consists of, for half a second.
+        gc.freeze()
     return status
 
 

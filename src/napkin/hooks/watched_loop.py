@@ -25,8 +25,8 @@ import torch
 from torch import nn
 
 from napkin.accounting.collectives import CollectiveClock
-from napkin.accounting.ledger import Ledger
-from napkin.accounting.metering import METERED_STEP, metering
+from napkin.accounting.ledger import METERED_STEP, Ledger
+from napkin.accounting.metering import metering
 from napkin.accounting.quantities import Line, QuantityTable
 from napkin.accounting.rank_seconds import told
 from napkin.errors import NapkinError, first_line

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from napkin.accounting.metering import METERED_STEP
+from napkin.accounting.ledger import METERED_STEP
 from napkin.distributed.parallel_model import ParallelModel
 from napkin.distributed.pipeline_stages import MicroBatch, Passes
 from napkin.errors import NapkinError, first_line

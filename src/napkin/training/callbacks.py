@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from napkin.accounting.metering import METERED_STEP
+from napkin.accounting.ledger import METERED_STEP
 from napkin.checkpoint.folder import checkpoint_paths, disk_warning, read_checkpoint, refuse_full_disk
 from napkin.checkpoint.sharded_writer import open_writer
 from napkin.checkpoint.state import Checkpoint, Snapshot, snapshot

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from napkin.accounting.collectives import CollectiveClock
-from napkin.accounting.metering import METERED_STEP, StepMeasurement, meter_step
+from napkin.accounting.ledger import METERED_STEP
+from napkin.accounting.metering import StepMeasurement, meter_step
 from napkin.accounting.pricing import Measurement, hfu, mfu
 from napkin.accounting.quantities import QuantityTable
 from napkin.accounting.rank_seconds import RankSeconds, on_one_clock, seconds_of_ranks, told

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from napkin.accounting.metering import METERED_STEP
+from napkin.accounting.ledger import METERED_STEP
 from napkin.accounting.pricing import Measurement
 from napkin.chats.token_sequence import Example
 from napkin.data.permutation import KeyedPermutation

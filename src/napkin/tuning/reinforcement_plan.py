@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from napkin.accounting.ledger import Ledger
-from napkin.accounting.metering import METERED_STEP, StepMeasurement, Stopwatch, meter_step
+from napkin.accounting.ledger import METERED_STEP, Ledger
+from napkin.accounting.metering import StepMeasurement, Stopwatch, meter_step
 from napkin.accounting.pricing import Price, dollars
 from napkin.accounting.quantities import QuantityRow, QuantityTable, Unit
 from napkin.chats.token_sequence import Example, TokenSequence
