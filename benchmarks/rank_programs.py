@@ -30,7 +30,8 @@ from torch.nn import functional
 
 import napkin
 from napkin.accounting.counting import plain_step
-from napkin.accounting.metering import METERED_STEP, meter_step
+from napkin.accounting.ledger import METERED_STEP
+from napkin.accounting.metering import meter_step
 from rank_bytes import fork_ranks
 from result_files import write_result
 

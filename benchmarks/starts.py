@@ -20,11 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from napkin.benchmarking.sampling import Interval, median_interval
-
 from napkin.cli.common.files import STANDARD_LIBRARY
 from napkin.cli.demo import demo_recipe
 from napkin.files import atomic_write_text
+from napkin.hardware.sampling import Interval, median_interval
 from napkin.recipe.toml_file import format_recipe
 from napkin.runs.metrics import METRICS_FILE
 from result_files import machine, write_result
