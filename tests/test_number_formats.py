@@ -215,7 +215,9 @@ def test_block_formats_are_found_by_their_elements():
     assert {find_format(name).name for name in ("mxfp4", "NVFP4", "e2m1", "FP4")} == {"fp4"}
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2", "int8"])
+@pytest.mark.parametrize(
+    "name", ["fp16", pytest.param("bf16", marks=pytest.mark.thorough), "fp8-e4m3", "fp8-e5m2", "int8"]
+)
 def test_value_of_every_pattern_is_torchs(name: str) -> None:
     kind = find_format(name)
     words = torch.arange(2**kind.bits, dtype=torch.int32).to(torch.int16 if kind.bits == 16 else torch.uint8)

@@ -64,7 +64,7 @@ def test_the_report_reads_as_lines() -> None:
 
 def test_what_several_tensors_share_is_what_writing_to_one_changes_in_another() -> None:
     draw = random.Random(0)
-    for _ in range(20):
+    for _ in range(6):
         storage = torch.zeros(240, dtype=torch.uint8)
         views = {"whole": storage}
         for number in range(4):

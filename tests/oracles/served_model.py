@@ -45,7 +45,8 @@ def serving_program(
     **limits: Any,
 ) -> str:
     """Python code that serves the model on a free port and prints the address; `poisoned` is a token, see `poison`,
-    `prefixes` a folder for prefixes, and `calling` the template of a model that calls functions."""
+    `lookup` the longest n-gram whose four next tokens are proposed for each pass, `prefixes` a folder for prefixes, and
+    `calling` the template of a model that calls functions."""
     return f"""
 import json, pathlib, torch
 from napkin.inference.prefix_store import PrefixStore
@@ -56,7 +57,7 @@ from oracles.served_model import poison, tiny_served_model
 torch.set_num_threads(1)
 opened = calling_model({calling!r}) if {bool(calling)} else tiny_served_model()
 {"" if poisoned is None else f"poison(opened.model, {poisoned})"}
-engine = opened.engine(Speculation(lookup={lookup}), max_running=8)
+engine = opened.engine(Speculation(lookup={lookup}, proposed={4 if lookup else None}), max_running=8)
 limits = Limits(**json.loads({json.dumps(json.dumps(limits))}))
 prefixes = PrefixStore(10**7, pathlib.Path({prefixes!r})) if {bool(prefixes)} else None
 on_start = lambda address: print(address, flush=True)

@@ -24,6 +24,7 @@ DELTA = replace(HYBRID, mixers="gated_delta,attention", n_layers=4)
 EACH = pytest.mark.parametrize("config", [HYBRID, MAMBA, DELTA], ids=["hybrid", "mamba", "delta"])
 
 
+@pytest.mark.sampled(every=3)
 @EACH
 def test_work_is_that_of_the_whole_model(config: ModelConfig) -> None:
     work = count_work(config)

@@ -57,6 +57,7 @@ def violations(browser: Browser) -> list[Any]:
     return [(each["id"], each["help"], [node["html"][:200] for node in each["nodes"]]) for each in serious]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("path", PATHS)
 def test_axe_finds_nothing_serious(browser: Browser, filled: Studio, path: str, scheme: str) -> None:
@@ -73,6 +74,7 @@ def test_axe_sees_what_is_wrong(browser: Browser, filled: Studio) -> None:
     assert [name for name, _, _ in violations(browser)] == ["label"]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("path", PATHS)
 def test_nothing_moves_for_who_asks_for_less(browser: Browser, filled: Studio, path: str) -> None:
     browser.prefer(reduced_motion=True)

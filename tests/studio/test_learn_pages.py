@@ -58,6 +58,7 @@ def test_the_index_leads_to_every_idea_and_the_first_page_to_the_index(browser: 
     assert studio.ask("/api/learn/pipelines", {"ranks": 10**6}).status == 400
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("idea", IDEAS)
 def test_a_page_is_drawn_and_every_control_changes_it_by_keyboard_alone(
     browser: Browser, studio: Studio, idea: str

@@ -285,9 +285,10 @@ def _collecting_later() -> Iterator[None]:
         return
 
     def as_usual(*_: object) -> None:
-        gc.set_threshold(*usual)
-        if as_usual in gc.callbacks:
+        # A collection may begin between any two lines, in any thread, and come here too.
+        with contextlib.suppress(ValueError):
             gc.callbacks.remove(as_usual)
+        gc.set_threshold(*usual)
 
     gc.callbacks.append(as_usual)
     gc.set_threshold(FIRST_COLLECTION, *usual[1:])
