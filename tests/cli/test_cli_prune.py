@@ -56,6 +56,21 @@ def test_a_pruned_model_takes_what_was_said_and_is_opened_by_all(napkin: Napkin,
     assert napkin("prune", str(folder), "--d-ff", "8", "--calibration-text", "docs", "--by", "taylor").status == 0
 
 
+def test_a_narrower_model_takes_what_was_said(napkin: Napkin, place: Path) -> None:
+    said = prune(napkin, "--d-model", "12", "--d-ff", "20")
+    tensors = load_file(Path(said["folder"]) / "model.safetensors")
+    assert said["after"]["parameters"] == sum(each.numel() for each in tensors.values())
+    assert len(said["kept"]["channels"]) == said["after"]["d_model"] == 12
+    smaller = load(said["folder"])
+    assert (smaller.config.d_model, smaller.config.resolved_head_dim) == (12, 8)
+    figures = said["after"]
+    assert figures["flops_per_token"] == count_work(smaller.config).decode_flops(1, figures["tokens_in_cache"] + 1)
+    assert napkin("generate", said["folder"], "the", "--tokens", "5").status == 0
+    assert napkin("export", said["folder"], "--out", "narrow.gguf", "--to", "f16").status == 0
+    narrow = load("narrow.gguf")
+    assert narrow.config.norm_eps == pytest.approx(load("runs/tiny").config.norm_eps * 16 / 12)
+
+
 def test_what_is_said_stands_in_a_table(napkin: Napkin, place: Path) -> None:
     done = napkin("prune", "runs/tiny", "--d-ff", "20", "--calibration-tokens", "200", "--evaluation-tokens", "300")
     assert done.status == 0, done.err
@@ -72,6 +87,7 @@ def test_what_is_said_stands_in_a_table(napkin: Napkin, place: Path) -> None:
     [
         ("runs/tiny", "nothing is to be removed"),
         ("runs/tiny --n-layers 2", "n_layers is 2, the model has 1"),
+        ("runs/tiny --d-model 17", "d_model is 17, the model has 16"),
         ("runs/tiny --d-ff 8 --window 1", "--window is 1: use 2 or more"),
         ("runs/tiny --d-ff 8 --calibration-tokens 0", "--calibration-tokens is 0"),
         ("runs/tiny --d-ff 8 --evaluation-tokens -1", "--evaluation-tokens is -1"),

@@ -80,6 +80,105 @@ def test_units_that_write_nothing_are_removed_without_a_trace(shape: str) -> Non
     assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
 
 
+@torch.no_grad()
+def empty_channels(model: Transformer, channels: list[int]) -> None:
+    """Let nothing be written into some channels of the residual stream."""
+    model.embedding.weight[:, channels] = 0
+    for name, parameter in model.named_parameters():
+        if name == "positions.weight":
+            parameter[:, channels] = 0
+        if name.rpartition(".")[0].endswith(("attention.output", "feed_forward.down")):
+            parameter[channels] = 0
+
+
+WIDTHS: dict[str, dict[str, Any]] = {
+    **{name: shape for name, shape in SHAPES.items() if name != "mup"},
+    "gelu": SHAPES["gelu"] | {"norm": "rms"},
+    "reordered": {"block": "reordered"},
+    "large epsilon": {"norm_eps": 0.3},
+    "no norms": {"norm": "none"},
+}
+
+
+@pytest.mark.parametrize("by", ["activation", "taylor"])
+@pytest.mark.parametrize("shape", WIDTHS)
+def test_channels_that_are_zero_are_removed_without_a_trace(shape: str, by: Measure) -> None:
+    config = dataclasses.replace(GROUPED, **WIDTHS[shape])
+    model = disturbed(config).eval()
+    empty = [0, 5, 6, 23]
+    empty_channels(model, empty)
+    given = batches(config)
+    sizes = PrunedSizes(d_model=config.d_model - len(empty))
+    kept = most_important(measure_importance(model, given, by), config, sizes)
+    assert kept.channels == tuple(n for n in range(config.d_model) if n not in empty)
+    smaller = remove_parts(model, kept)
+    assert (smaller.config.d_model, smaller.config.resolved_d_ff) == (20, config.resolved_d_ff)
+    assert smaller.config.resolved_head_dim == config.resolved_head_dim
+    tokens = random_tokens(config, length=16, seed=9)
+    with torch.no_grad():
+        expected, found = model(tokens), smaller(tokens)
+    assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
+
+
+def test_all_kinds_of_parts_are_removed_together() -> None:
+    model = disturbed(GROUPED).eval()
+    empty_channels(model, [1, 2])
+    for layer in range(3):
+        useless(model, layer, "kv_heads", 1, 20)
+        useless(model, layer, "hidden_units", layer, 1)
+    with torch.no_grad():
+        for linear in outputs(model.blocks[1]).values():
+            linear.weight.zero_()
+    smaller = prune(model, batches(GROUPED), PrunedSizes(n_layers=2, n_kv_heads=1, d_ff=11, d_model=22))
+    tokens = random_tokens(GROUPED, length=16)
+    with torch.no_grad():
+        expected, found = model(tokens), smaller(tokens)
+    assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
+
+
+def test_importance_of_a_channel_is_the_mean_of_what_the_layers_and_the_head_read() -> None:
+    config = dataclasses.replace(GROUPED, block="parallel")
+    model, given = disturbed(config).eval(), batches(config)
+    read: list[Tensor] = []
+    with torch.no_grad():
+        for tokens in given:
+            stream = model.embed(tokens)
+            for block in model.blocks:
+                # One norm for both layers.
+                read += 2 * [cast(Any, block).norm(stream)]
+                stream = model.through([block], stream, tokens)
+            read.append(cast(Any, model.norm)(stream))
+    expected = torch.cat(read).abs().flatten(0, 1).mean(0)
+    assert measure_importance(model, given).channels.tolist() == pytest.approx(expected.tolist(), rel=1e-4)
+
+
+def test_taylor_scores_of_channels_are_squared_slopes_by_differences() -> None:
+    config = dataclasses.replace(GROUPED, tie_embeddings=False)
+    model = disturbed(config).double().eval()
+    given = [random_tokens(config, batch_size=2, length=9, seed=seed) for seed in range(2)]
+    found = measure_importance(model, given, "taylor").channels
+    sequences = torch.cat(given)
+    names = ("query_key_value.weight", "gate_up.weight", "head.weight")
+    readers = [parameter.data for name, parameter in model.named_parameters() if name.endswith(names)]
+    assert len(readers) == 2 * config.n_layers + 1
+
+    def losses() -> Tensor:
+        with torch.no_grad():
+            return torch.stack([model.loss(each[None, :-1], each[None, 1:]) for each in sequences])
+
+    step = 1e-4
+    for channel in (0, 7, 23):
+        for each in readers:
+            each[:, channel] *= 1 + step
+        above = losses()
+        for each in readers:
+            each[:, channel] *= (1 - step) / (1 + step)
+        slopes = (above - losses()) / (2 * step)
+        for each in readers:
+            each[:, channel] /= 1 - step
+        assert found[channel].item() == pytest.approx(slopes.square().mean().item(), rel=2e-3)
+
+
 def test_one_of_two_equal_heads_goes_where_the_other_writes_for_both() -> None:
     model = disturbed(GROUPED).eval()
     attention = cast(CausalSelfAttention, cast(Any, model.blocks[1]).attention)
@@ -181,7 +280,7 @@ def test_influence_of_a_layer_is_how_far_it_turns_the_stream() -> None:
 def test_what_is_kept_does_not_depend_on_the_order_of_batches(by: Measure) -> None:
     model = disturbed(dataclasses.replace(GROUPED, d_ff=96, n_layers=4)).eval()
     given = batches(model.config, 6)
-    sizes = PrunedSizes(n_layers=2, n_kv_heads=1, d_ff=40)
+    sizes = PrunedSizes(n_layers=2, n_kv_heads=1, d_ff=40, d_model=15)
     kept = most_important(measure_importance(model, given, by), model.config, sizes)
     other = [given[n] for n in (3, 0, 5, 1, 4, 2)]
     assert most_important(measure_importance(model, other, by), model.config, sizes) == kept
@@ -209,7 +308,14 @@ def test_layers_and_what_else_is_possible_are_removed(switch: str) -> None:
     ("switch", "changes", "sizes", "complaint"),
     [
         ("default", {}, {}, "nothing is to be removed"),
-        ("default", {}, {"n_layers": 2, "d_ff": 32}, "nothing is to be removed"),
+        ("default", {}, {"n_layers": 2, "d_ff": 32, "d_model": 24}, "nothing is to be removed"),
+        ("default", {}, {"d_model": 25}, "d_model is 25, the model has 24: keep 1 to 24"),
+        ("default", {"norm": "layer"}, {"d_model": 8}, "subtract the mean"),
+        ("default", {"positions": "sinusoidal"}, {"d_model": 8}, "sinusoidal"),
+        ("default", {"mup_base_d_model": 8}, {"d_model": 8}, "of the width"),
+        ("experts", {}, {"d_model": 8}, "routers"),
+        ("attention_latent", {}, {"d_model": 8}, "latent attention"),
+        ("default", {"mixers": "mamba2,attention", "state_head_dim": 16}, {"d_model": 8}, "a state"),
         ("default", {}, {"n_layers": 0}, "n_layers is 0, the model has 2: keep 1 to 2"),
         ("grouped", {}, {"n_kv_heads": 3}, "n_kv_heads is 3, the model has 2"),
         ("default", {}, {"d_ff": 33}, "d_ff is 33, the model has 32"),
@@ -254,10 +360,11 @@ def test_mixers_of_kept_layers_stay() -> None:
 
 
 def test_drawn_parts_are_other_ones_of_the_same_sizes() -> None:
-    sizes = PrunedSizes(n_layers=2, n_kv_heads=1, d_ff=5)
+    sizes = PrunedSizes(n_layers=2, n_kv_heads=1, d_ff=5, d_model=9)
     kept, again, other = (drawn_parts(GROUPED, sizes, seed) for seed in (0, 0, 1))
     assert kept == again != other
     assert len(kept.layers) == 2
+    assert len({*kept.channels}) == 9
     assert kept.hidden_units.keys() == set(kept.layers)
     for layer in kept.layers:
         assert len(set(kept.hidden_units[layer])) == 5
@@ -267,7 +374,7 @@ def test_drawn_parts_are_other_ones_of_the_same_sizes() -> None:
 
 def test_folders_of_pruned_models_give_their_logits(tmp_path: Path) -> None:
     config = dataclasses.replace(GROUPED, embedding_scale=1.0)
-    smaller = prune(disturbed(config), batches(config), PrunedSizes(2, 1, 7))
+    smaller = prune(disturbed(config), batches(config), PrunedSizes(2, 1, 7, 22))
     save_huggingface(smaller, tmp_path / "smaller")
     read = load_huggingface(tmp_path / "smaller")
     tokens = random_tokens(config)
@@ -280,7 +387,7 @@ def test_folders_of_pruned_models_give_their_logits(tmp_path: Path) -> None:
 def test_transformers_give_the_logits_of_pruned_models(tmp_path: Path, changes: dict[str, Any]) -> None:
     transformers = peer("transformers")
     config = dataclasses.replace(GROUPED, head_dim=None if "biases" in changes else 10, **changes)
-    sizes = PrunedSizes(2, None if "biases" in changes else 1, 7)
+    sizes = PrunedSizes(2, None if "biases" in changes else 1, 7, None if "biases" in changes else 22)
     smaller = prune(disturbed(config), batches(config), sizes)
     save_huggingface(smaller, tmp_path / "smaller")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "smaller", dtype=torch.float32).eval()

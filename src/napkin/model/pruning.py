@@ -1,5 +1,5 @@
-"""Structured pruning: heads, hidden units and layers that matter least on a text are removed, and a smaller model is
-left, of the same kind and with the weights of what stays.
+"""Structured pruning: heads, hidden units, channels and layers that matter least on a text are removed, and a smaller
+model is left, of the same kind and with the weights of what stays.
 
 Importance is measured on tokens that stand for those the model will read, in one pass. A group of heads is a head of
 keys and values with the query heads that read it. A unit (a group of heads, or a hidden unit of a feed-forward layer)
@@ -10,8 +10,14 @@ writes one summand of what its layer adds to the residual stream, and its import
     taylor       the mean over sequences of (d loss / d m)², where m = 1 multiplies the summand: the square of what
                  the loss would change by without the unit, to first order (Molchanov et al. 2019)
 
-and that of a layer is 1 - cos(residual stream before it, after it), the mean over tokens: ShortGPT's block influence
-(Men et al. 2024). All layers keep equally many units, because a config has one size for all, each its own.
+That of a channel, one of the d_model numbers of the residual stream, is of what reads the stream, the matrices of each
+layer and the head: the mean over tokens and readers of |what is read of the channel|, which is Minitron's, or its slope
+with one m for all readers. That of a layer is 1 - cos(residual stream before it, after it), the mean over tokens:
+ShortGPT's block influence (Men et al. 2024). All layers keep equally many units, because a config has one size for all,
+each its own; a channel goes from all layers.
+
+Root-mean-square norms divide by the mean over fewer channels where some are removed: gains are multiplied by
+sqrt(d / d_kept), and norm_eps by d / d_kept, so that channels which are zero leave without a trace.
 """
 
 import dataclasses
@@ -46,6 +52,8 @@ class PrunedSizes:
     """Groups of heads of each layer."""
     d_ff: int | None = None
     """Hidden units of each feed-forward layer."""
+    d_model: int | None = None
+    """Channels of the residual stream."""
 
     def check(self, config: ModelConfig) -> None:
         """Raise NapkinError for a size that is out of range, and for parts that cannot be removed by themselves."""
@@ -53,13 +61,14 @@ class PrunedSizes:
             "n_layers": config.n_layers,
             "n_kv_heads": config.resolved_n_kv_heads,
             "d_ff": config.resolved_d_ff,
+            "d_model": config.d_model,
         }
         for name, most in limits.items():
             size = getattr(self, name)
             if size is not None and not 1 <= size <= most:
                 raise NapkinError(f"{name} is {size}, the model has {most}: keep 1 to {most}")
         if all(getattr(self, name) in (None, most) for name, most in limits.items()):
-            raise NapkinError("nothing is to be removed: keep fewer than all of n_layers, n_kv_heads or d_ff")
+            raise NapkinError("nothing is to be removed: keep fewer than all of n_layers, n_kv_heads, d_ff or d_model")
         for name in ("n_layers", "n_kv_heads"):
             if getattr(self, name) not in (None, limits[name]) and config.kv_sharing > 1:
                 raise NapkinError(
@@ -83,6 +92,18 @@ class PrunedSizes:
                 f"d_ff is {self.d_ff}, and the model has {config.n_experts} experts, whose routers were trained with "
                 "all their units: prune layers or heads"
             )
+        if self.d_model not in (None, config.d_model):
+            why = {
+                "layer norms subtract the mean of all channels": config.norm == "layer",
+                "sinusoidal positions are numbers of all channels": config.positions == "sinusoidal",
+                "µP's multipliers are of the width": config.mup_base_d_model is not None,
+                "latent attention has norms between its matrices": config.kv_lora_rank is not None,
+                "layers with a state are of the width": config.has_states,
+                "routers of experts were trained with all channels": bool(config.n_experts),
+            }
+            for reason, holds in why.items():
+                if holds:
+                    raise NapkinError(f"d_model is {self.d_model}, and {reason}: prune layers, heads or d_ff")
 
 
 @dataclass(frozen=True)
@@ -94,6 +115,7 @@ class Importance:
     """Importance of the groups of heads, by layer, where it has attention of the ordinary kind."""
     hidden_units: dict[int, Float[Tensor, " unit"]]
     """Importance of the hidden units, by layer, where it has one feed-forward layer for all tokens."""
+    channels: Float[Tensor, " d_model"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +126,8 @@ class Kept:
     kv_heads: dict[int, tuple[int, ...]]
     """Groups of heads that stay, by layer of the larger model; empty where all stay."""
     hidden_units: dict[int, tuple[int, ...]]
+    channels: tuple[int, ...] = ()
+    """Channels of the residual stream that stay; empty where all stay."""
 
 
 def prune(model: Transformer, batches: Batches, sizes: PrunedSizes, by: Measure = "activation") -> Transformer:
@@ -131,8 +155,9 @@ def measure_importance(
             heads[layer] = _SCORES[by](attention.output, attention.n_kv_heads)
         if isinstance(feed_forward, (FeedForward, GatedFeedForward)):
             units[layer] = _SCORES[by](feed_forward.down, feed_forward.down.weight.shape[1])
-    scores = [*heads.values(), *units.values()]
     needs_gradient = by == "taylor"
+    channels = _Channels(model, needs_gradient=needs_gradient)
+    scores = [*heads.values(), *units.values(), channels]
     required = [(each, each.requires_grad) for each in model.parameters()]
     try:
         # Only what multiplies the summands needs a gradient.
@@ -140,7 +165,8 @@ def measure_importance(
         with evaluation_mode(model), torch.set_grad_enabled(needs_gradient), influence, _all_entered(scores):
             for done, tokens in enumerate(batches):
                 progress(done, len(batches))
-                hidden = model.hidden(tokens)
+                channels.begin(len(tokens))
+                hidden = channels.seen(model.hidden(tokens))
                 if needs_gradient:
                     loss = model.loss_of(hidden[:, :-1], tokens[:, 1:])
                     # The batch's loss is a mean: times the sequences it is the sum of their losses.
@@ -152,7 +178,10 @@ def measure_importance(
             parameter.requires_grad_(was)
     progress(len(batches), len(batches))
     return Importance(
-        influence.mean, {layer: each.mean for layer, each in heads.items()}, {n: each.mean for n, each in units.items()}
+        influence.mean,
+        {layer: each.mean for layer, each in heads.items()},
+        {layer: each.mean for layer, each in units.items()},
+        channels.mean,
     )
 
 
@@ -210,6 +239,43 @@ class _Slopes(_Scores):
         return (x * self.multiplier.repeat_interleave(x.shape[-1] // self.n_units, dim=-1),)
 
 
+class _Channels(_Scores):
+    """Scores of the channels of the residual stream, of what its readers read."""
+
+    def __init__(self, model: Transformer, *, needs_gradient: bool) -> None:
+        parts = (getattr(block, part, None) for block in model.blocks for part in ("attention", "feed_forward"))
+        self.readers = [
+            reader
+            for part in parts
+            for name in ("query_key_value", "query", "gate_up", "up")
+            if isinstance(reader := getattr(part, name, None), Linear)
+        ]
+        self.sums = torch.zeros(model.config.d_model, dtype=torch.float64, device=model.device)
+        self.needs_gradient, self.n = needs_gradient, 0
+
+    def __enter__(self) -> None:
+        self._hooks = [each.register_forward_pre_hook(self.read) for each in self.readers]
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def begin(self, n_sequences: int) -> None:
+        """Prepare for a batch."""
+        size = (n_sequences, 1, len(self.sums))
+        self.multiplier = torch.ones(size, device=self.sums.device, requires_grad=self.needs_gradient)
+
+    def read(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        return (self.seen(inputs[0]),)
+
+    def seen(self, x: Tensor) -> Tensor:
+        """What a reader reads, which is scored."""
+        if self.needs_gradient:
+            return x * self.multiplier.to(x.dtype)
+        self.add(x.abs().double().flatten(0, -2).sum(0), x[..., 0].numel())
+        return x
+
+
 _SCORES: dict[Measure, type[_Scores]] = {"activation": _Lengths, "taylor": _Slopes}
 
 
@@ -260,7 +326,7 @@ def most_important(importance: Importance, config: ModelConfig, sizes: PrunedSiz
     def best(scores: Tensor, n: int) -> tuple[int, ...]:
         return tuple(sorted(scores.argsort(descending=True, stable=True)[:n].tolist()))
 
-    return _kept(config, sizes, importance.layers, importance.kv_heads, importance.hidden_units, best)
+    return _kept(config, sizes, importance, best)
 
 
 def drawn_parts(config: ModelConfig, sizes: PrunedSizes, seed: int = 0) -> Kept:
@@ -271,31 +337,33 @@ def drawn_parts(config: ModelConfig, sizes: PrunedSizes, seed: int = 0) -> Kept:
     def draw(parts: Tensor, n: int) -> tuple[int, ...]:
         return tuple(sorted(torch.randperm(len(parts), generator=generator)[:n].tolist()))
 
-    heads, units = (torch.arange(n) for n in (config.resolved_n_kv_heads, config.resolved_d_ff))
-    every = range(config.n_layers)
-    return _kept(
-        config, sizes, torch.arange(config.n_layers), dict.fromkeys(every, heads), dict.fromkeys(every, units), draw
+    layers, heads, units, channels = map(
+        torch.arange, (config.n_layers, config.resolved_n_kv_heads, config.resolved_d_ff, config.d_model)
     )
+    every = range(config.n_layers)
+    parts = Importance(
+        layers.float(), dict.fromkeys(every, heads.float()), dict.fromkeys(every, units.float()), channels.float()
+    )
+    return _kept(config, sizes, parts, draw)
 
 
 def _kept(
     config: ModelConfig,
     sizes: PrunedSizes,
-    layers: Tensor,
-    kv_heads: dict[int, Tensor],
-    hidden_units: dict[int, Tensor],
+    parts: Importance,
     choose: Callable[[Tensor, int], tuple[int, ...]],
 ) -> Kept:
     n_layers = sizes.n_layers or config.n_layers
-    chosen = tuple(range(config.n_layers)) if n_layers == config.n_layers else choose(layers, n_layers)
+    chosen = tuple(range(config.n_layers)) if n_layers == config.n_layers else choose(parts.layers, n_layers)
 
-    def within(parts: dict[int, Tensor], size: int | None, most: int) -> dict[int, tuple[int, ...]]:
-        return {n: choose(parts[n], size) for n in chosen} if size not in (None, most) else {}
+    def within(units: dict[int, Tensor], size: int | None, most: int) -> dict[int, tuple[int, ...]]:
+        return {n: choose(units[n], size) for n in chosen} if size not in (None, most) else {}
 
     return Kept(
         chosen,
-        within(kv_heads, sizes.n_kv_heads, config.resolved_n_kv_heads),
-        within(hidden_units, sizes.d_ff, config.resolved_d_ff),
+        within(parts.kv_heads, sizes.n_kv_heads, config.resolved_n_kv_heads),
+        within(parts.hidden_units, sizes.d_ff, config.resolved_d_ff),
+        choose(parts.channels, sizes.d_model) if sizes.d_model not in (None, config.d_model) else (),
     )
 
 
@@ -317,6 +385,15 @@ def pruned_config(config: ModelConfig, kept: Kept) -> ModelConfig:
         }
     if kept.hidden_units:
         changes["d_ff"] = len(next(iter(kept.hidden_units.values())))
+    if kept.channels:
+        # What would follow from the width is as it was.
+        followed: dict[str, Any] = {
+            "head_dim": config.resolved_head_dim,
+            "d_ff": config.resolved_d_ff,
+            "embedding_scale": config.resolved_embedding_scale,
+        }
+        norm_eps = config.norm_eps * config.d_model / len(kept.channels)
+        changes = followed | changes | {"d_model": len(kept.channels), "norm_eps": norm_eps}
     return dataclasses.replace(config, **changes)
 
 
@@ -347,16 +424,18 @@ def remove_parts(model: Transformer, kept: Kept) -> Transformer:
     weights = model.state_dict()
     found: dict[str, Tensor] = {}
     for name, own in smaller.state_dict().items():
-        if not name.startswith("blocks."):
-            found[name] = weights[name]
-            continue
-        _, number, part = name.split(".", 2)
-        layer = kept.layers[int(number)]
-        weight = weights[f"blocks.{layer}.{part}"]
-        if layer in kept.kv_heads:
-            weight = _of_heads(weight, part, config, kept.kv_heads[layer])
-        if layer in kept.hidden_units:
-            weight = _of_units(weight, part, kept.hidden_units[layer])
+        weight, part = weights.get(name), name
+        if name.startswith("blocks."):
+            _, number, part = name.split(".", 2)
+            layer = kept.layers[int(number)]
+            weight = weights[f"blocks.{layer}.{part}"]
+            if layer in kept.kv_heads:
+                weight = _of_heads(weight, part, config, kept.kv_heads[layer])
+            if layer in kept.hidden_units:
+                weight = _of_units(weight, part, kept.hidden_units[layer])
+        assert weight is not None, name
+        if kept.channels:
+            weight = _of_channels(weight, part, config, kept.channels)
         assert weight.shape == own.shape, name
         found[name] = weight
     smaller.load_state_dict(found)
@@ -384,3 +463,26 @@ def _of_units(weight: Tensor, part: str, kept: tuple[int, ...]) -> Tensor:
     if part.startswith("feed_forward.gate_up."):
         return torch.cat([half[places] for half in weight.chunk(2)])
     return weight[places] if part.startswith("feed_forward.up.") else weight
+
+
+_READ = {
+    *("embedding.weight", "positions.weight", "head.weight", "attention.query_key_value.weight"),
+    *("attention.query.weight", "feed_forward.gate_up.weight", "feed_forward.up.weight"),
+}
+"""Matrices with a column per channel."""
+_WRITTEN = {
+    *("attention.output.weight", "attention.output.bias", "feed_forward.down.weight", "feed_forward.down.bias"),
+}
+"""Matrices and biases with a row per channel."""
+
+
+def _of_channels(weight: Tensor, part: str, config: ModelConfig, kept: tuple[int, ...]) -> Tensor:
+    """The rows or columns of those channels; the gain of a norm makes up for the mean over fewer of them."""
+    places = torch.tensor(kept, device=weight.device)
+    if part in _READ:
+        return weight[:, places]
+    if part in _WRITTEN:
+        return weight[places]
+    if part.endswith("norm.gain") and "qk_norm" not in part:
+        return weight[places] * (config.d_model / len(kept)) ** 0.5
+    return weight

@@ -1,4 +1,5 @@
-"""`napkin prune` writes a smaller model, without the heads, hidden units and layers that matter least on a text."""
+"""`napkin prune` writes a smaller model, without the heads, hidden units, channels and layers that matter least on a
+text."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PruneOptions(RunOptions):
-    """Write a smaller model as a new Hugging Face folder, without those groups of heads, hidden units and layers of a
-    model that matter least on a calibration text. Before it is written, it is said what that saves and what it costs
-    in bits per byte, beside parts drawn at random. RUN may be a Hugging Face folder or a GGUF file. `napkin tune
-    distill --tuning.start PRUNED --distillation.teacher RUN` brings back much of what is lost."""
+    """Write a smaller model as a new Hugging Face folder, without those groups of heads, hidden units, channels and
+    layers of a model that matter least on a calibration text. Before it is written, it is said what that saves and what
+    it costs in bits per byte, beside parts drawn at random. RUN may be a Hugging Face folder or a GGUF file. `napkin
+    tune distill --tuning.start PRUNED --distillation.teacher RUN` brings back much of what is lost."""
 
     n_layers: int | None = None
     """Layers to keep; None keeps all."""
@@ -33,9 +34,12 @@ class PruneOptions(RunOptions):
     """Heads of keys and values to keep in each layer, each with the query heads that read it."""
     d_ff: int | None = None
     """Hidden units to keep in each feed-forward layer."""
+    d_model: int | None = None
+    """Channels of the residual stream to keep."""
     by: Literal["activation", "taylor"] = "activation"
-    """Importance of heads and units: the size of what each writes; or what the loss would change by without it, by its
-    gradient. That of layers is how far each turns the residual stream."""
+    """Importance of heads, units and channels: the size of what a head or unit writes, and of what is read of a
+    channel; or what the loss would change by without it, by its gradient. That of layers is how far each turns the
+    residual stream."""
     calibration_tokens: int = 16_384
     """Tokens on which importance is measured, in windows drawn from the text."""
     calibration_text: tuple[str, ...] = ()
@@ -76,7 +80,7 @@ def prune_command(options: PruneOptions) -> None:
         trained = load(run, weights="fp32", on_message=notify)
         if trained.quantized is not None:
             raise NapkinError(f"'{run}' is quantized: name the run that it was made of, '{trained.quantized.source}'")
-        sizes = PrunedSizes(options.n_layers, options.n_kv_heads, options.d_ff)
+        sizes = PrunedSizes(options.n_layers, options.n_kv_heads, options.d_ff, options.d_model)
         drawn = drawn_parts(trained.config, sizes, options.seed)
         _require_writable(trained, drawn)
         windows = calibration_windows(
@@ -172,6 +176,7 @@ def _figures(config: "ModelConfig") -> dict[str, int]:
         "n_heads": config.n_heads,
         "n_kv_heads": config.resolved_n_kv_heads,
         "d_ff": config.resolved_d_ff,
+        "d_model": config.d_model,
         "parameters": ledger.parameters,
         "weight_bytes": 4 * ledger.parameters,
         "cache_bytes_per_token": 4 * config.cached_numbers,
@@ -186,7 +191,8 @@ def _say(before: dict[str, int], after: dict[str, int], measured: "dict[str, Sam
     def row(title: str, name: str, shown: Any = str) -> tuple[str, str, str, str]:
         return title, shown(before[name]), shown(after[name]), f"{after[name] / max(before[name], 1):.1%}"
 
-    rows = [row(name, name) for name in ("n_layers", "n_heads", "n_kv_heads", "d_ff") if before[name] != after[name]]
+    sizes = ("n_layers", "n_heads", "n_kv_heads", "d_ff", "d_model")
+    rows = [row(name, name) for name in sizes if before[name] != after[name]]
     rows += [
         row("parameters", "parameters", format_count),
         row("weights in fp32", "weight_bytes", format_bytes),
