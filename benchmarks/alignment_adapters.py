@@ -45,7 +45,7 @@ from napkin.tuning.example_plan import count_examples
 from napkin.tuning.packing import micro_batches_of
 from napkin.tuning.sequence_step import totals_of, train_on_examples
 from napkin.units import format_bytes
-from result_files import write_result
+from result_files import no_options, write_result
 
 MODEL = ModelConfig(vocab_size=8192, context_length=512, d_model=256, n_layers=4, n_heads=4, embedding_scale=1.0)
 N_SEQUENCES, LENGTH, RANK, ALPHA = 8, 256, 8, 16.0
@@ -62,6 +62,7 @@ def main() -> None:
     if len(sys.argv) == 3:
         print(json.dumps(measured(sys.argv[1], Path(sys.argv[2]))))
         return
+    no_options(__doc__)
     missing = [name for name in NEEDED if find_spec(name) is None]
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:

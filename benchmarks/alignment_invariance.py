@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from result_files import write_result
+from result_files import no_options, write_result
 
 TESTS = Path(__file__).parent.parent / "tests"
 sys.path.insert(0, str(TESTS))
@@ -42,6 +42,7 @@ RANKS = tuple((size, strategy) for size in (2, 4) for strategy in ("ddp", "fsdp"
 
 def main() -> None:
     """Compute, print and keep the table."""
+    no_options(__doc__)
     torch.set_num_threads(1)
     on_ranks = {size: gradients_on_ranks(size) for size in (2, 4)}
     names = [*ALONE, "reversed order", *(f"{size} ranks, {strategy}" for size, strategy in RANKS)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from napkin.accounting.rules import training_flops_rule
 from published_gpu_hours import active_parameters, planned_hours
 from published_recipes import PublishedRun, foundry_row, read_rows
-from result_files import write_result
+from result_files import no_options, write_result
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ def compared(name: str, row: Mapping[str, str]) -> Compared:
 
 
 def main() -> None:
+    no_options(__doc__)
     hours = {row["model"]: row for row in read_rows("published_gpu_hours.csv")}
     foundry = next(
         row

@@ -18,7 +18,7 @@ from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.layout import Layout
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
-from result_files import write_result
+from result_files import no_options, write_result
 
 
 def costs_of(n_devices: int, batch_size: int) -> LayoutCosts:
@@ -31,6 +31,7 @@ def costs_of(n_devices: int, batch_size: int) -> LayoutCosts:
 
 def main() -> None:
     """Print the seconds of a search and of plans."""
+    no_options(__doc__)
     start = time.process_time()
     costs = costs_of(512, 512)
     for recompute in ("none", "selective", "full"):

@@ -17,7 +17,7 @@ from napkin.accounting.rules import training_flops_rule
 from napkin.planning.layouts.layout_plan import LayoutPlan
 from napkin.units import format_bytes
 from published_recipes import PublishedRun, read_rows
-from result_files import write_result
+from result_files import no_options, write_result
 
 ASKED_FOR = ("llama", "bloom", "deepseek")
 """Beginnings of the names of models that the target speaks of."""
@@ -66,6 +66,7 @@ def described(errors: Sequence[float]) -> str:
 
 
 def main() -> None:
+    no_options(__doc__)
     lines = ["| model | devices | published hours | planned | error | MFU planned | peak | rule at 0.5 |", "|---|" * 1]
     lines[1] = "|---|---|---|---|---|---|---|---|"
     errors: dict[str, list[float]] = {"asked": [], "others": [], "rule asked": [], "rule others": []}

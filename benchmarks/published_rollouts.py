@@ -36,7 +36,7 @@ from napkin.planning.step.site import fits
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import ParallelismConfig, TrainingConfig
 from published_recipes import PublishedRun, read_rows
-from result_files import write_result
+from result_files import no_options, write_result
 
 DEVICE = "H100-SXM-80GB"
 SCORING_PASSES = 2
@@ -103,6 +103,7 @@ def phases(row: Mapping[str, str]) -> tuple[float, float, float]:
 
 
 def main() -> None:
+    no_options(__doc__)
     lines = ["| step | devices | published | planned | error | generation | scores | training | longest |"]
     lines.append("|---|---|---|---|---|---|---|---|---|")
     errors, without = [], []

@@ -1,5 +1,6 @@
 """What benchmarks share: the machine in one line, and where tables are left, named for what was measured and when."""
 
+import argparse
 import os
 import platform
 from collections.abc import Iterable
@@ -28,6 +29,11 @@ def machine(*packages: str) -> str:
         f"{cpu_name()} ({instructions}), {usable_cores()} of {os.cpu_count()} cores, {', '.join(versions)}, "
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load before {LOAD_BEFORE:.1f}, now {os.getloadavg()[0]:.1f}"
     )
+
+
+def no_options(about: str | None) -> None:
+    """For a script without options: `--help` prints what it does, and anything else is refused."""
+    argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 
 
 def write_result(name: str, lines: Iterable[str]) -> None:

@@ -27,13 +27,14 @@ from napkin.runs.metrics import read_metrics
 from napkin.scaling.sweep import Sweep
 from napkin.scaling.sweep_workers import Ended
 from napkin.scaling.trials import Trial, grid, read_axis
-from result_files import write_result
+from result_files import no_options, write_result
 
 STEPS = 40
 
 
 def main() -> None:
     """Measure, print and write the table."""
+    no_options(__doc__)
     base = Recipe(
         data=library_text(1024),
         model=ModelConfig(context_length=64, d_model=64, n_layers=2, n_heads=2),

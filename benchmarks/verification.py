@@ -25,7 +25,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.train_step.step import TrainState, build_train_state
-from result_files import machine
+from result_files import machine, no_options
 
 TURNS, STEPS_PER_TURN = 4, 6
 MODEL = ModelConfig(8192, 128, d_model=128, n_layers=2)
@@ -33,6 +33,7 @@ MODEL = ModelConfig(8192, 128, d_model=128, n_layers=2)
 
 def main() -> None:
     """Print the seconds of a start, and of the steps."""
+    no_options(__doc__)
     print(machine(), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name, size_bytes in (("1 MB", 10**6), ("1 TB", 10**12)):

@@ -14,6 +14,7 @@ import sys
 import time
 
 from napkin.cli import WAITING
+from result_files import machine, no_options
 
 STEP = """
 import statistics, time, torch
@@ -21,7 +22,6 @@ from napkin.cli.demo import demo_recipe
 from napkin.planning.step.machine import ThisMachine
 from napkin.planning.planner import resolve, with_vocab_size
 from napkin.train_step.step import build_train_state
-from result_files import machine
 resolved = resolve(with_vocab_size(demo_recipe("demo"), 4096), ThisMachine())
 recipe = resolved.recipe
 torch.set_num_threads(recipe.training.threads)
@@ -52,6 +52,7 @@ def measure(rounds: int = 3) -> tuple[float, float]:
 
 def main() -> None:
     """Print both cases and the ratio."""
+    no_options(__doc__)
     print(machine(), flush=True)
     alone = measure()
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
