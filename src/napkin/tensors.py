@@ -51,7 +51,7 @@ def on_huge_pages(module: Module) -> Module:
             to = huge[first : first + storage.nbytes()]
             to.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))  # pyright: ignore
             for each in sharing.pop(address):
-                place = to.storage_offset() // each.element_size() + each.storage_offset()
+                place = int(to.storage_offset()) // each.element_size() + int(each.storage_offset())
                 view = torch.empty(0, dtype=each.dtype)
                 each.data = view.set_(to.untyped_storage(), place, each.shape, each.stride())  # pyright: ignore
     return module

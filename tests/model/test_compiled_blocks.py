@@ -16,7 +16,8 @@ from napkin.inference.generation import cache_for, generate, prefill
 from napkin.inference.requests import Request
 from napkin.inference.settings import Sampling
 from napkin.kernels.blocks.decode import Blocks
-from napkin.model.compiled_blocks import CompiledBlocks, weights_of_blocks
+from napkin.kernels.operator_forms import pinned_forms
+from napkin.model.compiled_blocks import DECODING, CompiledBlocks, weights_of_blocks
 from napkin.model.config import ModelConfig
 from napkin.model.gguf import load_gguf, save_gguf
 from napkin.model.gguf.convert import GgufFormat
@@ -79,7 +80,8 @@ def test_the_compiled_pass_gives_the_logits_of_the_modules(
     assert passes == []
     torch.set_num_threads(1)
     found = logits_of(model, n_sequences)
-    assert passes == [n_sequences] * 5
+    # A short prompt of one sequence goes through it too.
+    assert passes == [9] * (n_sequences == 1) + [n_sequences] * 5
     for ours, theirs in zip(found, expected, strict=True):
         # Sums in another order, and numbers that are then rounded to another integer of 16 bits.
         assert (ours - theirs).norm() < 1e-3 * theirs.norm()
@@ -121,7 +123,7 @@ def test_the_compiled_pass_of_numbers_gives_the_logits_of_the_modules(
     use_decoding_kernels(model)
     plain = by_modules(model)
     found: dict[tuple[bool, int, int], list[Tensor]] = {}
-    for n_new in (1, 4):
+    for n_new in (1, 4, 8):
         for n_threads in (1, 3):
             torch.set_num_threads(n_threads)
             for each in (model, plain):
@@ -131,8 +133,8 @@ def test_the_compiled_pass_of_numbers_gives_the_logits_of_the_modules(
                     new = [[7 * t + i + b for i in range(n_new)] for b in range(2)]
                     parts.append(each.hidden(torch.tensor(new), cache=cache.extend(n_new)))
                 found[each is model, n_new, n_threads] = parts
-    assert passes == [2] * 6 + [8] * 6
-    for n_new in (1, 4):
+    assert passes == [2] * 6 + [8] * 6 + [16] * 6
+    for n_new in (1, 4, 8):
         for ours, theirs, threaded in zip(
             *(found[key] for key in ((True, n_new, 1), (False, n_new, 1), (True, n_new, 3))), strict=True
         ):
@@ -163,7 +165,20 @@ def test_a_quantized_model_says_what_its_weights_in_bf16_say(to: Format, passes:
         prompt = text[start : start + 9].tolist()
         greedy = Sampling(temperature=0)
         assert list(generate(model, prompt, 16, greedy)) == list(generate(plain, prompt, 16, greedy))
-    assert len(passes) == 12 * 15
+    assert len(passes) == 12 * 16
+
+
+@torch.inference_mode()
+def test_the_form_that_was_faster_here_decides_how_many_tokens_go_through_the_pass(passes: list[int]) -> None:
+    model = held_in("bf16", NUMBERS)
+    use_decoding_kernels(model)
+    tokens = torch.arange(40)[None]
+    for form, n_new, expected in (("block by block", 1, []), ("one pass", 33, [33]), ("one pass", 1, [1])):
+        cache = cache_for(model, 1, 64)
+        with pinned_forms({DECODING: form}):
+            model.hidden(tokens[:, :n_new], cache=cache.extend(n_new))
+        assert passes == expected
+        passes.clear()
 
 
 @torch.inference_mode()
@@ -203,6 +218,7 @@ def test_a_meter_sees_the_operators_of_the_modules(passes: list[int], tmp_path: 
     model = opened(LLAMA, "Q8_0", tmp_path)
     cache = cache_for(model, 1, 20)
     prefill(model, [list(range(9))], cache)
+    passes.clear()
     ledger = record(model, lambda: prefill(model, [[4]], cache), warm_up=0)
     assert passes == []
     n_matrices = sum(row.operator == "integer_product" for row in ledger.rows)

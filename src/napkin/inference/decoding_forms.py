@@ -57,10 +57,11 @@ def choose_decoding_forms(model: Transformer) -> None:
         for n in FEW_VECTORS
     ]
     weights, longest = weights_of_blocks(model), model.config.context_length
-    if weights is not None and isinstance(weights.blocks[0].up, Matrix) and longest >= EARLIER + FEW_ROWS[-1]:
+    if weights is not None and isinstance(weights.blocks[0].up, Matrix):
         asked += [
             (DECODING, class_of_pass(weights, n), "block by block", partial(forms_of_passes, model, n))
             for n in FEW_ROWS
+            if longest >= EARLIER + n
         ]
     unknown = [each for each in asked if known_form(*each[:2]) is None]
     if unknown:

@@ -21,9 +21,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from napkin.errors import NapkinError
+from napkin.inference.decoding_forms import choose_decoding_forms
 from napkin.inference.generation import PREFILL_CHUNK, cache_for, kept_tokens, last_logits
 from napkin.inference.sampling import Draw, distributions, draw, inverted, told, uniform
 from napkin.inference.settings import MOST_PROPOSED, Sampling
+from napkin.model.kernel_forms import use_decoding_kernels
 from napkin.model.transformer import Transformer
 
 _FIRST_PROPOSED = 4
@@ -215,6 +217,9 @@ class CachedTokens:
     """A model and the tokens of one sequence that it has seen; a wrong end is forgotten and seen again."""
 
     def __init__(self, model: Transformer, capacity: int) -> None:
+        if not torch.is_autocast_enabled(model.device.type):
+            choose_decoding_forms(model)
+            use_decoding_kernels(model)
         self.model = model
         self.limit = model.config.context_length
         self.first: int | None = None

@@ -20,9 +20,11 @@ from napkin.model.positions import Rotation, unrotated
 from napkin.model.quantized import QuantizedLinear
 from napkin.model.transformer import Transformer
 
-FEW_ROWS = (1, 4, 8)
+FEW_ROWS = (1, 4, 8, 16, 64)
 """Numbers of tokens for which the pass over bf16 and fp32 matrices is timed beside the blocks one after the other;
 others count as the next of them."""
+USUALLY_FEW = 16
+"""Tokens up to which the pass is taken where nothing was timed, and new ones of a sequence with matrices of integers."""
 DECODING = "decoding"
 _SMALLEST_MODEL = 2**21
 """Numbers of the blocks' matrices in bf16 or fp32 from which the pass is worth being loaded."""
@@ -56,9 +58,10 @@ class CompiledBlocks:
         if weights is None:
             return None
         n_rows, of_numbers = n_sequences * n_new, isinstance(weights.blocks[0].up, Matrix)
-        if n_rows > FEW_ROWS[-1] and (n_new > 1 or of_numbers):
+        if n_rows > (FEW_ROWS[-1] if of_numbers else USUALLY_FEW) and (n_new > 1 or of_numbers):
             return None
-        if of_numbers and fastest_form(DECODING, class_of_pass(weights, n_rows), "one pass") != "one pass":
+        default = "one pass" if n_rows <= USUALLY_FEW else "block by block"
+        if of_numbers and fastest_form(DECODING, class_of_pass(weights, n_rows), default) != "one pass":
             return None
         slots = cache.slots(0) if n_new == 1 else cache.slots_of_each()
         if slots is None or slots.scales is not None:

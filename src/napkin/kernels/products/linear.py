@@ -54,10 +54,9 @@ _SMALLEST_SCALE = 1e-30
 
 MULTIPLE_OF_COLUMNS = 32
 """What the columns of matrices that the compiled product takes are multiples of, see numba_dense.py."""
-FEW_VECTORS = (1, 4, 8, 16)
-"""Numbers of vectors for which torch's product and the compiled one are timed; others count as the next of them. The
-compiled one reads the matrix once for each four, so that for more there is nothing to gain."""
-USUALLY_FEW = 8
+FEW_VECTORS = (1, 4, 8, 16, 64)
+"""Numbers of vectors for which torch's product and the compiled one are timed; others count as the next of them."""
+USUALLY_FEW = 16
 """Vectors up to which the compiled product is taken where nothing was timed."""
 FEW_PRODUCTS = "products of few vectors"
 SMALLEST_MATRIX = 2**18
