@@ -33,6 +33,9 @@ _CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, MOST_PROPOSED)
 _MEMORY = 0.9
 """Weight that the past keeps with each pass: a text changes how well it can be foreseen."""
 
+_FORGOTTEN = 0.99
+"""What the seconds of passes over other numbers of tokens are multiplied by with each pass."""
+
 _PROPOSAL, _ACCEPTANCE, _RESIDUAL = 1, 2, 3
 """Streams of a seed's uniform numbers; stream 0 draws where nothing is proposed."""
 
@@ -387,6 +390,9 @@ class PassSeconds:
     """Metered seconds of passes by how many tokens were proposed for them, and of the proposals themselves."""
 
     _by_proposed: dict[int, float] = field(default_factory=dict)
+    _with_proposals: int = 0
+    _without: int = 0
+    """Passes with proposals, and without."""
     _draft_seconds: float = 0.0
     _drafted: int = 0
 
@@ -397,6 +403,10 @@ class PassSeconds:
         fastest = self._by_proposed.get(proposed, target_seconds)
         # Near the fastest of them, since other programs' work is not the model's; slowly upwards, as the context grows.
         self._by_proposed[proposed] = min(target_seconds, 1.02 * fastest)
+        self._with_proposals, self._without = self._with_proposals + (proposed > 0), self._without + (proposed == 0)
+        # A pass that others' work has slowed down is tried again some time.
+        for other in self._by_proposed.keys() - {0, proposed}:
+            self._by_proposed[other] = max(_FORGOTTEN * self._by_proposed[other], self._by_proposed.get(0, 0.0))
 
     @property
     def draft_cost(self) -> float:
@@ -414,9 +424,10 @@ class PassSeconds:
 
     def next_proposed(self, acceptance: float) -> int:
         """Return the number of tokens to propose for the next pass, where proposals are accepted so often."""
-        if not self._by_proposed:
+        # The first pass of a kind may have loaded or compiled its kernels.
+        if self._without < 2:
             return 0  # Measures what a token takes without proposals.
-        if len(self._by_proposed) == 1:
+        if self._with_proposals < 2:
             return _FIRST_PROPOSED
         return best_proposed(acceptance, self.draft_cost, self.pass_cost)
 

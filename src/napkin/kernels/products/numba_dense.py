@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 
 from napkin.kernels.numba_numbers import FASTMATH
-from napkin.kernels.products.numba_dots import called, constants, fused, load, looped, prefetch, row_sums
+from napkin.kernels.products.numba_dots import called, constants, folded, fused, load, looped, prefetch, row_sums
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with, processor_features
 from napkin.machine_code.pointers import operation
 
@@ -89,11 +89,7 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int) -> Any:
 
         zeros = [constants(sums, 0.0)] * (n_rows * n_vectors)
         totals = looped(builder, builder.udiv(n_columns, int64(STEP)), zeros, step)
-        if n_lanes == 16:
-            halves = [constants(ir.VectorType(_I32, 8), list(range(first, first + 8))) for first in (0, 8)]
-            totals = [
-                builder.fadd(*(builder.shuffle_vector(total, total, places) for places in halves)) for total in totals
-            ]
+        totals = [folded(builder, total) for total in totals]
         for v, to in enumerate(starts(y, y_bytes, n_vectors)):
             result = row_sums(builder, totals[v * n_rows : (v + 1) * n_rows])
             builder.store(result, builder.inttoptr(to, result.type.as_pointer())).align = 4

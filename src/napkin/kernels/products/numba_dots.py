@@ -86,23 +86,55 @@ def row_sums(builder: Any, rows: Sequence[Any]) -> Any:
     return sums if len(rows) == 4 else builder.extract_element(sums, _I32(0))
 
 
-def nibble_dots(builder: Any, low: Any, high: Any, planes: Sequence[Any]) -> Any:
-    """Σ low · n + high · m in int32, of four or eight numbers in each of eight sums: the first four sum the first 16
-    bytes, the last four the others.
+def folded(builder: Any, total: Any) -> Any:
+    """A vector of eight or sixteen float32 as one of eight with the same sum."""
+    if total.type.count == 8:
+        return total
+    halves = [constants(ir.VectorType(_I32, 8), list(range(first, first + 8))) for first in (0, 8)]
+    return builder.fadd(*(builder.shuffle_vector(total, total, places) for places in halves))
 
-    low and high are 32 bytes from 0 to 15, n and m integers of 16 bits in planes: the upper bytes of n, which are
-    signed, its lower ones, which are not, and those of m.
+
+def _add_products(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    """Each int32 of a total and four products of bytes, by VNNI."""
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * total.type.count}"
+    given = total, builder.bitcast(unsigned, total.type), builder.bitcast(signed, total.type)
+    return called(builder, name, total.type, given)
+
+
+def byte_dots(builder: Any, planes: Sequence[Any], row_part: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What makes, of a row's 64 signed bytes at an address, Σ bytes · n in int32, of four numbers in each of 16 sums.
+
+    n are integers of 16 bits in planes: their upper bytes, which are signed, and the lower ones, which are not. For
+    processors that multiply 64 bytes by VNNI.
+    """
+    upper, lower = planes
+    sums = ir.VectorType(_I32, upper.type.count // 4)
+    middle, eights = constants(upper.type, -128), constants(sums, 8)
+    # Bytes count from -128: the first factor has to be unsigned.
+    beyond = builder.shl(_add_products(builder, constants(sums, 0), middle, upper), eights)
+
+    def dots(address: Any) -> Any:
+        signed = row_part(address)
+        total = _add_products(builder, constants(sums, 0), builder.xor(signed, middle), upper)
+        total = _add_products(builder, builder.shl(total, eights), lower, signed)
+        return builder.sub(total, beyond)
+
+    return dots
+
+
+def nibble_dots(builder: Any, low: Any, high: Any, planes: Sequence[Any]) -> Any:
+    """Σ low · n + high · m in int32, of four or eight numbers in each of eight or sixteen sums: each sums four bytes.
+
+    low and high are 32 or 64 bytes from 0 to 15, n and m integers of 16 bits in planes: the upper bytes of n, which are
+    signed, its lower ones, which are not, and those of m. Only with VNNI they are 64.
     """
     features = processor_features()
     upper_n, lower_n, upper_m, lower_m = planes
     if "avxvnni" in features or {"avx512vnni", "avx512vl"} <= features:
-
-        def add(total: Any, unsigned: Any, signed: Any) -> Any:
-            given = total, builder.bitcast(unsigned, _SUMS), builder.bitcast(signed, _SUMS)
-            return called(builder, "llvm.x86.avx512.vpdpbusd.256", _SUMS, given)
-
-        total = add(add(constants(_SUMS, 0), low, upper_n), high, upper_m)
-        return add(add(builder.shl(total, constants(_SUMS, 8)), lower_n, low), lower_m, high)
+        sums = ir.VectorType(_I32, low.type.count // 4)
+        total = _add_products(builder, constants(sums, 0), low, upper_n)
+        total = builder.shl(_add_products(builder, total, high, upper_m), constants(sums, 8))
+        return _add_products(builder, _add_products(builder, total, lower_n, low), lower_m, high)
     if "avx2" in features:
 
         def pairs(unsigned: Any, signed: Any) -> Any:

@@ -18,7 +18,9 @@ from numba import types
 from napkin.kernels.numba_numbers import FASTMATH, widen_row, widened
 from napkin.kernels.products.numba_dots import (
     F32X8,
+    byte_dots,
     constants,
+    folded,
     fused,
     load,
     looped,
@@ -39,9 +41,11 @@ INT8, INT4 = 0, 1
 """The forms of a matrix: q from -128 to 127; q from 0 to 15; 2 is q from 0 to 15, minus 8."""
 
 _ROWS = 4
-_AHEAD = 8192
+_AHEAD = 16384
 """Bytes ahead of those that are multiplied that rows are fetched, one line after the other: four rows side by side, as
 they are read, are not what the processor foresees. It is memory's latency of 100 ns and more, times its rate."""
+_SIDE_BY_SIDE = 4
+"""The pieces of a vector's integers are filled up to a multiple of this."""
 _LARGEST = 32767.0
 _SMALLEST_PIECE = 1e-30
 _HALF_TO_SINGLE = 2.0**112
@@ -54,13 +58,28 @@ def _vector(kind: Any, n: int) -> Any:
     return ir.VectorType(kind, n)
 
 
+def _is_wide() -> bool:
+    """True if the processor multiplies 64 bytes in an instruction."""
+    return {"avx512f", "avx512bw", "avx512vl", "avx512vnni"} <= processor_features()
+
+
+def _pieces_of_planes(form: int) -> int:
+    """The pieces of a vector that are multiplied at a time, and whose integers stand in planes together: of bytes of
+    the row, 64 or 32. One for 16-bit integers side by side, which are multiplied by 8 bits without `_is_wide`."""
+    if form == INT8:
+        return 2 if _is_wide() else 1
+    return 4 if _is_wide() else 2
+
+
 def _dots(form: int, has_offsets: bool, n_rows: int) -> Any:
     """The operation that writes Σ scale · piece's scale · Σ q · n + offset · Σ x of so many rows to an address; scales
     and offsets, if any, are float32, one for each piece of each row, and eight more may be read.
 
     A row has 16 or 32 bytes per piece. In 4 bits, the even numbers of a piece are in the lower halves of its bytes, and
-    the odd ones in the upper; two pieces are multiplied at a time, by what `take_integers` makes of two.
+    the odd ones in the upper. `_pieces_of_planes` pieces are multiplied at a time by what `take_integers` makes of
+    them, and then those that are left, one by one.
     """
+    piece_bytes = PIECE if form == INT8 else PIECE // 2
 
     def emit(
         builder: Any,
@@ -74,92 +93,96 @@ def _dots(form: int, has_offsets: bool, n_rows: int) -> Any:
         n_pieces: Any,
         to: Any,
     ) -> None:
-        int64 = values.type
+        int64, at_once = values.type, _pieces_of_planes(form)
+        n_lanes = max(8, at_once * piece_bytes // 4)
+        floats, plane = _vector(_F32, n_lanes), at_once * piece_bytes
 
         def plus(address: Any, index: Any, step: int) -> Any:
             return builder.add(address, builder.mul(index, int64(step)))
 
-        multiply = fused(builder, F32X8)
         scale_bytes = builder.mul(n_pieces, int64(4))
         rows, scale_rows, offset_rows = (
             [builder.add(first, builder.mul(step, int64(i))) for i in range(n_rows)]
             for first, step in ((values, row_bytes), (scales, scale_bytes), (offsets, scale_bytes))
         )
 
-        def fetch(piece: Any, piece_bytes: int, number: int) -> None:
-            if number % 2:
-                return  # It is in the line of the row before it.
-            place = builder.add(plus(values, piece, piece_bytes * n_rows), int64(_AHEAD + number * PIECE))
-            prefetch(builder, place)
+        def row_part(address: Any, n_bytes: int) -> Any:
+            """So many bytes of a row, and zeros beyond them."""
+            part = load(builder, address, _vector(_I8, n_bytes))
+            if n_bytes == plane:
+                return part
+            places = constants(_vector(_I32, plane), [*range(n_bytes), *[n_bytes] * (plane - n_bytes)])
+            return builder.shuffle_vector(part, constants(part.type, 0), places)
 
-        def add_scaled(totals: list[Any], dots: list[Any], piece: Any, spread_pieces: Any) -> list[Any]:
-            of_pieces = spread_pieces(plus(vector_scales, piece, 4))
-            factors = [builder.fmul(spread_pieces(plus(row, piece, 4)), of_pieces) for row in scale_rows]
-            return [
-                builder.call(multiply, [builder.sitofp(dot, F32X8), factor, total])
-                for dot, factor, total in zip(dots, factors, totals, strict=True)
+        def dots_of(at: Any, n_bytes: int) -> Any:
+            """What makes the sums of products of a row's bytes with the integers in planes from an address on."""
+            if at_once == 1:
+                vectors = [load(builder, builder.add(at, int64(part)), _vector(_I16, 16)) for part in (0, 32)]
+
+                def words(address: Any) -> Any:
+                    halves = (load(builder, builder.add(address, int64(i)), _vector(_I8, 16)) for i in (0, 16))
+                    return word_dots(builder, [builder.sext(each, _vector(_I16, 16)) for each in halves], vectors)
+
+                return words
+            n_planes = 2 if form == INT8 else 4
+            planes = [
+                load(builder, builder.add(at, int64(plane * part)), _vector(_I8, plane)) for part in range(n_planes)
             ]
-
-        def add_words(piece: Any, totals: list[Any]) -> list[Any]:
-            at = plus(numbers, piece, 64)
-            vectors = [load(builder, builder.add(at, int64(part)), _vector(_I16, 16)) for part in (0, 32)]
-            dots = []
-            for number, row in enumerate(rows):
-                first = plus(row, piece, PIECE)
-                fetch(piece, PIECE, number)
-                words = [
-                    builder.sext(load(builder, builder.add(first, int64(part)), _vector(_I8, 16)), _vector(_I16, 16))
-                    for part in (0, 16)
-                ]
-                dots.append(word_dots(builder, words, vectors))
-            return add_scaled(totals, dots, piece, lambda at: spread(builder, load(builder, at, _F32), 8))
-
-        def add_nibbles(piece: Any, totals: list[Any], n_bytes: int, spread_pieces: Any) -> list[Any]:
-            at = plus(numbers, piece, 64)
-            planes = [load(builder, builder.add(at, int64(32 * part)), _vector(_I8, 32)) for part in range(4)]
-            eights = constants(_vector(_I8, 32), 8)
+            if form == INT8:
+                return byte_dots(builder, planes, lambda address: row_part(address, n_bytes))
+            eights = constants(_vector(_I8, plane), 8)
             zeros = None if form == INT4 else nibble_dots(builder, eights, eights, planes)
-            dots = []
-            for number, row in enumerate(rows):
-                first = plus(row, piece, PIECE // 2)
-                fetch(piece, PIECE // 2, number)
-                both = load(builder, first, _vector(_I8, n_bytes))
-                if n_bytes < 32:
-                    places = constants(_vector(_I32, 32), [*range(n_bytes), *[n_bytes] * (32 - n_bytes)])
-                    both = builder.shuffle_vector(both, constants(both.type, 0), places)
+
+            def nibbles(address: Any) -> Any:
+                both = row_part(address, n_bytes)
                 low = builder.and_(both, constants(both.type, 15))
                 # A shift of words is an instruction of x86, one of bytes is not.
-                words = builder.bitcast(both, _vector(_I16, 16))
+                words = builder.bitcast(both, _vector(_I16, plane // 2))
                 shifted = builder.bitcast(builder.lshr(words, constants(words.type, 4)), both.type)
                 high = builder.and_(shifted, constants(both.type, 15))
                 dot = nibble_dots(builder, low, high, planes)
-                dots.append(dot if zeros is None else builder.sub(dot, zeros))
-            return add_scaled(totals, dots, piece, spread_pieces)
+                return dot if zeros is None else builder.sub(dot, zeros)
 
-        def two_pieces(address: Any) -> Any:
-            pair = spread(builder, load(builder, address, ir.DoubleType()), 4)
-            numbers_of = builder.bitcast(pair, F32X8)
-            return builder.shuffle_vector(numbers_of, numbers_of, constants(_vector(_I32, 8), [0] * 4 + [1] * 4))
+            return nibbles
 
-        def one_piece(address: Any) -> Any:
-            alone = spread(builder, load(builder, address, _F32), 8)
-            places = constants(_vector(_I32, 8), [*range(4), *range(8, 12)])
-            return builder.shuffle_vector(alone, constants(F32X8, 0.0), places)
+        def add_pieces(piece: Any, at: Any, n: int, totals: list[Any]) -> list[Any]:
+            """The totals with n pieces from one on, whose integers begin at an address."""
+            n_bytes = n * piece_bytes
+            ahead = builder.add(plus(values, piece, piece_bytes * n_rows), int64(_AHEAD))
+            for line in range(0, n_bytes * n_rows, 64):
+                prefetch(builder, builder.add(ahead, int64(line)))
+            dots = dots_of(at, n_bytes)
+            sums = [dots(plus(row, piece, piece_bytes)) for row in rows]
+            of_vector = load(builder, plus(vector_scales, piece, 4), _vector(_F32, n))
+            made = []
+            for row, dot, total in zip(scale_rows, sums, totals, strict=True):
+                of_row = load(builder, plus(row, piece, 4), _vector(_F32, n))
+                factor = in_lanes(builder.fmul(of_row, of_vector), n)
+                made.append(builder.call(fused(builder, floats), [builder.sitofp(dot, floats), factor, total]))
+            return made
 
-        totals = [constants(F32X8, 0.0)] * n_rows
-        if form == INT8:
-            totals = looped(builder, n_pieces, totals, add_words)
-        else:
-            pairs = builder.lshr(n_pieces, int64(1))
-            last = builder.sub(n_pieces, int64(1))
-            totals = looped(
-                builder, pairs, totals,
-                lambda pair, totals: add_nibbles(builder.shl(pair, int64(1)), totals, 32, two_pieces),
-            )  # fmt: skip
-            totals = looped(
-                builder, builder.and_(n_pieces, int64(1)), totals,
-                lambda _, totals: add_nibbles(last, totals, 16, one_piece),
-            )  # fmt: skip
+        def in_lanes(factors: Any, n: int) -> Any:
+            """The factors of n pieces in the lanes of their sums, and 0 in the others."""
+            per_piece = n_lanes // at_once
+            places = [place for place in range(n) for _ in range(per_piece)] + [n] * (n_lanes - n * per_piece)
+            return builder.shuffle_vector(
+                factors, constants(factors.type, 0.0), constants(_vector(_I32, n_lanes), places)
+            )
+
+        count = int64(at_once)
+        wholes = builder.udiv(n_pieces, count)
+
+        def whole(index: Any, totals: list[Any]) -> list[Any]:
+            return add_pieces(builder.mul(index, count), plus(numbers, index, 64 * at_once), at_once, totals)
+
+        def left_over(index: Any, totals: list[Any]) -> list[Any]:
+            at = builder.add(plus(numbers, wholes, 64 * at_once), builder.mul(index, int64(piece_bytes)))
+            return add_pieces(builder.add(builder.mul(wholes, count), index), at, 1, totals)
+
+        totals = looped(builder, wholes, [constants(floats, 0.0)] * n_rows, whole)
+        if at_once > 1:
+            totals = looped(builder, builder.urem(n_pieces, count), totals, left_over)
+        totals = [folded(builder, total) for total in totals]
         if has_offsets:
 
             def add_offsets(chunk: Any, totals: list[Any]) -> list[Any]:
@@ -171,6 +194,7 @@ def _dots(form: int, has_offsets: bool, n_rows: int) -> Any:
                 shifts = [load(builder, plus(row, piece, 4), F32X8) for row in offset_rows]
                 # What stands behind the last piece may be no number.
                 shifts = [builder.select(inside, each, constants(F32X8, 0.0)) for each in shifts]
+                multiply = fused(builder, F32X8)
                 return [
                     builder.call(multiply, [shift, sums, total]) for shift, total in zip(shifts, totals, strict=True)
                 ]
@@ -267,15 +291,19 @@ def _scales_of_pieces(address, kind, first, n_groups, pieces_per_group, pieces, 
             repeated[p] = groups[g]
 
 
-def _whole_piece(in_planes: bool) -> Any:
-    """The operation that makes integers of the 32 float32 at an address, and writes their scale and sum.
+def _whole_piece(form: int) -> Any:
+    """The operation that makes integers of the 32 float32 of a piece, and writes its scale and sum.
 
-    They are 16-bit integers side by side, or for two pieces four planes of 32 bytes, of which a piece has one half: the
-    upper bytes of the even numbers, their lower bytes, and those of the odd numbers.
+    They are 16-bit integers side by side, or in planes: the upper bytes of all numbers of the pieces that stand
+    together, and their lower bytes; for 4 bits those of the even numbers, and then those of the odd ones.
     """
 
-    def emit(builder: Any, row: Any, numbers: Any, scale: Any, sum_of_all: Any) -> None:
+    def emit(builder: Any, row: Any, piece: Any, numbers: Any, scales: Any, sums: Any) -> None:
         int64, floats, words = row.type, _vector(_F32, PIECE), _vector(_I32, PIECE)
+        at_once = _pieces_of_planes(form)
+
+        def plus(address: Any, index: Any, step: int) -> Any:
+            return builder.add(address, builder.mul(index, int64(step)))
 
         def store(value: Any, address: Any) -> None:
             builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
@@ -285,7 +313,7 @@ def _whole_piece(in_planes: bool) -> Any:
             function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
             return builder.call(function, given, fastmath=("reassoc",) if result == _F32 else ())
 
-        x = load(builder, row, floats)
+        x = load(builder, plus(row, piece, 4 * PIECE), floats)
         # As integers the bits of sizes are in their order, infinity and then NaN above all numbers.
         sizes = builder.and_(builder.bitcast(x, words), constants(words, 0x7FFFFFFF))
         bits = reduced("llvm.vector.reduce.umax.v32i32", _I32, sizes)
@@ -295,58 +323,60 @@ def _whole_piece(in_planes: bool) -> Any:
         inverse = spread(builder, builder.fdiv(_F32(_LARGEST), largest), PIECE)
         whole = reduced("llvm.rint.v32f32", floats, builder.fmul(x, inverse))
         integers = builder.fptosi(whole, words)
-        if in_planes:
-            for parity in (0, 1):
-                places = constants(_vector(_I32, PIECE // 2), list(range(parity, PIECE, 2)))
-                half = builder.shuffle_vector(integers, integers, places)
-                eights = constants(half.type, 8)
-                for part, plane in enumerate((builder.ashr(half, eights), half)):
-                    at = builder.add(numbers, int64(64 * parity + 32 * part))
-                    store(builder.trunc(plane, _vector(_I8, PIECE // 2)), at)
+        if at_once == 1:
+            store(builder.trunc(integers, _vector(_I16, PIECE)), plus(numbers, piece, 64))
         else:
-            store(builder.trunc(integers, _vector(_I16, PIECE)), numbers)
-        store(builder.fdiv(largest, _F32(_LARGEST)), scale)
-        store(reduced("llvm.vector.reduce.fadd.v32f32", _F32, _F32(0.0), x), sum_of_all)
+            count, bytes_of_piece = int64(at_once), PIECE if form == INT8 else PIECE // 2
+            together, place = builder.udiv(piece, count), builder.urem(piece, count)
+            at = plus(plus(numbers, together, 64 * at_once), place, bytes_of_piece)
+            step = 1 if form == INT8 else 2
+            for first in range(step):
+                places = constants(_vector(_I32, PIECE // step), list(range(first, PIECE, step)))
+                part = builder.shuffle_vector(integers, integers, places)
+                for half, plane in enumerate((builder.ashr(part, constants(part.type, 8)), part)):
+                    to = builder.add(at, int64(at_once * bytes_of_piece * (2 * first + half)))
+                    store(builder.trunc(plane, _vector(_I8, PIECE // step)), to)
+        store(builder.fdiv(largest, _F32(_LARGEST)), plus(scales, piece, 4))
+        store(reduced("llvm.vector.reduce.fadd.v32f32", _F32, _F32(0.0), x), plus(sums, piece, 4))
 
-    return operation(types.void, *[types.int64] * 4)(emit)
+    return operation(types.void, *[types.int64] * 5)(emit)
 
 
-_piece_in_planes, _piece_in_words = _whole_piece(True), _whole_piece(False)
+_piece_for_4_bits, _piece_for_8_bits = _whole_piece(INT4), _whole_piece(INT8)
 
 
 @jitted_with(fastmath=FASTMATH)
-def take_integers(row, n, n_pieces, in_planes, numbers, scales, sums):
+def take_integers(row, n, n_pieces, for_4_bits, numbers, scales, sums):
     """The integers, scales and sums of the pieces of a row of n float32; beyond n it counts as 0, and is overwritten.
 
-    All are addresses, the row's too; integers take 64 bytes per piece, of an even number of pieces, and sums are read
-    in eights. Where a number is not finite, its piece's scale and sum are not either, and so are the products.
+    All are addresses, the row's too; integers take `number_bytes`, and sums are read in eights. Where a number is not
+    finite, its piece's scale and sum are not either, and so are the products.
     """
     given = f32_at(row)
     for j in range(n, n_pieces * PIECE):
         given[j] = np.float32(0)
     for p in range(n_pieces):
-        first = row + 4 * PIECE * p
-        if in_planes:
-            _piece_in_planes(first, numbers + 128 * (p // 2) + 16 * (p % 2), scales + 4 * p, sums + 4 * p)
+        if for_4_bits:
+            _piece_for_4_bits(row, p, numbers, scales, sums)
         else:
-            _piece_in_words(first, numbers + 64 * p, scales + 4 * p, sums + 4 * p)
+            _piece_for_8_bits(row, p, numbers, scales, sums)
 
 
 @jitted_with(inline="always")
 def number_bytes(n_pieces):
-    """The bytes of a vector's integers."""
-    return 64 * (n_pieces + n_pieces % 2)
+    """The bytes of a vector's integers; 64 more may be read."""
+    return 64 * ((n_pieces + _SIDE_BY_SIDE - 1) // _SIDE_BY_SIDE * _SIDE_BY_SIDE)
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
-def vectors_to_integers(x, is_bf16, numbers, scales, sums, start, stop, n, n_pieces, in_planes, buffer):
+def vectors_to_integers(x, is_bf16, numbers, scales, sums, start, stop, n, n_pieces, for_4_bits, buffer):
     """The integers, scales and sums of the vectors start to stop, which have n numbers each. The buffer holds n_pieces
     whole pieces."""
     for i in range(start, stop):
         widen_row(x, is_bf16, i * n, n, f32_at(buffer))
         of_pieces = 4 * n_pieces * i
         take_integers(
-            buffer, n, n_pieces, in_planes, numbers + number_bytes(n_pieces) * i, scales + of_pieces, sums + of_pieces
+            buffer, n, n_pieces, for_4_bits, numbers + number_bytes(n_pieces) * i, scales + of_pieces, sums + of_pieces
         )
 
 

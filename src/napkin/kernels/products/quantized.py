@@ -75,7 +75,8 @@ def integer_product(x: Tensor, values: Tensor, scales: Tensor, middles: Tensor |
     """
     n_vectors, n = x.shape
     n_rows, n_pieces = len(values), values.shape[1] // (PIECE if values.dtype == torch.int8 else PIECE // 2)
-    numbers = torch.empty(n_vectors, (n_pieces + n_pieces % 2) * PIECE, dtype=torch.int16)
+    # Pieces are filled up to fours, and 64 bytes more may be read.
+    numbers = torch.empty((-(-n_pieces // 4) * 4 * n_vectors + 1) * PIECE, dtype=torch.int16)
     # Sums are read in eights.
     of_pieces, result = torch.empty(2, n_vectors * n_pieces + 8), torch.empty(n_vectors, n_rows)
     x = (x if is_bf16(x) else x.float()).contiguous()
