@@ -1,9 +1,10 @@
 """Generation and scoring beside what they could be: GPT-2-small's shape in bf16 on this machine's CPU.
 
 Decoding one sequence after prompts of 16, 512 and 1,000 tokens, beside transformers (with its cache, if it can be
-imported) and beside streaming: one product of a vector with a bf16 matrix of as many bytes as the model has, by torch's
-operator and by napkin's, which is what a token that reads every weight once would take. Then four continuations of one
-long context scored together, beside each alone. Contenders take turns, the best of several rounds counts.
+imported) and beside streaming: the fastest simple read of as many bytes in bf16 as the model has, by torch's sum of
+integers, by torch's product with a vector or by napkin's, which is what a token that reads every weight once would
+take. Several tokens at a time, as proposals are tested. The same model in int8 and int4. Then four continuations of
+one long context scored together, beside each alone. Contenders take turns, the best of several rounds counts.
 
     pip install transformers
     python benchmarks/inference.py                     # two minutes
@@ -23,10 +24,12 @@ import torch
 import torch.nn.functional as F
 
 from napkin.hardware.host import detect_host
-from napkin.inference.generation import cache_for, prefill
+from napkin.inference.decoding_forms import prepare_decoding
+from napkin.inference.generation import cache_for, last_logits, prefill
 from napkin.inference.scoring import score
 from napkin.kernels.products.linear import linear
 from napkin.model.config import ModelConfig
+from napkin.model.quantized import Format, quantize_model
 from napkin.model.transformer import Transformer
 from napkin.tensors import on_huge_pages
 from result_files import write_result
@@ -36,20 +39,28 @@ GPT2 = ModelConfig(
     feed_forward="gelu_tanh", biases="all", embedding_scale=1.0,
 )  # fmt: skip
 PROMPTS = (16, 512, 1000)
+TOGETHER = (4, 8, 16)
 CONTINUATION = 16
 Work = Callable[[], object]
 
 
-def decoding(model: Transformer, length: int) -> Work:
-    """One token after a prompt of that length, again and again."""
+def decoding(model: Transformer, length: int, n_new: int = 1) -> Work:
+    """So many tokens at a time after a prompt of that length, again and again."""
     cache = cache_for(model, 1, GPT2.context_length)
     prefill(model, [[5] * length], cache)
 
     def work() -> None:
         cache.truncate(length)
-        prefill(model, [[7]], cache).argmax()
+        last_logits(model, [7] * n_new, cache, n_new).argmax(-1)
 
     return work
+
+
+def quantized(to: Format) -> Transformer:
+    """The model in integers."""
+    model = Transformer(GPT2).eval()
+    quantize_model(model, to)
+    return on_huge_pages(model)
 
 
 def transformers_decoding(lengths: tuple[int, ...]) -> dict[str, Work]:
@@ -76,11 +87,16 @@ def transformers_decoding(lengths: tuple[int, ...]) -> dict[str, Work]:
 
 
 def streaming(model: Transformer) -> dict[str, Work]:
-    """A product with a matrix of the model's bytes."""
+    """Reads of a matrix of the model's bytes."""
     rows = sum(parameter.numel() for parameter in model.parameters()) // GPT2.d_model
     matrix = torch.randn(rows, GPT2.d_model, generator=torch.Generator().manual_seed(0)).bfloat16()
+    matrix = on_huge_pages(torch.nn.ParameterList([torch.nn.Parameter(matrix, requires_grad=False)]))[0]
     vector = torch.ones(1, GPT2.d_model, dtype=torch.bfloat16)
-    return {"streaming, torch": lambda: F.linear(vector, matrix), "streaming, napkin": lambda: linear(vector, matrix)}
+    return {
+        "streaming, torch's sum": lambda: matrix.view(torch.int64).sum(),
+        "streaming, torch's product": lambda: F.linear(vector, matrix),
+        "streaming, napkin's product": lambda: linear(vector, matrix),
+    }
 
 
 def scoring(model: Transformer) -> dict[str, Work]:
@@ -112,6 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=detect_host().cores)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--only-decoding", action="store_true", help="score nothing")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of all threads together")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -122,22 +139,27 @@ def main() -> None:
         f"# Inference: {host.cpu_name}, {options.threads} threads, {options.clock} clock, {now:%Y-%m-%d}, torch "
         f"{torch.__version__}, Python {platform.python_version()}",
         "",
-        "| what | ms | per second | / streaming by torch | / streaming by napkin |",
+        "| what | ms | per second | best streaming / it | it / one token of bf16 |",
         "|---|---|---|---|---|",
     ]
     with torch.inference_mode():
+        prepare_decoding(model)
         works = {**streaming(model), **{f"napkin, prompt {n}": decoding(model, n) for n in PROMPTS}}
+        works |= {f"{n} tokens at a time": decoding(model, PROMPTS[0], n) for n in TOGETHER}
+        for to in ("int8", "int4"):
+            other = quantized(to)
+            prepare_decoding(other)
+            works[to] = decoding(other, PROMPTS[0])
         seconds = best_seconds({**works, **transformers_decoding(PROMPTS)}, options.rounds, clock)
-        limits = [seconds["streaming, torch"], seconds["streaming, napkin"]]
+        limit = min(taken for name, taken in seconds.items() if name.startswith("streaming"))
         for name, taken in seconds.items():
-            shares = " | ".join(f"{limit / taken:.2f}" for limit in limits)
-            lines.append(f"| {name} | {taken * 1e3:.2f} | {1 / taken:.1f} | {shares} |")
-        scores = best_seconds(scoring(model), max(1, options.rounds // 20), clock)
-    together, alone = scores.values()
-    lines += [
-        "",
-        f"4 continuations of 900 tokens: {together:.2f} s, each alone {alone:.2f} s: {alone / together:.2f} ×",
-    ]
+            beside = taken / seconds[f"napkin, prompt {PROMPTS[0]}"]
+            lines.append(f"| {name} | {taken * 1e3:.2f} | {1 / taken:.1f} | {limit / taken:.2f} | {beside:.2f} |")
+        scores = {} if options.only_decoding else best_seconds(scoring(model), max(1, options.rounds // 20), clock)
+    if scores:
+        together, alone = scores.values()
+        found = f"{together:.2f} s, each alone {alone:.2f} s: {alone / together:.2f} ×"
+        lines += ["", f"4 continuations of 900 tokens: {found}"]
     print("\n".join(lines), flush=True)
     write_result("inference", lines)
 

@@ -1,10 +1,10 @@
 """The layout of a tensor: shape and strides over a storage that other tensors may share; numbers on their way between
 a device and the host; huge pages; the random state of a device; launches recorded as a CUDA graph."""
 
-import ctypes
 import gc
 import itertools
 import math
+import mmap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -25,8 +25,6 @@ Result = TypeVar("Result")
 Module = TypeVar("Module", bound=torch.nn.Module)
 
 _HUGE_PAGE = 2**21
-_MADV_HUGEPAGE = 14
-"""The advice of Linux's madvise(2)."""
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _SMALLEST_ON_HUGE_PAGES = 2**24
 """Bytes of a module's tensors from which they move: processors hold the addresses of some thousand pages of 4 KiB."""
@@ -66,14 +64,13 @@ def _huge_pages(n_bytes: int) -> Tensor | None:
     try:
         if "[never]" in _HUGE_PAGES.read_text():
             return None
-        advise = ctypes.CDLL(None).madvise
+        # Not the allocator's: memory that was used before has small pages already.
+        held = mmap.mmap(-1, n_bytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        held.madvise(mmap.MADV_HUGEPAGE)
     except (OSError, AttributeError):
         return None
-    made = torch.empty(n_bytes + _HUGE_PAGE, dtype=torch.uint8)
-    made = made[-made.data_ptr() % _HUGE_PAGE :][:n_bytes]
-    # Where it is not taken, the pages are small ones.
-    advise(ctypes.c_void_p(made.data_ptr()), ctypes.c_size_t(n_bytes), _MADV_HUGEPAGE)
-    return made
+    made = torch.frombuffer(held, dtype=torch.uint8)
+    return made[-made.data_ptr() % _HUGE_PAGE :][:n_bytes]
 
 
 class HostCopy:

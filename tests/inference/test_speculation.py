@@ -252,18 +252,37 @@ def test_the_planned_number_of_proposals_is_the_best_and_none_where_none_helps()
 def test_the_meter_counts_what_it_is_told_and_plans_with_it() -> None:
     meter = SpeculationMeter()
     assert meter.next_proposed() == 0
-    meter.add(0, 0, 1, 0.0, 2.0)
+    for _ in range(2):
+        assert meter.next_proposed() == 0
+        meter.add(0, 0, 1, 0.0, 2.0)
     assert meter.next_proposed() > 0
     for _ in range(50):
         meter.add(4, 4, 5, 0.4, 2.0)
-    assert (meter.acceptance, meter.passes, meter.tokens) == (1.0, 51, 251)
+    assert (meter.acceptance, meter.passes, meter.tokens) == (1.0, 52, 252)
     assert meter.costs.draft_cost == pytest.approx(0.05)
     assert meter.planned_improvement() == pytest.approx(5 / 1.2)
-    assert meter.metered_improvement() == pytest.approx(2.0 * 251 / (2.0 + 50 * 2.4))
+    assert meter.metered_improvement() == pytest.approx(2.0 * 252 / (2 * 2.0 + 50 * 2.4))
     assert meter.next_proposed() > 4
     for _ in range(50):
         meter.add(4, 0, 1, 0.4, 2.0)
     assert meter.next_proposed() <= 1
+
+
+def test_a_pass_that_was_slow_once_is_tried_again() -> None:
+    meter = SpeculationMeter()
+    # The first pass of a kind compiles its kernels, and others are disturbed.
+    for seconds in (9.0, 1.0):
+        meter.add(0, 0, 1, 0.0, seconds)
+    for seconds in (20.0, 1.1):
+        assert meter.next_proposed() == 4
+        meter.add(4, 4, 5, 0.0, seconds)
+    meter.add(16, 16, 17, 0.0, 30.0)
+    tried = []
+    for _ in range(400):
+        tried.append(meter.next_proposed())
+        meter.add(tried[-1], tried[-1], tried[-1] + 1, 0.0, 1.0 + tried[-1] / 40)
+    assert tried[0] in (4, 6)
+    assert tried[-1] == 16
 
 
 def test_proposals_that_are_all_accepted_give_as_many_tokens_per_pass() -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 COMPUTED = frozenset({torch.float32, torch.bfloat16})
 """The formats of which the compiled kernels read and write numbers."""
 KERNELS = MachineCode(
-    "napkin.kernels", "napkin: compiling kernels for this machine (once, a few seconds)", pattern="numba_*.py"
+    "napkin.kernels", "napkin: compiling kernels for this machine (once, up to half a minute)", pattern="numba_*.py"
 )
 FOR_TRAINING = ("attention.numba_rows", "loss.numba_loss", "norms.numba_norms", "pointwise.numba_pointwise")
 """The kernels of a training step, loaded all at once: what is missing is built side by side, with one message."""

@@ -24,7 +24,7 @@ FEW_ROWS = (1, 4, 8, 16, 64)
 """Numbers of tokens for which the pass over bf16 and fp32 matrices is timed beside the blocks one after the other;
 others count as the next of them."""
 USUALLY_FEW = 16
-"""Tokens up to which the pass is taken where nothing was timed, and new ones of a sequence with matrices of integers."""
+"""Tokens up to which the pass is taken where nothing was timed, and several new ones of sequences with integers."""
 DECODING = "decoding"
 _SMALLEST_MODEL = 2**21
 """Numbers of the blocks' matrices in bf16 or fp32 from which the pass is worth being loaded."""
