@@ -99,9 +99,9 @@ def test_greedy_texts_of_a_batch_are_those_without_proposals(changes: dict[str, 
         engine, completions = run(model, asked, stop_ids=[5], **how)
         assert texts(completions) == texts(plain)
         stats = engine.stats()
-        assert stats.accepted_tokens < stats.tested_tokens <= stats.proposed_tokens
+        assert stats.accepted_tokens <= stats.tested_tokens <= stats.proposed_tokens
         # How many are proposed otherwise depends on the seconds of passes.
-        assert stats.accepted_tokens > 0 or "proposed" not in how
+        assert 0 < stats.accepted_tokens < stats.tested_tokens or "proposed" not in how
         assert (engine.scheduler.preempted > 0) == ("cache_bytes" in how)
         for count in ("proposed", "tested", "accepted"):
             assert getattr(stats, f"{count}_tokens") == sum(getattr(each.speculation, count) for each in completions)

@@ -281,8 +281,8 @@ def test_a_pass_that_was_slow_once_is_tried_again() -> None:
     for _ in range(400):
         tried.append(meter.next_proposed())
         meter.add(tried[-1], tried[-1], tried[-1] + 1, 0.0, 1.0 + tried[-1] / 40)
-    assert tried[0] in (4, 6)
-    assert tried[-1] == 16
+    assert tried[0] == 4
+    assert tried[-60:].count(16) > 50
 
 
 def test_proposals_that_are_all_accepted_give_as_many_tokens_per_pass() -> None:

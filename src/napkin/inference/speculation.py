@@ -34,7 +34,7 @@ _MEMORY = 0.9
 """Weight that the past keeps with each pass: a text changes how well it can be foreseen."""
 
 _FORGOTTEN = 0.99
-"""What the seconds of passes over other numbers of tokens are multiplied by with each pass."""
+"""What the seconds that were measured are multiplied by with each pass since."""
 
 _PROPOSAL, _ACCEPTANCE, _RESIDUAL = 1, 2, 3
 """Streams of a seed's uniform numbers; stream 0 draws where nothing is proposed."""
@@ -393,6 +393,8 @@ class PassSeconds:
     _with_proposals: int = 0
     _without: int = 0
     """Passes with proposals, and without."""
+    _last: dict[int, int] = field(default_factory=dict)
+    """How many passes with proposals there were when so many were proposed last."""
     _draft_seconds: float = 0.0
     _drafted: int = 0
 
@@ -404,9 +406,7 @@ class PassSeconds:
         # Near the fastest of them, since other programs' work is not the model's; slowly upwards, as the context grows.
         self._by_proposed[proposed] = min(target_seconds, 1.02 * fastest)
         self._with_proposals, self._without = self._with_proposals + (proposed > 0), self._without + (proposed == 0)
-        # A pass that others' work has slowed down is tried again some time.
-        for other in self._by_proposed.keys() - {0, proposed}:
-            self._by_proposed[other] = max(_FORGOTTEN * self._by_proposed[other], self._by_proposed.get(0, 0.0))
+        self._last[proposed] = self._with_proposals
 
     @property
     def draft_cost(self) -> float:
@@ -433,7 +433,13 @@ class PassSeconds:
 
     def _seconds_of(self, proposed: int) -> float:
         """Seconds of a pass: as measured, or on the line between measured neighbours."""
-        known = self._by_proposed
+        # What was measured long ago is believed less and less: a pass that others slowed down is tried again.
+        known = {
+            n: seconds * _FORGOTTEN ** (self._with_proposals - self._last[n])
+            for n, seconds in self._by_proposed.items()
+        }
+        if 0 in known:
+            known = {n: max(seconds, self._by_proposed[0]) for n, seconds in known.items()}
         below = max((n for n in known if n <= proposed), default=None)
         above = min((n for n in known if n >= proposed), default=None)
         if below is None or above is None:
