@@ -24,11 +24,12 @@ import torch
 import torch.nn.functional as F
 
 from napkin.hardware.host import detect_host
-from napkin.inference.decoding_forms import prepare_decoding
+from napkin.inference.decoding_forms import choose_decoding_forms
 from napkin.inference.generation import cache_for, last_logits, prefill
 from napkin.inference.scoring import score
 from napkin.kernels.products.linear import linear
 from napkin.model.config import ModelConfig
+from napkin.model.kernel_forms import use_decoding_kernels
 from napkin.model.quantized import Format, quantize_model
 from napkin.model.transformer import Transformer
 from napkin.tensors import on_huge_pages
@@ -60,7 +61,14 @@ def quantized(to: Format) -> Transformer:
     """The model in integers."""
     model = Transformer(GPT2).eval()
     quantize_model(model, to)
-    return on_huge_pages(model)
+    return prepared(model)
+
+
+def prepared(model: Transformer) -> Transformer:
+    """The model as `napkin.load` and generation have it."""
+    use_decoding_kernels(on_huge_pages(model))
+    choose_decoding_forms(model)
+    return model
 
 
 def transformers_decoding(lengths: tuple[int, ...]) -> dict[str, Work]:
@@ -133,7 +141,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     clock = time.perf_counter if options.clock == "wall" else time.process_time
-    model = on_huge_pages(Transformer(GPT2, dtype=torch.bfloat16).eval())
+    model = prepared(Transformer(GPT2, dtype=torch.bfloat16).eval())
     host, now = detect_host(), datetime.now(UTC)
     lines = [
         f"# Inference: {host.cpu_name}, {options.threads} threads, {options.clock} clock, {now:%Y-%m-%d}, torch "
@@ -143,13 +151,10 @@ def main() -> None:
         "|---|---|---|---|---|",
     ]
     with torch.inference_mode():
-        prepare_decoding(model)
         works = {**streaming(model), **{f"napkin, prompt {n}": decoding(model, n) for n in PROMPTS}}
         works |= {f"{n} tokens at a time": decoding(model, PROMPTS[0], n) for n in TOGETHER}
         for to in ("int8", "int4"):
-            other = quantized(to)
-            prepare_decoding(other)
-            works[to] = decoding(other, PROMPTS[0])
+            works[to] = decoding(quantized(to), PROMPTS[0])
         seconds = best_seconds({**works, **transformers_decoding(PROMPTS)}, options.rounds, clock)
         limit = min(taken for name, taken in seconds.items() if name.startswith("streaming"))
         for name, taken in seconds.items():
