@@ -116,7 +116,7 @@ def slot_of(low, high, hash_key, multiplier, mask):
 
 @inlined
 def is_entry_of(entry, low, high):
-    """True if an entry is that of a key, by both words: never of a pre-token that is not its own key."""
+    """True if an entry is that of a key, by both words alone: never for a long pre-token, whose entry has an offset."""
     return ((load_u64(entry) ^ low) | (load_u64(entry + 8) ^ high)) == _ZERO
 
 
