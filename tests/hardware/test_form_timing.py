@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from napkin.errors import NapkinError
+from napkin.hardware import form_timing
 from napkin.hardware.form_timing import choose_form, fastest_of
 from napkin.kernels import operator_forms
 from napkin.kernels.operator_forms import fastest_form, forget_choices, kept_choices, pinned_forms, this_processor
@@ -115,6 +116,12 @@ def test_a_choice_that_cannot_be_kept_is_used_with_a_warning(monkeypatch: pytest
     monkeypatch.setenv("NAPKIN_CACHE_DIR", str(file))
     with pytest.warns(UserWarning, match="cannot be kept"):
         assert choose_form("product", CLASS, products(torch=4, ours=1), default="torch", seconds=0.01) == "ours"
+
+
+def test_a_default_that_takes_too_long_is_not_timed_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(form_timing, "MOST_SECONDS", 0.0)
+    forms = products(torch=1)() | {"ours": never}
+    assert choose_form("product", CLASS, lambda: forms, default="torch", seconds=0.01) == "torch"
 
 
 def test_a_tie_and_an_unsure_gain_keep_the_default() -> None:
