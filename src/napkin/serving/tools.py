@@ -86,18 +86,18 @@ class ToolTurns:
     def _messages(self) -> list[dict[str, Any]]:
         """The messages in the fields of chat templates; answers of tools are in the order of their calls."""
         messages: list[dict[str, Any]] = []
-        order: list[CallBody] = []
+        called: dict[str, CallBody] = {}
         answers: dict[str, dict[str, Any]] = {}
         for place, each in enumerate(self._body.messages):
             fields = {"role": each.role, "content": each.text(place)}
-            called = next((call for call in order if call.id == each.tool_call_id), None)
-            if each.role == "tool" and called is not None:
-                answers[called.id] = {**fields, "tool_call_id": called.id, "name": called.function.name}
-                if len(answers) == len(order):
-                    messages += [answers[call.id] for call in order]
+            call = called.get(each.tool_call_id) if each.role == "tool" else None
+            if call is not None:
+                answers[call.id] = {**fields, "tool_call_id": call.id, "name": call.function.name}
+                if len(answers) == len(called):
+                    messages += [answers[name] for name in called]
                 continue
             if each.calls:
-                order, answers = each.calls, {}
+                called, answers = {call.id: call for call in each.calls}, {}
                 fields |= self._called(place, each, fields["content"])
             messages.append(fields)
         return messages
