@@ -219,7 +219,11 @@ def test_lookup_proposes_what_followed_the_longest_suffix_most_recently() -> Non
         expected: list[int] = []
         for size, end in itertools.product(range(longest, 0, -1), range(len(tokens) - 1, 0, -1)):
             if size <= end and tokens[end - size : end] == tokens[len(tokens) - size :]:
-                expected = tokens[end : end + n]
+                # Read on into what is written, as a copy of its own past.
+                copied = list(tokens)
+                for _ in range(n):
+                    copied.append(copied[end + len(copied) - len(tokens)])
+                expected = copied[len(tokens) :]
                 break
         lookup = PromptLookup(longest)
         lookup.propose(tokens[: len(tokens) // 2] or tokens, n, Sampling(), 0)

@@ -95,7 +95,9 @@ class PromptLookup:
             if before:
                 # Of equally long ones the newest, which is the last.
                 end = max(before, key=lambda end: (self._common_suffix(end), end))
-                found = self._tokens[end : end + n]
+                followed = self._tokens[end : end + n]
+                # What repeats is taken to go on doing so.
+                found = [followed[place % len(followed)] for place in range(n)]
                 break
         self.seconds += time.perf_counter() - started
         return found
