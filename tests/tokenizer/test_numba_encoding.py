@@ -316,6 +316,26 @@ def test_a_copy_of_an_encoder_has_tables_of_its_own_and_the_same_ids():
     assert twin_of_it.encode(SAMPLE.encode())[0].tolist() == ids
 
 
+@pytest.mark.parametrize("pattern", ["gpt2", "o200k"])
+def test_short_texts_have_the_same_ids_once_the_core_is_there(pattern: str):
+    draw = random.Random(5)
+    tokenizer, without_core = BPETokenizer(trained(), pattern=pattern), plain(pattern)
+    # So many bytes of words that are all different that the table of pre-tokens is enlarged between short texts.
+    texts = ["".join(draw.choices(TRICKY, k=draw.randrange(200))) for _ in range(300)]
+    texts += [" ".join(str(draw.random()) for _ in range(50)) for _ in range(1_000)]
+    tokenizer.encode_documents(["the core is loaded by a long text " * 100])
+    tokenizer._encoder.encode(b"")
+
+    for text in ["", "x", *texts]:
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        assert (
+            ids == twin(without_core, text)
+            if len(text) < 300
+            else ids == tokenizer._encoder.encode(text.encode())[0].tolist()
+        )
+
+
 def test_a_tokenizer_gives_long_texts_to_the_core_and_the_same_ids_in_all_ways():
     tokenizer = BPETokenizer(trained(), ["<|end|>"])
     text = (SAMPLE + "<|end|>") * 200

@@ -167,3 +167,10 @@ def least_of_16(builder: Any, address: Any) -> Any:
 def call_scanner(builder: Any, scanner: Any, *arguments: Any) -> Any:
     """Call the scanner whose machine code is at address `scanner`; its contract is in tokenizer/numba/scanners.py."""
     return builder.call(builder.inttoptr(scanner, _SCANNER.as_pointer()), arguments)
+
+
+@operation(types.int64, types.int64, types.int64)
+def call_with_state(builder: Any, function: Any, state: Any) -> Any:
+    """Call the compiled function of one argument whose machine code is at address `function`."""
+    kind = ir.FunctionType(_I64, [_I64])
+    return builder.call(builder.inttoptr(function, kind.as_pointer()), [state])

@@ -98,7 +98,12 @@ class BPETokenizer(Tokenizer):
         return ids
 
     def _encode_ordinary(self, text: str) -> list[int]:
-        if len(text) >= _MIN_COMPILED_LENGTH and self._encodes_compiled(len(text)):
+        if len(text) < _MIN_COMPILED_LENGTH:
+            # Made when a long text was encoded. For short ones alone it is not worth loading.
+            encoder: Encoder | None = self.__dict__.get("_encoder")
+            if encoder is not None:
+                return encoder.encode_short(text.encode())
+        elif self._encodes_compiled(len(text)):
             return self._encoder.encode(text.encode())[0].tolist()
         return list(chain.from_iterable(map(self._ids_of.__getitem__, self._pre_tokenizer.split(text))))
 

@@ -5,6 +5,7 @@ workspace with its own table of pre-tokens; only the vocabulary is shared, so th
 threads. Plain twin: `merge_symbols` of each pre-token of `PreTokenizer.split`, document by document.
 """
 
+import ctypes
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
 from napkin.machine_code.pointers import (
+    call_with_state,
     load_i64,
     load_u8,
     load_u32,
@@ -85,6 +87,22 @@ def encode_documents(state):
             return status
         put(state, fields.DOCUMENT, document + 1)
     return fields.DONE
+
+
+@CompiledFunction
+def encode_short(state, function, text, n_bytes):
+    """Encode one document with `encode_documents`, whose address is `function`; returns the number of ids, or -1 if a
+    buffer must be enlarged or emptied first."""
+    put(state, fields.TEXT, text)
+    put(state, fields.LIMIT, n_bytes)
+    put(state, fields.POSITION, 0)
+    put(state, fields.ONLY_END, n_bytes)
+    put(state, fields.DOCUMENT_ENDS, state + 8 * fields.ONLY_END)
+    put(state, fields.N_DOCUMENTS, 1)
+    put(state, fields.DOCUMENT, 0)
+    put(state, fields.N_IDS, 0)
+    put(state, fields.N_IDS_BY_DOCUMENT, 0)
+    return get(state, fields.N_IDS) if call_with_state(function, state) == fields.DONE else -1
 
 
 @jitted
@@ -284,6 +302,10 @@ class Encoder:
         CORE.load(*FOR_ENCODING)
         self._vocabulary = _Vocabulary(merges, characters)
         self._idle: list[Workspace] = []
+        # Unlike other calls it keeps the GIL, which takes longer to get back than a few words to encode.
+        arguments = (ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
+        self._call_short = ctypes.PYFUNCTYPE(ctypes.c_int64, *arguments)(encode_short.address)
+        self._encode_documents = encode_documents.address
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy builds its own buffers: addresses are valid in the original only.
@@ -293,6 +315,17 @@ class Encoder:
             "characters": self._characters,
         }
         return partial(Encoder, **settings), (self._merges, self._pattern)
+
+    def encode_short(self, text: bytes) -> list[int]:
+        """The ids of one text as `encode` gives them, with little overhead for a few words; other threads wait."""
+        try:
+            workspace = self._idle.pop()
+        except IndexError:
+            return self.encode(text)[0].tolist()
+        n_ids = self._call_short(workspace.address, self._encode_documents, text, len(text))
+        ids = workspace.array(fields.IDS)[: max(n_ids, 0)].tolist()
+        self._idle.append(workspace)
+        return self.encode(text)[0].tolist() if n_ids < 0 else ids
 
     def encode(
         self,

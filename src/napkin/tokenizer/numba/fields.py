@@ -45,7 +45,9 @@ KEY_MASKS = 41
 N_RESERVED = 42
 # What is being merged in each lane, three int64; see apply_merges.py.
 SHORT_LANES = 43
-N_FIELDS = 44
+# The end of the only document of a short text.
+ONLY_END = 44
+N_FIELDS = 45
 
 # What a compiled function returns: done, or the buffer that must be enlarged or emptied before it is called again.
 DONE, NEEDS_TABLE, NEEDS_IDS, NEEDS_LONG_ROOM = range(4)
