@@ -119,9 +119,10 @@ def seconds_of(start: Start, folder: Path, environment: dict[str, str] | None = 
                 time.sleep(0.005)
             wall = time.perf_counter() - begin
             process.kill()
-        _, status, used = os.wait4(process.pid, 0)
-    if begun is None:
-        wall = time.perf_counter() - begin
+            _, status, used = os.wait4(process.pid, 0)
+        else:
+            _, status, used = os.wait4(process.pid, 0)
+            wall = time.perf_counter() - begin
     process.returncode = os.waitstatus_to_exitcode(status)
     if begun is not None and begun.exists():
         shutil.rmtree(begun.parent)

@@ -226,6 +226,7 @@ def characters_table(text: str, scripts: str, rounds: int) -> list[str]:
     ]
     for name, whole in (("mixed text", text[: 2 * 10**7]), ("many scripts", scripts)):
         documents, measured = whole.split("<|endoftext|>"), Measured()
+        ids = tokenizer.encode_documents([])[0]
         for _ in range(rounds):
             # A copy has tables of its own, and an empty cache.
             ours = copy.deepcopy(tokenizer)

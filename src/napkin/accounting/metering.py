@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from napkin.accounting.ledger import Category, Ledger
+from napkin.accounting.ledger import METERED_STEP, Category, Ledger
 from napkin.accounting.memory import Memory, allocator_events
 from napkin.accounting.pricing import Price
 from napkin.accounting.quantities import Line, QuantityRow, QuantityTable, Summary, with_calls
