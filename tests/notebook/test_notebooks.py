@@ -16,6 +16,7 @@ def cells_of(notebook: Path) -> list[dict[str, Any]]:
     return json.loads(notebook.read_text(encoding="utf-8"))["cells"]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
 def test_a_notebook_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

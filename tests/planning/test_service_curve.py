@@ -75,11 +75,11 @@ def test_a_degree_that_does_not_fit_says_why_and_has_no_points() -> None:
 
 
 def test_the_command_prints_the_curves(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["plan", "service", "--curve", "--preset", "gpt2", "--on", "2xH100", "--input-tokens", "16"]
-    assert main([*command, "--output-tokens", "4"]) == 0
+    command = ["plan", "service", "--curve", "--preset", "gpt2", "--input-tokens", "16", "--output-tokens", "4"]
+    assert main([*command, "--on", "H100"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("knee") == 3
-    assert main([*command, "--output-tokens", "4", "--json"]) == 0
+    assert printed.count("knee") == 2
+    assert main([*command, "--on", "2xH100", "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert [curve["tensor"] for curve in values["curves"]] == [1, 2]
     for curve in values["curves"]:
@@ -87,5 +87,5 @@ def test_the_command_prints_the_curves(capsys: pytest.CaptureFixture[str]) -> No
         assert curve["knee"] == max(powers, key=powers.__getitem__)
     assert main(["plan", "service", "--curve", "--preset", "gpt2"]) == 2
     assert "--on" in capsys.readouterr().err
-    assert main([*command, "--rate", "3"]) == 2
+    assert main([*command, "--on", "2xH100", "--rate", "3"]) == 2
     assert "--rate" in capsys.readouterr().err

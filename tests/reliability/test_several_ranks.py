@@ -225,6 +225,7 @@ class Run:
 """
 
 
+@pytest.mark.thorough
 def test_rank_zero_alone_tells_the_trackers(napkin: Napkin) -> None:
     # Found before an installed one.
     (napkin.folder / "trackio.py").write_text(TRACKIO)

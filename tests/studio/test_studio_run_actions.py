@@ -206,6 +206,7 @@ def test_this_process_does_not_stop_itself(folder: Path) -> None:
         assert lock_holder(folder / "one") is None
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser to look with")
 def test_a_run_is_started_and_stopped_with_the_keyboard(folder: Path, studio: Studio, tmp_path: Path) -> None:
     (folder / "hostile.toml").write_text((folder / "long.toml").read_text().replace('"napkin"', f'"{HOSTILE}"'))
