@@ -1,7 +1,7 @@
 """What quantized weights and proposals gain in decoding on this CPU: `python benchmarks/decoding_options.py`.
 
 Quantized: a Transformer of d_model 2048 (4 blocks, vocabulary 32,000) with a prompt of 16 tokens decodes in int8 and
-int4, beside the same model in bf16 with torch's own products and attention, and with napkin's compiled ones.
+int4, beside the same model in bf16, as `napkin generate` computes it and with torch's own products and attention.
 
 Lookup: a small model is trained for 25 seconds on a program that repeats itself, and continues it at temperature 0 with
 and without n-gram proposals.
@@ -14,16 +14,19 @@ import copy
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from unittest import mock
 
 import torch
 
+from napkin.inference.decoding_forms import choose_decoding_forms
 from napkin.inference.generation import cache_for, continue_prompt, prefill
 from napkin.inference.settings import Sampling
 from napkin.inference.speculation import PromptLookup, SpeculationMeter, speculate
 from napkin.kernels.attention import decode
 from napkin.kernels.products import linear
 from napkin.model.config import ModelConfig
+from napkin.model.kernel_forms import use_decoding_kernels
 from napkin.model.quantized import quantize_model
 from napkin.model.transformer import Transformer
 from result_files import machine
@@ -48,16 +51,18 @@ def quantized(rounds: int) -> None:
     """Seconds per token at d_model 2048."""
     config = ModelConfig(vocab_size=32_000, context_length=256, d_model=2048, n_layers=4, n_heads=16, n_kv_heads=16)
     model = Transformer(config).eval()
-    models = {}
-    for to in ("int8", "int4"):
-        models[to] = copy.deepcopy(model)
-        quantize_model(models[to], to)
+    models = {"int8": copy.deepcopy(model), "int4": copy.deepcopy(model)}
+    quantize_model(models["int8"], "int8")
+    quantize_model(models["int4"], "int4")
     plain = model.to(torch.bfloat16)
+    models = {"bf16": copy.deepcopy(plain), **models}
+    for each in models.values():
+        # As generation has it.
+        use_decoding_kernels(each)
+        choose_decoding_forms(each)
     contestants: dict[str, Callable[[], float]] = {
         "torch's bf16": lambda: without_compiled(lambda: seconds_per_token(plain)),
-        "bf16": lambda: seconds_per_token(plain),
-        "int8": lambda: seconds_per_token(models["int8"]),
-        "int4": lambda: seconds_per_token(models["int4"]),
+        **{name: partial(seconds_per_token, each) for name, each in models.items()},
     }
     fastest = in_turns(contestants, rounds)
     print("\nd_model 2048, batch 1       tokens/s   of torch's bf16")

@@ -6,6 +6,7 @@
 Pictures are SVG files that commands write, and screenshots of pages in JPEG, each below 150 kB.
 """
 
+import argparse
 import base64
 import re
 import signal
@@ -32,7 +33,12 @@ SMALL = "--training.steps 200 --model.n-layers 2 --model.d-model 128 --training.
 
 def main() -> None:
     """Make the pictures that are named, or all."""
-    wanted = sys.argv[1:] or [*MAKERS, *(f"learn-{idea}" for idea in LEARN)]
+    known = [*MAKERS, *(f"learn-{idea}" for idea in LEARN)]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all by default: {', '.join(known)}")
+    wanted: list[str] = parser.parse_args().names or known
+    if unknown := [name for name in wanted if name not in known]:
+        parser.error(f"no picture is named {', '.join(unknown)}; there are {', '.join(known)}")
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="napkin-gallery-") as place:
         folder = Path(place)

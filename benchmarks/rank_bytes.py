@@ -8,6 +8,7 @@ brackets by how much the allocator's events exceed the latter: scratch of oneDNN
 by parts of their names; names of cases choose these.
 """
 
+import argparse
 import dataclasses
 import functools
 import gc
@@ -16,7 +17,6 @@ import json
 import os
 import socket
 import statistics
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable
@@ -211,12 +211,17 @@ def _compared(planned: int, metered: tuple[int, int]) -> str:
     return f"{planned:,} / {tensors:,} {planned / tensors - 1:+.3%} ({allocated / tensors - 1:+.3%})"
 
 
-def main(words: list[str]) -> None:
+def main() -> None:
     """Print a line for each case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="names of cases, or words that a name has; all cases by default")
+    words: list[str] = parser.parse_args().words
     print(machine(), flush=True)
     torch.set_num_threads(1)
     chosen = {name: CASES[name] for name in words if name in CASES}
     chosen = chosen or {name: each for name, each in CASES.items() if all(word in name for word in words)}
+    if not chosen:
+        parser.error(f"no case has {' and '.join(words)} in its name; there are {', '.join(CASES)}")
     errors: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         for size in (2, 4):
@@ -234,4 +239,4 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
