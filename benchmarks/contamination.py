@@ -32,6 +32,8 @@ def main() -> None:
     options = parser.parse_args()
     print(machine(), flush=True)
     items = read_task([Path(each) for each in options.task]).items
+    if options.planted >= len(items):
+        parser.error(f"--planted {options.planted}: the task has {len(items):,} items, some must not be planted")
     text = [each.text for each in standard_library()]
     if options.text:
         text += [each.text for each in read_documents(options.text)]
@@ -53,7 +55,7 @@ def main() -> None:
         right = len(found.contaminated & planted)
         wrong = {name for name in found.contaminated - planted if not shares_text(by_name[name], grams)}
         print(
-            f"| {name} | {right / len(planted):.1%} ({right / len(tellable):.1%} of those long enough) | "
+            f"| {name} | {right / len(planted):.1%} ({right / max(len(tellable), 1):.1%} of those long enough) | "
             f"{exact(chosen, documents):.1%} | {len(wrong)} | {len(wrong) / (len(items) - len(planted)):.3%} |",
             flush=True,
         )

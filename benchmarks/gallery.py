@@ -40,7 +40,8 @@ def main() -> None:
     if unknown := [name for name in wanted if name not in known]:
         parser.error(f"no picture is named {', '.join(unknown)}; there are {', '.join(known)}")
     PICTURES.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="napkin-gallery-") as place:
+    # Children of a killed Chromium may write to its profile for a moment longer.
+    with tempfile.TemporaryDirectory(prefix="napkin-gallery-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
         with Browser(folder / "profile", width=WIDTH, height=800) as browser:
             browser.do("Emulation.setScrollbarsHidden", hidden=True)

@@ -38,6 +38,8 @@ from studio.test_studio_runs import logged, make_run  # pyright: ignore[reportMi
 
 PLAN = "preset=llama-3-70b&recompute=full&context_length=8192"
 TIMES = 15
+SHOWN = 12
+"""Runs that the label of a chart names."""
 FRAMES = """new Promise((done) => {
   const times = [], begin = performance.now();
   const frame = (now) => {
@@ -64,8 +66,11 @@ def main() -> None:
     parser.add_argument("--whole-minutes", type=float, default=15.0, help="the most that reading all lines may take")
     parser.add_argument("--minutes", type=float, default=2.0, help="minutes for which a run grows")
     options = parser.parse_args()
+    if options.runs < SHOWN:
+        parser.error(f"--runs {options.runs}: a page of runs names {SHOWN} of them, take {SHOWN} or more")
     rows = []
-    with tempfile.TemporaryDirectory() as place:
+    # Children of a killed Chromium may write to its profile for a moment longer.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         folder = Path(place)
         for number in range(options.runs):
             run = make_run(folder / "runs" / f"run-{number:04}", 0)
@@ -146,7 +151,7 @@ def run_rows(browser: Browser, address: str, n_runs: int, most_minutes: float) -
     browser.wait_for("document.body.dataset.drawn > 0")
     begin = time.perf_counter()
     browser.run("delete document.body.dataset.drawn; document.querySelector('#all').click()")
-    first = f"document.querySelector('[data-curve=loss]').ariaLabel.includes('and {n_runs - 12} more')"
+    first = f"document.querySelector('[data-curve=loss]').ariaLabel.includes('and {n_runs - SHOWN} more')"
     browser.wait_for(first)
     seen = time.perf_counter() - begin
     browser.wait_for("document.body.dataset.drawn > 0")

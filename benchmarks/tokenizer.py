@@ -237,7 +237,7 @@ def characters_table(text: str, scripts: str, rounds: int) -> list[str]:
         equal = [i for each in theirs for i in each] == ids.tolist()
         size = len(whole.encode()) / 1e6
         other = hugging_face_on_characters(tokenizer)
-        part = documents[: len(documents) // 20]
+        part = documents[: max(len(documents) // 20, 1)]
         _, cpu = timed(lambda other=other, part=part: [other.encode(each).ids for each in part])
         speeds = [size / measured[what][1] for what in ("first", "again", "sentencepiece")]
         speeds.append(len("".join(part).encode()) / 1e6 / cpu)
