@@ -8,6 +8,9 @@ Pictures are SVG files that commands write, and screenshots of pages in JPEG, ea
 
 import argparse
 import base64
+import itertools
+import json
+import random
 import re
 import signal
 import subprocess
@@ -23,12 +26,27 @@ from oracles.browser import Browser  # pyright: ignore[reportMissingImports]
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
+NAPKIN = [sys.executable, "-m", "napkin"]
 LARGEST = 150_000
 """Bytes of a picture."""
 WIDTH = 1280
 QUALITY = 72
 LEARN = "number-formats strides bpe roofline step-memory pipelines isoflop scaling-law batching advantages".split()
 SMALL = "--training.steps 200 --model.n-layers 2 --model.d-model 128 --training.batch-size 8".split()
+BOUNDARY = "\n<|endoftext|>\n"
+
+WRITER = "--training.steps 400 --training.batch-size 8 --model.context-length 128 --model.n-layers 2".split()
+WRITER += "--model.n-heads 4 --optimizer.learning-rate 0.003".split()
+PARAGRAPH = re.compile(r"^[A-Z][^|`\[\]\n]{120,600}\.$", re.MULTILINE)
+"""Plain sentences, without code, links and tables."""
+
+SECTION = re.compile(r"^(?=#+ )", re.MULTILINE)
+STAGES = "gopher gopher-repetition fineweb near-duplicates personal-data".split()
+
+SMALLER = "--training.steps 80 --training.batch-size 4 --model.context-length 128".split()
+SMALLER += "--model.n-heads 2 --model.n-layers 1".split()
+GRID = "--model.d-model 32,64,128 --optimizer.learning-rate 0.001,0.003,0.01".split()
+SENTENCE = re.compile(r"(?:^- |[.;] )([A-Z][\w ,'-]{40,120})[.:;(]", re.MULTILINE)
 
 
 def main() -> None:
@@ -58,12 +76,14 @@ def main() -> None:
 
 def napkin(folder: Path, *words: str) -> None:
     """Run a command in a folder."""
-    subprocess.run([sys.executable, "-m", "napkin", *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*NAPKIN, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
 
-def photograph(browser: Browser, picture: Path, *, height: int = 900) -> None:
-    """The top of a page as it is now, without the name of the folder that will be gone."""
-    browser.size(WIDTH, height)
+def photograph(browser: Browser, picture: Path, *, height: int | None = 900) -> None:
+    """The top of a page as it is now, or all of it, without the name of the folder that will be gone."""
+    browser.size(WIDTH, height or 600)
+    if height is None:
+        browser.size(WIDTH, browser.run("document.documentElement.scrollHeight"))
     browser.run("document.getElementById('where')?.replaceChildren('2 below this folder')")
     browser.run("new Promise((done) => setTimeout(done, 300))")
     taken = browser.do("Page.captureScreenshot", format="jpeg", quality=QUALITY)
@@ -71,10 +91,10 @@ def photograph(browser: Browser, picture: Path, *, height: int = 900) -> None:
 
 
 @contextmanager
-def studio(folder: Path) -> Iterator[tuple[str, str]]:
+def studio(folder: Path, *options: str) -> Iterator[tuple[str, str]]:
     """A studio of a folder: its address, and that with the token."""
-    command = [sys.executable, "-m", "napkin", "studio", folder, "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    command = [*NAPKIN, "studio", "--port", "0", *options]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     found = None
     while found is None:
@@ -88,13 +108,25 @@ def studio(folder: Path) -> Iterator[tuple[str, str]]:
         process.wait()
 
 
-def of_studio(browser: Browser, folder: Path, path: str, picture: Path, *, ready: str = "", height: int = 900) -> None:
-    """A page of the studio, once a condition is true."""
-    with studio(folder) as (address, with_token):
+def of_studio(
+    browser: Browser,
+    folder: Path,
+    path: str,
+    picture: Path,
+    *,
+    ready: str = "",
+    use: Callable[[Browser], None] = lambda _: None,
+    options: tuple[str, ...] = (),
+    height: int | None = 900,
+) -> None:
+    """A page of the studio, once a condition is true and `use` has done with it what a person would. A height of None
+    is that of the page."""
+    with studio(folder, *options) as (address, with_token):
         browser.open(with_token)
         browser.open(address + path)
         drawn = "document.body.dataset.drawn > 0 && !document.querySelector('.working')"
         browser.wait_for(ready or drawn)
+        use(browser)
         photograph(browser, picture, height=height)
 
 
@@ -133,6 +165,125 @@ def runs(browser: Browser, folder: Path) -> None:
     of_studio(browser, place, "/runs", PICTURES / "runs.jpg", ready=ready)
 
 
+def writers(folder: Path) -> Path:
+    """Two runs of other widths, on paragraphs of the docs that they see often enough to write such sentences."""
+    place = folder / "writers"
+    if place.exists():
+        return place
+    place.mkdir()
+    pages = (page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
+    prose = [line for page in pages for line in PARAGRAPH.findall(page)]
+    (place / "prose.txt").write_text(BOUNDARY.join(prose))
+    napkin(place, "tokenizer", "train", "prose.txt", "--vocab-size", "1024")
+    napkin(place, "tokenizer", "encode", "prose.txt", "--out", "data")
+    for name, width in (("wide", "128"), ("narrow", "32")):
+        napkin(place, "train", "--run", name, *WRITER, "--model.d-model", width)
+    return place
+
+
+def compare(browser: Browser, folder: Path) -> None:
+    """Two models that continue the same text, before the vote, below it the votes on earlier texts."""
+    place = writers(folder)
+    text = (place / "prose.txt").read_text()
+    prompts = [" ".join(paragraph.split()[:8]) for paragraph in text.split(BOUNDARY)[6::12]]
+
+    def asked(prompt: str) -> list[int]:
+        """The number of places in each answer where two words follow each other as somewhere in the paragraphs."""
+        browser.run("document.querySelector('#new').click()")
+        browser.run("document.querySelector('#text').focus()")
+        browser.type(prompt)
+        browser.press("Enter")
+        browser.wait_for("document.querySelector('[data-verdict]') !== null")
+        answers = browser.run("[...document.querySelectorAll('.answer .body')].map((each) => each.textContent)")
+        return [sum(f"{a} {b}" in text for a, b in itertools.pairwise(answer.split())) for answer in answers]
+
+    def use(browser: Browser) -> None:
+        fields = {"first": "wide", "second": "narrow", "mode": "text"}
+        for name, value in {**fields, "temperature": "0.3", "max_tokens": "96", "seed": "1"}.items():
+            field = f"document.querySelector('#{name}')"
+            browser.run(f"{field}.value = '{value}', {field}.dispatchEvent(new Event('change'))")
+        browser.wait_for("document.querySelectorAll('#about p').length === 2 && !/opening/.test(about.textContent)")
+        likeness = {}
+        for prompt in prompts:
+            one, other = asked(prompt)
+            likeness[prompt] = max(one, other)
+            verdict = "a" if one > other else "b" if other > one else "tie"
+            browser.run(f"document.querySelector('[data-verdict={verdict}]').click()")
+            browser.wait_for("document.querySelector('.verdict-row').textContent.startsWith('your vote')")
+        # The server draws the order: the better answer is to be on the left in every picture.
+        best = max(prompts, key=lambda prompt: likeness[prompt])
+        one, other = asked(best)
+        while one < other:
+            one, other = asked(best)
+
+    ready, votes = "'ready' in document.body.dataset", ("--allow-actions",)
+    of_studio(browser, place, "/chat", PICTURES / "compare.jpg", ready=ready, use=use, options=votes, height=None)
+
+
+def data(browser: Browser, folder: Path) -> None:
+    """What a pipeline left of the sections of the docs, and the documents that a rule dropped."""
+    place = folder / "curation"
+    sections = place / "sections"
+    sections.mkdir(parents=True)
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        documents = [part.strip() for part in SECTION.split(page.read_text()) if part.strip()]
+        (sections / f"{page.stem}.txt").write_text(BOUNDARY.join(documents))
+    stages = "".join(f'\n[[stage]]\nname = "{name}"\n' for name in STAGES)
+    (place / "pipeline.toml").write_text(f'[input]\npaths = ["sections"]\n{stages}')
+    napkin(place, "data", "run", "pipeline.toml", "--out", "corpus")
+
+    def use(browser: Browser) -> None:
+        rules = "[...document.querySelectorAll('.rules button')]"
+        browser.run(f"{rules}.find((each) => each.textContent.startsWith('lines without punctuation')).click()")
+        browser.wait_for("document.querySelectorAll('#documents mark').length > 0")
+
+    ready = "'ready' in document.body.dataset"
+    of_studio(browser, place, "/data", PICTURES / "data.jpg", ready=ready, use=use, height=860)
+
+
+def swept(folder: Path) -> Path:
+    """A sweep of nine runs. Six are evaluated: on sentences of the changelog beside the same with two neighbouring
+    words exchanged, and on the text of the front page."""
+    place = folder / "swept"
+    if place.exists():
+        return place
+    trained(folder)
+    place.mkdir()
+    written = subprocess.run([*NAPKIN, "recipe", *SMALLER], cwd=folder, check=True, capture_output=True).stdout
+    (folder / "smaller.toml").write_bytes(written)
+    napkin(folder, "sweep", "smaller.toml", "--runs", "swept/rates-and-widths", *GRID)
+    draw, pairs = random.Random(0), []
+    for sentence in SENTENCE.findall((ROOT / "CHANGELOG.md").read_text()):
+        words = sentence.split()
+        at = draw.randrange(len(words) - 1)
+        swapped = [*words[:at], words[at + 1], words[at], *words[at + 2 :]]
+        pairs.append(json.dumps({"good": sentence, "bad": " ".join(swapped)}))
+    (folder / "word-order.jsonl").write_text("\n".join(pairs))
+    (folder / "front-page.md").write_bytes((ROOT / "README.md").read_bytes())
+    sample = "--text front-page.md --max-tokens 2048 --seed 0".split()
+    for path in [*place.glob("*/*=0.003"), *place.glob("*/*=0.01")]:
+        run = str(path.relative_to(folder))
+        napkin(folder, "evaluate", "task", run, "--task", "word-order.jsonl")
+        napkin(folder, "evaluate", "text", run, *sample)
+    return place
+
+
+def sweep(browser: Browser, folder: Path) -> None:
+    """The runs of a sweep as lines across its fields, and as a table."""
+    ready = "document.body.dataset.ready === 'scaling'"
+    of_studio(browser, swept(folder), "/scaling", PICTURES / "sweep.jpg", ready=ready, height=None)
+
+
+def evaluations(browser: Browser, folder: Path) -> None:
+    """The charts of six models' scores on a task and of their bits per byte; the table below has wider rows."""
+
+    def use(browser: Browser) -> None:
+        browser.run("document.querySelector('#table-part').hidden = true")
+
+    ready, picture = "document.body.dataset.ready === 'evaluations'", PICTURES / "evaluations.jpg"
+    of_studio(browser, swept(folder), "/evaluations", picture, ready=ready, use=use, height=None)
+
+
 def report(browser: Browser, folder: Path) -> None:
     """The report of a run."""
     browser.open((trained(folder) / "rate-0.003" / "report.html").as_uri())
@@ -166,6 +317,10 @@ def pipeline(browser: Browser, folder: Path) -> None:
 MAKERS: dict[str, Callable[[Browser, Path], None]] = {
     "planner": planner,
     "runs": runs,
+    "compare": compare,
+    "data": data,
+    "sweep": sweep,
+    "evaluations": evaluations,
     "report": report,
     "profile": profile,
     "law": law,
