@@ -75,7 +75,7 @@ def gradients_on_ranks(size: int) -> dict[str, Tensor]:
     """By case, strategy and size of micro-batches, the gradient that several ranks have."""
     environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     with tempfile.TemporaryDirectory() as folder:
-        script = TESTS / "alignment" / "rank_gradients.py"
+        script = TESTS / "tuning" / "rank_gradients.py"
         command = [sys.executable, script, folder, str(size), str(free_port())]
         subprocess.run(command, env={**os.environ, **environment}, check=True)
         return load_file(Path(folder) / "gradients.safetensors")
