@@ -258,21 +258,31 @@ class CollectiveClock(TorchDispatchMode):
             _add_waits_of_cpp(unwaited, operators)
 
 
+LATEST_CALLBACK = 0.05
+"""Seconds after the end of a collective within which its callback is expected: ten times the interval at which threads
+of Python take turns."""
+
+
 def _add_waits_of_cpp(unwaited: list[TimedCollective], operators: list[tuple[float, float]]) -> None:
     """Add the waits of C++ code, which are neither operators nor calls of `Work.wait`.
 
     A collective that no Python code waited for and that ended between two operators was waited for there: from the end
-    of the operator before it to its own end it is exposed.
+    of the operator before it to its own end it is exposed. Its end is told by a callback, which may have to wait for
+    the interpreter while the next operators run already: the longest pause shortly before it is the one.
     """
     waited_until = 0.0
     starts = [start for start, _ in operators]
     pending = [(timed.done, timed) for timed in unwaited if timed.done is not None]
-    for done, timed in sorted(pending, key=lambda pair: pair[0]):
-        after = bisect.bisect_right(starts, done)
-        free = max(operators[after - 1][1] if after else 0.0, waited_until, timed.entered)
+    for told, timed in sorted(pending, key=lambda pair: pair[0]):
+        free, done = told, told
+        for after in range(bisect.bisect_right(starts, told - LATEST_CALLBACK), bisect.bisect_right(starts, told) + 1):
+            begin = max(operators[after - 1][1] if after else 0.0, waited_until, timed.entered)
+            end = min(told, starts[after]) if after < len(starts) else told
+            if end - begin > done - free:
+                free, done = begin, end
         if done > free:
             timed.exposed += done - free
-            waited_until = done
+            timed.done = waited_until = done
 
 
 def _add_waits_of_streams(
