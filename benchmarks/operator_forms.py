@@ -182,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--every", type=int, default=1, help="only each so-manieth shape of a part")
+    parser.add_argument("--every", type=int, default=1, help="time every n-th shape of a part")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     keep_freed_memory()

@@ -60,7 +60,7 @@ def _address_of(tensor: Tensor) -> int:
 
 
 def _huge_pages(n_bytes: int) -> Tensor | None:
-    """So many bytes that begin with a page of 2 MiB; None where there are no such pages."""
+    """A tensor of `n_bytes` bytes that begins at a huge page (2 MiB); None where the system has no huge pages."""
     try:
         if "[never]" in _HUGE_PAGES.read_text():
             return None

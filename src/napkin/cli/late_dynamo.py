@@ -16,7 +16,7 @@ from typing import Any
 
 NAME = "torch._dynamo"
 _FIRST = f"{NAME}.config"
-"""Its settings, which need nothing else of it."""
+"""The settings of torch._dynamo, which import nothing else of it."""
 
 
 def load_late() -> None:

@@ -121,7 +121,7 @@ class Line:
 
 
 Repetition = Literal["all", "lines", "none"]
-"""Which counts of repetition are asked for. Those of lines alone cost little."""
+"""The counts of repetition that are asked for. Those of lines alone cost little."""
 
 
 def plain_statistics(text: str, *, repetition: Repetition = "all") -> TextStatistics:

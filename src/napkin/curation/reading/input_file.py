@@ -47,7 +47,7 @@ class InputFile:
     modified: str
     """Time of the last change, as its file system says; empty where it does not."""
     start: int | None = None
-    """Of a part of a file, of which `bytes` are read from here on; None for the whole file."""
+    """The offset at which a part of a file begins, of which `bytes` are read; None for the whole file."""
     number: int = 0
     """Documents of the file before this part, as their identities count them."""
 
