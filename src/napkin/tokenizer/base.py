@@ -10,6 +10,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex
 
 from napkin.errors import NapkinError
@@ -193,3 +194,39 @@ def _value(value: Any) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+class CompiledTokenizer(Tokenizer):
+    """A tokenizer that encodes long texts by the compiled core."""
+
+    @abstractmethod
+    def _encodes_compiled(self, n_bytes: int) -> bool:
+        """True if the core should encode texts of about `n_bytes` together."""
+
+    @abstractmethod
+    def _encode_compiled(self, texts: Sequence[str], threads: int) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """What `encode_documents` returns, by the core."""
+
+    def encode_batch(self, texts: Iterable[str], *, threads: int = 1) -> list[list[int]]:
+        """Turn each text into a list of ids; special tokens in them are ordinary text."""
+        texts = list(check_texts(texts))
+        if not self._encodes_compiled(sum(map(len, texts))):
+            return super().encode_batch(texts)
+        joined, counts = self._encode_compiled(texts, threads)
+        ids = joined.tolist()
+        return [ids[start:end] for start, end in pairwise(accumulate(counts.tolist(), initial=0))]
+
+    def encode_documents(self, texts: Sequence[str], *, threads: int = 1) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """The concatenated ids of all texts, and how many each text has."""
+        if not self._encodes_compiled(sum(map(len, texts))):
+            return super().encode_documents(texts)
+        return self._encode_compiled(texts, threads)
+
+    def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":
+        """Turn text into ids of shape [n_tokens]: uint16 if every id fits, otherwise uint32.
+
+        A long text is encoded by up to `threads` threads; the ids do not depend on their number.
+        """
+        if not self._encodes_compiled(len(text)):
+            return super().encode_to_numpy(text)
+        return self._encode_compiled([text], threads)[0]

@@ -7,12 +7,12 @@ one that comes first in the list of merges, until no adjacent pair can be merged
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, ClassVar
 from unicodedata import is_normalized, normalize
 
 from napkin.errors import NapkinError
-from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.base import CompiledTokenizer, Tokenizer
 from napkin.tokenizer.character_bpe import PieceCache, merge_symbols
 from napkin.tokenizer.numba.dispatch import can_encode, should_encode_compiled
 from napkin.tokenizer.pre_tokenization import PreTokenizer
@@ -30,7 +30,7 @@ _MIN_COMPILED_LENGTH = 2**10
 _MAX_VOCABULARY_BYTES = 2**28
 
 
-class BPETokenizer(Tokenizer):
+class BPETokenizer(CompiledTokenizer):
     """Ids 0 to 255 are the bytes, id 256 + i is the result of `merges[i]`, the special tokens come last.
 
     A merge may join ids that later merges make, as in Llama 3: it applies as soon as both are there. `pattern` is the
@@ -64,21 +64,6 @@ class BPETokenizer(Tokenizer):
         self._ranks = {pair: 256 + i for i, pair in enumerate(self.merges)}
         self._ids_of = PieceCache(self._merged)
 
-    def encode_batch(self, texts: Iterable[str], *, threads: int = 1) -> list[list[int]]:
-        """Turn each text into a list of ids; special tokens in them are ordinary text."""
-        texts = list(check_texts(texts))
-        if not self._encodes_compiled(sum(map(len, texts))):
-            return [self.encode(text) for text in texts]
-        joined, counts = self._encode_compiled(texts, threads)
-        ids = joined.tolist()
-        return [ids[start:end] for start, end in pairwise(accumulate(counts.tolist(), initial=0))]
-
-    def encode_documents(self, texts: Sequence[str], *, threads: int = 1) -> "tuple[numpy.ndarray, numpy.ndarray]":
-        """The concatenated ids of all texts, and how many each text has."""
-        if not self._encodes_compiled(sum(map(len, texts))):
-            return super().encode_documents(texts)
-        return self._encode_compiled(texts, threads)
-
     def encode_utf8(
         self, data: bytes, ends: Sequence[int], *, threads: int = 1
     ) -> "tuple[numpy.ndarray, numpy.ndarray]":
@@ -86,16 +71,6 @@ class BPETokenizer(Tokenizer):
         if not self._encodes_compiled(len(data)):
             return super().encode_utf8(data, ends)
         return self._encoder.encode(data, ends, dtype=self.id_dtype, threads=threads)
-
-    def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":
-        """Turn text into ids of shape [n_tokens]: uint16 if every id fits, otherwise uint32.
-
-        A long text is encoded by up to `threads` threads; the ids do not depend on their number.
-        """
-        if not self._encodes_compiled(len(text)):
-            return super().encode_to_numpy(text)
-        ids, _ = self._encoder.encode(utf8(text), dtype=self.id_dtype, threads=threads)
-        return ids
 
     def _encode_ordinary(self, text: str) -> list[int]:
         if len(text) < _MIN_COMPILED_LENGTH:

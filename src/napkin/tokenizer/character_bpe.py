@@ -19,9 +19,9 @@ from itertools import accumulate, chain, groupby, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex
 
 from napkin.errors import NapkinError
-from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.base import CompiledTokenizer
 from napkin.tokenizer.numba.dispatch import should_encode_compiled
-from napkin.tokenizer.text_input import check_special_tokens, check_texts, checked_text_tokens, utf8
+from napkin.tokenizer.text_input import check_special_tokens, checked_text_tokens, utf8
 
 if TYPE_CHECKING:
     import numpy
@@ -116,7 +116,7 @@ SPACE = "\u2581"
 _MAX_TOKEN_CHARACTERS = 4096
 
 
-class CharacterBPETokenizer(Tokenizer):
+class CharacterBPETokenizer(CompiledTokenizer):
     """`tokens[id]` is the text of an id; those at `byte_ids` are the 256 bytes, whatever their text is. That of a byte
     below 128 may be its character's own token, as Gemma has it for the tab.
 
@@ -164,27 +164,6 @@ class CharacterBPETokenizer(Tokenizer):
         self._ranks, self._made = self._checked_merges()
         self._ids_of = PieceCache(self.merge_symbols_of)
         self._bytes_until_compiled = _MIN_BYTES_PER_MERGE * len(self.merges)
-
-    def encode_batch(self, texts: Iterable[str], *, threads: int = 1) -> list[list[int]]:
-        """Turn each text into a list of ids; special tokens in them are ordinary text."""
-        texts = list(check_texts(texts))
-        if not self._encodes_compiled(sum(map(len, texts))):
-            return super().encode_batch(texts)
-        joined, counts = self.encode_documents(texts, threads=threads)
-        ids = joined.tolist()
-        return [ids[start:end] for start, end in pairwise(accumulate(counts.tolist(), initial=0))]
-
-    def encode_documents(self, texts: Sequence[str], *, threads: int = 1) -> "tuple[numpy.ndarray, numpy.ndarray]":
-        """The concatenated ids of all texts, and how many each text has."""
-        if not self._encodes_compiled(sum(map(len, texts))):
-            return super().encode_documents(texts)
-        return self._encode_compiled(texts, threads)
-
-    def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":
-        """Turn text into ids of shape [n_tokens]: uint16 if every id fits, otherwise uint32."""
-        if not self._encodes_compiled(len(text)):
-            return super().encode_to_numpy(text)
-        return self.encode_documents([text], threads=threads)[0]
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
         """The ids of ordinary texts and special tokens in turn; see `Tokenizer.encode_parts`."""
