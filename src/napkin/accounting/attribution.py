@@ -1,8 +1,8 @@
 """Attributes each call of a step to a module and to a component of the model.
 
-The forward pass notes which module made which autograd node, and the backward pass looks it up. A node gets its
-sequence number just before its operator runs, and keeps it. An operator that makes no node sees the number of the last.
-Operators of compiled programs say themselves where they come from (`Origin`).
+The forward pass records which module created which autograd node, and the backward pass looks it up. A node gets its
+sequence number just before its operator runs, and keeps it. An operator that creates no node sees the number of the
+last node created. Operators of compiled programs carry their own origin (`Origin`).
 """
 
 from collections.abc import Hashable
@@ -78,7 +78,7 @@ class Attribution:
         )
         self.after_head |= found == "head"
         node = _node(origin) if origin is not None else _get_sequence_nr() - 1
-        # Of the calls of one node, the first may be a reshape.
+        # The first of a node's calls may be a reshape.
         if self.component_of_node.get(node, "other") == "other":
             self.component_of_node[node] = found
         return found

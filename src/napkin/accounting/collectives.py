@@ -29,7 +29,7 @@ def needs_other_ranks(operator: Any) -> bool:
     return operator.namespace in DISTRIBUTED or operator.overloadpacket.__name__.startswith("ring_attention")
 
 
-# By parts of an operator's name. Of tensors in both directions, the larger are the whole tensor.
+# Found by the beginning of the operator's name. Of its input and its output, the larger is the whole tensor.
 _OPERATIONS = {
     "allreduce": "all_reduce",
     "all_reduce": "all_reduce",
@@ -126,9 +126,9 @@ class TimedCollective:
     entered: float
     """Time at which this rank called it; on a GPU, at which its stream reached the call."""
     exposed: float = 0.0
-    """Seconds for which the rank computed nothing because of it."""
+    """Seconds in which the rank computed nothing because it waited for this collective."""
     done: float | None = None
-    """When it had ended; None where that is not known."""
+    """Time at which it ended; None where that is not known."""
 
     @property
     def seconds(self) -> float:
@@ -267,8 +267,9 @@ def _add_waits_of_cpp(unwaited: list[TimedCollective], operators: list[tuple[flo
     """Add the waits of C++ code, which are neither operators nor calls of `Work.wait`.
 
     A collective that no Python code waited for and that ended between two operators was waited for there: from the end
-    of the operator before it to its own end it is exposed. Its end is told by a callback, which may have to wait for
-    the interpreter while the next operators run already: the longest pause shortly before it is the one.
+    of the operator before it to its own end it is exposed. A callback reports its end, and that callback may have to
+    wait for the interpreter while the next operators already run: the longest pause shortly before the callback is
+    taken as the wait.
     """
     waited_until = 0.0
     starts = [start for start, _ in operators]

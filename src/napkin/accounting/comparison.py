@@ -56,7 +56,7 @@ class StepFigures:
     collectives: Mapping[str, Figures] = field(default_factory=dict)
     """Calls and bytes of the collectives, by operation and number of ranks."""
     by: Column = "operator"
-    """What the parts are."""
+    """What a part is: a component, an operator, a module or a phase."""
 
 
 def step_figures(ledger: Ledger, *, by: Column = "module", price: Price | None = None) -> StepFigures:
@@ -105,7 +105,7 @@ class Change:
 
     @property
     def difference(self) -> int | float:
-        """What was added; negative for what is less."""
+        """The increase; negative for a decrease."""
         return (self.after or 0) - (self.before or 0)
 
     @property
@@ -182,7 +182,7 @@ def compare_steps(before: StepFigures, after: StepFigures) -> StepDifference:
 
 
 def _sizes(changes: Iterable[Change]) -> list[float]:
-    """How much a part's figures differ, the one that parts are sorted by first."""
+    """How much each of a part's figures differs; parts are sorted by the first one."""
     found = {each.name: abs(each.difference) for each in changes}
     order = ("seconds", "flops", "bytes_allocated", "bytes_written", "bytes_read", "calls")
     return [found.get(name, 0) for name in order]

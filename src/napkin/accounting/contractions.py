@@ -99,7 +99,7 @@ def _linear(given: dict, result: Tensor) -> Work:
 
 
 def _packed_product(given: dict, result: Tensor) -> Work:
-    # Of a vector with integers, two of which may share a byte.
+    # A vector times a matrix of integers, two of which may share a byte.
     m, k = given["self"].shape
     return _product(1, m, given["mat2"].shape[0], k)
 
@@ -193,7 +193,7 @@ def _own_flash_attention_backward(given: dict, result: Any) -> Work:
 
 
 def _attention_to_slots(given: dict, result: Tensor) -> Work:
-    # Of one query per sequence, with as many keys as the longest sequence has.
+    # One query per sequence, and as many keys as the longest sequence has.
     batch, heads, _, head_dim = given["query"].shape
     pairs = batch * heads * given["longest"]
     flops = 2 * pairs * (head_dim + given["value"].shape[-1])
@@ -213,7 +213,7 @@ def _attended(given: dict, *, over_head_dim: int, over_value_dim: int, recompute
         narrow = max(0, min(queries, most - first))
         causal_pairs = narrow * first + narrow * (narrow - 1) // 2 + (queries - narrow) * most
     if "ranks" in given:
-        # In a ring: the keys are those of all ranks, and each has as many of the pairs.
+        # Ring attention: the keys are those of all ranks, and every rank has equally many pairs.
         keys *= given["ranks"]
         causal_pairs = keys * (keys + 1) // 2 // given["ranks"]
     pairs = queries * keys

@@ -107,8 +107,8 @@ def _tensors_in(output: Any) -> Iterator[Tensor]:
         yield from _tensors_in(vars(output))
 
 
-# It is for what fake tensors cannot do: `.item()`, masks, routing of tokens to experts, numpy. The peak is that of the
-# allocator's own events, with all that kernels take while they run.
+# This is for what fake tensors cannot do: `.item()`, masks, routing of tokens to experts, numpy. The peak is that of
+# the allocator's own events, with all that kernels take while they run.
 
 
 def count_by_running(
@@ -149,7 +149,7 @@ def count_by_running(
         peak_bytes=measured.peak_bytes,
         peak_by_category=at_peak,
         reserved_bytes=measured.reserved_bytes,
-        # Measured, whatever took it.
+        # Measured, whichever operator took it.
         unknown_scratch={},
         source="run",
     )
@@ -206,8 +206,8 @@ def count(
         by: "tracing" needs no data and no memory; "running" runs two real steps of a copy, on the module's device and
             on this batch, and records the second. It counts what depends on data, such as `.item()`, and its peak is
             the allocator's; `ledger.source` is then "run". What `torch.compile` was given runs uncompiled.
-        warm_up: steps that are traced before the one that is counted, the first creates the optimizer's state; or a
-            function that is called in their place and leaves what they do.
+        warm_up: steps that are traced before the one that is counted, the first of which creates the optimizer's state;
+            or a function that is called in their place and leaves the same state.
         progress: called now and then while it traces, with the number of operator calls so far.
 
     Tokens that a router distributes by `topk` and masks are counted as distributed evenly, which `ledger.assumption`
@@ -303,7 +303,7 @@ def _fake_twin(module: nn.Module, fakes: _Fakes) -> nn.Module:
 
 
 def _compiler_of(compiled: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What `nn.Module.compile` made a module's call with, its options included."""
+    """The compiler that `nn.Module.compile` gave a module, with its options."""
     from torch._dynamo.eval_frame import _TorchDynamoContext
 
     cells = (cell.cell_contents for cell in compiled.__closure__ or ())
@@ -328,7 +328,8 @@ def _errors_on_one_line() -> Iterator[None]:
 
 @contextmanager
 def transformers_not_tracing() -> Iterator[None]:
-    """transformers asks of fake tensors whether it is traced, and then makes masks that it makes in no real step."""
+    """Hide from transformers that it is traced: on fake tensors it would otherwise make masks that no real step
+    makes."""
     utils = sys.modules.get("transformers.utils.import_utils")
     if utils is None or not hasattr(utils, "is_fake_tensor"):
         yield

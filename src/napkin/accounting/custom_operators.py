@@ -58,7 +58,7 @@ _FORMULAS: dict[torch._ops.OpOverloadPacket, Formula] = {}
 
 
 def register_operator(operator: Any) -> Callable[[_Function], _Function]:
-    """Decorate the function that says what a call of `operator` does.
+    """Decorate the function that declares the work of a call of `operator`.
 
     Args:
         operator: `"namespace::name"`, `torch.ops.namespace.name`, or what `torch.library.custom_op` returned.
@@ -85,9 +85,8 @@ def register_operator(operator: Any) -> Callable[[_Function], _Function]:
 
 
 def declared_work(operator: torch._ops.OpOverload, args: tuple, kwargs: dict, result: Any) -> OperatorWork | None:
-    """What the author of an operator has declared of this call; None where nobody has.
-
-    Raises NapkinError where the declaration fails, or says what cannot be.
+    """The work that an operator's author has declared for this call; None for an undeclared operator. Raises
+    NapkinError where the declaration fails, or gives impossible values.
     """
     formula = _FORMULAS.get(operator.overloadpacket)
     if formula is None:

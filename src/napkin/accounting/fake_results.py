@@ -1,8 +1,8 @@
-"""Results of operators on fake tensors, made again where an equal call has made them before.
+"""Results of operators on fake tensors, cached by the layouts of their arguments.
 
-Shapes, strides and formats of the results follow from those of the arguments. torch's fake tensors keep what they found
-too, but look it up slowly: most of the time of a trace. Here the layout of the arguments is one tuple, and a result is
-an empty tensor of the layout that the first call returned, a view of the same argument, or that argument itself.
+Shapes, strides and formats of the results follow from those of the arguments. torch's fake tensors have a cache too,
+but its lookups take most of the time of a trace. Here the layout of the arguments is one tuple, and a result is an
+empty tensor of the layout that the first call returned, a view of the same argument, or that argument itself.
 """
 
 from collections.abc import Callable, Hashable
@@ -20,11 +20,12 @@ PLAIN_VALUES = frozenset(
 )
 """Types of arguments that stand for themselves."""
 _MOST_CALLS = 2**17
-"""Calls that are kept; all are dropped where they would become more."""
+"""The most calls that are cached; once it is reached, all are dropped."""
 
 
 class _Again(NamedTuple):
-    """One result of a call: of a layout of its own, in the storage of an argument, or an argument."""
+    """How to make one result of a call again: a new tensor of a layout, a view of an argument, or the argument
+    itself."""
 
     argument: int | None
     """The number of the argument's tensor whose storage it is in; None for a new storage."""
@@ -47,7 +48,7 @@ class KnownCall:
     results: tuple[_Again | int | None, ...]
     """Numbers and None are as the first call returned them."""
     facts: Any = None
-    """What the caller notes of it, which follows from the layouts as well."""
+    """Anything the caller wants to keep with the call that follows from the layouts as well."""
 
 
 _NEW = object()
@@ -58,8 +59,8 @@ _calls: dict[Hashable, KnownCall | None] = {}
 # Runs for every operator of a step: the type checks that are on during tests would take half of their time.
 @no_type_check
 def call_on_fakes(operator: Any, args: tuple, kwargs: dict) -> tuple[Any, KnownCall | None]:
-    """Call an operator. What it returns and raises is what torch's fake tensors return and raise; beside it stands what
-    all such calls have in common, None where that is not known."""
+    """Call an operator, and return its result with the `KnownCall` that all calls of these layouts share, None where
+    there is none. Results and errors are those of torch's fake tensors."""
     mode = torch._C._get_dispatch_mode(_FAKE)
     if (
         mode is None
@@ -156,7 +157,7 @@ def _make(again: _Again | int | None, mode: FakeTensorMode, tensors: list) -> Te
 
 @no_type_check
 def _call_of(result: Any, mode: FakeTensorMode, tensors: list) -> KnownCall | None:
-    """What makes the result again; None where nothing does."""
+    """The recipe for making the result again; None where there is none."""
     container = type(result) if type(result) in (list, tuple) else None
     results, new_storages = [], []
     for each in result if container else (result,):

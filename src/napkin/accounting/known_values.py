@@ -28,9 +28,9 @@ class Values(TorchDispatchMode):
         super().__init__()
         self.guesses = guesses
         self.read = 0
-        """How many numbers were read whose value is not known."""
+        """Number of reads of unknown values."""
         self.full_masks = 0
-        """How many masks picked elements whose values are not known; they are taken to pick all."""
+        """Number of masks with unknown values that picked elements; they are taken to pick all."""
         self._fakes: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
         self._real: dict[int, Tensor] = {}
 
@@ -68,7 +68,7 @@ class Values(TorchDispatchMode):
             with _disable_current_modes():
                 return real.item()
         with contextlib.suppress(DataDependentOutputException) if self.guesses else contextlib.nullcontext():
-            # Of a number that Python gave, such as an optimizer's count of steps, the fake tensor knows the value.
+            # A fake tensor made from a Python number, such as an optimizer's count of steps, knows its value.
             return aten._local_scalar_dense.default(fake)
         self.read += 1
         if fake.dtype == torch.bool:
@@ -95,7 +95,8 @@ class Values(TorchDispatchMode):
         return found
 
     def _compute(self, operator, args, kwargs):
-        """What the operator computes of known values; None where it is given others, or makes a large or real one."""
+        """The operator's result on known values; None where an argument is not known, or the result is large or
+        real."""
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if operator.namespace != "aten" or not (tensors or operator.overloadpacket in _MAKING):
             return None
@@ -116,7 +117,7 @@ class Values(TorchDispatchMode):
         return None
 
     def _forget(self, changed):
-        """Something unknown was written to a known tensor: its views are not known either."""
+        """Something unknown was written to a known tensor: forget its values and those of its views."""
         storage = changed.untyped_storage()._cdata
         for key in [key for key, real in self._real.items() if real.untyped_storage()._cdata == storage]:
             del self._real[key]

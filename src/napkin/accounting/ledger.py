@@ -56,8 +56,8 @@ Component = Literal[
     "optimizer",
     "other",
 ]
-"""Attention scores are the products of queries, keys and values, and all between them: rotation, mask, softmax.
-Other are residual sums, dropout and modules whose names say nothing."""
+"""Attention scores are the products of queries, keys and values, and everything between them: rotation, mask, softmax.
+"Other" is residual sums, dropout and modules whose names do not tell."""
 
 Word = tuple[str, str]
 """A module's name in its parent, and its class."""
@@ -148,9 +148,9 @@ class Row:
     bytes_allocated: int
     """Bytes of the storages that the call created."""
     bytes_kept: int
-    """Bytes of those storages that the forward pass keeps for the backward pass."""
+    """Bytes of its storages that the forward pass keeps for the backward pass."""
     elementwise_flops: int = 0
-    """One for each element of the largest operand or result of an operator that computes and is not a contraction."""
+    """One for each element of the largest operand or result, for operators that compute but are not contractions."""
     component: Component = "other"
     """The part of the model that the call belongs to; a gradient belongs to the part that it is the gradient of."""
     of_activations: bool = False
@@ -183,13 +183,13 @@ class Moment(NamedTuple):
     """Number of the row that ran."""
     bytes_alive: int
     state_bytes: int
-    """Bytes of those in parameters, gradients and optimizer state: what can be sharded."""
+    """Bytes of the peak in parameters, gradients and optimizer state: what can be sharded."""
     weight_copy_bytes: int
-    """Bytes of those in weight copies, which sharding makes anew for each layer while it runs."""
+    """Bytes of the peak in weight copies, which sharding makes anew for each layer while it runs."""
     gradient_bytes: int = 0
     """Bytes of the state that are gradients."""
     activation_bytes: int = 0
-    """Bytes of those that the forward pass keeps for the backward pass."""
+    """Bytes of the peak that the forward pass keeps for the backward pass."""
 
 
 Column = Literal["module", "phase", "operator", "format", "component"]

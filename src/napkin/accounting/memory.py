@@ -46,7 +46,7 @@ class _Storage:
     """The row that allocated it; None if it is older than the step."""
     kept: bool = False
     of_parameters: bool = False
-    """True if its numbers are parameters, or made of parameters alone."""
+    """True if its contents are parameters, or derived from parameters alone."""
 
 
 # Runs for every operator of a step: the type checks that are on during tests would take half of their time.
@@ -127,7 +127,7 @@ class Memory:
         self.bystanders = set(self.alive.values()) - before
 
     def release_bystanders(self) -> None:
-        """The step has ended: bystanders that it neither used nor freed are no part of it."""
+        """At the end of the step, drop bystanders: storages that it neither used nor freed."""
         for number in self.bystanders & set(self.alive.values()):
             self.storages[number].bytes = 0
         self.bystanders = set()
@@ -152,12 +152,13 @@ class Memory:
         return self.alive.get(tensor.untyped_storage()._cdata)
 
     def stems_from_parameters(self, tensor: Tensor) -> bool:
-        """True if a tensor holds parameters or buffers, or what was made of them alone: casts, sums, quantised."""
+        """True if a tensor holds parameters or buffers, or values derived from them alone: casts, sums, quantized
+        copies."""
         number = self.number_of(tensor)
         return number is not None and self.storages[number].of_parameters
 
     def trace_parameters(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Mark what is made of parameters, and of nothing but numbers besides, as stemming from parameters."""
+        """Mark results computed from parameters and constants alone as stemming from parameters."""
         made = [self.stems_from_parameters(tensor) for tensor in inputs]
         if any(made) and all(tensor.dim() == 0 or known for tensor, known in zip(inputs, made, strict=True)):
             for tensor in outputs:
@@ -303,7 +304,7 @@ class Memory:
             return
         for event in range(len(self.events) - 1, -1, -1):
             row, number, change = self.events[event]
-            # What is younger than the tensor that takes its place cannot have been written to.
+            # A storage younger than the tensor that takes its place cannot have been written to.
             if row != self.row or number == freed:
                 return
             if change == size and number in self.alive.values():

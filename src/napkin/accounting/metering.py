@@ -119,7 +119,7 @@ class Stopwatch:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of each part, once the device has done all of them."""
+        """Seconds of each part, read once the device has finished all of them."""
         if self._unread:
             self._unread[-1][2].synchronize()
         self._read_passed()
@@ -199,7 +199,7 @@ class MeteredLoop(Summary):
         self.steps = 0
         """Steps that ended without an error, the metered one among them."""
         self.tokens = 0
-        """Tokens of those steps, as `step` was told."""
+        """Tokens of those steps, as given to `step`."""
         self.step_seconds: list[float] = []
         """Seconds of each of those steps, the metered one left out."""
         self.measurement: StepMeasurement | None = None
@@ -254,7 +254,7 @@ class MeteredLoop(Summary):
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Mean over the steps; None where `step` was told of no tokens."""
+        """Mean over the steps; None where `step` was given no tokens."""
         return self.tokens / self.steps if self.tokens else None
 
     @property
@@ -341,7 +341,7 @@ def reconcile(expected: Ledger | PlannedStep, measured: MeteredLoop, price: Pric
     else:
         rows = expected.table()
         if measured.seconds_per_step is not None:
-            # Of all steps together, as everywhere: their median seconds would leave out the slow ones.
+            # Over all steps together, as everywhere else: median seconds would leave out the slow ones.
             meters["MFU"] = expected.mfu_of(sum(measured.step_seconds) / len(measured.step_seconds))
     return QuantityTable(dataclasses.replace(row, meter=meters.get(row.quantity)) for row in rows)
 

@@ -72,12 +72,12 @@ def time_operators(
     known: Mapping[Hashable, float] | None = None,
     sampler: Sampler | None = None,
 ) -> Mapping[Hashable, float]:
-    """Seconds of each distinct call of a ledger, the median of three runs after a warm-up; beside other processes, what
-    it would take without them, of more runs.
+    """Seconds of each distinct call of a ledger, the median of three runs after a warm-up; on a busy machine, an
+    estimate from more runs of what it would take without the other processes.
 
-    The calls that are `expected` to take the most time in total come first. Those that are left after `max_seconds`
-    are omitted, as are calls whose tensors exceed `max_bytes`. Calls in `known` are not run again, but are in the
-    result. `sampler` is one that is in use; None is one of its own. The global random state is unchanged.
+    The calls that are `expected` to take the most time in total come first. Those that are left after `max_seconds` are
+    omitted, as are calls whose tensors exceed `max_bytes`. Calls in `known` are not run again, but are in the result.
+    `sampler` is one that is already in use; None starts one. The global random state is unchanged.
     """
     if sampler is None:
         with Sampler(device_type) as own:
@@ -99,7 +99,8 @@ def time_operators(
     generator = torch.Generator().manual_seed(0)
     samples: dict[Hashable, list[Sample]] = {}
     done = known or {}
-    # Where other processes run, the clock of this thread; what a first call takes to compile is no part of either.
+    # Where other processes run, this is the processor time of this thread. Neither clock includes the compilation of a
+    # first call.
     begin, compiling = time.thread_time(), 0.0
     with torch.no_grad(), random_state_kept(device_type):
         for call, _ in weights.most_common():
@@ -215,13 +216,13 @@ class FakeCalls:
         self.routes = False
         """True once an even distribution was assumed."""
         self.known: KnownCall | None = None
-        """What is known of the last call."""
+        """What is known about the last call."""
         self._choices: dict[int | None, int] = {}  # storage of indices -> how many values they are chosen from
         self._density: dict[int | None, float] = {}  # storage of a mask -> fraction of it that is not zero
         self._counts: dict[int | None, Fraction] = {}  # storage of counts of tokens -> what each of them is
 
     def __call__(self, operator: Any, args: tuple, kwargs: dict) -> Any:
-        """Call it. Raises what torch raises where nothing is known of the values."""
+        """Call it. Raises what torch raises where the values are not known."""
         self.known = None
         if operator.overloadpacket is aten._grouped_mm and _is_fake_and_wide(args):
             return _grouped_mm(*args, **kwargs)

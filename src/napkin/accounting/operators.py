@@ -171,7 +171,7 @@ OWN_COMPUTING = frozenset(
 @cache
 def is_no_contraction(operator: torch._ops.OpOverload) -> bool:
     """True if the operator is known to compute elementwise, or to compute nothing."""
-    # The names are aten's; in other namespaces they may mean anything.
+    # The table's names are aten's; in another namespace the same name may mean something else.
     if operator.namespace != "aten":
         return operator.namespace in _MOVING_NAMESPACES or _is_elementwise(operator)
     name = operator.overloadpacket.__name__.removesuffix("_")

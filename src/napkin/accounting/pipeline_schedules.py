@@ -223,7 +223,7 @@ def _in_rounds(
 
 
 def _passes(order: list[tuple[int, int]], backward: Kind) -> tuple[list[PipelineAction], list[PipelineAction]]:
-    """Forwards in that order of (stage, micro-batch), and backwards in the same one."""
+    """Forward actions in the given order of (stage, micro-batch), and backward actions in the same order."""
     return (
         [PipelineAction(stage, "forward", micro_batch) for stage, micro_batch in order],
         [PipelineAction(stage, backward, micro_batch) for stage, micro_batch in order],

@@ -3,7 +3,7 @@
 An action starts as soon as its rank is free and its input has arrived. A forward waits for the output of the stage
 before it, a backward for the gradient of the stage after it (the last stage's for its own forward), and
 `backward_weight` for `backward_input` of the same stage. So every action waits for exactly one other, and each is
-looked at once: a rank runs until its next action lacks its input, and whoever sends that input wakes it.
+visited once: a rank runs until its next action lacks its input, and the rank that sends that input wakes it.
 """
 
 import math
@@ -15,7 +15,7 @@ from napkin.accounting.pipeline_schedules import Kind, PipelineAction, PipelineS
 from napkin.errors import NapkinError
 
 LONGEST_ACTION = 1e12
-"""Seconds; with longer ones a step's sums might not be finite."""
+"""The most seconds of one action: with longer ones the sums of a step might not be finite."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ strides."""
 
 
 CallSite = tuple[str, str, str]
-"""(operator, path of the module, phase): where the calls of a step are told apart."""
+"""(operator, path of the module, phase), which tells the calls of a step apart."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,8 @@ class Roofs:
     ceilings: Ceilings
 
     def seconds(self, row: Row) -> tuple[float, float]:
-        """Least seconds of a call for its FLOPs, and for its bytes, at the bandwidth for so many of them."""
+        """Lower bounds on the seconds of a call: for its FLOPs, and for its bytes at the bandwidth that transfers of
+        this size reach."""
         touched = row.bytes_read + row.bytes_written
         by_bytes = touched / self.ceilings.bandwidth(touched) if touched else 0.0
         peak = self.peaks.get(row.format)
@@ -284,12 +285,12 @@ class CompileEstimate:
 
     @property
     def seconds_once(self) -> float:
-        """Seconds of compiling in a run: none where nothing is compiled."""
+        """Seconds of compiling in a run: 0 where nothing is compiled."""
         return self.seconds if self.chosen else 0.0
 
     @property
     def seconds_less(self) -> float:
-        """Seconds saved in each step: none where nothing is compiled."""
+        """Seconds saved in each step: 0 where nothing is compiled."""
         return self.saved_per_step if self.chosen else 0.0
 
     def pays(self, steps: int) -> bool:
@@ -303,7 +304,7 @@ NOT_COMPILED = CompileEstimate()
 def estimate_compile(ledger: Ledger, ceilings: Ceilings, *, device_type: str, precision: str) -> CompileEstimate:
     """Estimate what compiling the blocks would take and save; `chosen` is left to the caller.
 
-    A precision that nothing was measured of saves nothing.
+    A precision for which nothing was measured is taken to save nothing.
     """
     fusible = fusible_seconds(ledger, ceilings)
     if device_type != "cpu":
@@ -396,7 +397,7 @@ class Measurement:
 def reconcile_run(
     table: Sequence[QuantityRow], measurement: Measurement, *, usd_per_hour: float | None = None
 ) -> QuantityTable:
-    """A plan's table with its third column filled; `usd_per_hour` is the price of all devices, where it is known."""
+    """A plan's table with its meter column filled; `usd_per_hour` is the price of all devices, where it is known."""
     meters = {
         "parameters": measurement.parameters,
         "FLOPs per step": measurement.flops,

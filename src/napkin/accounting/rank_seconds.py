@@ -47,9 +47,9 @@ class RankSeconds:
     peak_bytes: int
     """Largest number of bytes in tensors, in the metered step."""
     seconds: float
-    """Seconds of the step after it, in which collectives were timed."""
+    """Seconds of the step after the metered one, in which collectives were timed."""
     compute_seconds: float
-    """Not waiting for a collective, or for another stage."""
+    """Seconds in which the rank did not wait for a collective or another stage."""
     exposed_seconds: float
     """Waiting for collectives, for the last rank to enter included."""
     hidden_seconds: float
@@ -120,10 +120,9 @@ def told(clock: "CollectiveClock", peak_bytes: int, offset: float = 0.0) -> dict
 
 
 def on_one_clock(everyone: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What ranks have told, each by a clock that began at any time, by the clock of rank 0.
-
-    A collective that two ranks wait for ends for both at the same time. The clocks run alike, as those of GPUs do, so
-    that one number per rank, the median over these ends, brings them together; clocks of hosts are not needed.
+    """The times that ranks report, each by its own clock, converted to the clock of rank 0. A collective that two ranks
+    wait for ends for both at the same time. The clocks differ by an offset but run at the same rate, as those of GPUs
+    do, so that one offset per rank, the median over these ends, aligns them; clocks of hosts are not needed.
     """
     ends: list[dict[tuple[Any, ...], tuple[float, bool]]] = []
     for each, keys in zip(everyone, _keys(everyone), strict=True):
@@ -147,8 +146,8 @@ def on_one_clock(everyone: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _keys(everyone: Sequence[dict[str, Any]]) -> list[list[tuple[Any, ...]]]:
-    """For each call of each rank the collective that it is a part of, the same for all of its ranks; () for messages
-    between two."""
+    """For each call of each rank, a key of the collective that it is part of, the same on all participating ranks; ()
+    for messages between two ranks."""
     keys: list[list[tuple[Any, ...]]] = []
     for each in everyone:
         keys.append([])
@@ -216,11 +215,11 @@ class Collective:
 
     operation: Operation
     phase: Pass
-    """The pass whose computation it overlaps with; none in the optimizer's."""
+    """The pass whose computation it overlaps with; nothing overlaps with the optimizer's."""
     data_bytes: float
-    """Bytes of the whole tensor of one, as `Interconnect.seconds` takes it."""
+    """Bytes of the whole tensor of one such collective, as `Interconnect.seconds` takes it."""
     times: int = 1
-    """How many of them a step has."""
+    """Number of such collectives in a step."""
     group_size: int = 1
     """Ranks that take part."""
     stride: int = 1
@@ -243,7 +242,7 @@ class Communication:
 
     @classmethod
     def of(cls, ledger: Ledger) -> "Communication":
-        """The collectives that a rank's step was counted to have; alike ones are one entry."""
+        """The collectives counted in a rank's step; equal ones share one entry."""
         counted: Counter[Collective] = Counter()
         for row in ledger.rows:
             call = row.collective

@@ -123,7 +123,7 @@ class Recorder(TorchDispatchMode):
         self.recording = self.in_optimizer = self.seen_backward = self.paused = self.compiled = False
         self.origin: Origin | None = None
         self.buffers: list[Tensor] = []
-        """What a program has allocated since its last kernel."""
+        """Buffers that a program has allocated since its last kernel."""
         self.previous_phase: Phase = "forward"
         self.rows: list[dict[str, Any]] = []  # all fields but those that `memory` knows
         self.unknown: Counter[str] = Counter()
@@ -221,7 +221,7 @@ class Recorder(TorchDispatchMode):
         if operator.namespace == "prim":
             return operator(*args, **kwargs)
         if operator.namespace == "profiler":
-            # It has no tensor, and fake tensors would be asked about it at length.
+            # This operator has no tensor, and fake tensors would spend long on it.
             with torch._C._DisableTorchDispatch():
                 return operator(*args, **kwargs)
         if not self.recording:
@@ -310,7 +310,7 @@ class Recorder(TorchDispatchMode):
                 self.memory.take(workspace_bytes(self.cuda))
             self.multiplied = {False, True}
 
-    # What programs of torch.compile tell.
+    # Reports of torch.compile's programs.
 
     def forget_compiling(self) -> None:
         """Free what torch.compile leaves in cycles: fake tensors of the step among it, in place of real ones."""
@@ -484,7 +484,7 @@ class Recorder(TorchDispatchMode):
         component = self.attribution.component(
             path, phase, contraction=contracts, of_activations=of_activations, origin=self.origin
         )
-        # What the forward pass computes of the backward pass is, all the same, no backward pass.
+        # Gradients that the forward pass already computes still belong to the forward pass.
         early = phase == "forward" and computes_early_gradient()
         return {
             "module": path,

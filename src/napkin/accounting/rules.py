@@ -307,7 +307,7 @@ class Sizes:
     formula: str = ""
     """The closed form, written out."""
     multiplying: int | None = None
-    """The parameters that a token is multiplied with, by the same closed form."""
+    """The parameters that multiply a token, by the same closed form."""
     n_kv_layers: int | None = None
     """Layers that keep keys and values in a cache; None is all with attention."""
     batch_size: int

@@ -3,9 +3,8 @@
 Modelled is what torch's own kernels take, which grows with the tensors: operands copied to a common format, terms of a
 sum of exponentials, a gradient copied to attention's layout; attention's tiles, which grow with the threads; and, where
 the processor has AMX, the keys and values that attention packs for its tiles. Known to take nothing are operators that
-make views, and those that compute or move elements one by one. All others are measured (`measured_scratch`).
-
-Scratch that no formula tells is measured (`measured_scratch`) by running each distinct call alone.
+make views, and those that compute or move elements one by one. All others are measured (`measured_scratch`),
+by running each distinct call alone.
 """
 
 import contextlib
@@ -44,8 +43,8 @@ NARROW = (torch.bfloat16, torch.float16)
 def scratch_bytes(operator: torch._ops.OpOverload, args: tuple, kwargs: dict, inputs: list[Tensor]) -> int | None:
     """Bytes of scratch at their largest, for one call on tensors of the CPU; `inputs` are all of them, in order.
 
-    None where no formula tells them. For products inside of attention in narrow formats there is none: there the result
-    is what the rest of it takes.
+    None without a formula. Products inside attention in narrow formats have none: there the result is what the rest of
+    attention takes.
     """
     formula = SCRATCH.get(operator.overloadpacket)
     # Narrow numbers are added up in fp32, booleans as integers: some kernels make a copy first.
@@ -284,13 +283,13 @@ DEPENDS_ON_VALUES = frozenset({aten.linalg_matrix_exp, aten.linalg_pinv, aten._e
 MOST_WORK = 2e10
 """FLOPs of a call that is run in full."""
 MOST_SECONDS = 0.5
-"""Seconds that a call takes that is run in full, at the speed at which a small part of it runs."""
+"""The longest call that is run in full, in seconds, estimated from the speed of a small part of it."""
 MOST_BYTES = 2**30
 """Bytes of the operands and results of a call that is run, in full or on some of its rows."""
 _BYTES_OF_SOME_ROWS = 2**27
 _SMALL_WORK = 2e7
 _ALIGNED = 64
-"""Elements to whose multiples libraries want columns aligned."""
+"""Libraries want columns aligned to multiples of this number of elements."""
 _MOST_KEPT = 100_000
 """Calls in the file; the oldest are dropped."""
 
@@ -330,7 +329,7 @@ def resize_results(measured: Measured, inputs: list[Tensor], outputs: list[Tenso
 
 
 def keep_measured() -> None:
-    """Write what was measured since to the cache, for other processes; a cache that cannot be written is left alone."""
+    """Write new measurements to the cache, for other processes; a cache that cannot be written is left alone."""
     for known in _by_machine.values():
         if known.grown:
             known.grown = False
@@ -379,7 +378,8 @@ def _machine() -> tuple[str, ...]:
 
 
 def _unknown_work(operator: Any, inputs: list[Tensor]) -> float:
-    """FLOPs of a factorization that iterates, at most; of anything else nothing is known, nor is it much."""
+    """An upper bound on the FLOPs of an iterative factorization; 0 for all other operators, whose work is unknown and
+    small."""
     if "linalg" not in operator.overloadpacket.__name__:
         return 0
     return max(30 * tensor.numel() * tensor.shape[-1] for tensor in inputs if tensor.dim()) if inputs[0].dim() else 0
@@ -415,7 +415,8 @@ def _measure(
     if any(measured is None for measured in found):
         return None
     less, more, most = (measured[0] for measured in found if measured)
-    # What has filled a buffer of some size grows no more: the flatter of both slopes. A single row may be special.
+    # A buffer of a fixed size stops growing once it is full, so the smaller of both slopes is taken. A single row may
+    # be a special case.
     slope = min((more - less) / (points[1] - points[0]), (most - more) / (points[2] - points[1]))
     return [round(most + max(0.0, slope) * (rows - many))]
 
@@ -453,7 +454,8 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _run(operator: Any, args: tuple, kwargs: dict) -> tuple[Measured | None, float]:
-    """Bytes that the allocator gives a call besides its results, and its seconds; None where the call fails alone."""
+    """Bytes that the allocator gives a call besides its results, and its seconds; None where the call fails when run
+    alone."""
     call = call_of(operator, args, kwargs)
     assert call is not None
     generator = torch.Generator().manual_seed(0)

@@ -104,7 +104,7 @@ def step_rule(
     16 bits or, where ranks share a model, what is whole for a time: the tables, two blocks, and gradients of the tables
     and a block. Kept activations are those of `block_kept_bytes_rule`, of as many micro-batches as there are ranks in
     the pipeline, or with full recomputation what each block reads, and one block. Logits take 8 bytes each, of a chunk
-    at a time. Not in it: norms, biases, what a caching allocator wastes, what collectives wait for.
+    at a time. Not included: norms, biases, what a caching allocator wastes, waiting for collectives.
     """
     attention = None
     if kv_lora_rank is not None:

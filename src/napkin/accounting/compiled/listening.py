@@ -1,4 +1,4 @@
-"""What a program of torch.compile tells while it runs: origins of operators, buffers that it allocates, kernels."""
+"""What a program of torch.compile reports while it runs: origins of operators, buffers that it allocates, kernels."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +41,7 @@ class Kernel:
 
 
 class Listener(Protocol):
-    """What takes note of a program while it runs."""
+    """Receives what a program reports while it runs."""
 
     def allocate(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Allocate a buffer of the program."""
@@ -65,7 +65,7 @@ _listeners: list[Listener] = []
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Let programs that run in this context tell `listener`."""
+    """Programs that run in this context report to `listener`."""
     _listeners.append(listener)
     try:
         yield

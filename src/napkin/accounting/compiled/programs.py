@@ -35,7 +35,7 @@ def compiling_without_kernels(
 ) -> Iterator[None]:
     """Let `torch.compile` make programs for `cuda`, or else for this CPU, that run on fake tensors of `running`.
 
-    A graph that Inductor cannot lower runs operator by operator if there is `failed`, which is told of the error.
+    A graph that Inductor cannot lower runs operator by operator if `failed` is given, which is called with the error.
     """
     wrapper = torch._TorchCompileInductorWrapper
 
@@ -139,7 +139,7 @@ def _own_compiled_code() -> Iterator[None]:
 
 
 def _compiled_entries() -> dict[int, Any]:
-    """What dynamo has compiled, by number; nothing where it is not loaded, which takes a second."""
+    """What dynamo has compiled, by number; empty where dynamo is not loaded, since loading it takes a second."""
     if "torch._dynamo.convert_frame" not in sys.modules:
         return {}
     from torch._dynamo.convert_frame import input_codes

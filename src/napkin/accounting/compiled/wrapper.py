@@ -38,7 +38,7 @@ def writing_programs(settings: dict[str, Any]) -> Iterator[None]:
         patch.dict(common.device_codegens, ours),
         patch.object(TritonScheduling, "codegen_comment", _note_nodes),
         patch.object(CppScheduling, "codegen_comment", _note_nodes),
-        # A template is loaded where it could be timed against others.
+        # A template is loaded from where autotuning would time it against others.
         patch.object(PyCodeCache, "load", lambda *_, **__: SimpleNamespace(__file__="", key="")),
         patch.object(_Writer, "phase", phase),
         patch.object(_Writer, "graph", -1 if graph is None else graph),
@@ -67,7 +67,7 @@ class _Writing(_Any):
     """Nodes of the kernel whose call is written next."""
 
     def write_header(self) -> None:
-        """Nothing: names are given to the program as it is made."""
+        """Write nothing: `make_program` gives the program its names."""
 
     def write_triton_header_once(self) -> None:
         """Nothing, as all headers."""

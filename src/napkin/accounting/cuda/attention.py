@@ -141,7 +141,7 @@ def _efficient_supports(call: AttentionCall, target: CudaTarget) -> bool:
 
 
 def _gemm_alignment(dtype: torch.dtype, target: CudaTarget) -> int:
-    """The number of which the last dimension must be a multiple."""
+    """The number that must divide the last dimension."""
     if target.capability < (7, 0):
         return 1
     if target.capability < (8, 0):

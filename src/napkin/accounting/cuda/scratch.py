@@ -37,8 +37,8 @@ def workspace_bytes(target: CudaTarget) -> int:
 
 
 def ordered_sums(heads: int, target: CudaTarget) -> int:
-    """How many sums of the gradient of queries flash attention has with deterministic algorithms, for so many heads of
-    all sequences: each is of one program, and a multiprocessor shall have at least one."""
+    """The number of partial sums of the queries' gradient that flash attention keeps with deterministic algorithms, for
+    this number of heads over all sequences: one per program, and at least one program per multiprocessor."""
     return -(-target.multiprocessors // heads)
 
 

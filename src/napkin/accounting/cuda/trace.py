@@ -182,7 +182,7 @@ _ONE_AT_A_TIME = RLock()
 
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
-# Of aten/src/ATen/autocast_mode.h: what autocast runs in fp32 on CUDA and not on a CPU.
+# From aten/src/ATen/autocast_mode.h: what autocast runs in fp32 on CUDA but not on a CPU.
 _FP32 = (
     *("layer_norm", "native_layer_norm", "rms_norm", "group_norm", "exp", "expm1", "log", "log2", "log10", "log1p"),
     *("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "reciprocal", "rsqrt", "softplus", "logsumexp"),
