@@ -50,7 +50,7 @@ def interrupts_wait() -> Iterator[None]:
     try:
         yield
     finally:
-        # None is a handler that was not set from Python.
+        # None stands for a handler that was not set from Python.
         signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
         if came:
             signal.raise_signal(signal.SIGINT)
@@ -73,8 +73,8 @@ def start_answering(code: str, *, own_session: bool = False) -> AnsweringProcess
 
 
 def start_bare(code: str, *arguments: str, standard_input: int) -> AnsweringProcess:
-    """Start Python on `code` with a descriptor as its input, and nothing of this process's environment, nor of what is
-    installed beside Python.
+    """Start Python on `code` with a descriptor as its input, without this process's environment variables and without
+    installed packages.
 
     Hashes are the same in each such process. Raises OSError if it cannot be started.
     """
@@ -117,7 +117,7 @@ def stop_session(process: AnsweringProcess) -> None:
 
 
 def _own_environment() -> dict[str, str]:
-    """This process's, with its paths for modules."""
+    """The environment of this process, with its module search path."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)}
 
 

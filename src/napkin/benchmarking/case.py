@@ -75,11 +75,11 @@ class Target(ABC):
 
     @abstractmethod
     def usual_forms(self, shape: Shape, precision: Precision) -> Sequence[str]:
-        """The forms of a whole shape that are timed where none is named."""
+        """The forms that are timed by default for a whole shape."""
 
     @abstractmethod
     def ledger(self, case: Case) -> Ledger:
-        """The step that a case is a pass of, counted without allocating anything."""
+        """The step of which a case is one pass, counted without allocating anything."""
 
     @abstractmethod
     def subject(self, case: Case) -> Subject:
@@ -124,7 +124,7 @@ def read_shapes(
 
 
 class Draw:
-    """Draws inputs, the same for the same seed; those that are not ids are leaves that want gradients."""
+    """Draws inputs, the same for the same seed; those that are not ids are leaves that require gradients."""
 
     def __init__(self, device_type: str, dtype: torch.dtype) -> None:
         self.device_type, self.dtype = device_type, dtype
@@ -198,9 +198,9 @@ class Work:
     flops: int
     """FLOPs of contractions, recomputation included; of fused attention those of the pairs that its mask leaves."""
     bytes: int
-    """Bytes that its operators read and write, each by itself: more than code needs in which they are fused."""
+    """Bytes that its operators read and write, each counted alone: more than fused code needs."""
     peak_bytes: int
-    """Bytes of tensors at one time; those of the whole step for any part of it."""
+    """Peak bytes of tensors; for a part of a step, those of the whole step."""
     roof_seconds: float
     """The longer of two times: FLOPs at the best rate of any product in their format, bytes at the bandwidth for arrays
     of the operators' sizes."""

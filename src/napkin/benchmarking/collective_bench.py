@@ -75,7 +75,7 @@ class AlphaBeta:
 def fit_alpha_beta(points: Sequence[tuple[float, float]]) -> AlphaBeta:
     """α and β for pairs of bytes sent and seconds, by least squares of relative errors; neither is below 0.
 
-    With one size alone all of its seconds are taken for those of its bytes. Raises NapkinError without any.
+    With a single size, all of its seconds are attributed to its bytes. Raises NapkinError without any.
     """
     if not points:
         raise NapkinError("there are no seconds to fit: measure at least one size")

@@ -144,7 +144,7 @@ def _neighbours(tile: Tile) -> list[Tile]:
 
 
 def _agrees(launch: TunableLaunch, tile: Tile) -> bool:
-    """True if a tile gives what the default gives; of operators in place nothing is asked."""
+    """True if a tile gives what the default gives; in-place operators are not compared."""
     if launch.mutates:
         return True
     expected = launch.run()
@@ -179,7 +179,7 @@ class _Catching(TorchDispatchMode):
 
 
 LAYERS = 2
-"""Layers of the model whose launches are timed: those of further layers are alike."""
+"""Layers of the model whose launches are timed: further layers have the same launches."""
 
 
 def tune_recipe(recipe: Recipe, *, progress: Callable[[str], None] = lambda _: None) -> TunedTiles:

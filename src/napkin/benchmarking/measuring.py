@@ -62,7 +62,7 @@ class Row:
     against: str = ""
     """The form that it was timed in turns with."""
     ratio: Interval | None = None
-    """Ratio of its seconds to those of that form, in pairs."""
+    """Ratio of its seconds to those of the form in `against`, in pairs."""
     waiting_share: float | None = None
     """Fraction of the time in which threads waited for a core that others used; None where that is not known."""
 
@@ -130,7 +130,7 @@ class Measuring:
             return replace(row, refused=f"out of memory: {first_line(error)}")
         finally:
             if self.device_type == "cuda" or works[0].peak_bytes > _LARGE_BYTES:
-                # What compiled code and autograd hold in circles would be there beside the next case.
+                # Reference cycles of compiled code and autograd would otherwise stay alive during the next case.
                 gc.collect()
             if self.device_type == "cuda":
                 torch.cuda.empty_cache()
@@ -149,11 +149,11 @@ class Measuring:
         sampling = replace(self.sampling, evict=self._evict if cases[0].cold else None)
         compiled = any(case.compiled for case in cases)
         if compiled:
-            # Of one function only so many shapes are compiled; from then on it would run uncompiled.
+            # torch.compile compiles a function for a limited number of shapes; further ones would run uncompiled.
             torch.compiler.reset()
         timed = [timed_pass(self.target.subject(case), case.timed) for case in cases]
         if compiled:
-            # So that compiling is not watched: it takes longer than what is timed.
+            # Compiling is left out of the watched time: it takes longer than what is timed.
             for each in timed:
                 each.run()
         with waited:

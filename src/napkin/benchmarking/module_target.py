@@ -56,7 +56,7 @@ class ModuleTarget(Target):
     def __init__(self, name: str, recipe: Recipe, device_type: Literal["cpu", "cuda"]) -> None:
         self.name, self.recipe, self._machine = name, recipe, ThisMachine(device=device_type)
         self.passes = ("forward", "backward", "both", *(["step"] if name == "transformer" else []))
-        # What other dimensions there are makes no difference to a part of the model.
+        # Other dimensions make no difference to a part of the model.
         left_out = set() if name == "transformer" else {"n_layers", "vocab_size"}
         left_out |= {"n_heads", "n_kv_heads", "head_dim"} if name == "mlp" else set()
         self.dimensions = tuple(each for each in ("batch_size", *_DIMENSIONS) if each not in left_out)
@@ -155,7 +155,7 @@ class _Part(nn.Module):
     def __init__(self, state: TrainState, tokens: Tensor) -> None:
         super().__init__()
         self.part: nn.Module = self.part_of(state.model)
-        # Not modules of this one: only the part's parameters are its own.
+        # Kept outside of this module's own submodules: only the part's parameters are its own.
         self.rest, self.autocast = [state.model], state.precision.autocast
         self.tokens = tokens
 

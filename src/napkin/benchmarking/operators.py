@@ -40,7 +40,7 @@ class Operator:
     on_gpu_only: frozenset[str] = field(default_factory=frozenset)
     """Forms that a CPU does not have."""
     with_triton_only: frozenset[str] = field(default_factory=frozenset)
-    """Forms that are Triton's kernels: on a CPU, or without triton, plain torch stands in for them."""
+    """Forms that run as Triton kernels; on a CPU, or without triton, plain torch computes them."""
     counted_as: Mapping[str, str] = field(default_factory=dict)
     """Forms that cannot be traced, and those whose work is the same."""
 
@@ -289,7 +289,7 @@ class OperatorTarget(Target):
         self.shapes, self.sweep = self.operator.shapes, self.operator.sweep
 
     def whole(self, shape: Shape) -> dict[str, int]:
-        """A shape with the operator's own sizes for what it does not name."""
+        """A shape completed with the operator's default sizes for the dimensions that it does not name."""
         return {**self.operator.sizes, **shape}
 
     def usual_forms(self, shape: Shape, precision: Precision) -> Sequence[str]:

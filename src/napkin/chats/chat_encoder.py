@@ -43,7 +43,7 @@ TrainOn = Literal["assistant", "last", "all"]
 
 
 class Answered(NamedTuple):
-    """The tokens of a prompt, and those of each answer behind it."""
+    """The tokens of a prompt, and those of each answer after it."""
 
     prompt: list[int]
     answers: list[list[int]]
@@ -101,10 +101,9 @@ class ChatEncoder:
         return found
 
     def sequences(self, conversations: Sequence[Sequence[Message]]) -> list[TokenSequence | NapkinError]:
-        """`sequence` of each conversation, faster than one by one.
-
-        A conversation that the template refuses or writes otherwise when it goes on, or without a trained token, gives
-        its error instead of a sequence; other errors are raised.
+        """`sequence` of each conversation, faster than one by one. A conversation gives its error instead of a sequence
+        if the template refuses it, if the template changes earlier turns once more follow, or if it has no trained
+        token; other errors are raised.
         """
         wanted: Answers = "all" if self.train_on == "assistant" else "last" if self.train_on == "last" else "none"
         encoded = self._format.encode_batch(conversations, wanted)

@@ -29,7 +29,7 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _FIELDS = frozenset(
     "role content name tool_call_id tool_calls id type function arguments description parameters properties".split()
 )
-"""Names by which templates read messages and tools; whatever a special token is called, they stay as they are."""
+"""Names by which templates read messages and tools; they are kept even if a special token has the same name."""
 Fields = Mapping[str, Any]
 Answers = Literal["all", "last", "none"]
 """The assistant's answers that are located."""
@@ -80,12 +80,12 @@ class PlainChat(ChatFormat):
 
 
 class UnstableTemplate(NapkinError):
-    """A template renders a turn otherwise once more turns follow, so that its place cannot be found."""
+    """A template renders a turn differently once more turns follow, so its place cannot be found."""
 
 
 @dataclass(frozen=True)
 class EncodedChat:
-    """A conversation as tokens, and which of them the assistant says."""
+    """A conversation as tokens, and which of them the assistant wrote."""
 
     ids: list[int]
     answers: list[tuple[int, int]]
@@ -205,7 +205,7 @@ class TemplateChat(ChatFormat):
 
     def stop_ids(self) -> tuple[int, ...]:
         """Find the special token that ends an answer, by an example; none if the template ends it otherwise."""
-        # Of letters that whoever knows the names of the roles knows too: a tokenizer of characters may lack others.
+        # Made of letters that occur in the names of the roles: a tokenizer of characters may lack others.
         example = [Message("user", "s"), Message("assistant", "t")]
         try:
             encoded = self.encode_answers(example, "last")
@@ -221,7 +221,8 @@ class TemplateChat(ChatFormat):
     ) -> tuple[list[int], dict[int, int]]:
         """The ids of a rendered text, and how many of them end before each of the characters `wanted`.
 
-        A token ends before each of `cuts`. Where that is not so of the text as a whole, the rest is encoded apart.
+        A token has to end before each of `cuts`. Where that does not hold for the text as a whole, the rest is encoded
+        separately.
         """
         utf8(text, "the conversation")
         ids: list[int] = []
@@ -320,7 +321,7 @@ class _Rendering:
         self.mark, self._sign = f"\ue000{nonce}\ue001", f"\ue006{nonce}\ue007"
         self._begin_mark, self._end_mark = f"\ue002{nonce}\ue003", f"\ue004{nonce}\ue005"
         self._boundaries = unsayable.trusted
-        # What describes a tool is said by whoever offers it, as a system message is.
+        # The description of a tool comes from whoever offers the tool, as a system message does.
         self._tools = [self._boundaries.marked(each, self.mark) for each in tools]
         self.messages = [unsayable.of_role(each.get("role")).marked(each, self.mark) for each in messages]
         self.turns = [number for number, each in enumerate(self.messages) if each.get("role") == "assistant"]
@@ -396,7 +397,7 @@ class _Rendering:
         return (len(before), len(upto) - len(parts[-1])) if len(parts) == 3 and not parts[-1].strip() else None
 
     def _begin(self, text: str, turn: int) -> int:
-        """The end of what asks for the answer, in a text in which that may stand otherwise than in the prompt."""
+        """The end of the text that asks for the answer, which may be rendered differently here than in the prompt."""
         prompt, before = self.text("prompt", turn), self.text("whole", turn)
         if text.startswith(prompt):
             return len(prompt)
@@ -417,7 +418,7 @@ class _Rendering:
         """The end of the boundary behind a turn, if it is there both with and without further messages."""
         tail, stop = self._follows(turn + 1, turn), self._behind(text, turn)
         if self.messages[turn].get("tool_calls"):
-            # Calls stand behind what was said, and have boundaries of their own.
+            # Calls follow the content, and have boundaries of their own.
             *inside, last = self._boundaries.split(tail)
             tail = "".join(inside) if inside and not last.strip() else tail
             if not text.startswith(tail, stop):
@@ -427,7 +428,7 @@ class _Rendering:
         return stop + (len(parts[0]) + len(parts[1]) if len(parts) > 1 else 0)
 
     def _behind(self, text: str, message: int) -> int:
-        """The place in the whole text behind the content of a message: it is the same whatever the content."""
+        """The place in the whole text just after a message's content, found by replacing the content."""
         behind = self._follows(len(self.messages), message)
         if not text.endswith(behind):
             raise self._unstable(message, "changes what stands behind it")
@@ -462,7 +463,7 @@ class _Rendering:
 
 
 def _thoughts(message: Fields) -> list[str]:
-    """The reasoning of an answer: in fields of its own, or before `</think>`."""
+    """The reasoning of an answer: in a separate field, or before `</think>`."""
     content = message.get("content")
     before = content.partition("</think>") if isinstance(content, str) else ("", "", "")
     inline = before[0].rpartition("<think>")[2] if before[1] else ""
@@ -471,7 +472,7 @@ def _thoughts(message: Fields) -> list[str]:
 
 
 def _common(one: str, other: str) -> int:
-    """Count the characters that two texts begin with alike."""
+    """Length of the common beginning of two texts, in characters."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

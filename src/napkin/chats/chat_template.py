@@ -32,7 +32,7 @@ Message = Mapping[str, Any]
 
 
 class RefusedConversation(NapkinError):
-    """A template does not know such messages; `reason` is what it says."""
+    """A template refused messages of this kind; `reason` is its message."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the chat template refuses the conversation: {reason}")
@@ -211,7 +211,7 @@ def read_template_file(path: StrPath) -> str:
     path = Path(path)
     try:
         with open(path, encoding="utf-8", opener=regular) as file:
-            # One more than it may have: `ChatTemplate` refuses it.
+            # One byte more than allowed, so that `ChatTemplate` refuses a longer file.
             return file.read(MOST_CHARACTERS + 1)
     except OSError as error:
         raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name a file with a chat template") from None
@@ -243,7 +243,7 @@ def _end_process(process: AnsweringProcess) -> None:
     process.kill()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            # What had been written to a process that is gone cannot be flushed.
+            # Bytes still buffered for a process that has ended cannot be flushed.
             with contextlib.suppress(OSError):
                 pipe.close()
     process.wait()

@@ -20,8 +20,8 @@ class TokenSequence:
     tokens: Int64[np.ndarray, " token"]
     loss_mask: Bool[np.ndarray, " token"]
     values: Mapping[str, Float32[np.ndarray, " counted"]] = field(default_factory=dict)
-    """What an objective reads, by name: a number for each trained token, such as the sampler's log-probabilities, or
-    advantages."""
+    """Values that an objective reads, by name: a number for each trained token, such as the sampler's
+    log-probabilities, or advantages."""
 
     def __post_init__(self) -> None:
         if not len(self.tokens) or len(self.tokens) != len(self.loss_mask):
@@ -53,7 +53,7 @@ ranks. Most objectives have examples of one."""
 
 
 def sequence_of(prompt: Sequence[int], completion: Sequence[int]) -> TokenSequence:
-    """Join a prompt and its completion, which is trained on."""
+    """Join a prompt and its completion; only the completion is trained on."""
     tokens = np.array([*prompt, *completion], dtype=np.int64)
     loss_mask = np.arange(len(tokens)) >= len(prompt)
     return TokenSequence(tokens, loss_mask)

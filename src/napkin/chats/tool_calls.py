@@ -109,7 +109,7 @@ class TaggedText:
         self._held, self._searched = "", 0
 
     def push(self, text: str) -> list[str | Block]:
-        """What is certain after more text."""
+        """Add text, and return the parts of the answer that are certain by now."""
         self._held += text
         return self._divided(is_whole=False)
 
@@ -125,7 +125,7 @@ class TaggedText:
             name, begin = found[1], found.end()
             if name in unclosed:
                 continue
-            # Only the tag that waited for its end before has been searched for.
+            # Only the open tag has been searched for its end so far.
             close = held.find(f"</{name}>", max(begin, 0 if found.start() else searched))
             if close >= 0:
                 parts += [held[end : found.start()], Block(name, held[begin:close])]
@@ -187,7 +187,7 @@ class CallForm:
         return f"<{TOOL_CALL}>\n{begun}" if self.is_tagged else begun
 
     def call_in(self, text: str, functions: Mapping[str, Function]) -> FunctionCall | None:
-        """The call that a JSON object is; None for anything else."""
+        """The call that a JSON object describes; None for anything else."""
         try:
             name, arguments = read_call(text, functions, self.field)
         except NapkinError:

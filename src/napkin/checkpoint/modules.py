@@ -50,7 +50,7 @@ class _ModuleState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class SavedModule:
-    """What a checkpoint says beside the state of a module and an optimizer."""
+    """The contents of a checkpoint besides the state of a module and an optimizer."""
 
     step: int
     values: dict[str, Any]
@@ -67,7 +67,7 @@ def save(
 ) -> Path:
     """Write the state of a module and its optimizer to the new folder `path`, whole or not at all. Returns it.
 
-    Tensors that are one in memory, as tied weights, are stored once. With an FSDP module or a `ShardedOptimizer` this
+    Tensors that share memory, such as tied weights, are stored once. With an FSDP module or a `ShardedOptimizer` this
     is a collective: tensors are gathered, and the first rank writes; otherwise one rank calls it.
 
     Raises NapkinError where `path` exists, where a state dict holds what is neither a tensor nor plain data, and where
@@ -193,7 +193,7 @@ class _Stored:
         gathered = full_tensor(tensor.detach())
         key = gathered.untyped_storage().data_ptr(), gathered.storage_offset(), gathered.shape, gathered.stride()
         key = *key, gathered.dtype, gathered.device
-        # A gathered tensor may stand where one stood that is already freed.
+        # A gathered tensor may have the address of an earlier one that is already freed.
         if not is_sharded(tensor) and key in self.names and gathered.numel():
             return self.names[key]
         name = place.partition(".")[2]
@@ -277,7 +277,7 @@ def _refuse_other_optimizer(path: Path, saved: Any, optimizer: torch.optim.Optim
 
 
 def _part(own: Any, value: Any) -> Any:
-    """What this rank has of a tensor, copied out of the file; anything else as it is."""
+    """This rank's part of a tensor, copied out of the file; any other value unchanged."""
     if not isinstance(value, Tensor):
         return value
     if isinstance(own, Tensor) and is_sharded(own) and own.shape == value.shape:

@@ -246,7 +246,8 @@ def load_plain_model(checkpoint: Checkpoint, recipe: Recipe) -> Transformer:
 
 
 def load_plain_parts(checkpoint: Checkpoint, recipe: Recipe, parts: Parts) -> None:
-    """Copy what `load_plain_model` gives into some parts of it; the whole is only made where adapters are merged.
+    """Copy the weights that `load_plain_model` would give into some parts of that model; the whole model is only built
+    where adapters are merged.
 
     Raises CorruptFile where the checkpoint does not fit the recipe.
     """

@@ -32,8 +32,8 @@ each."""
 
 
 Assignment = dict[str, tuple[str, int, list[str]]]
-"""By the name of a file that a rank writes: the name that a single process would give it, a number, and the tensors
-whose part of that number goes to it."""
+"""For each file that a rank writes, by name: the name that a single process would give it, a part number, and the
+tensors whose part of that number it holds."""
 
 
 def assign_shards(ranks: Ranks, named: dict[str, Parts]) -> Assignment:
@@ -118,7 +118,7 @@ def _load_as_told(ranks: Ranks, folder: Path, train_state: TrainState) -> Checkp
 
 
 def _load_on_all(ranks: Ranks, checkpoint: Checkpoint, train_state: TrainState) -> None:
-    """Load a checkpoint; raises on all ranks what one of them has raised."""
+    """Load a checkpoint; an error on one rank is raised on all."""
     error = None
     try:
         load_train_state(checkpoint, train_state)

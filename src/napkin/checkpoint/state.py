@@ -67,7 +67,7 @@ class Checkpoint:
     path: Path
     state: State
     frozen: str | None = None
-    """SHA-256 of the frozen weights that it goes with; None where it holds the whole model."""
+    """SHA-256 of the frozen weights that belong to it; None where it holds the whole model."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def tensors_of(train_state: TrainState) -> dict[str, dict[str, Tensor]]:
 
 
 def whole(named: dict[str, Tensor]) -> Parts:
-    """Tensors of which a single process has all."""
+    """Tensors that a single process holds completely."""
     return {name: parts_of(tensor) for name, tensor in named.items()}
 
 

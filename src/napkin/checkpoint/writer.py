@@ -69,9 +69,9 @@ def write_checkpoint(
     """Write `folder`/step-XXXXXXXX and return it; one that exists already and is intact is kept.
 
     Tensors on a CPU are written without a copy. `before_publishing` is called when everything is on the disk, right
-    before the folder is renamed. With several `ranks` it is a collective: each writes the files of its own snapshot, to
-    one hidden folder. Raises NapkinError where the disk is full or cannot be written, and where a tensor holds infinity
-    or NaN; earlier checkpoints are unchanged.
+    before the folder is renamed. With several `ranks` this is a collective: each rank writes the files of its own
+    snapshot to one hidden folder. Raises NapkinError where the disk is full or cannot be written, and where a tensor
+    holds infinity or NaN; earlier checkpoints are unchanged.
     """
     path = checkpoint_path(folder, taken.step)
     name = ranks.broadcast_from_zero(lambda: _begin(path))

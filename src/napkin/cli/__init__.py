@@ -133,7 +133,7 @@ BENCH = Forms(
     "bench",
     Command("time an operator in its forms", "measure.bench:bench_operator"),
     {
-        # Their names stand here too, as importing what they name takes torch.
+        # The names are repeated here, because importing what they name would import torch.
         "module": Form(
             Command("time a part of a model", "measure.bench:bench_module"),
             ("transformer", "block", "self-attention", "mlp"),
@@ -249,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Flushed here, not at the interpreter's exit, where a full or closed output would print a traceback.
             sys.stdout.flush()
         except BrokenPipeError:
-            # The reader of our output has gone, as `head` does.
+            # The reader of our output has closed it, as `head` does.
             _discard_output()
             status = 141
         except OSError as error:
@@ -263,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.flush()
         os._exit(status)
     if is_program:
-        # As the interpreter ends it would look for cycles among all that torch consists of, for half a second.
+        # When the interpreter exits, the collector would search all of torch's objects for cycles, for half a second.
         gc.freeze()
     return status
 
@@ -274,13 +274,12 @@ FIRST_COLLECTION = 700_000
 
 @contextlib.contextmanager
 def _collecting_later() -> Iterator[None]:
-    """Let the collector pass over what modules consist of, which is never garbage: a fifth of the time of a start.
-
-    It begins after so many objects, and is as usual from then on.
+    """Put off the garbage collector while modules are loaded, since their objects are never garbage: that saves a fifth
+    of the time of a start. It runs as usual once this many objects exist.
     """
     usual = gc.get_threshold()
     if usual[0] == FIRST_COLLECTION:
-        # A command that runs others, before that.
+        # Called by another command, which has put it off already.
         yield
         return
 
@@ -344,7 +343,7 @@ def _run(command: str, rest: Sequence[str]) -> int:
 
 def _require_utf8(argument: str) -> None:
     if "\0" in argument:
-        # No shell can give one, but a caller of `main`; no system has such a path.
+        # A NUL, which no shell can pass but a caller of `main` can; no system has such a path.
         raise NapkinError(f"argument {argument[:100]!r} contains a NUL character: leave it out")
     try:
         argument.encode()

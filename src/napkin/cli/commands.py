@@ -70,7 +70,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Form:
-    """One of the things that a command does, with options of its own."""
+    """One form of a command, with options of its own."""
 
     command: Command
     chosen_by: tuple[str, ...] = ()

@@ -78,7 +78,7 @@ def _names_of(option: str) -> tuple[str, ...]:
     if option == "preset":
         return tuple(presets())
     if option == "stack":
-        # Their files alone: what reads them imports torch.
+        # Only the names of files are looked at: reading the files would import torch.
         folder = resources.files("napkin.planning.layouts") / "stacks"
         return tuple(sorted(file.name.removesuffix(".toml") for file in folder.iterdir()))
     return ()
@@ -124,7 +124,7 @@ def _fish(words: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:
     yield "# fish completion of napkin"
     for typed, options in words.items():
         words_typed = typed.split()
-        # As many words before the cursor as the command has, and these.
+        # The words before the cursor have to be exactly these.
         has = [f'test (commandline -opc)[{number}] = "{word}"' for number, word in enumerate(words_typed, start=2)]
         here = "; and ".join([f"test (count (commandline -opc)) -ge {len(words_typed) + 1}", *has])
         for option, choices in options.items():

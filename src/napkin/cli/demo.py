@@ -134,7 +134,7 @@ ENVIRONMENT = "sums:2"
 SOLVED = 12000
 """Sums that the teacher solves."""
 WRONG = 2 / 3
-"""Fraction of these sums whose result is one too large."""
+"""Fraction of the teacher's sums whose result is one too large."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +204,7 @@ def write_solved(folder: Path, seed: int) -> None:
 
 
 def demo_recipes(folder: Path, seed: int) -> dict[str, Recipe]:
-    """By the name of the run: from random weights to one that adds up."""
+    """Recipes by the name of their run, from random weights to a model that adds."""
     data = DataConfig(f"{folder}/train.tokens", f"{folder}/validation.tokens", f"{folder}/tokenizer.json")
     often = {"precision": "fp32", "device": "cpu", "keep_checkpoints": 1}
     return {
@@ -239,6 +239,6 @@ def demo_recipes(folder: Path, seed: int) -> dict[str, Recipe]:
 
 
 def held_out(run: Path, step: int) -> float:
-    """The mean reward of the held-out answers that a run has kept of a step."""
+    """The mean reward of the held-out answers that a run has recorded for a step."""
     lines = (run / "answers" / f"step-{step:08d}.jsonl").read_text().splitlines()
     return statistics.fmean(json.loads(line)["reward"] for line in lines)

@@ -1,8 +1,9 @@
 """torch._dynamo is loaded when something is compiled, not when a step is counted.
 
-It takes a second of a start: with it come sympy, FSDP and a part of Inductor. torch imports it for less: FakeTensorMode
-reads two of its settings, and optimizers, checkpointing and dispatch modes ask it to leave a function alone, which it
-does as long as it is not there. A module in its place answers these, and becomes the real one at anything else.
+It takes a second of a start: with it come sympy, FSDP and a part of Inductor. torch also imports it for trifles:
+FakeTensorMode reads two of its settings, and optimizers, checkpointing and dispatch modes mark functions that it must
+not compile, which needs no dynamo until something is compiled. A placeholder module answers these, and becomes the real
+one at anything else.
 """
 
 import importlib
@@ -20,7 +21,7 @@ _FIRST = f"{NAME}.config"
 
 
 def load_late() -> None:
-    """From now on `import torch._dynamo` gives the module in its place, unless the real one is there already."""
+    """From now on `import torch._dynamo` gives the placeholder, unless the real module is loaded already."""
     if NAME not in sys.modules and not any(isinstance(each, _Finder) for each in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
@@ -63,7 +64,7 @@ class _Module(ModuleType):
 
 
 class _InItsPlace(Loader):
-    """Makes the module that stands in its place."""
+    """Makes the placeholder module."""
 
     def __init__(self, real: ModuleSpec) -> None:
         self.real = real
@@ -90,7 +91,7 @@ class _Loaded(Loader):
 
 
 def _disable(fn: Callable[..., Any] | None = None, recursive: bool = True, **how: Any) -> Any:
-    """The function as it is for as long as nothing can be compiled; from then on, what torch._dynamo.disable makes."""
+    """The function itself until something can be compiled; from then on, what torch._dynamo.disable makes of it."""
     if fn is None or not callable(fn) or isinstance(fn, type):
         return load_real().disable(fn, recursive, **how)
     disabled: list[Callable[..., Any]] = []

@@ -56,7 +56,7 @@ class TuningTables:
 
 @dataclass(frozen=True)
 class TuningOptions(JsonOption):
-    """For commands that make a run of tuning."""
+    """Options of commands that start a tuning run."""
 
     FIRST: ClassVar[tuple[str, ...]] = ("run", *(name.replace("_", "-") for name in FIRST_FIELDS))
     """The options that `--help` shows first, where the command has them."""
@@ -69,7 +69,7 @@ class TuningOptions(JsonOption):
 def tuning_command(method: str, about: str, **tables: type) -> Main:
     """Make a command that reads `[RECIPE.toml] [--field value ...]`, makes the run and trains it.
 
-    `tables` are those that its recipe has beside the tables of all.
+    `tables` are the tables of its recipe besides those that every recipe has.
     """
     fields = [(name, kind, field(default_factory=kind)) for name, kind in tables.items()]
     all_tables = dataclasses.make_dataclass("Tables", fields, bases=(TuningTables,), frozen=True)
@@ -168,8 +168,8 @@ class TeachOptions(JsonOption):
     """The student, as tuning.start names it."""
     data: TunedData
     top_k: int = 64
-    """Likeliest tokens that are kept of each distribution; all others are kept as one probability. A token takes 8
-    bytes of each, and 4."""
+    """Number of likeliest tokens kept of each distribution; all others are kept as one probability. That takes 8 bytes
+    for each kept token, and 4 more."""
     temperature: float = 1.0
     """Logits are divided by it."""
     learned: Literal["assistant", "last", "all"] = "assistant"
@@ -177,7 +177,7 @@ class TeachOptions(JsonOption):
     chat_template: str = ""
     """The template that writes conversations, as tuning.chat_template names it."""
     max_length: int = 0
-    """The length at which conversations are cut, in tokens, as tuning.max_length has it."""
+    """The length in tokens at which conversations are truncated, as in tuning.max_length."""
     max_bytes: int = 2**36
     """Largest file that is written."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -16,7 +16,7 @@ from napkin.files import remove_abandoned
 
 def refuse_existing(path: Path, *, option: str = "--out") -> None:
     """Raise NapkinError if there is something at `path`, which the option has named."""
-    # Of a process that was killed right after it had written the file.
+    # A temporary file whose process was killed right after it had written the file.
     remove_abandoned(path)
     if os.path.lexists(path):
         raise NapkinError(f"'{path}' exists and is not overwritten: remove it or choose another {option}")
@@ -39,7 +39,7 @@ def folder_for(path: Path) -> Iterator[None]:
         yield
     except BaseException:
         for folder in missing:
-            # One that another program has written into meanwhile stays.
+            # A folder that another program has written into meanwhile stays.
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise

@@ -98,7 +98,7 @@ def require_above_zero(options: Any, *names: str) -> None:
 
 
 def refuse_given(options: Any, names: Iterable[str], why: str) -> None:
-    """Raise NapkinError for options that are not at their defaults, although they mean nothing beside others."""
+    """Raise NapkinError for options that were given, but have no effect together with others."""
     defaults = {field.name: _default(field) for field in dataclasses.fields(options)}
     for name in names:
         if getattr(options, name) != defaults[name]:
@@ -143,7 +143,7 @@ def parse(options: type[Options], command: str, arguments: Sequence[str], defaul
         config=(tyro.conf.AvoidSubcommands,),
     )
     if section or (section is not None and first):
-        # In boxes, whatever the terminal's encoding is: they divide the text.
+        # Boxes are always drawn, whatever the terminal's encoding: the text is divided at them.
         page = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
         with redirect_stdout(page), contextlib.suppress(SystemExit):
             call()
@@ -262,7 +262,7 @@ def _dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
 
 def _fields(cls: type) -> list[tuple[dataclasses.Field, Any]]:
     hints = typing.get_type_hints(cls, include_extras=True)
-    # What is keyword-only, --json, comes last.
+    # Keyword-only fields, such as --json, come last.
     return [
         (field, hints[field.name]) for field in sorted(dataclasses.fields(cls), key=lambda field: field.kw_only is True)
     ]
@@ -284,7 +284,7 @@ def field_docstrings(cls: type) -> dict[str, str]:
         try:
             source = inspect.getsource(base)
         except (OSError, TypeError):
-            # A class that was made of others, whose fields are theirs.
+            # A class composed of others: its fields have the docstrings of theirs.
             continue
         (definition,) = ast.parse(inspect.cleandoc("\n" + source)).body
         assert isinstance(definition, ast.ClassDef)
@@ -309,7 +309,7 @@ def _value(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     if kind not in _EXPECTED or len(kinds) > 1 + optional:
         return None
 
-    # Of a positional argument that is left out, tyro gives [[]] and takes the default.
+    # For a positional argument that is left out, tyro reports [[]] and takes the default.
     def read(texts: list[Any]) -> Any:
         if optional and texts[0] == "None":
             return None
@@ -323,7 +323,7 @@ def _value(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         metavar=kind.__name__.upper() + "|None" * optional,
         instance_from_str=read,
         is_instance=lambda value: isinstance(value, kind) or (optional and value is None),
-        # In the help, where a default comes from a recipe file.
+        # Needed for the help alone, where a default comes from a recipe file.
         str_from_instance=lambda value: [printable(str(value))],
     )
 

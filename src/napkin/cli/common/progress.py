@@ -27,7 +27,7 @@ class ProgressLine:
         self._first: tuple[int, float] | None = None
 
     def __call__(self, done: int, total: int | None, details: str = "") -> None:
-        """Show how much is done; `total` is None or 0 where it is not known."""
+        """Show how much is done; `total` is None or 0 if unknown."""
         left, details = self._left(done, total or 0), printable(details)
         self._progress.update(self._task, fraction=done / total if total else None, details=details, left=left)
         if not err.is_terminal and time.monotonic() - self._shown >= SECONDS_BETWEEN_LINES:

@@ -71,7 +71,7 @@ class RecipeSource:
     options: tuple[str, ...]
     """The arguments without the file."""
     foreign: ForeignRun | None = None
-    """What another stack's files say, in place of a recipe's."""
+    """The settings that another stack's files give in place of a recipe's."""
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> "RecipeSource":
@@ -176,7 +176,7 @@ def base_recipe(source: RecipeSource, preset_name: str | None) -> Recipe:
 
 
 def with_tokens(recipe: Recipe, tokens: str) -> Recipe:
-    """The recipe of as many steps as it takes to train on so many tokens, such as "300B"."""
+    """The recipe with as many steps as it takes to train on that many tokens, such as "300B"."""
     number = parse_count(tokens)
     if number < 1:
         raise NapkinError(f"--tokens is {tokens}: use a number above 0")

@@ -28,7 +28,8 @@ from rich.text import Text
 JOINT = re.compile(r"(?<=[\s._/])(?=\S)")
 """Where a name may be broken."""
 WIDEST_KEY, NARROWEST_KEY = 0.6, 6
-"""What the first column of several tables takes: this part of the width at most, so many columns at least."""
+"""Limits on the width of the first column where a table is split: at most this part of the terminal's width, at least
+this many characters."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def _stacked(columns: Sequence[Column], width: int) -> Iterator[Block]:
             column = columns[rest[0]]
             widths.append(min(column.least, width - key - 2))
             chosen.append(rest.pop(0))
-        # What is left over goes to the columns that were narrowed, the last one first.
+        # The remaining width goes to the columns that were narrowed, the last one first.
         for i in reversed(range(1, len(chosen))):
             room = width - _total(widths, 2)
             widths[i] += max(0, min(room, columns[chosen[i]].natural - widths[i]))
@@ -159,7 +160,7 @@ class _Console(Console):
             self._width = before
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        # Everything that rich prints passes here; segments with `control` are rich's own.
+        # Everything that rich prints passes through here; segments with `control` are rich's own.
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text, keep="\n\t"), segment.style)
 

@@ -65,7 +65,7 @@ class ChatDataOptions(JsonOption):
     """A file with the chat template, in jinja's language; "" is the model's own, or for one without it the built-in: a
     line per message that begins with its role."""
     learned: Literal["assistant", "last", "all"] = "assistant"
-    """Which tokens count in the loss: what the assistant says, only the last time it does, or all."""
+    """Which tokens count in the loss: all turns of the assistant, only its last turn, or all tokens."""
     max_length: int = 0
     """Longest conversation in tokens, longer ones are left out; 0 is the model's context length."""
     out: str = ""
@@ -78,7 +78,7 @@ class ChatDataOptions(JsonOption):
 
 @dataclass
 class Counts:
-    """Counts of conversations, of their tokens, and of what is learned of them."""
+    """Counts of conversations, of their tokens, and of the tokens that are trained on."""
 
     conversations: int = 0
     tokens: int = 0

@@ -93,7 +93,7 @@ def _read(paths: tuple[str, ...], options: TrainClassifierOptions, line: Progres
 
 
 def _texts_of(paths: tuple[str, ...], text_field: str) -> Iterator[str]:
-    """Texts with something in them; what cannot be read is told and left out."""
+    """Texts that are not empty; files that cannot be read are named in a message and left out."""
     from napkin.curation.reading.bounded_stream import ReadLimits, SetAside
     from napkin.curation.reading.documents import read_file
     from napkin.curation.reading.input_file import InputFile, find_files

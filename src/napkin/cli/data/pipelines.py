@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunOptions(JsonOption):
-    """Make a corpus by a pipeline: a TOML file with [input], a [[stage]] for each stage and [output]. Killed at any
-    moment, the same command goes on where it was, and the corpus is the same to the byte; so it is for any number of
+    """Make a corpus by a pipeline: a TOML file with [input], a [[stage]] for each stage and [output]. After a kill at
+    any moment, the same command continues where it stopped, and the corpus is the same to the byte, with any number of
     workers. Each stage is a command too, and `napkin data STAGE --help` lists its options."""
 
     pipeline: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PIPELINE")]
@@ -45,7 +45,7 @@ class RunOptions(JsonOption):
     workers: int | None = None
     """Processes that work on shards; None is one per core."""
     engine: Literal["processes", "ray"] = "processes"
-    """Who works on shards: processes of this machine, or a Ray cluster whose nodes see the same files at the same
+    """What runs the workers: processes of this machine, or a Ray cluster whose nodes see the same files at the same
     paths."""
     ray_address: str | None = None
     """Address of the Ray cluster, such as auto or 10.0.0.1:6379; None starts one on this machine."""
@@ -113,7 +113,7 @@ def _run_stage(options: Any) -> None:
 def run_and_print(
     pipeline: Pipeline, options: Any, *, engine: Engine = "processes", ray_address: str | None = None
 ) -> None:
-    """Make a corpus by the `out`, `workers` and `json` of the options, or go on with it, and print what came out."""
+    """Make a corpus by the `out`, `workers` and `json` of the options, or continue it, and print the result."""
     if not options.out:
         raise NapkinError("--out is empty: name a folder for the corpus")
     path = Path(options.out)
@@ -340,7 +340,7 @@ def print_plan(plan: "CorpusPlan") -> None:
 
 
 def print_reconciliation(reconciled: "Reconciliation") -> None:
-    """Plan beside meter, place by place."""
+    """Print plan and meter side by side, stage by stage."""
     rows = []
     for row in reconciled.rows:
         show = format_bytes if row.what == "bytes" else format_count
@@ -376,10 +376,10 @@ STANDARD = (
     *("extract", "language", "gopher", "gopher-repetition", "fineweb"),
     *("duplicates", "near-duplicates", "duplicate-lines", "personal-data"),
 )
-"""In the order in which they run: what is cheap and drops much comes first, what compares documents later, and what
-changes a text last."""
+"""The order in which stages run: cheap ones that drop much first, those that compare documents later, and those that
+change a text last."""
 _CHANGED: dict[str, dict[str, Any]] = {"input": {"paths": ["pages/"]}, "language": {"keep": ["en"]}}
-"""Where a pipeline to begin with is not at its defaults: the rules of `gopher` are for English."""
+"""Options of the printed pipeline that differ from the defaults: the rules of `gopher` are for English."""
 _INTRODUCTION = """A pipeline for `napkin data plan` and `napkin data run`, from raw pages to a corpus. Stages run in \
 this order; those at the end, before [output], are not in use: move one to its place and take away its first #. \
 Options have their defaults, but for input.paths and the languages that are kept, and one that is left out has its \

@@ -48,7 +48,7 @@ class ProgramOptions(JsonOption):
     chat: Switch = False
     """Put the problem as a message in the model's chat template; the answer's fenced block is the program."""
     limit: int | None = None
-    """The first so many problems; None is all."""
+    """Use only this many problems, from the first on; None is all."""
     seconds: float = 10.0
     """Processor seconds, and seconds by the clock, of a program under its tests."""
     weights: Literal["auto", "fp32", "bf16"] = "fp32"
@@ -145,7 +145,8 @@ def _of_file(completions: dict[str, list[str]], problem: "Problem") -> list[str]
 
 
 def _sampler(options: ProgramOptions) -> "tuple[dict[str, Any], dict[str, Any], Callable[[Problem], list[str]]]":
-    """What tells the model, how it is asked, and the function that samples programs of a problem."""
+    """The model's identity for results, the settings of its prompts, and the function that samples programs for a
+    problem."""
     from napkin.evaluation.tasks.programs import STOP, sample_seed
     from napkin.inference.loaded_model import load
     from napkin.inference.settings import Sampling
@@ -166,7 +167,7 @@ def _sampler(options: ProgramOptions) -> "tuple[dict[str, Any], dict[str, Any], 
             ids = model.encode_chat([("user", problem.prompt)])
         else:
             ids = [*model.start_ids, *model.encode(problem.prompt.rstrip())]
-        # What does not fit loses its beginning, as the prompts of tasks do.
+        # A prompt that does not fit loses its beginning, as the prompts of tasks do.
         prompts = [tuple(ids[-room:])] * options.samples
         seeded = Sampling(
             temperature=options.temperature, top_p=options.top_p, seed=sample_seed(options.seed, problem.name)

@@ -36,7 +36,7 @@ DISAGREEMENTS = (0.2, 0.5)
 
 @dataclass(frozen=True)
 class ModelOptions(JsonOption):
-    """For evaluations of any model, which have a plan and a result that is kept."""
+    """Options of evaluations of any model, which have a plan and keep their result."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of a run, or a Hugging Face folder."""
@@ -46,7 +46,7 @@ class ModelOptions(JsonOption):
     weights: Literal["auto", "fp32", "bf16"] = "fp32"
     """Number format of the weights; auto is bf16 where the device multiplies it natively."""
     plan: Switch = False
-    """Say what the evaluation takes, timed on a part of it, and what its items can tell apart, and stop there."""
+    """Print how long the evaluation takes, timed on a part of it, and what its items can tell apart, and stop there."""
     usd_per_hour: float | None = None
     """Price of this machine, for the plan."""
     out: str | None = None
@@ -60,7 +60,7 @@ class ModelOptions(JsonOption):
 @dataclass(frozen=True)
 class TaskOptions(ModelOptions):
     """Put the questions of a task to the model of a run or a Hugging Face folder: scores with their standard errors,
-    and what so many items can tell apart. Items that are done are kept beside the result, and are not done again."""
+    and what so many items can tell apart. Finished items are kept beside the result, and are not computed again."""
 
     task: tuple[str, ...] = ()
     """Task files (JSONL, CSV or TOML), or folders of them: multiple choice, minimal pairs, or answers that the model
@@ -222,7 +222,7 @@ def _run(
         result = summarise(settings, task, results)
         if path is not None:
             if path.exists():
-                # Only a result is replaced, by that of the same settings.
+                # Only a result of the same settings is replaced.
                 read_result(path)
             write_result(path, result)
     return result
@@ -244,7 +244,7 @@ def items_beside(path: Path | None, settings: Any, total: int, what: str) -> "It
 
 
 def log_of(path: Path) -> Path:
-    """The items that are done, beside the result."""
+    """The log of finished items, beside the result."""
     return path.with_name(f"{path.stem}.items.jsonl")
 
 
@@ -288,7 +288,7 @@ def score_row(name: str, estimate: "Estimate") -> tuple[str, ...]:
     items = f"{estimate.items:,}"
     if estimate.groups != estimate.items:
         items += f" in {estimate.groups:,} groups"
-    # Items that all agree tell nothing of how they vary; the interval does.
+    # Items that all agree have a standard error of 0, which says nothing; the interval does.
     error = shown_score(name, estimate.standard_error) if estimate.standard_error else "–"
     mean, low, high = (shown_score(name, value) for value in (estimate.mean, estimate.low, estimate.high))
     return (name, mean, error, low, high, items)

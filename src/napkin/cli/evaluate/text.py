@@ -204,7 +204,8 @@ def documents_for(
 
 
 def _write(folder: str, path: Path | None, result: "BitsResult") -> Path | None:
-    """To the run's folder by default, named by what it is of: the same measurement replaces itself."""
+    """Write to the run's folder by default, under a name made of the settings, so that repeating a measurement replaces
+    it."""
     from napkin.json_files import format_json
 
     bits, given = result.bits, path is not None

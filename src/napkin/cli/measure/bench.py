@@ -32,10 +32,10 @@ FORMS = "forms"
 
 @dataclass(frozen=True)
 class TimingOptions(JsonOption):
-    """For all that can be timed."""
+    """Options of everything that can be timed."""
 
     name: Annotated[str, tyro.conf.Positional] = ""
-    """What is timed; without a name, what can be timed is printed."""
+    """Name of what is timed; without a name, everything that can be timed is listed."""
     shapes: tuple[str, ...] = ()
     """One or several, as in context_length=256,head_dim=64; dimensions that are not named keep their size. For parts of
     a model size=small, medium, large, xl or 2.7B stands for several."""
@@ -47,7 +47,7 @@ class TimingOptions(JsonOption):
     """A table over sizes: for models five sizes, four context lengths, fp32 and bf16, compiled and not, forward,
     backward and step. What does not fit says so in its row. For collectives 1 MB to 1 GB among 2, 4 and 6 ranks."""
     seconds: float = 0.5
-    """For which each row is timed, after its warm-up."""
+    """Seconds of timing for each row, after its warm-up."""
 
     def __post_init__(self) -> None:
         _refuse_seconds("seconds", self.seconds)
@@ -70,7 +70,7 @@ class OperatorOptions(TimingOptions):
     """Forms of an operator; attention implementations of a model; activations of mlp. None is all of an operator, of a
     model the one that training takes."""
     against: str | None = None
-    """A form that the others are timed in turns with, for the ratio of their seconds; +compiled behind it is that form
+    """A form that the others are timed in turns with, for the ratio of their seconds; add +compiled for that form
     compiled."""
     precision: tuple[PrecisionName, ...] = ()
     """Formats of operators, recipes of formats for models. None is this machine's."""
@@ -80,7 +80,7 @@ class OperatorOptions(TimingOptions):
     cache: Literal["warm", "cold", "both"] = "warm"
     """Whether the caches are emptied before each sample."""
     compiled: Literal["off", "on", "both"] | None = None
-    """Whether torch.compile has compiled it; None is off, in a sweep both."""
+    """Whether torch.compile compiles it; None is off, and in a sweep both."""
     most_seconds: float = 60.0
     """A row whose warm-up and fewest samples would take longer by plan is not run."""
 
@@ -112,7 +112,7 @@ def bench_operator(options: OperatorOptions) -> int:
 
 
 def _print_choices(options: OperatorOptions) -> int:
-    """The choices of forms that are kept for this processor and so many threads."""
+    """Print the choices of forms that are kept for this processor and this number of threads."""
     import torch
 
     from napkin.hardware.host import usable_cores
@@ -200,7 +200,7 @@ def _time_cases(options: OperatorOptions, name: str, target_on: "Callable[[ThisM
         conditions = Conditions(machine.device_type)
         rows, interrupted = [], False
         try:
-            # What came before an interruption stays in the list.
+            # Rows that were measured before an interruption stay in the list.
             rows.extend(measuring.rows(cases, against, progress=line))
         except KeyboardInterrupt:
             interrupted = True
@@ -318,7 +318,7 @@ def _note(row: "Row") -> str:
 
 
 def _print_conditions(conditions: "Conditions") -> None:
-    """Print what was so beside the measurement."""
+    """Print the conditions of the measurement."""
     found: dict[str, Any] = conditions.values()
     before, after = found["before"], found["after"]
     parts = [found["device"], f"{found['threads']} threads", f"torch {found['torch']}"]
@@ -379,7 +379,7 @@ def _of_processes(
     from napkin.hardware.host import detect_host
 
     host = detect_host()
-    # As the ranks of a run on this machine have them.
+    # The same number of threads as the ranks of a run on this machine.
     threads = options.threads or max(1, host.cores // max(sizes))
     free_bytes = host.available_bytes
     return time_in_processes(

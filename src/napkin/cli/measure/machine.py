@@ -71,7 +71,7 @@ def calibrate_command(options: CalibrateOptions) -> None:
         from napkin.recipe.precision import choose_device
 
         device_type = choose_device(options.device)
-        # As many threads as training uses: a calibration holds for one number of threads.
+        # The number of threads that training uses: a calibration holds for one number of threads.
         torch.set_num_threads(usable_cores())
         forget_choices()
         calibration = calibration_of_this_machine(
@@ -103,7 +103,7 @@ class AutotuneOptions(RecipeOptions, JsonOption):
     most of them for compiling."""
 
     show: Switch = False
-    """Print what is kept, for any GPU, and time nothing."""
+    """Print the choices that are kept for every GPU, and time nothing."""
 
 
 @recipe_command("autotune", AutotuneOptions)

@@ -30,9 +30,9 @@ class ProfileOptions(RecipeOptions, JsonOption):
     can be given. Under torchrun each rank profiles its own step, and rank 0 prints."""
 
     by: Literal["operator", "module", "phase"] = "operator"
-    """What the rows are summed by; of module, layers that are alike are one row."""
+    """What the rows are summed by; with module, equal layers share one row."""
     steps: int = 5
-    """Steps that are profiled, each beside one that is timed without the profiler."""
+    """Steps to profile; for each, one more is timed without the profiler."""
     page: str | None = None
     """HTML file to write: all tables, the roofline, memory over the step, and a flame view by module."""
     trace: str | None = None
@@ -131,7 +131,7 @@ class MemoryOptions(JsonOption):
     device: int | None = None
     """Whose history is shown; None is the device with most events."""
     recipe: str | None = None
-    """The recipe of the step: the snapshot is set beside its plan."""
+    """The step's recipe, to show its plan beside the snapshot."""
     on: str | None = None
     """Device that the recipe is planned for; None is this machine."""
     page: str | None = None

@@ -81,8 +81,8 @@ class QuantizeOptions(RunOptions):
     to: Literal["int8", "int4"] = "int4"
     """int8 has one scale per row of a matrix; int4 a scale and a middle per group."""
     method: Literal["nearest", "gptq", "awq"] = "nearest"
-    """How int4 numbers are chosen: the nearest; or by what each layer reads of a text: GPTQ makes up for each rounding
-    with the columns that are left, AWQ rounds those columns finer that read large numbers."""
+    """How int4 numbers are chosen: round to nearest, or by each layer's inputs on a text: GPTQ compensates each
+    rounding error in the columns that are not rounded yet, AWQ rounds the columns with large inputs more finely."""
     calibration_tokens: int = 16_384
     """Tokens of the calibration text, in windows of the model's context drawn from it."""
     calibration_text: tuple[str, ...] = ()

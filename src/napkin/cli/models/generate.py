@@ -1,4 +1,4 @@
-"""`napkin generate` lets a model continue texts, `napkin chat` talks with it."""
+"""`napkin generate` lets a model continue texts, `napkin chat` is a conversation with one."""
 
 import contextlib
 import signal
@@ -38,10 +38,10 @@ class GenerateOptions(RunOptions):
     sampling: Annotated[Sampling, INLINED] = field(default_factory=Sampling)
     speculation: Annotated[Speculation, INLINED] = field(default_factory=Speculation)
     kv: Literal["auto", "int8"] = "auto"
-    """What keys and values are held in. auto: the format of the weights, in a cache of this text's own, which drops the
-    oldest tokens where the text outgrows the model's context. int8: about half the bytes of bf16, in the pool of blocks
-    that `napkin serve` has, which drops nothing: prompt and tokens must fit the context, and no draft or lookup
-    proposes."""
+    """Number format of keys and values. auto: the format of the weights, in a cache for this text alone, which drops
+    the oldest tokens when the text outgrows the model's context. int8: about half the bytes of bf16, in the block pool
+    that `napkin serve` uses, which drops nothing: prompt and new tokens must fit the context, and --draft and --lookup
+    cannot be used."""
     save: Switch = False
     """Write the completions to the run's samples.txt, and show them in its report."""
 
@@ -117,7 +117,7 @@ class ChatOptions:
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN-or-FOLDER")]
     """A run, or a Hugging Face folder."""
     system: str | None = None
-    """What the model is told before the conversation."""
+    """System message before the conversation."""
     tools: str = ""
     """Programs that the model may call: python, calculator, or both with a comma."""
     tokens: int = 512
@@ -151,7 +151,7 @@ class ChatTools:
     schemas: list[dict[str, Any]]
 
     def run(self, calls: "Sequence[Call]") -> "list[Message]":
-        """Run calls, each told on a line. Raises NapkinError where an output cannot be had."""
+        """Run calls, and print a line for each. Raises NapkinError where a call gives no output."""
         from napkin.environments.tools import messages_of
 
         said: list[Message] = []

@@ -43,11 +43,11 @@ class PruneOptions(RunOptions):
     calibration_tokens: int = 16_384
     """Tokens on which importance is measured, in windows drawn from the text."""
     calibration_text: tuple[str, ...] = ()
-    """Text files or folders for it; None is the run's training tokens."""
+    """Text files or folders to calibrate on; None is the run's training tokens."""
     evaluation_text: tuple[str, ...] = ()
     """Text files or folders on which bits per byte are measured; None is the run's validation tokens."""
     evaluation_tokens: int = 20_000
-    """About so many tokens of it, drawn at random; 0 is none."""
+    """Number of evaluation tokens, about, drawn at random; 0 evaluates nothing."""
     window: int = 512
     """Tokens that are read at a time for both, at most the model's context."""
     seed: int = 0
@@ -127,7 +127,7 @@ def prune_command(options: PruneOptions) -> None:
 
 
 def _require_writable(trained: "LoadedModel", kept: "Kept") -> None:
-    """Raise NapkinError, before anything is computed, where no Hugging Face folder holds such a model or tokenizer."""
+    """Raise NapkinError, before anything is computed, if the Hugging Face format has no such model or tokenizer."""
     from napkin.model.huggingface.convert import family_of
     from napkin.model.pruning import pruned_config
     from napkin.tokenizer.inspection import pattern_of
@@ -166,7 +166,7 @@ def _bits(model: "LoadedModel", documents: "Documents", options: PruneOptions) -
 
 
 def _figures(config: "ModelConfig") -> dict[str, int]:
-    """What a model takes: planned, by counting a forward pass of it on fake tensors."""
+    """Bytes and FLOPs of a model, planned by counting its forward pass on fake tensors."""
     from napkin.planning.services.replica import count_forward
 
     held = config.context_length // 2

@@ -41,18 +41,19 @@ class ServeOptions:
     name: str | None = None
     """Name of the model for clients; None is the folder's."""
     max_running: int = 16
-    """Sequences that are computed at the same time; more wait."""
+    """Sequences that are computed at the same time; further ones wait."""
     cache_bytes: int | None = None
     """Bytes for keys and values of all sequences; None takes what the engine finds fitting."""
     weights: Literal["auto", "fp32", "bf16"] = "auto"
     """Number format of the weights and of their products; auto is bf16 where the device multiplies it natively."""
     kv: Literal["auto", "int8"] = "auto"
-    """What keys and values are held in: auto is the format of the weights; int8 takes about half the bytes of bf16."""
+    """Number format of keys and values: auto is the format of the weights; int8 takes about half the bytes of bf16."""
     batch_invariant: Switch = False
-    """Compute each sequence alone: answers are then equal, bit for bit, whatever else runs, and slower together."""
+    """Compute each sequence alone: its answer is then the same, bit for bit, whatever else runs; many requests together
+    take longer."""
     prefix_bytes: int = 0
-    """Bytes of the keys and values of prompts' and answers' beginnings that are kept in the cache folder, of this user
-    alone, when the server stops, for the next one of the same model; 0 keeps none."""
+    """When the server stops, keep up to this many bytes of keys and values, those of the beginnings of prompts and
+    answers, in this user's private cache folder for the next server of the same model; 0 keeps none."""
     speculation: Annotated[Speculation, INLINED] = field(default_factory=Speculation)
     limits: Annotated[Limits, INLINED] = field(default_factory=Limits)
 
@@ -133,8 +134,8 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class BenchServeOptions(JsonOption):
-    """Send a load to a server with OpenAI's completions interface, and say what its requests see. With --run, a plan of
-    the same model on this machine's engine stands beside it."""
+    """Send requests to a server with OpenAI's completions interface, and print the latencies and throughput that they
+    see. With --run, a plan of the same model on this machine's engine stands beside it."""
 
     address: Annotated[str, tyro.conf.Positional] = "http://127.0.0.1:8000"
     """Address of the server."""
@@ -155,9 +156,9 @@ class BenchServeOptions(JsonOption):
     api_key_file: str | None = None
     """File with the server's key."""
     run: str | None = None
-    """The run or folder that is served, on this machine: its plan stands beside the measurement."""
+    """The run or folder that is served on this machine: its plan is printed beside the measurement."""
     seed: int = 0
-    """Seed of prompts and of the moments at which they are sent."""
+    """Seed of the prompts and of the times at which they are sent."""
 
 
 @command("bench-serve", BenchServeOptions)
@@ -188,7 +189,7 @@ def bench_serve_command(options: BenchServeOptions) -> None:
             from napkin.inference import Engine, loaded_model
             from napkin.planning import plan_service
 
-            # As `napkin serve` opens it.
+            # Opened as `napkin serve` does.
             model = loaded_model.load(options.run, weights="auto").model
             plan = plan_service(
                 model,

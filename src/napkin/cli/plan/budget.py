@@ -170,5 +170,5 @@ def fit_command(options: FitOptions) -> None:
         for name in ("d_model", "n_layers", "n_heads", "vocab_size", "context_length")
     )
     more = f"{batch} --optimizer.name {options.optimizer} --on {shlex.quote(options.on)}"
-    # One line, to be copied.
+    # On one line, so that it can be copied.
     say(f"plan it: napkin plan {model} {more}", style="dim", wrap=False)

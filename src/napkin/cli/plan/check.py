@@ -28,14 +28,15 @@ class CheckOptions(JsonOption):
     program: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.py")]
     """A Python file, or FILE.py:NAME for one of several programs in it."""
     examples: int = 8
-    """How many examples are compared, a multiple of 4: of the first thousand, from the shortest to the longest."""
+    """Number of examples to compare, a multiple of 4, chosen among the first thousand from the shortest to the
+    longest."""
     ranks: int = 2
     """Processes of this machine that compute a batch together; 1 leaves them out."""
     arrangement: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """What is compared: again, alone, permuted, padding, micro-batches, packed or ranks; all, if it is not given. Can
-    be given several times."""
+    """An arrangement to compare: again, alone, permuted, padding, micro-batches, packed or ranks. Can be given several
+    times; all by default."""
     without_dropout: Switch = False
-    """Set all dropout of the model to 0 first: with it, a step is never the same again."""
+    """Set all dropout of the model to 0 first: with dropout, no two steps are the same."""
 
 
 @command("check", CheckOptions)

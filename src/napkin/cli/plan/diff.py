@@ -41,7 +41,7 @@ class DiffOptions(JsonOption):
     on: str = "H100"
     """Devices of the catalogue that both steps are planned for, as in 8xH100."""
     by: By = "module"
-    """What the parts are that are compared: component, operator, module or phase."""
+    """Which parts are compared: component, operator, module or phase."""
     limit: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """How much a figure may grow, as in peak_bytes=2% or flops=0; the exit status is 1 where it grew by more. Can be
     given several times."""
@@ -151,7 +151,7 @@ def _at_commit(commit: str, path: str) -> bytes:
 
 
 def _git(what: str, verb: str, *arguments: str) -> bytes:
-    # What a user types may not become an option of git's.
+    # A name that a user types must not be taken for an option of git.
     if any(argument.startswith("-") and argument not in ("--", "--name-only") for argument in arguments):
         raise NapkinError(f"'{what}' is not the name of a commit or file: use one that does not begin with '-'")
     try:
@@ -192,6 +192,6 @@ def _print(difference: "StepDifference") -> None:
 
 
 def _cells(changes: "Sequence[Change]", names: "Sequence[str]") -> list[str]:
-    """What was added to each of the figures; empty where one is the same."""
+    """The increase of each figure; empty where it is unchanged."""
     added = {change.name: change.added for change in changes}
     return [added.get(name, "") for name in names]

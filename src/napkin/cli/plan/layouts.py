@@ -85,7 +85,7 @@ def leaves_layout_open(on: str | None, given: set[str]) -> bool:
 
 
 def obstacle(recipe: Recipe, on: str, given: set[str]) -> str | None:
-    """Why devices of which each has the whole model cannot train a recipe, where that is seen without counting."""
+    """Why devices that each hold the whole model cannot train a recipe, where that is known without counting."""
     cluster, model = find_cluster(on), recipe.model
     batch_size = recipe.training.batch_size
     if "training.batch_size" not in given and batch_size % cluster.n_devices:
@@ -101,7 +101,7 @@ def obstacle(recipe: Recipe, on: str, given: set[str]) -> str | None:
 
 
 def too_large_whole(peak_bytes: int, site: "Site") -> str:
-    """The same, of a step that was counted."""
+    """The same for a step that was counted."""
     return f"{_WHOLE} {format_bytes(peak_bytes)}, {memory_of(site.device_name, site.memory_bytes)}"
 
 

@@ -93,7 +93,7 @@ def print_layout_plan(plan: LayoutPlan) -> None:
     say(f"plan for {site.name}{trained}: {layout_name(plan)}, {plan.micro_batches:,} micro-batches per step")
     names, last = list(plan.ranks[0].by_use), len(plan.ranks) - 1
     blocks = _blocks_of_ranks(plan)
-    # Of many ranks as many at equal distances, the first and the last among them.
+    # Of many ranks, a few at equal distances, with the first and the last among them.
     shown = sorted({round(row * last / (MOST_ROWS - 1)) for row in range(MOST_ROWS)})
     print_table(
         ("pipeline rank", "blocks", *names, "peak"),

@@ -28,7 +28,7 @@ class ProgramOptions(JsonOption):
     on: str | None = None
     """Devices, one for each rank, as in 64xH100. None is processes on CPUs, without seconds."""
     ranks: int | None = None
-    """How many ranks there are; None is one for each device."""
+    """Number of ranks; None is one per device."""
     step: str | None = None
     """Name of the function of the same file that takes module, optimizer and batch and trains once. None is forward
     pass, loss, backward pass and update."""

@@ -45,7 +45,7 @@ class PlanOptions(layouts.LayoutOptions, FailureOptions, ForeignFiles):
     rules: Switch = False
     """Also print the rules of thumb, each beside the count of the same quantity, and its error."""
     decode_batch_size: int = 64
-    """Sequences that are generated at a time, for the rules on generating."""
+    """Sequences that are generated at a time, for the rules of thumb about generation."""
     memory_options: Switch = False
     """Also print what each memory option, such as recomputing activations, saves and costs."""
 
@@ -160,7 +160,7 @@ class CountOptions(RecipeOptions, ForeignFiles, JsonOption):
 
     by: By = "operator"
     """What the rows are summed by: component is embedding, attention projections, attention scores, feed-forward,
-    norms, head, loss and optimizer; of module, layers that are alike are one row."""
+    norms, head, loss and optimizer; with module, equal layers share one row."""
     target: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to count for, whether this machine has one or not: its operators and its memory; auto is the recipe's
     device."""
@@ -263,7 +263,7 @@ def with_comments(recipe: Recipe) -> str:
     choices = option_choices(type(recipe))
     blocks: list[str] = []
     for block in format_recipe(recipe).rstrip("\n").split("\n\n"):
-        # A table within a table has its own block, after the other's.
+        # A nested table has a block of its own, after that of the table around it.
         name = block.partition("]")[0].removeprefix("[")
         blocks.append(_explained(recipe, name, block, choices) if name in tables else block)
     return "\n\n".join(blocks) + "\n"
@@ -299,7 +299,7 @@ def _comment(text: str) -> list[str]:
 
 
 def _unset_field(recipe: Recipe, values: Any, field: dataclasses.Field[Any]) -> list[str]:
-    """The line of a field that is not set, as a comment; none for one that stands in a table of its own."""
+    """The line of a field that is not set, as a comment; none for a field that is a table."""
     if getattr(values, field.name) is not None or field.default is not None:
         return []
     if values is recipe.optimizer:
@@ -307,7 +307,7 @@ def _unset_field(recipe: Recipe, values: Any, field: dataclasses.Field[Any]) -> 
     else:
         known = getattr(values, f"resolved_{field.name}", None)
     if known is not None:
-        # Some sizes cannot be set where the model has no such part.
+        # Some sizes cannot be set, because the model has no such part.
         with contextlib.suppress(NapkinError):
             replace(values, **{field.name: known})
             return [f"# {tomli_w.dumps({field.name: known}).rstrip()}"]

@@ -69,8 +69,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Arguments of the command, and of the script: those behind `--`, or behind the script's name and no option of
-    the command."""
+    """The command's arguments and the script's: those after `--`, or those after the script's name that are not options
+    of the command."""
     if "--" in arguments:
         at = arguments.index("--")
         return arguments[:at], arguments[at + 1 :]

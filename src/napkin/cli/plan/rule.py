@@ -79,7 +79,7 @@ class PlanByRuleOptions(FailureOptions, JsonOption):
 @command("plan rule", PlanByRuleOptions)
 def main(options: PlanByRuleOptions) -> None:
     plan, active = _plan(options)
-    # What --within finds may be the number of parameters.
+    # The number of parameters may be what --within finds.
     parameters = float(_above_zero("params", options.params) or plan.parameters)
     rows = rules_by_size(parameters, options.sizes, active=active or plan.active, devices=plan.devices)
     if options.json:

@@ -45,10 +45,11 @@ class ServiceOptions(RecipeOptions, JsonOption):
     output_tokens: int = 256
     """Tokens that each request generates."""
     shortest: float = 1.0
-    """On devices, lengths are drawn evenly between this share of those stated and those stated. Requests of one length
-    whose first come together stay together, and wait for each other's prompts."""
+    """On devices, lengths are drawn uniformly between this fraction of the stated length and the stated length. With
+    one length for all, requests that start together stay together, and wait for each other's prompts."""
     server: Literal["auto", "vllm", "trtllm", "sglang"] = "auto"
-    """The server whose measured constants are taken; auto is vllm on devices, napkin's own engine on this machine."""
+    """The server whose measured constants are used; auto is vllm on devices, and napkin's own engine on this
+    machine."""
     weights: Literal["bf16", "fp8", "fp8_block", "nvfp4"] = "bf16"
     """Format of the blocks' matrices; embedding and head are in bf16."""
     kv: Literal["auto", "bf16", "fp8", "int8"] = "auto"
@@ -57,8 +58,9 @@ class ServiceOptions(RecipeOptions, JsonOption):
     tensor: int | None = None
     """Devices that divide the matrices of a replica; None compares all degrees."""
     requests_per_client: int | None = None
-    """How many requests each client sends, in a measurement that the plan is compared with: the first of all come at
-    the same time. None is the state after the first; on this machine 4 are simulated."""
+    """Requests that each client sends, as in a measurement that the plan is compared with, where the first requests of
+    all clients come at the same time. None plans the steady state after the first ones; on this machine 4 are
+    simulated."""
     draft: str | None = None
     """A smaller model that proposes tokens: a preset's name, a run, a Hugging Face folder or a GGUF file. Its weights
     and its cache are planned, and the tokens per pass that --acceptance makes."""
@@ -103,7 +105,8 @@ def main(options: ServiceOptions, _: RecipeSource) -> None:
 
 
 def _service_of(options: ServiceOptions) -> dict[str, Any]:
-    """What a plan of one load and curves over many take alike: the requests, the server, formats, ranks and price."""
+    """The arguments that a plan of one load and curves over many loads share: the requests, the server, formats, ranks
+    and price."""
     return {
         **{name: getattr(options, name) for name in ("input_tokens", "output_tokens", "shortest", "weights", "tensor")},
         "server": None if options.server == "auto" else options.server,
@@ -180,7 +183,7 @@ def _curve_cells(curve: "ServiceCurve", point: "ServicePoint") -> tuple[str, ...
 
 
 def print_service(plan: "ServicePlan") -> None:
-    """Print what was counted, beside its rule, then a row per degree."""
+    """Print the counted figures beside their rules of thumb, then a row per degree of tensor parallelism."""
     cluster, server = plan.cluster, plan.server
     where = "napkin's own engine on this machine"
     if cluster is not None:

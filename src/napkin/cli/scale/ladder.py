@@ -24,12 +24,12 @@ LAW_FILE, NEXT_RECIPE = "law.json", "next.toml"
 class LadderOptions(RecipeOptions, JsonOption):
     """Recipes of runs whose FLOPs grow from level to level, with several model sizes at each (IsoFLOP curves), as large
     as a budget allows by their plans. With --run they train here, a law is fitted to them, and it predicts a larger
-    run; otherwise they are written for elsewhere, and `napkin law fit` takes the finished runs."""
+    run; otherwise their recipes are written, to be trained elsewhere, and `napkin law fit` takes the finished runs."""
 
     FIRST = ("seconds", "budget", "on", "out", "run", *RecipeOptions.FIRST)
 
     seconds: float | None = None
-    """Budget: seconds of all runs one after the other."""
+    """Budget: seconds of all runs, one after another."""
     budget: str | None = None
     """Budget in money, as 10usd; of the devices of --on."""
     on: str | None = None
@@ -37,7 +37,7 @@ class LadderOptions(RecipeOptions, JsonOption):
     levels: int = 4
     """Numbers of FLOPs."""
     sizes: int = 3
-    """Model sizes at each of them."""
+    """Model sizes at each level."""
     level_factor: float = 2.0
     """FLOPs of a level over those of the one below."""
     size_factor: float = 2.0

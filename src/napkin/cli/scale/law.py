@@ -31,13 +31,13 @@ Sources = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar
 
 @dataclass(frozen=True)
 class RunsOptions(JsonOption):
-    """For commands that read finished runs."""
+    """Options of commands that read finished runs."""
 
     runs: Sources = ()
     """A CSV file with columns for parameters, tokens (or FLOPs) and loss, folders of runs, or `example`: Chinchilla's
     runs. Runs whose loss is not a finite number are left out."""
     drop_highest: int = 0
-    """Leave out so many runs of highest loss."""
+    """Leave out this many runs with the highest loss."""
     loss_column: str | None = None
     """Column of the loss in the CSV file; None is the one called loss, or the only one with it in its name."""
 
@@ -54,7 +54,8 @@ class ChosenRuns:
 
 
 def read_runs(options: RunsOptions) -> ChosenRuns:
-    """Read a CSV file, run folders or, as "example", Chinchilla's runs; what is left out is told."""
+    """Read a CSV file, run folders or, as "example", Chinchilla's runs; runs that are left out are named in a
+    message."""
     from napkin.scaling.observations import EXAMPLE, read_observations, read_run_observations
     from napkin.scaling.observations import drop_highest as without_highest
 
@@ -110,14 +111,14 @@ _SHOWN_INFLUENCE = 5
 
 @dataclass(frozen=True)
 class BudgetsOptions(RunsOptions):
-    """For laws that have optima."""
+    """Options for laws that have optima."""
 
     flops: tuple[str, ...] = ()
     """Budgets to give the best size for, such as 1e23; none is 10 and 100 times the largest run."""
 
     def read(self) -> tuple[ChosenRuns, list[float]]:
         """The runs, and the budgets in FLOPs."""
-        # Before the runs, whose reader may print notes: an error is one line.
+        # Checked before the runs are read, whose reader may print notes: an error is one line.
         budgets = [float(parse_count(each)) for each in self.flops]
         chosen = read_runs(self)
         largest = max(run.compute for run in chosen.runs)

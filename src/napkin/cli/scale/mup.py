@@ -32,11 +32,11 @@ class MupOptions(RecipeOptions, JsonOption):
     widths: str | None = None
     """Values of d_model with commas between; None is 1, 2, 4 and 8 times the recipe's. Heads keep their width."""
     learning_rates: str | None = None
-    """With commas between; None is 1/8 to 8 times the recipe's, by factors of 2."""
+    """Separated by commas; None is 1/8 to 8 times the recipe's, by factors of 2."""
     plain: Switch = False
     """Without µP's multipliers, to see what they change."""
     coordinates: Switch = False
-    """Only the coordinate check, which takes seconds."""
+    """Run only the coordinate check, which takes seconds."""
     runs: str | None = None
     """Folder for the runs; None is runs/ and the name of the recipe with -mup, or with --plain -plain, behind it."""
     at_once: int | None = None

@@ -33,17 +33,17 @@ class SweepOptions(JsonOption):
     grid: Switch = False
     """Every combination of the values; this is the default."""
     list: Switch = False
-    """The first values of all fields, the second ones, and so on."""
+    """Pair the values instead: the first values of all fields, then the second ones, and so on."""
     random: int | None = None
-    """That many combinations, drawn at random: of lists of values, and of ranges as --optimizer.learning-rate
-    1e-4..1e-2, uniformly in the logarithm."""
+    """Draw this many combinations at random, from lists of values and from ranges such as --optimizer.learning-rate
+    1e-4..1e-2, which are uniform in the logarithm."""
     seed: int = 0
     """Seed of the random combinations."""
     preset: str | None = None
     """A published model to start from, as in `napkin train`."""
     runs: str | None = None
-    """Folder for the runs; None is runs/ and the name of the recipe with -sweep behind it. A run in it is one like
-    all others: `napkin report`, `napkin resume`, and `napkin runs` for all of them."""
+    """Folder for the runs; None is runs/RECIPE-sweep, with the recipe's name. Its runs are like all others: `napkin
+    report`, `napkin resume`, and `napkin runs` for all of them."""
     at_once: int | None = None
     """Runs that train side by side, each with its part of the cores; None is one or, if --training.threads is given,
     as many as have cores and memory."""
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def trials_of(options: SweepOptions, texts: dict[str, str]) -> "tuple[Trial, ...]":
-    """The runs that the options ask for. Raises NapkinError where they contradict each other."""
+    """The runs that the options ask for. Raises NapkinError where options contradict each other."""
     modes = {"--grid": options.grid, "--list": options.list, "--random": options.random is not None}
     chosen = [name for name, is_chosen in modes.items() if is_chosen]
     if len(chosen) > 1:
@@ -135,7 +135,7 @@ def print_sweep_plan(sweep: "Sweep", *, as_json: bool = False) -> None:
 
 
 def run_sweep(sweep: "Sweep", *, quiet: bool) -> signals.Signals | None:
-    """Train what is left, with a line for each run that ends."""
+    """Train the unfinished runs, with a line for each run that ends."""
     n_runs, ends = len(sweep.unfinished), list["Ended"]()
     with progress_line("training") as line:
 

@@ -41,20 +41,21 @@ from napkin.units import format_seconds
 FEWEST_MINUTES, MOST_MINUTES = 2.0, 10_000.0
 PAGE, LOCK = "speedrun.html", ".speedrun.lock"
 INPUTS = ("pages", "pipeline.toml", "base.toml", "ladder")
-"""What is written before speedrun.json."""
+"""Files that are written before speedrun.json."""
 
 
 @dataclass(frozen=True)
 class SpeedrunOptions(JsonOption):
-    """From raw pages to a model to talk with, in the minutes that you give: a curated corpus, a tokenizer, a ladder
-    and the loss it predicts, pre-training, conversations, supervised tuning, rewards, scores and a chat. Every stage is
-    planned before and metered after, and speedrun.html has both. Killed at any moment, the same command goes on."""
+    """From raw pages to a model to talk with, in the minutes that you give: a curated corpus, a tokenizer, a ladder and
+    the loss it predicts, pre-training, conversations, supervised tuning, rewards, scores and a chat. Every stage is
+    planned before and metered after, and speedrun.html shows both. After a kill at any moment, the same command
+    continues."""
 
     pages: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[PAGES ...]")] = ()
     """Folders or files of HTML, WARC, PDF or text, as `napkin data run` reads them. None is pages that are made of the
     docstrings of Python's own library."""
     out: str = "speedrun"
-    """Folder of everything: a new one, or that of a speedrun with the same options, which goes on."""
+    """Folder of all results: a new one, or that of a speedrun with the same options, which then continues."""
     minutes: float = 15.0
     """Time on this machine, from which all sizes follow; at least 2."""
     seed: int = 0
@@ -77,7 +78,7 @@ def speedrun_command(options: SpeedrunOptions) -> int:
         raise NapkinError(f"'{options.out}' is not a name for a folder: choose another --out")
     if options.plan:
         return print_only_plan(options)
-    # What commands print is for people: beside JSON it goes to standard error.
+    # The output of commands is for people: with --json it goes to standard error.
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext(), locked(folder):
         run = open_or_plan(folder, options)
         if status := work_through(run):
@@ -155,9 +156,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def open_or_plan(folder: Path, options: SpeedrunOptions) -> Speedrun:
-    """The speedrun of a folder, which goes on; or a new one, which is planned.
-
-    Raises NapkinError where the folder's has other options.
+    """The speedrun in a folder, to be continued; or a new one, which is planned. Raises NapkinError where the folder's
+    speedrun has other options.
     """
     wanted = {
         "pages": list(options.pages),
@@ -189,7 +189,7 @@ def open_or_plan(folder: Path, options: SpeedrunOptions) -> Speedrun:
     write_inputs(folder, made)
     stages = {name: StageFile(rows) for name, rows in made.stages.items()}
     run = Speedrun(folder, SpeedrunFile(wanted, made.design, stages, time.perf_counter() - begin, made_pages=n_pages))
-    # Last: without it, everything above is done again.
+    # Written last: without this file, everything above is done again.
     run.replace()
     return run
 
@@ -249,7 +249,7 @@ def finish(run: Speedrun) -> None:
 
 
 def typed(run: Speedrun) -> str:
-    """The command that goes on with a speedrun."""
+    """The command that continues a speedrun."""
     options = run.file.options
     given = [*options["pages"], "--out", str(run.folder), "--minutes", f"{options['minutes']:g}"]
     given += ["--seed", str(options["seed"])] if options["seed"] else []

@@ -1,4 +1,4 @@
-"""The plan of a speedrun before anything is made: the sizes that a number of minutes buys, and what each stage takes.
+"""The plan of a speedrun before it starts: the sizes that a number of minutes buys, and the seconds of each stage.
 
 What remains of the corpus is planned from a sample of the pages that are read, and its seconds from two small corpora;
 the tokenizer by the rate at which this machine trains and encodes on the texts of one of these; the ladder and
@@ -61,9 +61,10 @@ _HEAPS = 0.6
 _PASSES = 2
 _PILOT_BYTES = (2**21, 2**23)
 _CLOSE = 0.02
-"""A share of the pages is full when this part of it is left; a run has its seconds when it is as near to them."""
+"""Relative tolerance: a share of the pages counts as full, and the seconds of a run as used up, once no more than this
+part is left."""
 _MOST_CHARACTERS = 2**19
-"""Names of pages in pipeline.toml, whose size is limited."""
+"""The most characters that names of pages may take in pipeline.toml, whose size is limited."""
 
 Rows = tuple[QuantityRow, ...]
 Result = TypeVar("Result")
@@ -88,8 +89,8 @@ class Design:
     short: bool
     """True where the ladder has two sizes of models at each level, half the context and fewer held-out tokens."""
     crowding: float
-    """Seconds that passed per second of a core that this process got while it planned: above 1 where other programs
-    compute. Steps are planned for a machine without them, and take so many times as long."""
+    """Wall-clock seconds per second of processor time while this process planned: above 1 where other programs compute.
+    Steps are planned for a quiet machine, and take this many times as long here."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def make_first_plan(paths: Sequence[str], folder: str, minutes: float, seed: int
         ),
     }
     early = sum(stages[name][0].count or 0 for name in stages)
-    # What the first stages do not need is pre-training's.
+    # Pre-training gets the time that the first stages do not need.
     left = max(0.0, shares["corpus"] + shares["tokenizer"] + shares["tokens"] - early)
     crowding = corpus.crowding
     short = minutes / crowding < SHORT_MINUTES
@@ -181,7 +182,7 @@ def make_first_plan(paths: Sequence[str], folder: str, minutes: float, seed: int
     try:
         ladder, rows, n_tokens = _plan_ladder(recipe, 2 if short else 3, *seconds, crowding, progress)
     except NapkinError as error:
-        # Its ways out are options of `napkin ladder`.
+        # Its message suggests options of `napkin ladder`.
         why = str(error).partition(":")[0]
         raise NapkinError(
             f"--minutes is {minutes:g}, too few for the smallest ladder on this machine as it is now ({why}): use more"
@@ -289,7 +290,7 @@ def _first_texts(corpus: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class _CorpusPlan:
-    """What the corpus planner says of the pages that are read, and their seconds, by the pilots."""
+    """The corpus planner's figures for the pages that are read, and the seconds that the pilots predict for them."""
 
     plan: Any
     seconds: float
@@ -318,7 +319,7 @@ def chosen_pages(paths: Sequence[str], files: "Sequence[InputFile]", share: floa
     top = sorted(given) if given <= sizes.keys() else [file.name for file in files]
     while len(top) == 1 and within[top[0]]:
         top = sorted(within[top[0]])
-    # Files that stand beside folders, or in the only one, give their share together.
+    # Files beside folders, or in the only folder, give their share together.
     parts = [[each] for each in top if within[each]] + [[each for each in top if not within[each]]]
     chosen, total = list[str](), 0
     for part in parts:

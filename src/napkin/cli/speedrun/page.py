@@ -25,7 +25,7 @@ LARGE_ON, LARGE_MODEL = "8xH100", "gpt2"
 TOKENS_PER_PARAMETER = 20
 LARGE_BATCH = 512
 LARGE_CORES = 96
-"""Cores that the nodes' own processors are taken to give to text; their price is part of the node's."""
+"""Cores of the nodes that are assumed to process text; their price is part of the node's."""
 ROLLOUT_STEPS, ROLLOUT_ANSWERS, PROMPT_TOKENS, ANSWER_TOKENS = 300, 512, 64, 128
 
 
@@ -102,7 +102,7 @@ def _totals(file: "SpeedrunFile", price: float | None) -> dict[str, Any]:
 
 
 def _facts(file: "SpeedrunFile") -> dict[str, str]:
-    """What the explanations say of this speedrun."""
+    """The figures of this speedrun that the explanations quote."""
     return {
         "pages": "pages made of the docstrings of Python's own library"
         if file.made_pages
@@ -192,7 +192,7 @@ def _best(here: "dict[str, dict[str, QuantityRow]]", stage: str, quantity: str) 
 
 
 def _flops(here: "dict[str, dict[str, QuantityRow]]", stage: str) -> float:
-    """FLOPs of a run's steps, by its own count per step and seconds."""
+    """FLOPs of a run's steps, from its own counts per step."""
     per_step, step, whole = (
         _best(here, stage, name) for name in ("FLOPs per step", "seconds per step", "seconds in all")
     )

@@ -1,7 +1,7 @@
 """The stages of a speedrun, in the order of their table: what each reads, runs and leaves, and how it is metered.
 
-Each is commands of napkin, or a function of `texts.py`, that go on where a killed process was, or write their result
-whole or not at all. speedrun.json says which are finished.
+Each stage runs commands of napkin, or a function of `texts.py`, which continue where a killed process stopped, or write
+their result whole or not at all. speedrun.json says which are finished.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class StageFile:
     """Rows with plan and meter, of a finished stage."""
     commands: tuple[str, ...] = ()
     begun: int = 0
-    """How often a process began it."""
+    """Number of times that a process began it."""
 
     @property
     def is_finished(self) -> bool:
@@ -58,7 +58,7 @@ class SpeedrunFile:
     format: str = FORMAT
     version: int = VERSION
     made_pages: int = 0
-    """Pages that were made of Python's own library, because none were named."""
+    """Pages that were made from Python's own library, because none were named."""
     large: list[dict[str, Any]] = field(default_factory=list)
     """The plan of the same recipe at another size."""
 
@@ -79,7 +79,7 @@ class Speedrun:
         self.commands: list[str] = []
 
     def path(self, name: str) -> str:
-        """A file or folder of the speedrun, as commands are given it."""
+        """A file or folder of the speedrun, as it is passed to commands."""
         return str(self.folder / name)
 
     def napkin(self, *typed: str) -> None:
@@ -121,7 +121,7 @@ def corpus_meter(run: Speedrun) -> dict[str, float]:
 
 def train_tokenizer(run: Speedrun) -> None:
     path = run.path("tokenizer.json")
-    # It is written whole: one that exists is what this command would write.
+    # It is written atomically, so an existing one is what this command would write.
     if not Path(path).exists():
         settings = ("--vocab-size", str(VOCAB_SIZE), "--pattern", PATTERN, "--out", path)
         run.napkin("tokenizer", "train", run.path("corpus"), *settings, *_held_out())
@@ -381,7 +381,7 @@ def chat(run: Speedrun) -> None:
 
     lines = (run.folder / "conversations" / "validation.jsonl").read_text(encoding="utf-8").splitlines()
     environment = environment_named(ENVIRONMENT, held_out=True)
-    # Of few sums several seeds have the same one, or the same with its numbers turned round.
+    # There are few different sums: several seeds give the same one, or the same with its numbers swapped.
     asked = [environment.start(seed).messages[-1].content for seed in range(100)]
     sums = {"".join(sorted(question)): question for question in reversed(asked)}
     questions = [*sums.values()][:3] + [json.loads(line)["messages"][0]["content"] for line in lines[:3]]
@@ -444,7 +444,7 @@ def metered(run: Speedrun, name: str, seconds: float) -> Rows:
     if not isinstance(found, dict):
         for row in found:
             first = rows.get(row.quantity)
-            # What the run's own planner says is nearer; what was said before everything stands beside as its rule.
+            # The run's own plan is closer, and is shown as its plan; the first plan is shown beside it, as the rule.
             rows[row.quantity] = (
                 row if first is None or row.rule is not None else dataclasses.replace(row, rule=first.count)
             )

@@ -1,6 +1,6 @@
 """The texts that a speedrun makes itself: pages of the standard library's docstrings where no pages are given, and
-conversations made by rule: what a document's heading names is what its first paragraph says, and sums of a careless
-teacher.
+conversations made by rule: questions about what a document's heading names, answered by its first paragraph, and sums
+of a careless teacher.
 """
 
 import ast

@@ -179,7 +179,7 @@ def export_command(options: ExportOptions) -> None:
     paths = [out / VOCABULARY_NAME, out / MERGES_NAME] if options.format == "gpt2" else [out]
     with progress_line("writing the vocabulary"), folder_for(paths[0]):
         write(tokenizer, out)
-    # A .tiktoken file has neither; its reader has to be told.
+    # A .tiktoken file has neither; its reader has to be given both.
     said = {"pattern": expression_of(pattern_of(tokenizer)), "special_tokens": tokenizer.special_tokens}
     if options.json:
         print_json({"files": paths, "format": options.format, **said})

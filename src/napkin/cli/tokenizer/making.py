@@ -156,7 +156,7 @@ def _train(options: TrainOptions, progress: Callable[[str, int, int], None]) -> 
     if options.kind == "bytes":
         return ByteTokenizer([SEPARATOR])
     if options.kind == "characters":
-        # Those of the held-out documents too, which could not be encoded otherwise.
+        # Characters of held-out documents are included, which could not be encoded otherwise.
         everything = open_documents(options.texts, options.suffixes)
         return CharacterTokenizer.train((document.text for document in everything), [SEPARATOR])
     texts = (document.text for document in read_side(options, "training"))

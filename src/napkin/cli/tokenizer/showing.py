@@ -72,7 +72,7 @@ def compare_command(options: CompareOptions) -> None:
         line.retitle("encoding")
         results, refused = compare_tokenizers([*kinds, *saved], text)
     text_bytes, excerpt = len(utf8(text)), _excerpt(text, options.show)
-    # Surrogates that stand alone are characters of a str and of no encoding.
+    # Lone surrogates may be in a str, but no encoding has them.
     wide_bytes = {name: len(text.encode(f"{name}-le", "surrogatepass")) for name in ("utf-16", "utf-32")}
     if options.json:
         described = {"text": source or None, "characters": len(text), "bytes": text_bytes, "learned_from": learned_from}
@@ -183,9 +183,9 @@ class ShowOptions(JsonOption):
     path: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
     """File of the tokenizer."""
     longest: int = 10
-    """How many of the longest tokens to print."""
+    """Number of longest tokens to print."""
     merges: int = 10
-    """How many of the first merges to print, and of the last."""
+    """Number of first merges to print, and of last ones."""
     word: str | None = None
     """Text to build up instead; in the middle of a sentence a word begins with its space: --word " word"."""
 

@@ -52,7 +52,7 @@ class LaunchOptions:
     warn_before: int = 300
     """Seconds before its end at which a job is warned. A step and a checkpoint must fit into them."""
     max_restarts: int = 3
-    """How often the processes are started again after one was lost, and on Kubernetes the pods."""
+    """Number of restarts of the processes, and on Kubernetes of the pods, after one was lost."""
     cpus_per_node: int | None = None
     """CPUs to ask for on each node; None is all of them, on Kubernetes what the cluster gives."""
     image: str | None = None

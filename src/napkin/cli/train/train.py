@@ -1,4 +1,4 @@
-"""`napkin train` begins a run, `napkin resume` goes on with one."""
+"""`napkin train` begins a run, `napkin resume` continues one."""
 
 import dataclasses
 from collections.abc import Sequence
