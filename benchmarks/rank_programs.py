@@ -32,10 +32,9 @@ import napkin
 from napkin.accounting.counting import plain_step
 from napkin.accounting.ledger import METERED_STEP
 from napkin.accounting.metering import meter_step
-from rank_bytes import fork_ranks
+from rank_bytes import METERED_STEPS, fork_ranks
 from result_files import write_result
 
-METERED_STEPS = 2
 VOCABULARY, LENGTH, WIDTH = 256, 32, 64
 
 

@@ -34,7 +34,7 @@ Metered = Callable[..., float]
 
 @pytest.fixture
 def metered(tmp_path: Path, server: subprocess.Popen[str]) -> Metered:
-    """The largest error of the planned bytes of any rank, in percent."""
+    """The largest error of the planned bytes of any rank, in percent, after printing each rank's."""
 
     def run(*names: str, ranks: str = "2") -> float:
         argv = [str(SCRIPT), *names, "--ranks", ranks]
@@ -43,7 +43,8 @@ def metered(tmp_path: Path, server: subprocess.Popen[str]) -> Metered:
         done = Napkin(tmp_path, server).run(program=program + "runpy.run_path(sys.argv[0], run_name='__main__')")
         assert done.status == 0, done.errors
         printed = done.out.read_text()
-        assert len(printed.splitlines()) == len(names) * len(ranks.split(",")) + 1, printed
+        print(printed)
+        assert len(printed.splitlines()) == len(names) * len(ranks.split(",")) + 1
         return float(printed.rpartition(" ")[2].strip().removesuffix("%"))
 
     return run
