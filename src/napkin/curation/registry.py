@@ -1,5 +1,5 @@
-"""The stages of pipelines by name, which is that of their commands, too. A stage is imported when it is used; to add
-one, add a line to the table below.
+"""The stages of pipelines by name; the commands have the same names. A stage is imported when it is used; to add one,
+add a line to the table below.
 
 A stage is a frozen dataclass whose fields are its options, each with a docstring below it and a default where one is
 sensible; TOML values, checked in `__post_init__`. Its class is imported for the help and for completion in a shell, so
@@ -194,7 +194,7 @@ def _remaining(records: Iterable[Record], stage: Stage, on_drop: OnDrop | None, 
 
 
 def _results(records: Iterable[Record], stage: Stage, memory: int) -> Iterator[tuple[Record, int, Record | Dropped]]:
-    """Each record, the entries that its trace had before the stage, and what the stage makes of it."""
+    """Each record, the number of entries that its trace had before the stage, and the stage's result."""
     if not isinstance(stage, CorpusStage):
         for record in records:
             entries = len(record.trace)
@@ -246,6 +246,6 @@ def summarize_shard(records: Iterable[Record], stage: CorpusStage, kept: Path, s
 
         passing = kept_records()
         stage.summarize(passing, summary)
-        # A stage need not look at all of them.
+        # A stage need not consume all records.
         for _ in passing:
             pass

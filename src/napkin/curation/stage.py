@@ -1,8 +1,8 @@
 """Stages and records: a stage of a pipeline is a pure function of records and options.
 
 A record is a document on its way from a raw page to a corpus: its text, where it comes from, and what each stage did to
-it. Between two passes records are MessagePack, each behind its length, in one zstd stream: such files are a pipeline's
-own and are read back by it alone; a truncated one is an error.
+it. Between two passes records are MessagePack, each preceded by its length, in one zstd stream: only the pipeline that
+wrote such files reads them; a truncated file is an error.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -70,7 +70,7 @@ class RecordStage(Protocol):
     name: ClassVar[str]
 
     def apply(self, record: Record) -> Record | Dropped:
-        """The record as it goes on, or why it does not."""
+        """The record as it is passed on, or why it is dropped."""
         ...
 
 

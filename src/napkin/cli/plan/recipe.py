@@ -299,7 +299,7 @@ def _comment(text: str) -> list[str]:
 
 
 def _unset_field(recipe: Recipe, values: Any, field: dataclasses.Field[Any]) -> list[str]:
-    """The line of a field that is not set, as a comment; none for a field that is a table."""
+    """The line of a field that is not set, as a comment; empty for a field that is set, or whose default is a value."""
     if getattr(values, field.name) is not None or field.default is not None:
         return []
     if values is recipe.optimizer:

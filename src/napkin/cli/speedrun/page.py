@@ -192,7 +192,7 @@ def _best(here: "dict[str, dict[str, QuantityRow]]", stage: str, quantity: str) 
 
 
 def _flops(here: "dict[str, dict[str, QuantityRow]]", stage: str) -> float:
-    """FLOPs of a run's steps, from its own counts per step."""
+    """FLOPs of a whole run: those of a step, times the run's seconds over the seconds of a step."""
     per_step, step, whole = (
         _best(here, stage, name) for name in ("FLOPs per step", "seconds per step", "seconds in all")
     )

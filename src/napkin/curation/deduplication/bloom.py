@@ -1,7 +1,7 @@
 """A Bloom filter (Bloom 1970): which of the texts of a stream were seen before, in memory that is fixed beforehand.
 
-Each key sets k of m bits. A key whose bits are all set was seen before, or is one of few that are taken for it; a key
-with a bit that is not set never was. For n keys and a share p of false positives
+Each key sets k of m bits. A key whose bits are all set was seen before, or is one of few false positives; a key with an
+unset bit was never seen. For n keys and a share p of false positives
 
     m = n · log2(1 / p) / ln 2 bits,    k = (m / n) · ln 2
 
@@ -33,7 +33,7 @@ class BloomFilter:
     """
 
     def __init__(self, capacity: int, *, false_positives: float = 1e-6) -> None:
-        """Bits for `capacity` different keys, behind which a new key is taken for an old one with the probability
+        """Bits for `capacity` different keys; after that many, a new key is taken for a seen one with the probability
         `false_positives`. Raises NapkinError for numbers outside of their limits, and for more than a terabyte."""
         if capacity < 1:
             raise NapkinError(f"a Bloom filter for {capacity} documents: use 1 or more")
@@ -67,7 +67,8 @@ class BloomFilter:
         places = (first[:, None] + np.arange(self.hashes, dtype=np.uint64) * step[:, None]) % modulus
         flat = places.ravel().astype(np.int64)
         was_set = (self._bits[flat >> 3] >> (flat & 7).astype(np.uint8)) & 1
-        # What an earlier key of the same call sets counts as well: the first key of each place is that which sets it.
+        # Bits that an earlier key of the same call sets count as well: each bit is attributed to the first key that
+        # sets it.
         _, setters, inverse = np.unique(flat, return_index=True, return_inverse=True)
         earlier = setters[inverse.ravel()] // self.hashes < np.repeat(np.arange(n), self.hashes)
         np.bitwise_or.at(self._bits, flat >> 3, np.uint8(1) << (flat & 7).astype(np.uint8))

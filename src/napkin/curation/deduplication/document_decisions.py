@@ -1,8 +1,8 @@
 """Deciding on duplicate documents: from the keys of all shards to the verdicts about each.
 
-Of a cluster, a document of an earlier run (an index) stays before those of this one: it may have been published. Of the
-rest it is the longest, of equally long ones that with the smallest identity, whatever the order of shards; or the first
-that was read.
+In a cluster, a document of an earlier run (an index) is kept in preference to those of this run: it may have been
+published. Otherwise the longest is kept, among equally long ones that with the smallest identity, whatever the order of
+shards; or the first that was read.
 
 Documents are compared by their keys: one of the whole text, or one per band of a signature. `near_duplicates` and
 `exact_duplicates` do so with texts, without a pipeline.
@@ -45,7 +45,7 @@ from napkin.curation.deduplication.shard_files import (
 Keep = Literal["longest", "first"]
 
 _STEP = 2**16
-# Of a cluster, in the dictionary that finds its best.
+# Bytes per cluster in the dictionary that finds its best document.
 _CLUSTER_BYTES = 512
 
 
@@ -54,9 +54,9 @@ def _choose_kept(
 ) -> tuple[Numbers, Numbers]:
     """The roots of all clusters of two documents or more, in ascending order, and the document that stays of each.
 
-    The files' documents are numbered one after another; `roots` has that of each one's cluster.
-    The documents of a smaller generation, of which each file has one, stay before those of a larger; `keep` is the rule
-    within one. Where clusters need more than `memory` bytes, the files are read several times.
+    The files' documents are numbered one after another; `roots` has that of each one's cluster. Each file has a
+    generation; documents of a smaller generation are kept in preference to those of a larger one, and `keep` is the
+    rule within a generation. Where clusters need more than `memory` bytes, the files are read several times.
     """
     count = sum(len(each) for each in _roots_of_others(roots, Marks(len(roots), scratch / "counted", memory // 8)))
     many = numbers_array(count, scratch / "clusters", memory // 4)
@@ -164,7 +164,7 @@ Identified = Iterable[tuple[str, str]]
 
 
 class ExactKeys:
-    """One key of 128 bits (BLAKE2b) per text, of its words as they are: white space alone makes no difference."""
+    """One key of 128 bits (BLAKE2b) per text, made of its unchanged words: only white space makes no difference."""
 
     header = KeyHeader("BLAKE2b-128 of the text, white space as single spaces", tables=1, width=2)
 
@@ -238,7 +238,7 @@ def near_duplicates(
 
     Two texts are found at the Jaccard similarity `threshold` of their sets of shingles of so many `words` with a
     probability of 0.9 at least, above it with a greater one; minhash.py has the curve. `hashes` is the size of a
-    signature. Texts are not kept, and what does not fit into `memory` bytes goes to a temporary folder.
+    signature. Texts are not kept; keys that do not fit into `memory` bytes go to a temporary folder.
 
     >>> near_duplicates(["One two three four five six.", "seven", "one  two three, four five SIX"])
     [[0, 2]]

@@ -1,8 +1,9 @@
-"""Finding what has equal keys, in bounded memory: a table of keys is sorted in parts, and documents become clusters.
+"""Finds documents with equal keys in bounded memory: a table of keys is sorted in parts, and documents are joined into
+clusters.
 
 A table that does not fit is divided by the upper bits of its keys into files, each of which is read in pieces, sorted,
-and reduced to the first document of each key before the next piece is added. So memory holds where one key belongs to
-most documents, too. Clusters and marks (one bit for each of many numbers) go to a file where they do not fit.
+and reduced to the first document of each key before the next piece is added. So memory stays bounded even where most
+documents share one key. Clusters and marks (one bit for each of many numbers) go to a file where they do not fit.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ LEAST_MEMORY = 2**22
 _MOST_PARTS = 512
 _PIECE = 32_768
 
-# Of a document while its keys are sorted: keys, numbers and their order, twice, and what numpy takes for itself.
+# Bytes per document while its keys are sorted: keys, numbers and their order, twice, and numpy's own scratch.
 _SORTED_BYTES = {1: 96, 2: 128}
 
 Numbers = NDArray[np.int64]
@@ -191,7 +192,7 @@ class Marks:
 
     @property
     def address(self) -> int:
-        """Where the bits are: number n is bit n % 8 of byte n // 8."""
+        """Address of the bits: number n is bit n % 8 of byte n // 8."""
         return address_of(self._bits)
 
     def set(self, numbers: Numbers) -> None:

@@ -147,7 +147,7 @@ def choose_banding(
     under the curve below the threshold (pairs that are found and should not be), and the area above the curve from the
     threshold on (pairs that are missed).
 
-    Where no bands find so many, as of few hashes at a low threshold, those that find the most at the threshold.
+    Where no bands find that many, as with few hashes at a low threshold, those that find the most at the threshold.
     `least_found` is the probability with which a pair at the threshold is found, at least; 0 looks at the areas alone,
     which are least together where about half of these pairs are missed. `false_positive_weight` is that of the first
     area; the second has the rest. Raises NapkinError for a number out of range.

@@ -91,7 +91,7 @@ def anchors_of(data: bytes, shortest: int) -> tuple[list[NDArray[np.uint64]], li
 
 
 class PassageFile:
-    """Such a file, mapped into memory. Raises NapkinError if it is none, or made for another length."""
+    """A file of passages, mapped into memory. Raises NapkinError if it is not one, or was made for another length."""
 
     def __init__(self, path: Path, shortest: int) -> None:
         refuse_irregular(path)
@@ -171,7 +171,7 @@ class RepeatedPassages:
     def _compare(self, firsts: Numbers, others: Numbers, anchors: Marks, *, in_one: bool) -> None:
         """Mark what is repeated around pairs of anchors, sorted by their keys, and in `anchors` those that are left.
 
-        `in_one` tells that all pairs of a key are among these.
+        `in_one` says that all pairs of each key are given at once.
         """
         from napkin.curation.deduplication.compiled import windows
 
@@ -189,7 +189,7 @@ class RepeatedPassages:
         is_left = found & windows.COVERED == 0
         firsts, others = firsts[is_left], others[is_left]
         if in_one:
-            # One that is left alone is equal to no other.
+            # An anchor without partners has no equal anchor.
             same = firsts[1:] == firsts[:-1]
             others = (
                 others[np.concatenate([same, [False]]) | np.concatenate([[False], same])] if len(others) else others
@@ -210,7 +210,7 @@ class RepeatedPassages:
             records = np.searchsorted(file.ends, places, side="right")
             begins = np.where(records > 0, file.ends[records - 1], 0)
             lasts = np.maximum.accumulate(np.minimum(places, file.ends[records] - self._shortest) + 1)
-            # What an earlier anchor reaches is left to it.
+            # Windows within reach of an earlier anchor belong to that one.
             firsts = np.maximum(np.maximum(places - reach, begins), np.concatenate([[done], lasts[:-1]]))
             done = max(done, int(lasts[-1]))
             spans = np.stack([firsts, lasts], axis=1)

@@ -58,7 +58,7 @@ class KeyHeader(msgspec.Struct, frozen=True):
     """Says how the keys of a file are made; only files of equal headers can be compared."""
 
     definition: str
-    """The options on which keys depend, in words."""
+    """The options on which keys depend, as text."""
     tables: int
     width: int
     format: str = "napkin keys"
@@ -167,7 +167,7 @@ class KeyFile:
 
 
 def open_key_files(paths: Iterable[Path]) -> list[KeyFile]:
-    """Files of keys that belong together; raises NapkinError for one whose keys are made otherwise."""
+    """Open files of keys that belong together; raises NapkinError for one whose keys were made with other options."""
     files = [KeyFile(path) for path in paths]
     for file in files:
         if file.header != files[0].header:
@@ -237,7 +237,7 @@ def write_verdicts(path: Path, stage: str, records: int, verdicts: Iterable[tupl
 
 
 def with_verdicts(records: Iterable[Record], path: Path, stage: str, kind: Any) -> Iterator[tuple[Record, Any]]:
-    """Each record of a shard with what was decided of it, of type `kind`; None where it stays.
+    """Each record of a shard with its decision, of type `kind`; None for a record that stays.
 
     Raises NapkinError if the file is not one of this stage and of as many records.
     """

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class _DocumentStage:
-    """A stage that keeps one document of those that share a key."""
+    """A stage that keeps one of the documents that share a key."""
 
     name: ClassVar[str]
     rule: ClassVar[str]
-    """Why the others are dropped."""
+    """The rule that is named for the dropped documents."""
     keep: Literal["longest", "first"]
     index: str
 
@@ -58,7 +58,7 @@ class _DocumentStage:
 
 @dataclass(frozen=True)
 class Duplicates(_DocumentStage):
-    """Drop documents whose text is that of another, but for white space."""
+    """Drop documents whose text equals that of another, apart from white space."""
 
     name: ClassVar[str] = "duplicates"
     rule: ClassVar[str] = "duplicate"
@@ -77,15 +77,16 @@ class Duplicates(_DocumentStage):
 
 @dataclass(frozen=True)
 class BloomDuplicates:
-    """Drop documents whose text stands earlier in the corpus, but for white space, and of the others a share that a
-    Bloom filter takes for such: one pass over the keys in memory that is fixed beforehand, without a disk."""
+    """Drop documents whose text occurred earlier in the corpus, apart from white space, and a small share of new ones
+    that a Bloom filter mistakes for seen ones: one pass over the keys, in a fixed amount of memory and no disk
+    space."""
 
     name: ClassVar[str] = "bloom-duplicates"
 
     documents: int = 10_000_000
     """Documents for which there is room; more are refused."""
     false_positives: float = 1e-6
-    """The share of new documents, behind so many others, that is dropped as well."""
+    """The share of new documents, after that many others, that is dropped by mistake."""
 
     def __post_init__(self) -> None:
         if not 1e-15 <= self.false_positives <= 0.5:
@@ -122,7 +123,7 @@ class BloomDuplicates:
             def verdicts(file: "KeyFile" = file) -> Iterator[tuple[int, str]]:
                 first = 0
                 for keys in file.tables(0):
-                    # In pieces, as each key has a place for each hash.
+                    # In pieces, since each key has one place per hash.
                     for start in range(0, len(keys), 2048):
                         found = seen.add(keys[start : start + 2048])
                         yield from ((first + start + int(place), "seen") for place in found.nonzero()[0])
@@ -145,8 +146,8 @@ class NearDuplicates(_DocumentStage):
     rule: ClassVar[str] = "near-duplicate"
 
     threshold: float = 0.8
-    """The Jaccard similarity from which documents are near-duplicates: bands and rows, if they are 0, are such that a
-    pair at it is found with a probability of 0.9 at least."""
+    """The Jaccard similarity from which documents are near-duplicates: bands and rows, if they are 0, are chosen to
+    find a pair of exactly this similarity with a probability of at least 0.9."""
     hashes: int = 128
     """Numbers of a signature."""
     words: int = 5
@@ -200,7 +201,7 @@ class DuplicateLines:
     name: ClassVar[str] = "duplicate-lines"
 
     shortest: int = 30
-    """Characters of a line that is looked at, white space at both ends not counted; shorter ones stay."""
+    """The fewest characters of a line to compare, without white space at both ends; shorter lines stay."""
     keep: Literal["first", "none"] = "first"
     """The copy of a repeated line that stays: the first, or none."""
     index: str = ""
@@ -350,7 +351,8 @@ class Decontaminate:
     tasks: tuple[str, ...]
     """Files of tasks, or folders with the files of one, as `napkin evaluate --task` reads them."""
     share: float = 0.6
-    """Of an item's windows of 32 letters and digits that stand together in a document, for the item to be in it."""
+    """The share of an item's windows of 32 letters and digits that have to stand together in a document for the item to
+    count as found."""
 
     def __post_init__(self) -> None:
         if not self.tasks:

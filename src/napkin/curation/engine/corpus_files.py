@@ -282,7 +282,7 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
 LONGEST_TEXT = 4000
 """Characters kept of a sample; of a longer text, its beginning."""
 _MOST_RULES = 1000
-"""Most rules per shard that are told apart, of a stage whose rules are not a small set."""
+"""The most rules per shard and stage that are counted separately, for stages whose rules are not a small set."""
 
 
 @dataclass(frozen=True, order=True)
@@ -293,7 +293,7 @@ class Sample:
     """The stage's number in the pipeline, from 0."""
     rule: str
     rank: str
-    """The hash by which it was chosen."""
+    """The hash by which the sample was chosen."""
     identity: str
     detail: str
     address: str
@@ -332,7 +332,7 @@ class Samples:
         return len(of_rule) < self._most or rank < of_rule[-1].rank
 
     def sorted(self) -> Iterable[Sample]:
-        """All of them, by stage, rule and hash."""
+        """All samples, by stage, rule and hash."""
         return sorted(each for of_rule in self._of_rule.values() for each in of_rule)
 
 
@@ -348,7 +348,7 @@ def write_inputs(path: Path, shards: Sequence[Sequence[InputFile]]) -> None:
 
 
 def read_inputs(path: Path) -> Iterator[tuple[int, InputFile]]:
-    """The files of such a list, each with its shard."""
+    """The files that inputs.jsonl lists, each with its shard."""
     with open(path, "rb") as lines:
         for line in lines:
             values = msgspec.json.decode(line)
@@ -362,10 +362,9 @@ def finish_corpus(
     found: Sequence[SetAside],
     folders: Sequence[Sequence[Path]],
 ) -> Manifest:
-    """Make the corpus of shards that are all done, and remove what was kept of the work.
-
-    `found` is what was set aside when the files of the input were looked for; `folders` has what each pass left of each
-    shard. Each step may be done again after a kill.
+    """Assemble the corpus once all shards are done, and remove the intermediate files. `found` lists what was set aside
+    while searching for input files; `folders` has the results of each pass for each shard. Each step can be repeated
+    after a kill.
     """
     passes = divide_into_passes(pipeline.stages)
     counts = [
@@ -382,7 +381,7 @@ def finish_corpus(
             with suppress(FileNotFoundError):
                 (of_shard[-1] / file.name).rename(out / DOCUMENTS / file.name)
         if any(books.dropped for each in counted for books in each.stages):
-            # Frames of zstd one behind the other are a file of zstd.
+            # Concatenated zstd frames are a valid zstd file.
             _join_files([folder / DROPPED for folder in of_shard], out / DROPPED_FOLDER / f"{shard:05d}.jsonl.zst")
     sync_folder(out / DOCUMENTS)
     sync_folder(out / DROPPED_FOLDER)

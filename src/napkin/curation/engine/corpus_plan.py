@@ -114,7 +114,7 @@ class _Totals:
         generator = np.random.Generator(np.random.PCG64(_SEED))
         self._error = (n / max(1, n - 1) * max(0.0, 1 - share)) ** 0.5
         self._draws = generator.standard_t(max(1, n - 1), size=_DRAWS)
-        # Where on its interval a comparing stage is, the same for documents, bytes and tokens.
+        # The position of a comparing stage within its interval, the same for documents, bytes and tokens.
         self.places = generator.uniform(size=_DRAWS)
 
     def __call__(self, amounts: PerFile, factor: float = 1.0, factors: PerFile | float = 1.0) -> Estimate:
@@ -159,7 +159,7 @@ def plan_corpus(
     if not records:
         raise NapkinError("no document of the sample can be read: name other input, or its format")
     text_bytes = np.array([sum(size_of(record) for record in each.records) for each in sample])
-    # What was read for nothing, such as binary files, is not of the sample.
+    # Files that were read in vain, such as binary files, are not part of the sample.
     sampled_share = float(text_bytes.sum() / (text_bytes * [each.weight for each in sample]).sum())
     run = _SampleRun(sample, count_tokens, sampled_share, workers)
     read = run.flow(records)
@@ -192,7 +192,7 @@ def plan_corpus(
 
 
 class _SampleRun:
-    """Runs stages on the sample, and says what that means for the whole."""
+    """Runs stages on the sample, and extrapolates to the whole."""
 
     def __init__(
         self, sample: Sequence[SampledFile], count_tokens: Callable[[str], int] | None, share: float, workers: int
@@ -241,8 +241,8 @@ class _SampleRun:
         return found, planned
 
     def _thinned(self, records: list[tuple[int, Record]], most: int) -> list[tuple[int, Record]]:
-        """At most so many of the records, evenly chosen, for a stage that takes long; 0 is all. Those that remain stand
-        for the others."""
+        """At most this many of the records, evenly chosen, for a slow stage; 0 is all. Those that remain stand for the
+        others."""
         if not most or len(records) <= most:
             return records
         chosen = [records[len(records) * place // most] for place in range(most)]
@@ -261,7 +261,7 @@ class _SampleRun:
         if type(stage).__module__.startswith("napkin.curation.filters."):
             from napkin.curation.filters.document_counts import expect_bytes
 
-            # Of a large corpus nearly all is counted by machine code.
+            # In a large corpus, nearly everything is counted by machine code.
             expect_bytes(int(whole_bytes / self._workers))
         chosen = {id(record): record for record in records[:: max(1, len(records) // _WARM_UP_RECORDS)]}
         longest: dict[str, Record] = {}
@@ -291,7 +291,7 @@ class _SampleRun:
         from scipy import stats
 
         n, n_dropped = len(before), len(before) - len(after)
-        # As many may well have been expected where so few were found.
+        # Where this few were found, more may have been expected.
         likely = float(stats.chi2.ppf(_HIGH, 2 * (n_dropped + 1))) / 2
         for number, (was, remains) in enumerate(zip(self._amounts(before), self._amounts(after), strict=True)):
             total = self._totals(was).value

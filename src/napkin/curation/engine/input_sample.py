@@ -1,8 +1,8 @@
 """A sample of a pipeline's input: files drawn in proportion to their bytes, of large ones the beginning.
 
 Points are laid through all files at equal distances (systematic sampling with probability proportional to size), and
-each stands for as many bytes as lie between two points. So what the documents of a drawn file are per byte that was
-read, times these bytes, adds up to an estimate of the whole (Hansen and Hurwitz 1943).
+each stands for as many bytes as lie between two points. So the figures of a drawn file's documents per byte that was
+read, times these bytes, add up to an estimate of the whole (Hansen and Hurwitz 1943).
 """
 
 import sys
@@ -33,7 +33,7 @@ _LEAST_POINTS, _MOST_POINTS = 64, 4096
 _LEAST_PART_BYTES = 2**21
 _READ_BYTES = 2**14
 _RECORD_BYTES = 2**10
-"""Memory of a record besides its text: some ten Python objects."""
+"""Bytes of a record besides its text: about ten Python objects."""
 _SEED = 19_43
 
 
@@ -87,8 +87,8 @@ def read_sample(
 ) -> list[SampledFile]:
     """The documents of the drawn files, at most MOST_BYTES; what cannot be read is left out.
 
-    Files are read in random order: where documents are larger than their files let expect, so that not all fit, those
-    that were read stand for the others too. `on_progress` is called with the number of files that are read, and of all
+    Files are read in random order: if documents are larger than expected from their files, so that not all fit, those
+    that were read represent the others too. `on_progress` is called with the number of files that are read, and of all
     drawn ones.
     """
     drawn = draw_files(files, share)
@@ -99,7 +99,7 @@ def read_sample(
     for done, number in enumerate(order):
         on_progress(done, len(drawn))
         file, stands_for, most = drawn[number]
-        # Of the first file, a document is taken however large it is.
+        # The first document of the first file is taken, however large.
         room = left * most // max(1, wanted), left if sample else 2**62
         sampled = _read(file, stands_for, most, room, options)
         if sampled is None:
@@ -131,7 +131,7 @@ def _read(
     """
     sampled, begin = SampledFile(file, stands_for, file.bytes), time.perf_counter()
     n_read = 0
-    # What cannot be read is set aside in a pipeline, with what came before it kept.
+    # A pipeline sets unreadable files aside too, and keeps the documents before the damage.
     with suppress(Unreadable, OSError), open_file(file) as opened:
         counted = _Counted(opened, file, options, most)
         try:
@@ -153,7 +153,7 @@ def _read(
             sampled.read_bytes = min(counted.n_bytes, file.bytes)
         finally:
             n_read = counted.n_bytes
-    # Files are read ahead of the documents; of Parquet whole groups of rows.
+    # Files are read ahead of their documents, and Parquet in whole row groups.
     sampled.seconds = (time.perf_counter() - begin) * min(1.0, sampled.read_bytes / max(1, n_read))
     sampled.spent_bytes = max(sampled.held_bytes, 0 if file.format == "parquet" else n_read)
     return sampled

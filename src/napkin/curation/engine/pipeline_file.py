@@ -67,7 +67,7 @@ class OutputOptions:
     shard_bytes: int = 2**28
     """Bytes of text after which a new file begins."""
     samples: int = 20
-    """Documents kept for people to read, of each rule that drops some and of those that remain."""
+    """Number of documents kept for people to read, for each rule that drops some and for those that remain."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Running a pipeline: files into shards, shards through passes, and a corpus at the end; after a kill it goes on.
 
-What decides on the bytes is the pipeline and its files alone: how files are divided into shards does not depend on the
-number of workers, and each task leaves the same bytes whoever does it, and however often.
+The bytes of the corpus depend on the pipeline and its files alone: how files are divided into shards does not depend on
+the number of workers, and each task leaves the same bytes whoever does it, and however often.
 """
 
 import os
@@ -83,9 +83,9 @@ def curate(
 ) -> Outcome:
     """Make the corpus `out` of a pipeline, or of its TOML file; what was begun there, by this pipeline, is continued.
 
-    `out` does not exist, is empty, or is a folder in which this pipeline was begun. So many `workers` work on shards,
-    as processes of this machine; or the nodes of a Ray cluster do, however many there are: that at `ray_address`, None
-    starts one here. `on_message` is called with a line for the user, where a worker ended; see also `Progress`.
+    `out` does not exist, is empty, or is a folder in which this pipeline was begun. `workers` processes of this machine
+    work on shards, or all nodes of a Ray cluster: the one at `ray_address`; None starts one here. `on_message` is
+    called with a line for the user, where a worker ended; see also `Progress`.
 
     Raises NapkinError where `out` is something else, was begun with other options or files, or is being written by
     another process; where an input does not exist, a library is missing, or the disk is full.
@@ -139,7 +139,7 @@ def _find_files(pipeline: Pipeline) -> tuple[list[InputFile], list[SetAside]]:
 
 
 def _divide_into_shards(pipeline: Pipeline, files: Sequence[InputFile], on_progress: Progress) -> list[list[InputFile]]:
-    """Files, and parts of large ones, one after the other, as many in a shard as have `shard_bytes` together."""
+    """Divide files, and parts of large ones, in their order into shards of `shard_bytes` together."""
     options = pipeline.input
     shards: list[list[InputFile]] = []
     size = 0
@@ -196,7 +196,7 @@ def _refuse_other(out: Path, pipeline: Pipeline, files: Sequence[InputFile]) -> 
 
 
 def _difference(before: Any, now: Any, place: str = "") -> str | None:
-    """The first value that is not the same, with its place."""
+    """The first value that differs, with its place."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in dict.fromkeys([*before, *now]):
             found = _difference(before.get(name), now.get(name), f"{place}.{name}" if place else name)
@@ -285,7 +285,7 @@ def _do_passes(
             assert isinstance(task, ShardTask)
             done += sizes[task.shard]
             if task.pass_number:
-                # What only this task had to read is removed: a corpus may be large.
+                # Files that only this task had to read are removed: a corpus may be large.
                 before = folder_of(work, ShardTask(task.pass_number - 1, task.shard))
                 for name in (RECORDS, SUMMARY):
                     (before / name).unlink(missing_ok=True)

@@ -54,7 +54,7 @@ class ShardTask(msgspec.Struct, frozen=True, tag=True):
     files: tuple[InputFile, ...] = ()
     """The files that the first pass reads."""
     skipped: tuple[str, ...] = ()
-    """Documents, by identity or place, that ended a worker twice, as `note` was told of them."""
+    """Documents, by identity or place, whose processing ended a worker twice, as reported to `note`."""
 
 
 class DecisionTask(msgspec.Struct, frozen=True, tag=True):
@@ -73,7 +73,8 @@ def folder_of(work: Path, task: Task) -> Path:
 
 
 def do_task(pipeline: Pipeline, work: Path, task: Task, note: Callable[[str], None]) -> None:
-    """Do a task, unless it has been done. `note` is told what is being worked on, and nothing in between.
+    """Do a task, unless it has been done. `note` is called with what is being worked on, and with an empty text in
+    between.
 
     Raises NapkinError for what a user can put right, OSError where the disk is full.
     """
@@ -91,7 +92,7 @@ def do_task(pipeline: Pipeline, work: Path, task: Task, note: Callable[[str], No
         try:
             os.rename(draft, target)
         except OSError:
-            # A process that was left behind by a killed command may have been faster.
+            # A leftover process of a killed command may have been faster.
             if not target.is_dir():
                 raise
     sync_folder(target.parent)
@@ -162,7 +163,7 @@ class _ShardPass:
             number = file.number
             found = read_file(file, options.limits, options.text_field)
             while True:
-                # What ends a worker may be the reading of a file, after so many documents.
+                # Reading a file may end a worker too, after this many documents.
                 place = f"{file.name}#>{number}"
                 if place in self._task.skipped:
                     self._set_aside(SetAside(file.name, "ended a worker", f"reading on after {number:,} documents"))

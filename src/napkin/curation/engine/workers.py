@@ -1,9 +1,9 @@
 """The tasks of a pipeline, done by processes of this machine or on a Ray cluster.
 
-A process is asked by a line and answers with one; what ends it costs only its task. It reads its requests in a thread:
-when the command that started it is gone, the requests end, and so does the worker, even in the middle of a task, which
-leaves a folder whole or not at all. In a small file it notes which document it works on, so that a document that ends
-two workers can be set aside.
+A process reads a request as a line and answers with a line; if it ends, only its task is lost. It reads its requests in
+a thread: when the command that started it is gone, the requests end, and so does the worker, even in the middle of a
+task, which leaves a folder whole or not at all. In a small file it notes which document it works on, so that a document
+that ends two workers can be set aside.
 
 All nodes of a cluster see the input, the folder of the corpus and napkin at the same paths, as on a shared file system.
 A node may vanish at any moment: Ray has its tasks done elsewhere, and a task that is done twice leaves the same bytes.
@@ -114,7 +114,7 @@ def do_tasks(
     try:
         with interrupts_wait():
             for number in range(min(n_workers, len(tasks))):
-                # One by one, so that all that were started are ended where one cannot be.
+                # One by one, so that those already started are ended if one cannot be started.
                 workers.append(_Worker(pipeline, work, number, messages.put))  # noqa: PERF401
         with ThreadPoolExecutor(len(workers)) as pool:
             running = {pool.submit(each.do, waiting.pop()): each for each in workers}
@@ -129,7 +129,7 @@ def do_tasks(
                         if waiting:
                             running[pool.submit(worker.do, waiting.pop())] = worker
             finally:
-                # Threads that wait for an answer go on when their process has ended.
+                # Threads that wait for an answer continue once their process has ended.
                 for worker in workers:
                     worker.end()
     finally:
@@ -210,7 +210,7 @@ class _Worker:
         """Close the pipes to a process that has ended."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            # What was not sent to it is lost.
+            # Unsent requests are lost.
             with contextlib.suppress(OSError):
                 pipe.close()
 

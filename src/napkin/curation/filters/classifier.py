@@ -2,8 +2,8 @@
 
 The stage `best-share`: the best documents of a corpus by a number that an earlier stage found.
 
-A summary is the number of each record as float64; the decision on a shard is one float64, the least number to keep.
-The threshold is found by halving the interval of all float64 numbers, in passes over the summaries, in bounded memory.
+A summary is the number of each record as float64; the decision on a shard is one float64, the least number to keep. The
+threshold is found by bisection over all float64 numbers, in passes over the summaries, in bounded memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -67,7 +67,7 @@ _BATCH = 2**16
 class BestShare:
     """Keep the documents with the highest numbers in a field, such as the score of `classifier`.
 
-    Documents that tie with the last one that is kept are kept as well.
+    Documents that tie with the last kept one are kept as well.
     """
 
     name: ClassVar[str] = "best-share"
@@ -116,9 +116,9 @@ def share_threshold(files: Sequence[Path], share: float, total: int) -> float:
     """The largest number that at least a share of the `total` float64 numbers in some files reach."""
     import numpy as np
 
-    # At least one of a corpus, and no float error beyond the share.
+    # At least one document of a corpus, and no rounding error in the share.
     wanted = max(1, int(np.ceil(share * total - 1e-9)))
-    # By order of float64 as integers.
+    # Bisect over the bits of float64 as integers, which have the same order.
     low, high = _ordered(np.array([-np.inf, np.inf])).tolist()
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,7 +1,7 @@
 """The statistics of a text and what C4 keeps of it, compiled or plain.
 
-Compiled functions need room beside the text: up to 50 bytes of address space per byte of it. What is used of that
-becomes resident: all where words have one letter, a quarter in ordinary text. Room for texts up to 4 MB is kept for the
+Compiled functions need room beside the text: up to 50 bytes of address space per byte of it. Only the used part becomes
+resident: all of it where words have one letter, a quarter in ordinary text. Room for texts up to 4 MB is kept for the
 next one, per thread.
 
 C4's lines are here in their plain form, to which the one pass of `compiled/scan.py` is held.

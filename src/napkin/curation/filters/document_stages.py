@@ -28,7 +28,7 @@ _TOKEN = re.compile(r"\w+")
 class Extract:
     """Make text of HTML pages and PDFs: the main content, without navigation, comments and advertising.
 
-    A document that is text already goes on as it is; one of another kind is dropped.
+    A document that is text already is passed on unchanged; one of another kind is dropped.
     """
 
     name: ClassVar[str] = "extract"
@@ -36,7 +36,7 @@ class Extract:
     main_content: bool = True
     """Leave out what is not the page's own: navigation, comments, advertising, related pages; else keep all text."""
     heading: bool = True
-    """Begin the main content of an HTML page with its main heading, also where that stands apart from the text."""
+    """Begin the main content of an HTML page with its main heading, even if that is separate from the text."""
     markdown: bool = True
     """Mark headings, lists, tables, quotations and code as in Markdown; else paragraphs only."""
     most_bytes: int = 20_000_000
@@ -156,12 +156,12 @@ class Language:
     reads: ClassVar[tuple[str, ...]] = ("classifier",)
 
     keep: tuple[str, ...] = ()
-    """The languages that go on, by ISO 639-1 code: en, de; none is all of them, and unknown ones."""
+    """The languages to keep, by ISO 639-1 code: en, de; an empty list keeps all, unknown ones included."""
     least_probability: float = 0.5
     """A language that is less probable than this is unknown."""
     close_languages: bool = True
-    """Keep a document, too, that may as well be in a language of `keep` as in one that is hardly told from it: Croatian
-    and Bosnian, Indonesian and Malay."""
+    """Also keep a document whose language is hard to tell from one in `keep`: Croatian and Bosnian, Indonesian and
+    Malay."""
     shares: bool = False
     """Add the field `languages` too: the share of each language among the document's lines."""
     classifier: str | None = None
@@ -298,7 +298,7 @@ class WordList:
     file: str
     """The list: a word or phrase per line, `#` begins a comment."""
     max_matches: int = 0
-    """How often words of the list may stand in a document."""
+    """The most words of the list that a document may contain."""
 
     def __post_init__(self) -> None:
         check_counts(self, "max_matches")

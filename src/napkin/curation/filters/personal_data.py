@@ -1,14 +1,14 @@
-"""Masks for what belongs to a person or opens a door: mail, telephone, network address, key, card, account.
+"""Masks personal data and secrets: mail addresses, telephone numbers, network addresses, keys, cards, accounts.
 
 Each kind is searched for by a pattern, at places that one pass over the text finds (`personal_places.py`). A pattern
 reads a bounded number of characters from there, so that no text takes more than linear time; whatever has a check
 (Luhn's digit, the remainder of an IBAN, a valid and public address) is masked only if that holds.
 
 Payment cards (ISO/IEC 7812, Luhn) and bank accounts (ISO 13616, IBAN) carry their own check. Keys of services are found
-by the prefixes and lengths that their issuers publish; what follows a prefix must look random. A prefix with an exact
-length behind it is hardly met by chance: enough entropy is asked for, and no digit, which many keys lack. Where the
-length is open and words may be joined by hyphens, a digit is. A text is searched for literal prefixes, and each pattern
-is bounded: time grows with the text's length only.
+by the prefixes and lengths that their issuers publish; what follows a prefix must look random. A prefix followed by an
+exact length is unlikely by chance: enough entropy is required, but no digit, which many keys lack. Where the length is
+open and words may be joined by hyphens, a digit is required too. A text is searched for literal prefixes, and each
+pattern is bounded: time grows with the text's length only.
 """
 
 import ipaddress
@@ -183,7 +183,8 @@ _LOCAL_PART = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._%
 MAX_LOCAL_PART = 64
 """Characters before the sign in a mail address (RFC 5321)."""
 _AT_DOMAIN = re.compile(r"@((?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24})(?![A-Za-z0-9-])")
-# Each begins with its first character and looks behind that one then: `re` skips quickly to such a character.
+# Each pattern begins with a literal character and only then looks at the one before it: `re` skips quickly to a
+# literal.
 _IBAN = re.compile(r"[A-Z](?<![A-Za-z0-9][A-Z])[A-Z][0-9]{2}(?: ?[A-Z0-9]){11,30}")
 _CARD = re.compile(
     r"[0-9](?<![0-9A-Za-z.,-][0-9])"
@@ -245,7 +246,7 @@ def mask_personal_data(
 def mask_at(
     text: str, places: Places, kinds: Sequence[str] = tuple(TOKENS), *, unassigned: bool = False
 ) -> tuple[str, dict[str, int]]:
-    """`mask_personal_data` where it is known at which places to look."""
+    """`mask_personal_data` for a text whose places to look at are known."""
     finders = _FINDERS | _UNASSIGNED_FINDERS if unassigned else _FINDERS
     spans = sorted(
         (begin, priority, end, kind)
@@ -268,7 +269,7 @@ def mask_at(
 
 
 def _matches(pattern: re.Pattern[str], text: str, starts: Sequence[int]) -> Iterator[re.Match[str]]:
-    """What `finditer` finds of a pattern that begins at one of these places."""
+    """The matches of a pattern that begin at one of these places, as `finditer` gives them."""
     end = 0
     for start in starts:
         match = pattern.match(text, start) if start >= end else None
@@ -278,11 +279,11 @@ def _matches(pattern: re.Pattern[str], text: str, starts: Sequence[int]) -> Iter
 
 
 BEHIND = 2
-"""Characters that a pattern of numbers looks at behind what it takes."""
+"""The number of characters that a pattern of numbers looks at after its match."""
 
 
 def _within(pattern: re.Pattern[str], text: str, spans: Sequence[Span]) -> Iterator[re.Match[str]]:
-    """What `finditer` finds of a pattern within these spans, which it does not leave."""
+    """The matches of a pattern within these spans, as `finditer` gives them."""
     for begin, end in spans:
         yield from pattern.finditer(text, begin, end + BEHIND)
 
@@ -371,7 +372,7 @@ class PersonalData:
     name: ClassVar[str] = "personal-data"
 
     kinds: tuple[str, ...] = tuple(TOKENS)
-    """Which of secret, mail, iban, card, ip and phone are masked."""
+    """The kinds of data to mask: secret, mail, iban, card, ip and phone."""
     unassigned: bool = False
     """Mask also IP addresses that are not public, and ten digits in the forms of North America's telephone numbers that
     are not assigned there."""

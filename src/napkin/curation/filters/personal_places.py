@@ -26,7 +26,7 @@ class Places:
     numbers: list[Span] = field(default_factory=list)
     """Spans of digits, blanks and what stands between digits, with eight digits at least."""
     dotted: list[Span] = field(default_factory=list)
-    """Such spans with three full stops and four digits at least."""
+    """Spans of that kind with at least three full stops and four digits."""
     ats: list[int] = field(default_factory=list)
     """At signs."""
     accounts: list[int] = field(default_factory=list)
@@ -76,7 +76,7 @@ class PlaceFinder:
         if self._tables is None:
             self._tables = _classes(), self._grams()
         content = np.frombuffer(data, np.uint8)
-        # At most two per character; what is not written takes no memory.
+        # At most two per character; pages that are not written take no memory.
         found = np.empty((2 * n + 2, 3), np.int32)
         addresses = [each.ctypes.data for each in (*self._tables, found)]
         count = personal.find_places(content.ctypes.data, n, *addresses)

@@ -4,7 +4,8 @@
 
 `w` is fitted by L-BFGS to the logistic loss with the penalty |w|^2 / 2 · `penalty`, on 80% of the texts; `scale` and
 `shift` calibrate it on 10% (Platt 1999); accuracy and calibration are told of the other 10%. Positives and negatives
-weigh alike, however many there are of each: 0.5 is the score of a text that is as likely among the ones as the others.
+have the same total weight, however many there are of each: 0.5 is the score of a text that is equally likely in both
+sets.
 
 Texts as hashed word n-grams: the columns of a sparse matrix, for a linear classifier (fastText, Joulin et al. 2016).
 
@@ -59,7 +60,7 @@ def hashed_ngrams(text: str, n_columns: int, max_n: int) -> NDArray[np.int64]:
     singles = np.array([hashes[token] for token in tokens], np.uint64)
     grams, found = singles, [_mixed(singles)]
     for n in range(2, max_n + 1):
-        # Each round appends the token n - 1 places behind.
+        # Each round appends the token n - 1 places later.
         grams = grams[:-1] * _MULTIPLIER + singles[n - 1 :]
         found.append(_mixed(grams))
     return (np.concatenate(found) & np.uint64(n_columns - 1)).astype(np.int64)
@@ -83,13 +84,13 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 MIN_TEXTS = 20
-"""Positives, and negatives, at least: two of each are then held out."""
+"""The fewest positives, and negatives: two of each are then held out."""
 _BINS = 10
 
 
 @dataclass(frozen=True)
 class QualityModel:
-    """Weights per column, and how a sum of them becomes a score."""
+    """Weights per column, and the scaling that turns their sum into a score."""
 
     weights: NDArray[np.float32]
     max_n: int
@@ -124,7 +125,7 @@ class HeldOut:
 def train_quality_model(
     positives: Sequence[str], negatives: Sequence[str], *, columns: int = 2**20, max_n: int = 2, penalty: float = 1e-4
 ) -> tuple[QualityModel, HeldOut]:
-    """Fit a model, and say how good it is on held-out texts.
+    """Fit a model, and measure it on held-out texts.
 
     The same texts give the same model, whatever their order: a text's checksum decides what it is used for. Raises
     NapkinError for too few texts, and for a number of columns that is not a power of two.

@@ -1,4 +1,4 @@
-"""The counts that rules of quality are made of: words, lines and paragraphs, and how much of it is said twice.
+"""The counts that rules of quality are made of: words, lines and paragraphs, and how much of a text is repeated.
 
 A **word** is the longest run of characters that are not white space (Unicode's White_Space); an ideograph and a kana is
 a word of its own. A **line** is what line feeds separate, without white space at its ends; lines without a word do not
@@ -37,8 +37,8 @@ SOLO_RANGES = (
     (0xFF66, 0xFF9D),
     (0x20000, 0x3FFFF),
 )
-"""Hiragana, katakana and ideographs: each is a word, because nothing separates words there."""
-# Where a compiled scan looks closer: ellipses, symbols, and a letter of each phrase of C4.
+"""Hiragana, katakana and ideographs: each character is a word, because these scripts do not separate words."""
+# Characters that a compiled scan examines: ellipses, symbols, and a letter of each phrase of C4.
 _WATCHED = ".#{…mMvVkK"
 
 
@@ -77,7 +77,7 @@ _ASCII_PUNCTUATION = "".join(chr(i) for i in range(128) if not chr(i).isalnum())
 
 @dataclass(slots=True)
 class TextStatistics:
-    """Counts of one text; those of repetition are 0 where they were not asked for."""
+    """Counts of one text; those of repetition are 0 if they were not requested."""
 
     characters: int = 0
     words: int = 0
@@ -99,7 +99,7 @@ class TextStatistics:
     short_lines: int = 0
     paragraphs: int = 0
     repeated_lines: int = 0
-    """Lines that stood in the text before."""
+    """Lines that occurred earlier in the text."""
     repeated_line_characters: int = 0
     repeated_paragraphs: int = 0
     repeated_paragraph_characters: int = 0
@@ -108,7 +108,7 @@ class TextStatistics:
     """For each n, the length of the n-gram that occurs most often (the first of those), with spaces between words,
     times its occurrences; 0 if none occurs twice."""
     repeated_n_gram_characters: dict[int, int] = field(default_factory=dict)
-    """For each n, the characters of words in n-grams that stood in the text before; each counts once."""
+    """For each n, the characters of words in n-grams that occurred earlier in the text; each counts once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +121,11 @@ class Line:
 
 
 Repetition = Literal["all", "lines", "none"]
-"""The counts of repetition that are asked for. Those of lines alone cost little."""
+"""Which counts of repetition are requested; those of lines alone are cheap."""
 
 
 def plain_statistics(text: str, *, repetition: Repetition = "all") -> TextStatistics:
-    """All counts of a text; those of repetition as far as they are asked for."""
+    """All counts of a text; of repetition, only those that are requested."""
     lines = list(lines_of(text))
     words = [word for line in lines for word in line.words]
     endings = [line.text.endswith(("...", "…")) for line in lines]

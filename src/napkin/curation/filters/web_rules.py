@@ -11,8 +11,9 @@ lorem ipsum and curly brackets are searched for in lines that end sentences. The
 `word-list`. Ours are: what a sentence is (`count_sentences`), and that case is folded in ASCII only.
 
 FineWeb adds three rules with their thresholds (Penedo et al. 2024, arXiv:2406.17557, section 3.6). The code that made
-the dataset (datatrove's `FineWebQualityFilter`) differs in two: it drops a document with 1% of its characters in
-repeated lines where the paper says 10%, and one with more than 0.3 line feeds per word: the paper has no such rule.
+the dataset (datatrove's `FineWebQualityFilter`) differs from the paper in two of them: it drops a document with 1% of
+its characters in repeated lines where the paper says 10%, and one with more than 0.3 line feeds per word: the paper has
+no such rule.
 
 RefinedWeb corrects lines (Penedo et al. 2023, arXiv:2306.01116, section 3.2 and appendix G.2). The paper names the
 kinds of lines and gives examples; the lists of words are ours: extraction leaves counters of social networks, buttons
@@ -74,7 +75,7 @@ class RuleStage:
 
 
 def first_failure(comparisons: Iterable[Comparison]) -> Dropped | None:
-    """The first rule whose comparison holds, as a reason to drop the text."""
+    """The first failed rule, as a reason to drop the text."""
     for rule, value, comparison, threshold in comparisons:
         if FAILS[comparison](value, threshold):
             return Dropped(rule, f"{value:.4g} {comparison} {threshold:.4g}")
@@ -132,7 +133,8 @@ class Gopher(RuleStage):
     min_alphabetic_words: float = 0.8
     """Fraction of words with a letter, at least."""
     min_stop_words: int = 2
-    """How many of the, be, to, of, and, that, have, with a document has at least; 0 for other languages."""
+    """The fewest of the words the, be, to, of, and, that, have, with that a document must contain; 0 for other
+    languages."""
 
     def counted(self, text: str) -> "TextStatistics":
         from napkin.curation.filters.document_counts import text_statistics
@@ -159,8 +161,8 @@ class GopherRepetition(RuleStage):
     """Drop documents that repeat themselves by Gopher's rules: lines, paragraphs, short and long n-grams of words.
 
     Fractions of characters are of all characters of the text. An n-gram's second and later occurrences are duplicates;
-    a character in several of them counts once. datatrove goes on n words behind a duplicate, which leaves characters
-    out; but its words are shorter, since punctuation is separated, and as many of them stand twice more often.
+    a character in several of them counts once. datatrove continues n words after a duplicate, which leaves characters
+    out; but its words are shorter, since punctuation is separated, so n of them are repeated more often.
     """
 
     name: ClassVar[str] = "gopher-repetition"
@@ -170,13 +172,13 @@ class GopherRepetition(RuleStage):
     ).split()
 
     max_repeated_lines: float = 0.3
-    """Fraction of lines that stood in the document before, at most."""
+    """The largest fraction of lines that occurred earlier in the document."""
     max_repeated_paragraphs: float = 0.3
-    """Fraction of paragraphs that stood in the document before, at most."""
+    """The largest fraction of paragraphs that occurred earlier in the document."""
     max_repeated_line_characters: float = 0.2
-    """Fraction of characters in lines that stood in the document before, at most."""
+    """The largest fraction of characters in lines that occurred earlier in the document."""
     max_repeated_paragraph_characters: float = 0.2
-    """Fraction of characters in paragraphs that stood in the document before, at most."""
+    """The largest fraction of characters in paragraphs that occurred earlier in the document."""
     max_top_n_gram_characters: tuple[float, float, float] = (0.2, 0.18, 0.16)
     """Fraction of characters in the most frequent n-gram of 2, 3 and 4 words, at most."""
     max_repeated_n_gram_characters: tuple[float, float, float, float, float, float] = (

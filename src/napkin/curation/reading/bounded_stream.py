@@ -1,6 +1,6 @@
 """Decompressed bytes of a file, within bounds: gzip with any number of members, zstd with any number of frames.
 
-The kind is told by the first bytes. Little is given to the decompressor at a time, so that what one call gives is
+The kind is told by the first bytes. The decompressor gets little input at a time, so that the output of one call is
 bounded whatever is in the file: deflate expands by at most 1,032, a block of zstd of 4 bytes to 128 KiB.
 """
 
@@ -145,13 +145,13 @@ class Decompressed:
             size += len(parts[-1])
         whole = b"".join(parts)
         data, self._ready = whole[:n_bytes], whole[n_bytes:]
-        # What came before the damage is given first.
+        # The bytes before the damage are returned first.
         if not data and self._problem is not None:
             raise self._problem
         return data
 
     def refuse_rest(self) -> None:
-        """Raise Unreadable if something else follows behind the last whole member, which ended the bytes."""
+        """Raise Unreadable if anything but a member follows the last whole member."""
         if self._rest is not None:
             raise self._rest
 
@@ -161,7 +161,7 @@ class Decompressed:
 
     def _decompress(self, piece: bytes) -> bytes:
         if not self._has_begun:
-            # Zeros behind the last member are padding.
+            # Zeros after the last member are padding.
             if not piece.strip(b"\0"):
                 self._taken += len(piece)
                 return b""
@@ -170,7 +170,7 @@ class Decompressed:
             data = self._decoder.decompress(piece)
         except self._errors as error:
             if self._n_members and not self._member_bytes:
-                # The members before it are whole, and gunzip gives them too.
+                # The members before it are whole, and gunzip returns them too.
                 how = f"what follows byte {self._taken:,} is not {self._kind} data; what comes before it is read"
                 self._rest = Unreadable("damaged", how)
                 return b""

@@ -95,7 +95,8 @@ class _Part:
 
 
 def divide_file(file: InputFile, limits: ReadLimits, part_bytes: int) -> list[InputFile]:
-    """The file in parts of at least `part_bytes`, which are read side by side with the documents of the whole.
+    """Divide a file into parts of at least `part_bytes`, which can be read in parallel and together give the file's
+    documents.
 
     Lines of JSON, and texts between separator lines, of a file of this machine that is not compressed; any other file
     is one part. All of it is read once, to number its documents.
@@ -105,7 +106,7 @@ def divide_file(file: InputFile, limits: ReadLimits, part_bytes: int) -> list[In
     starts = [(0, 0)]
     try:
         with open_file(file) as opened:
-            # What is not text is told, as a whole, by who reads it.
+            # A file that is not text is reported as a whole by its reader.
             if not isinstance(decompressed(opened, limits.ratio), Plain):
                 return [file]
             opened.seek(0)
@@ -126,8 +127,8 @@ def divide_file(file: InputFile, limits: ReadLimits, part_bytes: int) -> list[In
 
 
 def _section_starts(stream: Stream, every: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Offsets at which a document begins, each at least `every` bytes behind the one before, and the documents before
-    it."""
+    """Offsets at which a document begins, each at least `every` bytes after the previous one, and the number of
+    documents before it."""
     number, wanted = 0, every
     for offset, data, _ in _sections(stream, limit):
         if offset >= wanted:
@@ -137,7 +138,7 @@ def _section_starts(stream: Stream, every: int, limit: int) -> Iterator[tuple[in
 
 
 def _whole(stream: Stream, name: str, media_type: str, limits: ReadLimits) -> Record | SetAside:
-    """A file that is one document, which a stage makes text of."""
+    """A file that is one document, which a later stage converts to text."""
     parts, size = [], 0
     while size <= limits.document_bytes and (part := stream.read(2**20)):
         parts.append(part)
@@ -176,7 +177,7 @@ def _sections(stream: Stream, limit: int) -> Iterator[tuple[int, bytes | None, i
     """Begin of the section in the file: `base` goes beyond it where the section is too large to be kept."""
     at_end = False
     while not at_end:
-        # As much again as there is, so that a long text is not copied for each block.
+        # Read as much again as there is already, so that a long text is not copied for each block.
         block = stream.read(max(_BLOCK_BYTES, len(buffer)))
         at_end = not block
         buffer += block
@@ -189,7 +190,7 @@ def _sections(stream: Stream, limit: int) -> Iterator[tuple[int, bytes | None, i
             begin = base
         searched = max(len(buffer) - _UNDECIDED_BYTES, 0)
         if len(buffer) > limit + _UNDECIDED_BYTES:
-            # The character before what is kept tells whether a separator begins a line.
+            # The character before the kept ones tells whether a separator begins a line.
             dropped = max(searched - 1, 0)
             buffer, base, searched = buffer[dropped:], base + dropped, searched - dropped
     if buffer or base > begin:

@@ -1,8 +1,8 @@
-"""The files of a pipeline's input: found in a fixed order, told by their names, opened for reading.
+"""The files of a pipeline's input: found in a fixed order, recognised by their names, opened for reading.
 
 A path is a file, a folder, a pattern such as `crawl/*.warc.gz`, or an address that fsspec knows, such as
-`s3://bucket/pages/`. Of a folder everything is read but hidden entries, `__pycache__` and links to folders; a link to
-a file outside the folder is set aside.
+`s3://bucket/pages/`. In a folder, everything is read except hidden entries, `__pycache__` and links to folders; a link
+to a file outside the folder is set aside.
 """
 
 import glob
@@ -19,7 +19,7 @@ from napkin.errors import NapkinError, first_line, import_extra
 from napkin.files import regular
 
 InputFormat = Literal["auto", "text", "html", "pdf", "jsonl", "parquet", "warc"]
-"""Format of files; `auto` is told by the end of each name."""
+"""Format of files; `auto` takes it from the end of each name."""
 
 _ENDINGS: dict[str, InputFormat] = {
     ".jsonl": "jsonl",
@@ -100,7 +100,7 @@ def _in_path(path: str, chosen: InputFormat) -> Iterator[InputFile | SetAside]:
             raise NapkinError(f"input '{path}' does not exist: name a file, a folder, a pattern or an address")
         folders = set(matches)
         for match in matches:
-            # What is in a folder that was found is walked with it.
+            # The contents of a folder that was found are walked with it.
             if os.path.dirname(match) not in folders or not _is_walked(match):
                 yield from _in_path(match, chosen)
     elif os.path.isdir(path):
@@ -180,7 +180,7 @@ def _kind_in(entry: "os.DirEntry[str]", root: str) -> Literal["file", "folder", 
             if not entry.is_dir():
                 return "file"
             return "skipped" if entry.name in _SKIPPED_FOLDERS else "folder"
-        # A link that leads to itself, or on over too many others, leads nowhere; one to nothing is told as a file.
+        # A link that leads to itself, or over too many others, leads nowhere; a dangling link is reported as a file.
         with suppress(FileNotFoundError):
             os.stat(entry.path)
         target = os.path.realpath(entry.path)

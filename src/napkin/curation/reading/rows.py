@@ -1,4 +1,4 @@
-"""JSON lines and Parquet: an object per line, or a row, of which one field is the text.
+"""JSON lines and Parquet: objects, one per line, or rows, with the text in one field.
 
 Parquet is read by row groups and a few rows at a time.
 """
@@ -77,12 +77,12 @@ def _decoded(line: bytes, decoder: "msgspec.json.Decoder[dict[str, Any]]") -> di
     """
     try:
         values = decoder.decode(line)
-        # MessagePack, in which records are between two passes, does not hold every integer.
+        # MessagePack, in which records are stored between two passes, cannot hold every integer.
         msgspec.msgpack.encode(values)
         if not _is_deep(values):
             return values
     except (msgspec.DecodeError, RecursionError, ValueError, OverflowError):
-        # What msgspec refuses may be valid all the same.
+        # Lines that msgspec refuses may still be valid.
         pass
     try:
         read = json.loads(line.decode(), parse_int=_integer, parse_float=_float, parse_constant=_refuse_constant)
@@ -135,14 +135,15 @@ def _lines(stream: Stream, limit: int) -> Iterator[tuple[int, bytes | None, int]
             offset += size + 1
             parts, size = [], 0
         size += len(rest)
-        # Of a line that is too long, only its size is kept.
+        # For a line that is too long, only its size is kept.
         parts = [] if size > limit else [*parts, rest]
     if size:
         yield offset, b"".join(parts) if size <= limit else None, size
 
 
 def line_starts(stream: Stream, every: int) -> Iterator[tuple[int, int]]:
-    """Offsets at which a line begins, the first at least `every` bytes behind the one before, and the lines before."""
+    """Offsets at which a line begins, each at least `every` bytes after the previous one, and the number of lines
+    before it."""
     offset = lines = 0
     wanted = every
     while block := stream.read(_BLOCK_BYTES):

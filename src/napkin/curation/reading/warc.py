@@ -1,7 +1,7 @@
-"""Web archives (WARC 1.0 and 1.1, ISO 28500): pages that were answered (WARC) and texts made of them (WET).
+"""Web archives (WARC 1.0 and 1.1, ISO 28500): responses of servers (WARC) and texts extracted from them (WET).
 
 A record is header lines, an empty line, as many bytes as its Content-Length says, and two line ends. Where those do not
-follow, the length is wrong: the record is set aside, and reading goes on at the next that begins. Responses are HTTP
+follow, the length is wrong: the record is set aside, and reading continues at the next record. Responses are HTTP
 messages: status, headers and body (RFC 9112).
 """
 
@@ -88,7 +88,7 @@ def _read_record(archive: "_Archive", record: Record, limits: ReadLimits) -> Rec
 
 
 def _parse_headers(lines: bytes) -> Headers:
-    """Header lines; a line that is none is left out."""
+    """Header lines as a mapping; malformed lines are left out."""
     headers: Headers = {}
     for line in lines.decode("utf-8", "replace").split("\n"):
         name, colon, value = line.partition(":")
@@ -121,7 +121,8 @@ def _body_of_response(message: bytes, limits: ReadLimits) -> tuple[int, str, byt
 
 
 def _joined(body: bytes) -> bytes:
-    """The chunks of a body together; as it is where it is not in chunks, as many archives have joined them."""
+    """The joined chunks of a body; unchanged where it is not in chunks, since many archives have joined them
+    already."""
     parts, place = [], 0
     while chunk := _CHUNK.match(body, place):
         size, begin = int(chunk[1], 16), chunk.end()
@@ -147,7 +148,7 @@ def _inflated(data: bytes, limits: ReadLimits) -> bytes:
 
 
 def _unless_line_ends(data: bytes) -> int:
-    """Bytes of what lies between two records; line ends alone are nothing."""
+    """Number of bytes between two records; 0 if they are line ends alone."""
     return len(data) if data.strip(b"\r\n") else 0
 
 
@@ -170,7 +171,7 @@ class _Archive:
                 strays += _unless_line_ends(self._buffer[self._place : found.start()])
                 self._place = found.start()
                 break
-            # What may be the beginning of a record stays, and the character before it.
+            # The possible beginning of a record is kept, and the character before it.
             left = len(self._buffer) - self._place
             skipped = left - _BOUNDARY_BYTES if self._read_more() else left
             if skipped > 0:
@@ -198,7 +199,7 @@ class _Archive:
         return data
 
     def skip(self, n_bytes: int) -> int:
-        """Go on by so many bytes without keeping them; how many there were."""
+        """Skip this many bytes; returns how many there were."""
         left = n_bytes
         while left and self._fill(1):
             step = min(left, len(self._buffer) - self._place)
@@ -218,7 +219,7 @@ class _Archive:
         return len(rest) < len(_END) and not rest.strip(b"\r\n")
 
     def give_back(self, data: bytes) -> None:
-        """Bytes that were taken last are to be read again."""
+        """Put back the bytes that were taken last, to be read again."""
         self._offset += self._place - len(data)
         self._buffer, self._place = data + self._buffer[self._place :], 0
 

@@ -29,9 +29,9 @@ _ZERO, _ONE = np.uint64(0), np.uint64(1)
 def find_anchors(text, n, width, among, ring, keys, places):
     """Write the window with the smallest hash of each `among` consecutive ones, and return how many were written.
 
-    Winnowing (Schleimer, Wilkerson and Aiken 2003), the robust form: of equal hashes the one that was chosen before
-    stays while it is among them, else it is the last. `keys` and `places` have room for n - width + 1 each, `ring` for
-    `among` uint64. A place is doubled, and one is added where an equal hash stood beside the one that was chosen.
+    Winnowing (Schleimer, Wilkerson and Aiken 2003), the robust form: among equal hashes, the one chosen before stays as
+    long as it is in the window, otherwise the last one is chosen. `keys` and `places` have room for n - width + 1 each,
+    `ring` for `among` uint64. A place is written doubled, plus one where the window had another equal hash.
     """
     ring_, keys_, places_ = u64_at(ring), u64_at(keys), i64_at(places)
     bytes_ = u8_at(text)
@@ -51,7 +51,7 @@ def find_anchors(text, n, width, among, ring, keys, places):
             continue
         first = start - among + 1
         if best < first:
-            # The one that was chosen is gone, or there was none.
+            # The chosen one has left the window, or there was none.
             best, best_key, tied = first, ring_[first % among], 0
             for other in range(first + 1, start + 1):
                 if ring_[other % among] <= best_key:
@@ -171,7 +171,8 @@ def mark_repeated(
                     continue
                 marks_[number >> 3] |= 1 << (number & 7)
                 before, end = _place_of(first, starts, files, n_files)
-                # What follows is repeated as long as the next byte is the same, in the record of what stands earlier.
+                # The following windows are repeated as long as the next byte equals the byte after the earlier
+                # occurrence, within its record.
                 while place < last and before + width < end and bytes_[place + width - 1] == u8_at(before + width)[0]:
                     number = offset + place
                     marks_[number >> 3] |= 1 << (number & 7)

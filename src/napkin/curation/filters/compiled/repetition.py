@@ -1,4 +1,4 @@
-"""Count what a text says twice, exactly: words become numbers, and n-grams of words become numbers in turn.
+"""Count exactly what a text repeats: words become numbers, and n-grams of words become numbers in turn.
 
 The number of an n-gram stands for the pair (number of its first n - 1 words, number of its last word), so that no
 n-gram is ever compared word by word, and nothing depends on a hash. An n-gram can occur twice only if both of its
@@ -57,7 +57,7 @@ def count_repetition(text, words, n_words, lines, n_lines, numbers, keys, values
             count[TOP + n - _FIRST_TOP] = (before[i + n] - before[i] + n - 1) * occurrences[top]
         if n >= _FIRST_REPEATED:
             count[REPEATED + n - _FIRST_REPEATED] = _covered(n, groups, active, n_active, first, before)
-    # What follows `active` is no longer needed: a text has no more lines than words.
+    # The buffer after `active` is free by now: a text has no more lines than words.
     _count_runs(i32_at(lines), n_lines, 0, ids, active, slot_keys, slot_values, start, odd, count)
     _count_runs(i32_at(lines), n_lines, 1, ids, active, slot_keys, slot_values, start, odd, count)
 
@@ -224,7 +224,7 @@ def _same_words(ids, begin, end, other, other_end):
 
 @jitted
 def _covered(n, groups, active, n_active, first, before):
-    """Characters of words in n-grams that stood in the text before."""
+    """Characters of words in n-grams that occurred earlier in the text."""
     characters = 0
     until = 0
     for a in range(n_active):

@@ -27,7 +27,7 @@ FIELDS = (
 CHARACTERS, WORDS, WORD_CHARACTERS, ALPHABETIC_WORDS, STOP_WORDS_SEEN, HASHES, ELLIPSES = range(7)
 LINES, LINE_CHARACTERS, BULLET_LINES, ELLIPSIS_LINES, TERMINATED_LINES, SHORT_LINES, PARAGRAPHS = range(7, 14)
 C4_SENTENCES, C4_LOREM_IPSUM, C4_CURLY_BRACKET, C4_BYTES, C4_LINES = range(14, 19)
-# Lines by what became of them: kept, or the reason, numbered as in document_counts.py.
+# The verdicts on lines: kept, or a reason for removal, numbered as in document_counts.py.
 KEPT, LONG_WORD, NO_TERMINAL, FEW_WORDS, HAS_JAVASCRIPT, HAS_POLICY = range(6)
 N_COUNTS = C4_LINES + HAS_POLICY + 1
 
