@@ -1,5 +1,5 @@
-"""napkin's errors: one line that names the subject, its value, the limit and what to do; and the known name that is
-meant by one that is not known, whose case, hyphens, underscores and spaces do not count.
+"""napkin's errors: one line that names the subject, its value, the limit and what to do; and suggestions for unknown
+names: the known name that was probably meant, whatever its case, hyphens, underscores and spaces.
 """
 
 import difflib
@@ -45,7 +45,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 LONGEST = 100
-"""Characters; a longer text is no mistyped name, and takes long to compare."""
+"""Most characters of a name to suggest for; a longer text is not a mistyped name, and takes long to compare."""
 
 
 def plain(name: str) -> str:
@@ -96,7 +96,7 @@ CURATION_LIBRARIES = ("fastwarc", "fsspec", "pyarrow", "pypdfium2", "resiliparse
 def import_extra(name: str, purpose: str) -> ModuleType:
     """Import a library of an extra.
 
-    Raises NapkinError where it is not installed, with what it is needed for, and the others of its extra that are
+    Raises NapkinError where it is not installed, with its purpose, and the other libraries of its extra that are
     missing too.
     """
     try:

@@ -95,7 +95,7 @@ def atomic_write_text(path: StrPath, text: str, *, overwrite: bool = False) -> N
 
 
 def _holds(path: StrPath, data: bytes) -> bool:
-    """True where there is a regular file of exactly these bytes: the same program, run again, has nothing to write."""
+    """True if there is a regular file with exactly these bytes, so that nothing needs to be written."""
     remove_abandoned(Path(path))
     try:
         return os.path.getsize(path) == len(data) and read_bytes(path) == data
@@ -318,7 +318,7 @@ def already_exists(path: Path) -> NapkinError:
     return NapkinError(f"'{path}' exists and is not overwritten: remove it or choose another name")
 
 
-# Windows has neither owners nor modes of this kind; the user's own folder for caches is closed to others there.
+# Windows has no owners and modes of this kind; there the user's cache folder is closed to others.
 _HAS_OWNERS = hasattr(os, "geteuid")
 
 

@@ -34,10 +34,10 @@ class Batches:
     so no token is a target twice in an epoch. Each epoch is a different permutation of all windows of a file; a batch
     may span two epochs.
 
-    Up to context_length - 1 tokens are left over in an epoch. "shifted" windows go around the file as around a ring:
-    the first epoch begins at a place that the seed chooses, each following one where the previous one ended, so after
-    any number of epochs the times that two tokens were targets differ by at most one. "fixed" windows begin at the
-    first token in every epoch, and what is left over is always the end of the file.
+    Up to context_length - 1 tokens are left over in an epoch. "shifted" windows treat the file as a ring: the first
+    epoch begins at a place that the seed chooses, each later one where the previous one ended, so that after any number
+    of epochs the times that two tokens were targets differ by at most one. "fixed" windows begin at the first token in
+    every epoch, and what is left over is always the end of the file.
 
     Several files have separate epochs and are mixed by their weights (see napkin.data.mixing). A file whose windows are
     used up starts its next epoch, independent of the others.
@@ -82,7 +82,7 @@ class Batches:
 
     @property
     def windows_of_files(self) -> list[tuple[int, float]]:
-        """The number of windows of each file, and how many of a batch are from it on average, where it is most."""
+        """The number of windows of each file, and the largest average number of its windows in a batch."""
         most = [max(shares) for shares in zip(*self._interleaving.proportions, strict=True)]
         return [(windows.n, self.batch_size * p) for windows, p in zip(self._windows, most, strict=True)]
 
@@ -126,7 +126,7 @@ class _Windows:
         # The first file has the same keys as a single file.
         self._name = f"batches seed {seed}" + (f" file {number}" if number else "")
         self._first_shift = _key(f"{self._name} shift") % self.n_targets if shifted else 0
-        # Where nothing is left over any shift will do: it still divides the text at other places.
+        # Where nothing is left over, any shift will do: it divides the text at other places.
         self._shift_back = (left_over or context_length - context_length // 3) if shifted else 0
 
     def take(self, first: int, length: int) -> NDArray[np.integer]:

@@ -31,7 +31,7 @@ from napkin.tokenizer.text_input import decoded, utf8
 class Document:
     """A text, or a part of one, and its name for messages; `continues` if it is a further part of the preceding one.
 
-    It is given as text, or as `data`, which must be valid UTF-8; the other is made when it is asked for, so that a text
+    It is given as text, or as `data`, which must be valid UTF-8; the other form is made on first use, so that a text
     that is read and encoded as bytes never becomes a string.
 
     >>> Document("greeting", data=b"hello")
@@ -279,7 +279,7 @@ def divide_inline(documents: Iterable[Document]) -> Iterator[Document]:
 
     Text of only white space between two is not a document.
     """
-    # Whether the next part belongs to no document so far: since the last boundary there was only white space.
+    # True if only white space has come since the last boundary, so that the next part begins a document.
     begins = False
     for document in documents:
         pieces = document.data.split(SEPARATOR_LINE)
@@ -343,7 +343,8 @@ def _read_file(
             for offset, data, of_whole_file, continues in sections:
                 if not data.isascii():
                     decoded(data, path, offset)
-                # Of a text that comes in parts, the first has text, and the others belong to it whatever they are.
+                # If a text comes in parts, the first contains text, and the others belong to it even if they are white
+                # space.
                 if continues or has_text(data):
                     number += not continues
                     yield Document(path if of_whole_file else f"{path}#{number}", None, continues, data=data)

@@ -3,7 +3,7 @@ r"""Dividing a file into sections: at lines with only `<|endoftext|>`, and long 
 The file is read in blocks, and separators are found by `bytes.find`. A part ends where a line-by-line reader would end
 it: after the first line, or `part_bytes` of a line, with which the section reaches `part_bytes`, the last 16 KiB are
 searched for a split point (`find_split`), then for one in other scripts (`find_any_split`). A text without either is
-cut between two characters, which bounds the memory that it takes; there alone its tokens may differ from those of the
+cut between two characters, which bounds the memory that it takes; only there may its tokens differ from those of the
 whole. White space is not cut.
 
 The plain twin, line by line, is tests/oracles/line_reader.py.
@@ -17,10 +17,10 @@ from typing import NamedTuple
 from napkin.tokenizer.text_input import find_any_split, find_split
 
 SEPARATOR_LINE = b"<|endoftext|>"
-# Most files are small: reading more than they have would cost memory that is taken and given back for each.
+# Most files are small: a larger first read would allocate and free memory for each of them.
 FIRST_BLOCK_BYTES = 2**16
 BLOCK_BYTES = 2**20
-# How far before the end of a part its split point may be.
+# The largest distance from the end of a part to its split point.
 _SPLIT_WINDOW_BYTES = 2**14
 # Without its line end, a separator at the end of a block cannot be told from the beginning of a longer line.
 _UNDECIDED_BYTES = len(SEPARATOR_LINE) + 1
@@ -146,7 +146,7 @@ class _Sections:
         return None
 
     def _found(self, begin: int, end: int) -> tuple[int, int]:
-        # It is asked for again after each part of the section before it.
+        # This is asked again after each part of the section before it.
         self.searched = begin
         return begin, end
 
@@ -193,7 +193,7 @@ class _Sections:
         self.tried -= dropped
         self.start = 0
         self.buffer = self.buffer[dropped:]
-        # As much again as there is, so that a long section is not copied for each block.
+        # Read as much again as there is already, so that a long section is not copied for each block.
         block = os.read(self.descriptor, max(self.block_bytes, len(self.buffer)))
         self.block_bytes = min(2 * self.block_bytes, BLOCK_BYTES)
         if block:

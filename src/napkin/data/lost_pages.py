@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 
 def what_was_lost() -> str:
-    """The line for a process that has nothing to save."""
+    """The message of a process that has nothing to save."""
     files = " or ".join(f"'{path}'" for path in _shortened_files()) or "a mapped file"
     return f"{files} was shortened, or its disk has gone, while it was read: put it back and try again"
 

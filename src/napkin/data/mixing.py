@@ -1,18 +1,16 @@
 """Mixing several token files in fixed proportions: which file training window n comes from, and which of its windows.
 
-A binary tree over the sources: at each node the left side gets round(p · m) of the first m elements that reach it. That
-determines for any single m whether it goes left, without the elements before it. Rounding errs by at most 1/2 per node,
-and each source gets its proportion of that error. The tree is a Huffman tree (1952), in which the proportions of a
-source's ancestors grow at least like the Fibonacci numbers: the total error is below
-(1 + 1 + 1/2 + 1/3 + 1/5 + ...) / 2.
+A binary tree over the sources: at each node the left side gets round(p · m) of the first m elements that reach it. So
+for any single element it is known whether it goes left, without looking at the elements before it. Rounding errs by at
+most 1/2 per node, and each source gets its proportion of that error. The tree is a Huffman tree (1952), in which the
+proportions of a source's ancestors grow at least like the Fibonacci numbers: the total error is below (1 + 1 + 1/2 +
+1/3 + 1/5 + ...) / 2.
 
-How a mixture's proportions come about, and how they change during training.
+Proportions of a mixture, and their changes during training: files are weighted by their lengths with a temperature
+(Devlin et al. 2018, multilingual BERT: exponentially smoothed weighting), no file is read more often than a number of
+epochs (as in UniMax, Chung et al. 2023), and the proportions may change at steps (a curriculum).
 
-Files are weighted by their lengths with a temperature (Devlin et al. 2018, multilingual BERT: exponentially smoothed
-weighting), no file is read more often than a number of epochs (as in UniMax, Chung et al. 2023), and the proportions
-may change at steps (a curriculum).
-
-Detects that a memory-mapped token file was modified in place while a run reads it.
+This file also detects that a memory-mapped token file was modified in place while a run reads it.
 """
 
 import heapq
@@ -138,7 +136,7 @@ class _Node:
     left: "_Node | int"
     right: "_Node | int"
     proportion: int
-    """The proportion of the left side, times _ONE."""
+    """Proportion of the left side, as an integer: times _ONE."""
 
 
 def _divide(before: int, length: int, proportion: int) -> tuple[int, NDArray[np.bool_]]:
@@ -245,7 +243,7 @@ class PhasedInterleaving:
 
 
 class _Phase:
-    """An interleaving of the sources with a weight; the others give nothing."""
+    """An interleaving of the sources whose weight is not 0; the others give nothing."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         wrong = next((weight for weight in weights if not (isfinite(weight) and weight >= 0)), None)

@@ -185,8 +185,8 @@ _BLOCKS_PER_THREAD = 4
 class BlockVerifier:
     """The blocks of one mapped token file, each of which is verified when it is first read.
 
-    A batch of windows is copied only after all of its blocks are verified: nothing is learned from a damaged block.
-    Threads may read at the same time; a block is verified once, until `verify_again`.
+    A batch of windows is copied only after all of its blocks are verified: no step trains on a damaged block. Threads
+    may read at the same time; a block is verified once, until `verify_again`.
     """
 
     def __init__(self, path: Path, tokens: NDArray[np.integer], sidecar: Sidecar) -> None:
@@ -328,9 +328,8 @@ class TokenFile:
         return 0 if self._blocks is None else self._blocks.bytes_read
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.integer]:
-        """Copies of `length` tokens from each of `starts`. A window that reaches the end goes on at the beginning.
-
-        The last token and the first are the same separator, which such a window has once. `length` is at most
+        """Copies of `length` tokens from each of `starts`. A window that reaches the end continues at the beginning.
+        The last token and the first are the same separator, which such a window contains once. `length` is at most
         `n_tokens`. Raises CorruptFile if blocks are verified and one was altered.
         """
         last_start = self.n_tokens - length

@@ -49,7 +49,7 @@ from napkin.tokenizer.base import Tokenizer
 
 # Text that is encoded at once.
 BYTES_PER_BATCH = 2**22
-# Of fewer documents per token, the ids of one after the other are copied; of more, all are sorted in at once.
+# With more tokens per document than this, ids are copied document by document; with fewer, all are placed by one sort.
 _TOKENS_PER_DOCUMENT = 512
 
 _Batch = TypeVar("_Batch")
@@ -106,7 +106,7 @@ def write_token_file(
 
 
 def _same_tokenizer_at(path: Path, tokenizer: Tokenizer) -> Sidecar | None:
-    """The sidecar of a token file that this tokenizer has made; of others it is known that their tokens differ."""
+    """The sidecar of a token file that was made with this tokenizer; None for others, whose tokens differ."""
     try:
         existing = read_sidecar(path)
     except NapkinError:
@@ -343,7 +343,7 @@ class _PartialFile:
         self.text_hash = blake2b(digest_size=16)
         self.has_changed = False
         self.record = self._usable_record()
-        # Until then, documents are skipped by the thread that reads; from then on the one that writes counts them.
+        # Up to here the reading thread skips documents; from here on the writing thread counts them.
         self.is_continuing = self.record is None or not self.record.texts
         if self.is_continuing:
             self._begin_at(0)
@@ -497,7 +497,7 @@ def take_back_unfinished(paths: Sequence[Path]) -> None:
         _remove_partials(paths)
         return
     for path in paths:
-        # Where hard links exist, the tokens have two names then.
+        # Where hard links are supported, the tokens then have two names.
         if path.exists() and _partial(path).exists() and path.samefile(_partial(path)):
             with _open(_partial(path)):
                 sidecar_path(path).unlink(missing_ok=True)

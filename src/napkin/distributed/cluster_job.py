@@ -111,7 +111,7 @@ def job_name(run: str, scheduler: Scheduler) -> str:
 
 
 def submit(scheduler: Scheduler, script: str) -> str:
-    """Give the script to the scheduler and return its answer. Raises NapkinError where it is not taken."""
+    """Submit the script to the scheduler and return its answer. Raises NapkinError if the scheduler rejects it."""
     command = COMMAND[scheduler]
     program = command[0]
     try:
@@ -238,7 +238,7 @@ def _directives(job: ClusterJob, settings: SlurmSettings) -> Iterator[str]:
         yield f"#SBATCH --partition={settings.partition}"
     if settings.account is not None:
         yield f"#SBATCH --account={settings.account}"
-    # To this script alone, which passes it on: it has to know that the time limit was the cause.
+    # The signal goes to this script alone, which passes it on: it has to know that the time limit was the cause.
     yield f"#SBATCH --signal=B:USR1@{job.warning_seconds}"
     yield "#SBATCH --requeue"
     yield "#SBATCH --open-mode=append"

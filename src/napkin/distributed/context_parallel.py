@@ -1,9 +1,9 @@
 """Context parallelism: ranks split each sequence, and the keys and values of all go around them in a ring.
 
-Everything outside of attention acts on a token by itself, and works on a rank's own tokens as it is. What looks at
-positions is replaced: rotations and learned positions become those of the rank's own columns of the sequence, and
-attention that of the ring (`napkin.kernels.attention.ring`). Documents that are kept apart are gathered, their ids
-alone.
+Everything outside of attention acts on each token alone, and works unchanged on a rank's own tokens. The parts that
+depend on positions are replaced: rotations and learned positions become those of the rank's own columns of the
+sequence, and attention becomes ring attention (`napkin.kernels.attention.ring`). For documents that are kept apart,
+only document ids are gathered.
 """
 
 from typing import TYPE_CHECKING, Any

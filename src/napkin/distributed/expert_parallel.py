@@ -1,8 +1,8 @@
 """Expert parallelism: ranks that split the batch split the experts too (Lepikhin et al. 2020).
 
-Each rank routes its own tokens, sends each assignment to the rank of its expert and gets back what that made of it:
-two all-to-alls in the forward pass, two in the backward pass. A rank's experts so see the tokens of all ranks of its
-group; their gradients are sums over these, and are added up over the groups, which are replicas of each other.
+Each rank routes its own tokens, sends each assignment to the rank of its expert and receives the expert's output: two
+all-to-alls in the forward pass, two in the backward pass. So a rank's experts see the tokens of all ranks of its group:
+their gradients are sums over the group, and are added up over the groups, which are replicas of each other.
 """
 
 import functools
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def divide_experts(model: Transformer, mesh: "DeviceMesh", *, token_parts: int, sharded: bool) -> "DividedExperts":
-    """Leave this rank its experts of a model that every rank has whole; `mesh` is that of `make_expert_mesh`.
+    """Keep only this rank's experts of a model that every rank holds whole; `mesh` is that of `make_expert_mesh`.
 
     `token_parts` is the number of ranks whose gradients a step averages. `sharded` is whether FSDP2 will shard the
     experts further. Parameters keep their names.
@@ -55,7 +55,7 @@ def _own_matrices(experts: Experts) -> tuple[Tensor, Tensor]:
 class DividedExperts:
     """This rank's experts: FSDP2 shards them over replicas, or their gradients are averaged here.
 
-    Either way the wrappers that average the gradients of other parameters leave them alone.
+    In both cases the wrappers that average the gradients of other parameters skip them.
     """
 
     def __init__(self, modules: list[nn.Module], mesh: "DeviceMesh", token_parts: int, *, sharded: bool) -> None:
@@ -77,8 +77,7 @@ class DividedExperts:
     def average_gradients(self) -> None:
         """Add up the gradients of all replicas, and divide them by the number of ranks that computed tokens.
 
-        The losses of these are weighted as if the mean over them were taken, as it is of the other gradients. A
-        collective.
+        The losses of these ranks are weighted for a mean over ranks, which the other gradients get. A collective.
         """
         if not self.parameters:
             return
@@ -102,7 +101,7 @@ class DroplessExchange:
     ) -> Float[Tensor, "assignment d_model"]:
         """The experts' output for the rows, in the same order; a collective."""
         size, group = self.group.size(), self.group
-        # By rank and its experts: what this rank sends, then what it receives for its own ones.
+        # By rank and expert: the rows that this rank sends, then those that it receives for its own experts.
         leaving = counts.view(size, -1)
         coming = all_to_all(leaving, [1] * size, [1] * size, group)
         sent, received = torch.stack((leaving.sum(dim=1), coming.sum(dim=1))).tolist()

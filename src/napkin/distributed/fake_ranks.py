@@ -1,6 +1,6 @@
 """One rank of a world that does not exist: torch's fake process group, whose collectives return at once.
 
-What a rank does in a step is traced with it, in a process that may have process groups of its own: while the block
+It lets a process trace what one rank does in a step, even if the process has process groups of its own: while the block
 runs, torch's table of groups is replaced by an empty one.
 """
 
@@ -32,7 +32,7 @@ _FIRST_NAMES = itertools.count(10**9, 10**6)
 
 
 class FakeRanks(ProcessGroupRanks):
-    """The ranks of a fake process group. Values are those of this rank, as if all others had the same."""
+    """The ranks of a fake process group. Collectives return this rank's values, as if all other ranks had the same."""
 
     def broadcast_from_zero(self, make: Callable[[], Any]) -> Any:
         return make()

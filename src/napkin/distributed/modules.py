@@ -1,7 +1,7 @@
 """Any torch module on several ranks, in a training loop of one's own: data parallelism, shards, a sharded optimizer.
 
-`torchrun` starts the ranks and `torch.distributed.init_process_group` joins them; each rank then computes other rows of
-a batch:
+`torchrun` starts the ranks and `torch.distributed.init_process_group` joins them; each rank then computes its own rows
+of a batch:
 
     model = DDP(module)
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
@@ -33,7 +33,7 @@ Group = dict[str, Any]
 
 
 class DDP(nn.Module):
-    """A module that each rank has whole, whose gradients are averaged while the backward pass still computes others.
+    """A module that each rank holds whole, whose gradients are averaged while the backward pass still computes others.
 
     Gradients are copied into buckets in the reverse order of the parameters, which is about the order in which they
     come; a bucket is all-reduced as soon as it is full, on all ranks in the same order. A parameter that only some
@@ -212,8 +212,8 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """An optimizer of any class, of which each rank updates and keeps a part: stage 1 of ZeRO (Rajbhandari et al.
-    2020).
+    """An optimizer of any class, divided among ranks, each of which updates its part and keeps that part's state: stage
+    1 of ZeRO (Rajbhandari et al. 2020).
 
     A rank updates whole parameters, about as many numbers as every other one, and then sends them to the others. All
     ranks must have the same parameters in the same order, and the same gradients.
@@ -246,7 +246,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add parameters, which are divided among ranks by themselves."""
+        """Add parameters, which are divided among ranks separately."""
         super().add_param_group(param_group)
         # The constructor of the base class calls this for groups that the inner optimizer has already.
         if len(self.param_groups) > len(self.inner.param_groups):

@@ -38,20 +38,21 @@ TEACHER = "teacher"
 
 
 class ParallelModel:
-    """A model whose tokens no other rank computes: in a single process, or split by tensors alone."""
+    """A model on ranks that all compute the same tokens: a single process, or tensor parallelism alone."""
 
     def __init__(self, model: Transformer, ranks: Ranks, layout: Layout) -> None:
         self.model = model
         self.ranks = ranks
         self.layout = layout
         self.stacked: Mapping[str, tuple[int, ...]] = {}
-        """Heights of parameters that are stacked matrices, each divided by itself, by name."""
+        """For parameters that are stacked matrices, the heights of these matrices, by name; each matrix is divided
+        separately."""
         self.stages: Sequence[nn.Module] = ()
-        """This rank's stages of a pipeline, which FSDP2 divides in place of the model."""
+        """This rank's pipeline stages, which FSDP2 shards in place of the model."""
         self.experts: DividedExperts | None = None
         """The experts that ranks have in parts."""
         self.same_parameters: ProcessGroup | None = None
-        """The ranks that have the same parameters, or the same parts of them, and average their gradients."""
+        """The ranks that hold the same parameters, or the same parts of them, and average their gradients."""
 
     def gradients(self, micro_batches: Sequence[MicroBatch], passes: Passes) -> Float[Tensor, ""]:
         """Add up the gradients of this rank's micro-batches. Returns the sum of their weighted losses."""
@@ -121,8 +122,7 @@ class ParallelModel:
         return self.model.loss(inputs, targets, documents).double() * n_targets / self.layout.tensor
 
     def parts(self, named: Mapping[str, Tensor]) -> Parts:
-        """The parts that this rank has of parameters, or of an optimizer's state of them, which is named
-        KEY.PARAMETER."""
+        """The parts of parameters, or of their optimizer state (named KEY.PARAMETER), that this rank holds."""
 
         def heights(name: str) -> tuple[int, ...]:
             return self.stacked.get(name) or self.stacked.get(name.partition(".")[2], ())
@@ -174,7 +174,7 @@ class ParallelModel:
         return ranks.all_reduce_sum(loss) / (self.layout.token_parts * self.layout.tensor)
 
     def of_all_tokens(self, counts: Int[Tensor, "*counts"]) -> Int[Tensor, "*counts"]:
-        """The sum over ranks of what each has counted among its own tokens, in its own layers. A collective."""
+        """The sum over ranks of what each counted for its own tokens in its own layers. A collective."""
         return self.ranks.all_reduce_sum(counts) // self.layout.tensor
 
     @functools.cached_property
@@ -261,14 +261,15 @@ class FSDPModel(ParallelModel):
         mesh: "DeviceMesh",
         experts: "DividedExperts | None" = None,
     ) -> None:
-        """`mesh` is that of shards; with two dimensions, the first is that of their replicas. Experts that ranks divide
-        are sharded over what remains of it, or left to themselves."""
+        """`mesh` has the dimension of shards; if it has two, the first is that of replicas. Experts that ranks divide
+        are sharded over the rest of the mesh, or not at all."""
         super().__init__(model, ranks, resolved.layout)
         shard_module(model, model.blocks, resolved, mesh, experts=experts)
         _register_methods(model)
 
     def rounding_seed(self, seed: int) -> int:
-        """A seed that differs between shards: their rows are rounded independently, copies of them alike."""
+        """A seed that differs between shards, so that their rows are rounded independently, but not between replicas of
+        a shard."""
         places = self.layout.coordinates(self.ranks.info.rank)
         return (seed + (places["shard"] * self.layout.context + places["context"]) * ODD) % 2**63
 
@@ -285,7 +286,7 @@ class CopiesModel(FSDPModel):
     """
 
     def __init__(self, model: Transformer, ranks: Ranks, resolved: ResolvedRecipe, mesh: "DeviceMesh") -> None:
-        """`mesh` is that of the ranks with the same parameters, in one dimension."""
+        """`mesh` has one dimension, that of the ranks with the same parameters."""
         ParallelModel.__init__(self, model, ranks, resolved.layout)
         self.same_parameters = mesh.get_group()
         from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -344,7 +345,7 @@ def shard_module(
     """Divide the parameters of each of a module's blocks, and of all that is outside of them, by FSDP2.
 
     Without `reshard_after_forward` gathered parameters stay until the backward pass; None is True for blocks alone.
-    Experts that ranks divide are divided further over what remains of the ranks of `mesh`, or left as they are.
+    Experts that ranks divide are divided further over the remaining ranks of `mesh`, or left as they are.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -365,7 +366,7 @@ def shard_module(
     if experts is not None and experts.mesh is not None:
         for each in (each for each in module.modules() if each in experts.modules):
             divided = cast(FSDPModule, fully_shard(each, mp_policy=policy, **divided_by(experts.mesh), **options))
-            # Their gradients are sums over the ranks that divide them already.
+            # Their gradients are already sums over the ranks that divide them.
             divided.set_gradient_divide_factor(experts.token_parts)
             # gloo cannot divide while it adds up.
             divided.set_force_sum_reduction_for_comms(enable=True)
@@ -380,9 +381,9 @@ def shard_module(
 def shard_dimension(shape: Sequence[int], shards: int, taken: Collection[int] = ()) -> int:
     """The dimension along which FSDP2 divides a parameter.
 
-    It is the first one, whose parts are padded to one size. Of a stack of matrices whose number is not a multiple of
-    the shards it is another one that divides evenly, if there is one that tensor parallelism has not `taken`: experts
-    that are fewer than the ranks would be padded to as many, and sent.
+    It is the first one, whose parts are padded to one size. For a stack of matrices whose number is not a multiple of
+    the number of shards, it is another dimension that divides evenly, if there is one that tensor parallelism has not
+    `taken`: fewer experts than ranks would be padded to as many, and the padding sent.
     """
     if len(shape) < 3 or shape[0] % shards == 0:
         return 0

@@ -48,7 +48,7 @@ class GradientMean:
         self._running: list[tuple[Any, Tensor, list[Tensor]]] = []
 
     def start(self, gradients: Sequence[Tensor]) -> None:
-        """Begin to average these; all ranks of the group give the same ones in the same order."""
+        """Begin to average these gradients; all ranks of the group pass the same ones in the same order."""
         if self.group is None:
             return
         ranks = dist.get_world_size(self.group)
@@ -77,7 +77,7 @@ MULTI: dict[str, type[PipelineScheduleMulti]] = {
     "zb-v": ScheduleZBVZeroBubble,
 }
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
-# Of a failed action it writes the whole schedule; the error says enough.
+# For a failed action torch logs the whole schedule; the error says enough.
 logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
 
 
@@ -168,7 +168,7 @@ class PipelineModel(ParallelModel):
         return torch.stack(totals).sum() if totals else torch.zeros((), device=device)
 
     def _schedule(self, micro_batches: int, shape: torch.Size, passes: Passes | None) -> Schedule:
-        """The schedule for micro-batches of that shape; without `passes` one whose backward passes are not run."""
+        """The schedule for micro-batches of that shape; without `passes`, one that runs forward passes only."""
         key = (micro_batches, *shape, passes is None)
         if key not in self._schedules:
             # Evaluations have few shapes, training one.
@@ -231,7 +231,7 @@ class _Stage(PipelineStage):
     def __init__(self, module: StageModule, rows: int, length: int, stages: int, pipeline: PipelineModel) -> None:
         model = module.model
         parameter = next(module.parameters())
-        # Between blocks each rank of tensor has a part of every sequence.
+        # Between blocks, each tensor-parallel rank holds a part of every sequence.
         part = rows, length // pipeline.layout.tensor, model.config.d_model
         stream = torch.empty(part, dtype=parameter.dtype, device="meta", requires_grad=True)
         super().__init__(

@@ -1,7 +1,9 @@
-"""The stages of a pipeline: of a model only what this rank computes, and each stage as a module that torch can run.
+"""The stages of a pipeline: the model cut down to what this rank computes, and each stage as a module that torch can
+run.
 
-The first stage begins with the embedding, the last ends with norm, head and loss. What other ranks hold leaves the
-model; what stays keeps its name, so that optimizers, checkpoints and logs see the same names as in a single process.
+The first stage begins with the embedding, the last ends with norm, head and loss. Parts that other ranks hold are
+removed from the model; the rest keeps its names, so that optimizers, checkpoints and logs see the same names as in a
+single process.
 
 Whichever way the ranks divide the work, the same is computed for each micro-batch of a step.
 """
@@ -48,7 +50,7 @@ class PackedRows:
     targets: Int[Tensor, " token"]
     """The tokens that count."""
     temperature: float = 1.0
-    """Temperature by which logits are divided: that of the sampler whose tokens these are."""
+    """Temperature by which logits are divided: that with which these tokens were sampled."""
     coefficients: Float[Tensor, " token"] | None = None
     """The loss's gradient with respect to each log-probability, where it is known before the forward pass."""
     teacher: "Callable[[PackedRows], Distillation] | None" = None
@@ -70,7 +72,7 @@ class Passes:
     """Factor of a loss before its backward pass: fp16's scale."""
 
     def scaled(self, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """A loss as its backward pass begins with it."""
+        """The loss, scaled as its backward pass starts from it."""
         return loss if self.loss_factor is None else loss * self.loss_factor
 
 
@@ -91,7 +93,8 @@ def ranks_of_stages(layout: Layout) -> tuple[int, ...]:
 
 
 def cut_stages(model: Transformer, layout: Layout, rank: int) -> "list[StageModule]":
-    """This rank's stages, in the order of the forward pass; what none of them computes is taken out of the model.
+    """This rank's stages, in the order of the forward pass; modules that none of them computes are removed from the
+    model.
 
     `rank` counts along the pipeline. With tied embeddings the last stage has the matrix too.
     """
@@ -104,7 +107,7 @@ def cut_stages(model: Transformer, layout: Layout, rank: int) -> "list[StageModu
         model.blocks[index] = OnAnotherRank()
     if not has_first:
         if next(model.positions.parameters(), None) is not None:
-            # They are added to the embedding, and nothing else.
+            # They are only added to the embedding.
             model.add_module("positions", NoPositions())
         if not (has_last and model.head is None):
             model.add_module("embedding", OnAnotherRank())
@@ -122,7 +125,7 @@ class StageModule(nn.Module):
     """
 
     def __init__(self, model: Transformer, stage: int, blocks: range, layout: Layout, routers: Sequence[int]) -> None:
-        """`routers` are how many each block of the whole model has."""
+        """`routers` is the number of routers in each block of the whole model."""
         super().__init__()
         self.stage = stage
         self.is_first, self.is_last = stage == 0, stage == layout.stages - 1
@@ -236,7 +239,8 @@ class _ForHidden(torch.autograd.Function):
 
 
 class _ForMatrix(torch.autograd.Function):
-    """0, whose gradient is what the backward pass for the hidden states has left."""
+    """Returns 0; its backward pass yields the matrix's gradient, which the backward pass for the hidden states has
+    left."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, later: _Later) -> Tensor:

@@ -136,8 +136,8 @@ _DUMP = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 
 
 def flight_dump(environment: Mapping[str, str], rank: int, since: float) -> str:
-    """Where the flight recorder has written a rank's last collectives after `since`, in seconds of `time.time`, for an
-    error; "" where it has not."""
+    """For an error message: the file of a rank's last collectives that the flight recorder wrote after `since`, in
+    seconds of `time.time`; "" if there is none."""
     path = Path(f"{environment.get(_DUMP, '')}{rank}")
     with suppress(OSError):
         if _DUMP in environment and path.stat().st_mtime >= since:
@@ -176,8 +176,8 @@ def _value(data: Tensor) -> Any:
     return json.loads(bytes(data.tolist()))
 
 
-# What a rank computes from a gathered tensor gives it a summand of the gradient: the backward pass of a gather adds up
-# the summands and scatters the sum, that of a scatter gathers.
+# Each rank's use of a gathered tensor contributes a summand of its gradient: the backward pass of a gather adds up the
+# summands and scatters the sum, that of a scatter gathers.
 
 # The operators, and not the functions around them: these return a tensor that waits at its first use, of a class of its
 # own, from which no gradient comes where it is a view (for a batch of 1).

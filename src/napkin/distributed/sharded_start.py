@@ -1,8 +1,6 @@
-"""The start of a model that no rank holds whole: it is built on the meta device and divided, and each rank allocates
-and fills what it has of it.
-
-All ranks draw the same stream of numbers as a single process would, a few at a time, and keep their own. The host then
-holds a rank's shard, where it is not on a GPU, and `PIECE` numbers.
+"""Starts a model that no rank holds whole: it is built on the meta device and divided, and each rank allocates and
+fills its own part. All ranks draw the same stream of random numbers as a single process would, a few at a time, and
+keep their own. So the host holds at most `PIECE` numbers and, without a GPU, a rank's shard.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +12,7 @@ from napkin.model.layers import Draw, cut_off_normal_, uniform_
 from napkin.optim.tensor_parts import Part, Parts, matrix_parts
 
 PIECE = 2**20
-"""Numbers that are drawn at a time."""
+"""Random numbers that are drawn at a time."""
 
 
 def allocate(modules: Iterable[nn.Module], device_type: str) -> None:
@@ -32,7 +30,7 @@ def allocate(modules: Iterable[nn.Module], device_type: str) -> None:
 def draw_parts(draws: Mapping[str, Draw], parts: Parts) -> None:
     """Fill a rank's parts of parameters with the numbers that `truncated_normal` would have drawn for the whole.
 
-    `draws` are in the order in which they are drawn; of parameters that another rank has, numbers are drawn and
+    `draws` are in the order in which they are drawn; numbers of parameters that another rank holds are drawn and
     dropped.
     """
     for name, draw in draws.items():

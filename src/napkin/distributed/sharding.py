@@ -99,7 +99,7 @@ def _pipeline(
     if layout.strategy == "fsdp":
         shards = _shards(resolved, mesh)
         for stage in stages:
-            # Its parameters are gathered once per step, not for each of its many micro-batches.
+            # Parameters are gathered once per step, not for each of its many micro-batches.
             shard_module(stage, stage.blocks, resolved, shards, reshard_after_forward=False, experts=experts)
     elif layout.strategy == "ddp":
         averaged_over = _copies(resolved, mesh).get_group()
@@ -116,22 +116,23 @@ def _shards(resolved: ResolvedRecipe, mesh: "DeviceMesh") -> "DeviceMesh":
 
 
 def _copies(resolved: ResolvedRecipe, mesh: "DeviceMesh") -> "DeviceMesh":
-    """The ranks that have the same parameters and other tokens."""
+    """The ranks that hold the same parameters but compute other tokens."""
     return flattened(mesh, "data", "shard", "context") if resolved.layout.context > 1 else mesh["data"]
 
 
-# Each rank updates some of the parameters, whole ones, keeps the optimizer state of these alone, and sends them to the
-# others. Rules that need whole matrices, such as Muon's, have them.
+# Each rank updates some of the parameters, keeps the optimizer state of these alone, and sends them to the others.
+# Parameters are not cut, so that rules that need whole matrices, such as Muon's, work.
 
 
 def shard_optimizer(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
-    """Let this rank of a group update and keep its part alone; each step then ends with a broadcast of each parameter.
-
-    All ranks of the group have to have the same parameters, in the same order, and the same gradients of them.
+    """Let this rank of a group update only its part and keep only that part's state; each step then ends with a
+    broadcast of each parameter. All ranks of the group must have the same parameters, in the same order, with the same
+    gradients.
     """
     parameters: list[Tensor] = [p for each in optimizer.param_groups for p in each["params"]]
     ranks = dist.get_process_group_ranks(group)
-    # By the size of the whole: ranks of tensor, whose parts may differ by a row, gather the same matrices together.
+    # Sorted by the size of the whole: tensor-parallel ranks, whose parts may differ by a row, then gather the same
+    # matrices together.
     owners = [ranks[place] for place in balanced([p.numel() for p in parameters], len(ranks))]
     own_rank = ranks[dist.get_rank(group)]
     optimizer.own = {p for p, owner in zip(parameters, owners, strict=True) if owner == own_rank}

@@ -1,13 +1,13 @@
 """Tensor parallelism: ranks divide each matrix, the heads of attention and the vocabulary (Shoeybi et al. 2019).
 
 A block reads the residual stream with matrices whose rows are divided (columns of the transposed, "column-parallel"),
-and writes to it with matrices whose columns are divided ("row-parallel"): between the two, each rank has some heads,
-or some of the feed-forward layer's numbers. Outside of them it has a part of every sequence, for which alone it
-computes norms, dropout and sums (Korthikanti et al. 2022): gathered before a column-parallel product, reduce-scattered
-after a row-parallel one.
+and writes to it with matrices whose columns are divided ("row-parallel"): between the two, each rank has some heads, or
+some of the feed-forward layer's numbers. Elsewhere it has a part of every sequence, for which alone it computes norms,
+dropout and residual sums (Korthikanti et al. 2022): gathered before a column-parallel product, reduce-scattered after a
+row-parallel one.
 
 Parameters that ranks divide are DTensors in `named_parameters`, and local tensors where a module computes. The
-vocabulary is divided too: of an embedding and a loss each rank has the rows of some ids.
+vocabulary is divided too: each rank has the rows of some ids, for the embedding and the loss.
 """
 
 import functools
@@ -78,8 +78,8 @@ def _chunk(whole: Tensor, rank: int, size: int, dim: int) -> Tensor:
 def make_local(module: nn.Module, mesh: DeviceMesh, divided: dict[str, Divided]) -> None:
     """Replace a module's own parameters by DTensors on a mesh of one dimension, and let it compute with their parts.
 
-    `divided` says how, by name. Every rank has all of the others; it computes with some of the tokens or heads, so
-    that its gradient of them is a summand, see `add_up_summands`.
+    `divided` says how, by name. The other parameters are replicated; each rank uses them for some of the tokens or
+    heads, so that its gradient of them is a summand, see `add_up_summands`.
     """
     gradients: dict[str, Sequence[Placement]] = {}
     for name, parameter in list(module._parameters.items()):
@@ -195,10 +195,9 @@ Stacked = dict[str, tuple[int, ...]]
 
 
 def split_tensors(model: Transformer, mesh: "DeviceMesh") -> Stacked:
-    """Divide a model among the ranks of a mesh of one dimension; at first each has the whole of it, and the same.
-
-    Returns the heights of the matrices that are stacked in a parameter, by its name: each is divided by itself. Sizes
-    have to divide as `napkin.recipe.layout` says. With context parallelism, sequences are split before.
+    """Divide a model among the ranks of a mesh of one dimension; before the call, all ranks hold the same whole model.
+    Returns the heights of the matrices that are stacked in a parameter, by its name: each matrix is divided separately.
+    Sizes have to divide as `napkin.recipe.layout` says. With context parallelism, sequences are split before.
     """
     split = _Split(mesh)
     for module in model.modules():
@@ -249,7 +248,8 @@ class _Split:
                 self.divided[norm] = dict.fromkeys(("gain", "bias"), Divided(0))
 
     def latent_attention(self, attention: LatentAttention) -> None:
-        """Each rank makes the latents of whole sequences, and of them the queries, keys and values of its heads."""
+        """Each rank computes the latents of whole sequences, and from them the queries, keys and values of its
+        heads."""
         attention.gather = functools.partial(_gathered, self.group)
         for linear in (attention.query, attention.key_value):
             rows = Divided(0)
@@ -273,7 +273,7 @@ class _Split:
     def vocabulary(self, model: Transformer) -> None:
         shard = VocabularyShard(model.config.vocab_size, self.mesh)
         model.next_token_loss = shard.next_token_loss
-        # In a pipeline other ranks may have them.
+        # In a pipeline, other ranks may hold them.
         if isinstance(model.embedding, Embedding):
             model.embedding.look_up = shard.look_up
             self.divided[model.embedding] = {"weight": Divided(0)}
@@ -323,14 +323,14 @@ def _scattered_sum(multiply: Multiply, group: "ProcessGroup", x: Tensor, weight:
 def _embedded(
     embed: Callable[[Tensor, Tensor | None], Tensor], mesh: "DeviceMesh", x: Tensor, documents: Tensor | None
 ) -> Tensor:
-    """This rank's part of the sequences, of which x is the embedding, with what a position scheme adds to the whole."""
+    """This rank's part of the sequences embedded in x, with its part of what a position scheme adds."""
     length, rank = x.shape[SEQUENCE], mesh.get_local_rank()
     zeros = x.new_zeros(1 if documents is None else len(x), length * mesh.size(), x.shape[-1])
     return x + embed(zeros, documents).narrow(SEQUENCE, rank * length, length)
 
 
 def _mixed(mix: Callable[[Tensor], tuple[Tensor, Routing]], mesh: "DeviceMesh", x: Tensor) -> tuple[Tensor, Routing]:
-    """This rank's part of the sequences, of the sum of what the ranks' parts of the experts make of them.
+    """This rank's part of the sequences of the summed outputs of all ranks' parts of the experts.
 
     Every rank routes all tokens, with the same numbers, so all have the same losses of the router. Their gradients are
     added up over ranks as those of the outputs are, which are summands: they are divided so that they count once.
@@ -342,7 +342,7 @@ def _mixed(mix: Callable[[Tensor], tuple[Tensor, Routing]], mesh: "DeviceMesh", 
 
 
 def _scaled_gradient(x: Tensor, factor: float) -> Tensor:
-    """x, whose gradient is multiplied by a factor."""
+    """x unchanged; its gradient is multiplied by a factor."""
     return x.detach() + (x - x.detach()) * factor
 
 

@@ -1,7 +1,7 @@
 """The protocol of an environment: two functions that keep no state.
 
-`start` gives the task of a seed, `step` judges an answer. Whatever is remembered between turns is the state, which goes
-in and out: several answers to one task begin with the same state, so it is not changed in place.
+`start` gives the task of a seed, `step` judges an answer. Everything remembered between turns is in the state, which is
+passed in and returned: several answers to one task begin with the same state, so it must not be changed in place.
 
 A hash of a task's content decides whether it is for training or held out, so that no task is both.
 """
@@ -25,7 +25,7 @@ class Task:
     state: Any = None
     """Whatever `step` needs to know about the task."""
     content: str = ""
-    """Tasks with equal content are on one side of the split into training and held-out tasks; empty stands for the text
+    """Tasks with equal content are on the same side of the split into training and held-out tasks; empty means the text
     of the messages."""
 
     @property
@@ -41,11 +41,12 @@ class Outcome:
     """The reward of this turn; an episode's is the sum over its turns."""
     done: bool = True
     message: str | tuple[Message, ...] | None = None
-    """The next turn, if the episode goes on: a text is the user's; others, such as what tools answer, are messages."""
+    """The next turn, if the episode continues: a text for a turn of the user, messages for others, such as outputs of
+    tools."""
     state: Any = None
-    """The state of the next turn, if the episode goes on."""
+    """The state of the next turn, if the episode continues."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Metrics to show beside the reward, by name."""
+    """Further metrics to show with the reward, by name."""
     failure: str | None = None
     """Why the answer could not be graded; the reward is then 0."""
 
@@ -62,7 +63,7 @@ class Environment(Protocol):
     """A source of tasks, which judges the answers to them."""
 
     def start(self, seed: int) -> Task:
-        """Return the task of a seed, from 0: the same one whenever it is asked for."""
+        """Return the task of a seed, from 0 on; the same task for the same seed."""
         ...
 
     def step(self, state: Any, answer: str) -> Outcome:
@@ -73,13 +74,14 @@ class Environment(Protocol):
 class ParallelEnvironment(Environment, Protocol):
     """An environment whose `step` may be called from several threads, because it waits for other processes.
 
-    Outcomes are the same and are taken in the same order as without; an environment that lacks these properties is
-    asked by one thread, an answer at a time.
+    Outcomes are the same, and in the same order, as with one thread; an environment without these properties is called
+    by one thread, one answer at a time.
     """
 
     @property
     def n_parallel(self) -> int:
-        """Answers that are judged at a time, while others may be sampled; 0 is as if this property were absent."""
+        """Answers that are judged at the same time, while others may be sampled; 0 is as if this property were
+        absent."""
         ...
 
     @property
@@ -103,7 +105,7 @@ def ask(text: str, state: Any = None, *, content: str = "") -> Task:
 
 
 HELD_OUT = 8
-"""One content in so many is held out."""
+"""One content in this many is held out."""
 MOST_DRAWS = 1000
 """Draws until one is on the wanted side: with 1 in 8, the chance that none is (7/8)^1000, below 1e-57."""
 
@@ -119,7 +121,7 @@ def task_of_split(name: str, draw: Callable[[random.Random], Task], seed: int, *
     Raises NapkinError where none is on that side, because there are few tasks.
     """
     for attempt in range(MOST_DRAWS):
-        # A text is hashed as it stands, which gives the same numbers on every machine.
+        # A text is hashed unchanged, which gives the same split on every machine.
         task = draw(random.Random(f"{name}/{seed}/{attempt}"))
         if is_held_out(task.split_key) == held_out:
             return task

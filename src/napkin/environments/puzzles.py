@@ -71,7 +71,7 @@ class Sorting:
     def _draw(self, draw: random.Random) -> Task:
         numbers = [draw.randrange(100) for _ in range(draw.randint(2, max(2, self.level)))]
         solved = " ".join(map(str, sorted(numbers)))
-        # Two orders of the same numbers have one answer.
+        # Different orders of the same numbers have the same answer.
         return ask("Sort: " + " ".join(map(str, numbers)), solved, content=solved)
 
 
@@ -109,7 +109,7 @@ _WALLS = 0.3
 
 @dataclass(frozen=True)
 class MazeState:
-    """The player's place, and the steps left."""
+    """The player's position, and the steps left."""
 
     free: frozenset[Place]
     side: int
@@ -130,8 +130,8 @@ class MazeState:
 class Maze:
     """A square of `level` + 2 rows: the answer of a turn is `up`, `down`, `left` or `right`.
 
-    The reward is 1 on reaching the goal. There are twice as many steps as the shortest way has, and two more; one
-    against a wall, or an answer that is no step, is lost.
+    The reward is 1 on reaching the goal. Twice the length of the shortest path plus two steps are allowed; a step into
+    a wall, or an answer that is not a step, uses one up.
     """
 
     level: int = 2

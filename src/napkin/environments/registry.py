@@ -2,7 +2,7 @@
 
 FILE.py:NAME is an environment of the user's: a class or object with `start` and `step`. It is the user's program and
 runs in this process, as the user's other programs do. The content of its tasks decides which are held out, as
-everywhere. An exception of `start` is an error, one of `step` a failure with reward 0.
+everywhere. An exception in `start` is an error; one in `step` is a failure with reward 0.
 """
 
 import importlib.util
@@ -115,8 +115,8 @@ def environment_named(name: str, *, reward: str = "math", held_out: bool = False
     """An environment by name: one that is bundled, with a level after a colon if not its default; FILE.py:NAME of the
     user's; or a JSONL file of prompts, whose answers `reward` judges.
 
-    `held_out` asks for the tasks that are kept for evaluation: none of them is one for training. Raises NapkinError for
-    what is not known or cannot be read.
+    `held_out` gives the tasks that are kept for evaluation: none of them is a training task. Raises NapkinError for a
+    name that is not known and a file that cannot be read.
     """
     if is_prompt_file(name):
         return PromptFile(name, reward_named(reward), held_out=held_out)

@@ -48,10 +48,9 @@ class ToolAnswers:
     def complete(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop: Sequence[str]
     ) -> Iterator[tuple[int, str]]:
-        """The last turn of the likeliest answer to each prompt, with its number, as they end.
-
-        A prompt that `encode_chat` has not made, such as one that lost its beginning, is answered without tools. Raises
-        NapkinError where a tool's output cannot be had.
+        """Yield the last turn of the greedy answer to each prompt, with the prompt's number, as answers finish. A
+        prompt that was not made by `encode_chat`, such as one that lost its beginning, is answered without tools.
+        Raises NapkinError where a tool gives no output.
         """
         asked = {number: tuple(prompt) for number, prompt in enumerate(prompts)}
         said = {number: self._conversations.get(ids) for number, ids in asked.items()}

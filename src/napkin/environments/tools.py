@@ -1,10 +1,11 @@
-"""Tools that a model may call before it answers: an environment around another, whose answers it judges.
+"""Tools that a model may call before it answers: an environment that wraps another, which judges the final answers.
 
-A turn of the model with a call is not an answer: the tool's output is the next turn, of role `tool`, and the model goes
-on. A turn without a call is judged. Calls are written as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`,
-the form of Hermes and Qwen2.5, whose chat templates describe the tools to the model, or as `<NAME>...</NAME>`.
+A turn of the model with a call is not an answer: the tool's output is the next turn, of role `tool`, and the model
+continues. A turn without a call is judged. Calls are written as `<tool_call>{"name": ..., "arguments":
+{...}}</tool_call>`, the form of Hermes and Qwen2.5, whose chat templates describe the tools to the model, or as
+`<NAME>...</NAME>`.
 
-What a tool says is data: bounded text that no chat format takes for special tokens.
+A tool's output is data: bounded text that no chat format encodes as special tokens.
 """
 
 import re
@@ -23,7 +24,7 @@ from napkin.hardware.host import usable_cores
 MOST_CALLS = 4
 """Calls in an answer outside of training, where `rl.tool_calls` says how many."""
 MOST_PARALLEL = 64
-"""Programs at a time: each takes a process and two descriptors."""
+"""Programs that run at the same time: each takes a process and two descriptors."""
 
 
 @runtime_checkable
@@ -42,7 +43,7 @@ class Tool(Protocol):
     def description(self) -> str: ...
 
     def __call__(self, text: str) -> str:
-        """The tool's output, which is bounded. Raises NotJudged if it cannot be had."""
+        """The tool's output, which is bounded. Raises NotJudged if there is none."""
         ...
 
 
@@ -164,17 +165,16 @@ def messages_of(calls: Sequence[Call]) -> tuple[Message, ...]:
 
 @dataclass(frozen=True)
 class ToolState:
-    """The state of the environment within, and the calls that are left."""
+    """The state of the wrapped environment, and the number of calls left."""
 
     inner: Any
     calls_left: int
 
 
 class ToolEnvironment:
-    """An environment whose tasks are those of another, and whose model may call tools before it answers.
-
-    A turn's calls are run in their order, at most `calls` of them in an episode; once none is left, a turn is judged
-    whatever it says.
+    """An environment with the tasks of another, in which the model may call tools before it answers. A turn's calls are
+    run in their order, at most `calls` of them in an episode; once none is left, the next turn is judged whatever it
+    contains.
     """
 
     one_turn = False
@@ -183,12 +183,12 @@ class ToolEnvironment:
         self._inner, self.tools, self._calls = environment, tuple(tools), calls
         inner_parallel = getattr(environment, "n_parallel", 0)
         self.n_parallel = min(inner_parallel or usable_cores(), MOST_PARALLEL)
-        # One that says nothing of threads is asked by one at a time.
+        # An environment that does not declare threads is called by one at a time.
         self._lock = None if inner_parallel else Lock()
 
     @property
     def most_turns(self) -> int:
-        """Turns of the model in an episode whose environment has one."""
+        """The most turns of the model in an episode, for an environment with one turn."""
         return self._calls + 1
 
     def start(self, seed: int) -> Task:

@@ -50,7 +50,7 @@ def evaluate(
     predicted, so bits per byte would be too low.
     """
     ids = np.asarray(token_file.tokens)
-    # The first token has nothing before it: where it is not a separator, its bytes are not predicted.
+    # Nothing precedes the first token: if it is not a separator, its bytes are not predicted.
     predicted = ids[1:]
     text = tokenizer.decode_bytes(predicted[predicted != token_file.separator].tolist())
     if not text:

@@ -1,5 +1,5 @@
-"""Whether a model's probabilities of choices can be taken at their word: Brier's score, and the expected calibration
-error with its table of reliability.
+"""How well a model's probabilities of choices are calibrated: the Brier score, and the expected calibration error with
+its reliability table.
 
 The probability of a choice is its likelihood after the question among those of all choices. With p the probabilities of
 an item, y 1 for the right choice and 0 for others, and the confidence c the largest of them:
@@ -7,8 +7,8 @@ an item, y 1 for the right choice and 0 for others, and the confidence c the lar
     Brier score = sum over choices of (p - y)²                                 (Brier 1950), a mean over items
     ECE         = sum over bins of (items of the bin / items) · |accuracy - mean confidence|    (Guo et al. 2017)
 
-Bins have equal widths of confidence. The ECE of a finite number of items is above 0 even where each probability is
-right: `chance` is what it would be then, by drawing the answers with these confidences.
+Bins have equal widths of confidence. The ECE of a finite number of items is above 0 even for a perfectly calibrated
+model: `chance` is its expected value then, found by drawing answers with these confidences.
 """
 
 from collections.abc import Hashable, Sequence
@@ -33,7 +33,7 @@ class Bin:
     confidence: float
     """Mean confidence of its items."""
     accuracy: float
-    """The share of its items whose likeliest choice is right."""
+    """The fraction of the bin's items whose likeliest choice is right."""
 
 
 @dataclass(frozen=True)

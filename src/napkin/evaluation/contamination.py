@@ -2,9 +2,10 @@
 
 Of text and items only letters and digits remain, in lower case and without spaces, accents and tags of HTML, and those
 of full width, of mathematical alphabets and the like as plain ones (Unicode's NFKD). Windows of 32 of these characters
-are compared by hashes. A quarter of the windows is looked at: those that a hash of their first eight characters
-selects, the same in text and items. An item is contaminated where a share of its windows stands together in one place
-of a document. Windows that several items share, such as "which of the following statements is true", do not count.
+are compared by hashes. Only a quarter of the windows is compared: those that a hash of their first eight characters
+selects, the same ones in text and items. An item is contaminated where a share of its windows stands together in one
+place of a document. Windows that several items share, such as "which of the following statements is true", do not
+count.
 """
 
 import re
@@ -28,10 +29,10 @@ from napkin.tokenizer import Tokenizer
 WINDOW = 32
 """Letters and digits; about six words of English."""
 SHARE = 0.6
-"""The part of an item's windows that has to be found together."""
+"""The fraction of an item's windows that has to be found together."""
 MOST_ITEMS_OF_A_WINDOW = 3
 SHORTEST = 48
-"""Letters and digits of an item; shorter ones cannot be told."""
+"""The fewest letters and digits of an item; shorter ones cannot be told from other text."""
 
 _BATCH_BYTES = 2**21
 _KEPT_TAIL = 8192
@@ -40,7 +41,7 @@ _TOKENS_AT_A_TIME = 2**20
 _SELECTED_BITS = 2
 _NOT_WORDS = re.compile(r"[\W_]+")
 _NOT_ASCII = re.compile(rb"[\x80-\xff]+")
-# Attributes have values, or are of those that need none, so that a comparison of two numbers is not taken for a tag.
+# Attributes must have values, or be known to need none, so that a comparison of two numbers is not taken for a tag.
 _WITHOUT_VALUE = (
     rb"(?:allowfullscreen|async|autofocus|autoplay|checked|controls|default|defer|disabled|download|hidden|inert|ismap|"
     rb"itemscope|loop|multiple|muted|nomodule|noshade|novalidate|nowrap|open|readonly|required|reversed|selected)"
@@ -58,7 +59,8 @@ _DELETED = bytes(set(range(256)) - set(_LETTERS))
 _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 _MIX = np.uint64(0xFF51AFD7ED558CCD)
 _FILTERS = ((21, 0), (24, 21))
-"""Bits of a hash, and the lowest of them: a table that fits a processor's cache, and a larger one for what is left."""
+"""Bits of a hash that index each filter, and the lowest of them: first a table that fits the processor's cache, then a
+larger one for the hashes that pass it."""
 
 Hashes = NDArray[np.uint64]
 Places = NDArray[np.int64]
@@ -70,18 +72,18 @@ class Found:
 
     item: str
     share: float
-    """The part of its windows that stand together there."""
+    """The fraction of its windows that stand together there."""
     document: str
 
 
 @dataclass(frozen=True)
 class Contamination:
-    """The items of a task that stand in a text."""
+    """The items of a task that were found in a text."""
 
     found: tuple[Found, ...]
-    """In the order of the items; of several documents the one with the largest share."""
+    """Found items in the order of the task; for an item in several documents, the one with the largest share."""
     too_short: tuple[str, ...]
-    """Names of items that cannot be told."""
+    """Names of items that are too short to be told from other text."""
     items: int
     documents: int
     bytes: int
@@ -394,7 +396,7 @@ def _window_hashes(data: bytes) -> tuple[Places, Hashes]:
     count = len(data) - WINDOW + 1
     if count <= 0:
         return np.empty(0, np.int64), np.empty(0, np.uint64)
-    # Eight characters from every place, without a copy: a view whose elements overlap.
+    # Eight characters from each position, without a copy: a view whose elements overlap.
     words = np.ndarray((len(data) - 7,), dtype="<u8", buffer=data, strides=(1,))
     selected = words[:count] * np.uint64(_FACTORS[0])
     places = np.flatnonzero(selected < np.uint64(1 << (64 - _SELECTED_BITS)))

@@ -24,7 +24,7 @@ TEMPLATE = (
 )
 LETTERS = (" A", " B")
 _BATCH = 16
-"""Prompts that are scored at a time."""
+"""Prompts per batch."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def judged_votes(
 def _context(
     model: TaskModel, template: str, each: Comparison, first: str, second: str, *, chat: bool
 ) -> tuple[int, ...]:
-    # In turn, so that braces in a text are left alone.
+    # One after another, so that braces in a text stay unchanged.
     parts = {"{prompt}": each.prompt, "{first}": first, "{second}": second}
     text = "".join(parts.get(piece, piece) for piece in _pieces(template))
     ids = model.encode_chat([("user", text)]) if chat else [*model.start_ids, *model.encode(text)]

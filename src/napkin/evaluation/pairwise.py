@@ -108,7 +108,7 @@ class Ratings:
     covariance: list[list[float]]
     """The covariance of the ratings, in the order of `models`."""
     intervals: str
-    """How intervals were made: Fisher information or the bootstrap."""
+    """How intervals were computed: Fisher information or the bootstrap."""
 
     def difference(self, first: str, second: str) -> tuple[float, float]:
         """The rating of the first less that of the second, and its standard error."""
@@ -259,7 +259,7 @@ def _mean_elo(
 
 @dataclass(frozen=True)
 class WinRate:
-    """How often one model is preferred to another, ties as halves, and how far the judge heeds positions."""
+    """How often one model is preferred to another, ties as halves, and the judge's position bias."""
 
     model: str
     other: str
@@ -268,7 +268,7 @@ class WinRate:
     p_value: float
     """Two-sided, of equal models: the randomization test over items."""
     first_wins: Estimate
-    """How often the answer that is shown first is preferred; a judge without position bias gives 0.5."""
+    """How often the answer shown first is preferred; 0.5 for a judge without position bias."""
     both_positions: int
     """Items that were judged with either answer first."""
     consistent: float | None

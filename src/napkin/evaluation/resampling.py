@@ -19,7 +19,7 @@ DRAWS = 10_000
 _EXACT_GROUPS = 16
 """Groups with a difference up to which all assignments of signs are counted."""
 _CHUNK = 2**22
-"""Random numbers at a time."""
+"""Random numbers that are drawn at a time."""
 _ROUNDING = 1e-9
 """Sums that differ by less, relatively, are equal."""
 
@@ -77,7 +77,7 @@ def _randomization_p_value(sums: np.ndarray, random: np.random.Generator, draws:
     for start in range(0, draws, rows):
         signs = random.integers(0, 2, size=(min(rows, draws - start), len(sums)), dtype=np.int8)
         as_large += int((np.abs(sums.sum() - 2 * (signs @ sums)) >= least).sum())
-    # The assignment that was found is one of them: without it a p-value could be 0.
+    # The observed assignment counts as one of them: without it a p-value could be 0.
     return (as_large + 1) / (draws + 1), False
 
 

@@ -33,7 +33,7 @@ from napkin.model.transformer import HasModes, evaluation_mode
 from napkin.tokenizer.base import Tokenizer
 
 LEAST_WINDOWS = 100
-"""Before the error is believed: it is estimated from the windows themselves."""
+"""The fewest windows before the estimated error is used, since it is estimated from the windows themselves."""
 _BATCH = 16
 _ROWS_OF_LOGITS = 256
 _Z = 1.959963984540054
@@ -59,7 +59,7 @@ class Documents:
     """The tokens of documents, and the bytes of their texts."""
 
     ids: NDArray[np.integer]
-    """One document after another, without separators."""
+    """Token ids of the documents, one after another, without separators."""
     ends: NDArray[np.int64]
     """The end of each document in `ids`."""
     surplus: NDArray[np.int64]
@@ -140,7 +140,7 @@ def documents_of_texts(texts: Sequence[str], tokenizer: Tokenizer) -> Documents:
 
 
 def cut_documents(documents: Documents, longest: int) -> Documents:
-    """The same text as documents of at most so many tokens, each of which is read by itself."""
+    """The same text as documents of at most this many tokens, each of which is read alone."""
     lengths = documents.ends - documents.starts
     pieces = -(-lengths // longest)
     firsts = np.cumsum(pieces) - pieces
@@ -194,7 +194,7 @@ def sampled_bits(
         is_sure = error is not None and len(taken) >= LEAST_WINDOWS and ratio.error <= error
         if is_sure or n_tokens >= (max_tokens or math.inf) or len(taken) >= (max_windows or math.inf):
             break
-    # In the order of the text, of which compressors make more.
+    # In the order of the text, from which compressors profit.
     ordered = sorted(taken, key=lambda window: window.first)
     text = b"".join(tokenizer.decode_bytes(documents.ids[each.first : each.stop].tolist()) for each in ordered)
     return SampledBits(
@@ -241,7 +241,7 @@ class _Window:
 
 
 class _Windows:
-    """All windows of documents, by number, without a list of them."""
+    """All windows of the documents, indexable without being stored in a list."""
 
     def __init__(self, documents: Documents, limit: int, n_start: int, stride: int) -> None:
         self._starts, self._ends = documents.starts, documents.ends

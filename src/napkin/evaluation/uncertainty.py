@@ -44,7 +44,7 @@ class PairedDifference:
     low: float
     high: float
     p_value: float
-    """Two-sided: how likely such a difference would be between equal models."""
+    """Two-sided: the probability of such a difference between equal models."""
     test: str
     """The hypothesis test that the p-value is of."""
     items: int
@@ -54,7 +54,7 @@ class PairedDifference:
     detectable: float
     """The difference that such a comparison finds in four of five repetitions, see `detectable_difference`."""
     unpaired_standard_error: float
-    """If the items had not been the same."""
+    """Standard error of the difference if the two models had been scored on different items."""
 
 
 def mean_estimate(values: Sequence[float], groups: Sequence[Hashable] | None = None) -> Estimate:
@@ -119,7 +119,7 @@ def detectable_difference(items: int, discordance: float, *, power: float = POWE
 
     At a two-sided level of 5%, if the models disagree on a share ψ, `discordance`, of the items; it is the larger root
     of δ·sqrt(n) = z(0.975)·sqrt(ψ) + z(power)·sqrt(ψ - δ²) (Connor 1987). A difference cannot exceed the disagreement:
-    where even that is not found, the answer is infinite.
+    where even the largest possible one is not detectable, the result is infinite.
     """
     if not 0 <= discordance <= 1:
         raise NapkinError(f"the share of items on which two models differ is {discordance}: use 0 to 1")
@@ -152,7 +152,7 @@ def numbered_groups(groups: Iterable[Hashable]) -> tuple[np.ndarray, int]:
 
 
 def _clustered_error(residuals: np.ndarray, labels: np.ndarray, n_groups: int) -> float:
-    """The standard error of the mean; 0 where there is one group, of which nothing can be told."""
+    """The standard error of the mean; 0 for a single group, which does not determine it."""
     if n_groups < 2:
         return 0.0
     sums = np.bincount(labels, weights=residuals, minlength=n_groups)

@@ -1,8 +1,8 @@
 """The text of an HTML page: bytes, characters, tree, tables of elements and blocks, a choice among these, text.
 
-The main content is a choice of blocks that hangs together, by a score for each block. The score is the logarithm of
-odds that logistic regression gives a block, from what `block_features` measures of it.
-The weights were fitted by `benchmarks/curation_extraction.py --fit` on half of the pages of a published benchmark.
+The main content is a contiguous choice of blocks, by a score for each block. The score is the logarithm of odds that
+logistic regression gives a block, from what `block_features` measures of it. The weights were fitted by
+`benchmarks/curation_extraction.py --fit` on half of the pages of a published benchmark.
 
 Pages that would become too large when parsed are refused; see `compiled/parser_cost.py` for how small ones do.
 """
@@ -123,13 +123,13 @@ _BEST_SCORE = 1.0
 _SWITCH, _BLOCK_SWITCH = 1.5, 0.6
 """Costs of a change between an element, or a block, and its neighbours, in units of a score times a length."""
 _UNIT = 100.0
-"""A block of so many characters counts once; others by the square root of their length."""
+"""A block of this many characters has weight 1; weights grow with the square root of the length."""
 _SCALE = 1024
-"""Energies are integers, so that they are the same on every machine."""
+"""Energies are scaled to integers, so that they are the same on every machine."""
 
 
 def main_blocks(tables: PageTables) -> NDArray[np.bool_]:
-    """For each block, True if it belongs to the main content; of repeated texts the first does."""
+    """For each block, True if it belongs to the main content; of repeated texts, only the first does."""
     if not len(tables.blocks):
         return np.zeros(0, bool)
     return chosen_blocks(tables, block_features(tables) @ block_weights())
@@ -144,7 +144,7 @@ def with_main_heading(tables: PageTables, kept: NDArray[np.bool_], title: str) -
     """
     elements, heading = tables.elements, np.zeros(len(tables.elements), np.int64)
     for row in range(1, len(elements)):
-        # Parents stand before their children.
+        # Parents come before their children.
         heading[row] = row if elements[row, f.TAG] == TAG["h1"] else heading[elements[row, f.PARENT]]
     of = heading[tables.blocks[:, f.ELEMENT]]
     if not kept.any() or (of[kept] > 0).any():
@@ -191,7 +191,7 @@ def chosen_blocks(tables: PageTables, scores: NDArray[np.floating]) -> NDArray[n
     raised = scores + max(0.0, _BEST_SCORE - best)
     gains = np.rint(raised * np.sqrt(characters / _UNIT) * _SCALE).astype(np.int64)
     kept = _least_energy(tables, gains, _SWITCH, _BLOCK_SWITCH)
-    # A page of few words is worth no switch; its best ones are kept all the same.
+    # The words of a short page do not outweigh the cost of a switch; its best blocks are kept anyway.
     return kept if kept.any() else _least_energy(tables, gains, 0.0, 0.0)
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 _HEAD_CHARACTERS = 400_000
 """Characters of a page that are searched for its head; some carry styles and scripts of this size before it."""
 _LONGEST = 500
-"""Characters that are kept of one value."""
+"""The most characters kept of a value."""
 _HTML_LANGUAGE = re.compile(r'<html\b[^>]*?\slang="([A-Za-z][\w-]{0,34})"')
 _TITLE = re.compile(r"<title\b[^>]*>([^<]*)</title>")
 _TAG = re.compile(r"<(meta|link)\b([^>]*)>")

@@ -1,4 +1,4 @@
-"""The text of a PDF, read by pdfium in a process of its own, with limits: it is C++ that is fed by strangers.
+"""The text of a PDF, read by pdfium in a separate process with limits: pdfium is C++ code with untrusted input.
 
 The lines of its pages become paragraphs: what pages repeat is left out, divided words are joined.
 """

@@ -1,7 +1,6 @@
 """The process that reads a PDF: the document on standard input, the text of its pages as JSON on standard output.
 
-Nothing but pdfium is loaded, memory and files are limited before, and whatever happens to this process happens to it
-alone.
+Only pdfium is loaded, after memory and files are limited, and a crash ends this process alone.
 """
 
 import contextlib
@@ -11,7 +10,7 @@ from typing import Any
 
 
 def main(told: str) -> None:
-    """Read the document with the limits told, and answer."""
+    """Read the document within the given limits, and write the answer."""
     limits = json.loads(told)
     _limit_process(limits["most_memory"], limits["most_seconds"])
     sys.stdout.write(json.dumps(_answer(sys.stdin.buffer.read(), limits)))

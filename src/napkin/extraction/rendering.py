@@ -81,7 +81,7 @@ def page_tables(page: bytes, most_elements: int) -> PageTables | None:
     elements, blocks = np.empty((room, f.N_ELEMENT), np.int64), np.empty((room, f.N_BLOCK), np.int64)
     table, found = automaton()
     state = np.zeros(f.N_STATE, np.int64)
-    # Words of four bytes are read, of which three may stand behind the last one.
+    # Words of four bytes are read, which may extend three bytes beyond the end.
     padded = np.frombuffer(page + bytes(8), np.uint8)
     text = np.empty(len(page) + 8, np.uint8)
     state[f.PAGE], state[f.N_BYTES], state[f.TEXT] = padded.ctypes.data, len(page), text.ctypes.data
@@ -98,9 +98,9 @@ _CELLS = {TAG["td"], TAG["th"]}
 _LONGEST_CELL = 300
 """Characters; a table with a longer one arranges a page and is not a table of data."""
 _REPEATED = 60
-"""Characters from which on a second text that is alike is a copy, such as the same page for small screens."""
+"""The shortest repeated text, in characters, that is taken as a copy, such as the same page for small screens."""
 _DEEPEST = 8
-"""Levels of lists and quotations that are shown; deeper ones look like these."""
+"""The most levels of lists and quotations that are shown; deeper ones look like the deepest."""
 _CODE_MARK = chr(f.CODE_MARK)
 
 
@@ -138,13 +138,13 @@ def render(tables: PageTables, kept: NDArray[np.bool_], *, markdown: bool, whole
                 seen.add(text)
         texts.append((place, text))
     while texts and not whole and texts[-1][0].heading:
-        # A heading of nothing.
+        # A heading without a text.
         texts.pop()
     return "".join(_markdown(texts) if markdown else _plain(texts)).strip("\n")
 
 
 class _Places:
-    """The places of elements, each found once: a place is that of the element above, with what its own tag adds."""
+    """The structural place of each element, computed once: that of its parent, extended by its own tag."""
 
     def __init__(self, tables: PageTables) -> None:
         self._tags = tables.elements[:, f.TAG].tolist()
@@ -274,7 +274,7 @@ def _stand_close(place: _Place, before: _Place) -> bool:
 
 
 def _table_lines(texts: list[tuple[_Place, str]]) -> list[str]:
-    """A table's rows; the first is its head, and decides nothing of how many columns the others have."""
+    """A table's rows; the first is its head, but does not determine the number of columns of the others."""
     rows: dict[int, dict[int, str]] = {}
     for place, text in texts:
         cells = rows.setdefault(place.row, {})

@@ -76,7 +76,7 @@ def name_hash(name: bytes) -> int:
 def tag_table() -> NDArray[np.int64]:
     """Rows of hash, number, kind and place, [1024, 4]: a name is at its hash modulo 1024 or soon after."""
     table = np.zeros((N_SLOTS, 4), np.int64)
-    # In the order of the kinds' numbers.
+    # Ordered by the number of each kind.
     kinds = [(name, kind) for kind, names in enumerate((_PHRASES, _BLOCKS, _SKIPPED, _EMPTY, _RAW)) for name in names]
     places = {tag: PLACE_BIT[name] for name, tags in PLACES.items() for tag in tags.split()}
     for name, kind in kinds:

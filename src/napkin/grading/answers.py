@@ -77,7 +77,7 @@ def exact_score(answer: str, reference: str) -> float:
 
 
 def format_score(answer: str, reference: str, *, tags: Sequence[str]) -> float:
-    """1 if the answer is what stands in these tags, in their order, each once, and nothing but white space between.
+    """1 if the answer consists of these tags, in this order, each once, with only white space between them.
 
     The reference is not read. A tag may not stand within another one, nor be empty.
 

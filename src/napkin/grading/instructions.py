@@ -105,7 +105,7 @@ def sentences(text: str) -> int:
     for end in _SENTENCE_END.finditer(text):
         last = text[start : end.start()].split()
         word = last[-1].strip("\"'(“[").lower() if last else ""
-        # The stop of an abbreviation ends no sentence, unless nothing follows.
+        # The full stop of an abbreviation does not end a sentence, unless nothing follows.
         if (
             end.group() == "."
             and (word in _ABBREVIATIONS or re.fullmatch(r"[a-z]|\d{1,2}", word))
@@ -138,7 +138,7 @@ def _first_word_of_paragraph(text: str, parameters: Parameters) -> bool:
 
 def _postscript(text: str, parameters: Parameters) -> bool:
     marker: str = parameters["postscript_marker"].lower()
-    # The usual ones may have spaces between their letters.
+    # The usual markers may have spaces between their letters.
     spelled = {"p.s.": r"p\.\s?s\.", "p.p.s": r"p\.\s?p\.\s?s"}.get(marker, re.escape(marker))
     return re.search(spelled, text.lower()) is not None
 
@@ -189,7 +189,7 @@ def _is_quoted(text: str) -> bool:
 
 def _is_in(text: str, language: str) -> bool:
     if not any(map(str.isalpha, text)):
-        # No language can be told of such a text: nothing speaks against it.
+        # The language of such a text cannot be determined: it passes.
         return True
     # The classifier brings numba along, which takes half a second.
     from napkin.languages import identify_language

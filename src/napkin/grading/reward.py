@@ -33,13 +33,13 @@ from napkin.grading.sandbox.program_tests import ProgramLimits, ProgramTests, ch
 from napkin.hardware.host import usable_cores
 
 MOST_REASONS = 32
-"""Failures that are told apart; further ones are counted together, for a message may differ in each answer."""
+"""The most different failures to name; further ones are counted together, since messages may differ for each answer."""
 OTHER_REASONS = "other reasons"
 _counting = Lock()
 
 
 class NamedFailures:
-    """Names each reason for which a reward cannot be had once."""
+    """Names each reason why a reward could not be computed, once."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -84,7 +84,7 @@ class Reward:
     """Counts of the reasons why rewards could not be computed."""
 
     def __call__(self, answer: str, reference: str) -> float:
-        """The reward; 0 if it cannot be had, which `failures` counts."""
+        """The reward; 0 if it could not be computed, which `failures` counts."""
         return self.judge(answer, reference).reward
 
     def judge(self, answer: str, reference: str) -> Judgement:
@@ -123,7 +123,7 @@ class Reward:
 
 
 _MOST_PARALLEL = 64
-"""Programs at a time: each takes two processes and four descriptors."""
+"""Programs that run at the same time: each takes two processes and four descriptors."""
 
 
 def code_reward(seconds: float = ProgramLimits.seconds) -> Reward:
@@ -168,7 +168,7 @@ def reward_named(name: str) -> Reward:
 
 
 def _sum_of(name: str, terms: Sequence[str]) -> Reward:
-    """The sum of rewards with their weights; it cannot be had where one of them cannot."""
+    """The weighted sum of rewards; it fails if one of them fails."""
     weighted: list[tuple[float, Reward]] = []
     for term in terms:
         weight, star, rest = term.partition(" * ")
@@ -187,6 +187,6 @@ def _sum_of(name: str, terms: Sequence[str]) -> Reward:
         for _, each in weighted:
             each.check_reference(reference)
 
-    # One that judges an answer at a time does so in a sum as well.
+    # A reward that judges one answer at a time does so in a sum as well.
     n_parallel = min((each.n_parallel for _, each in weighted if each.n_parallel), default=0)
     return Reward(name, grade, check, n_parallel=n_parallel)

@@ -66,7 +66,7 @@ class StageCommand(JsonOption):
     out: str = ""
     """Folder of the corpus."""
     input_format: InputFormat = "auto"
-    """Format of the files; `auto` is told by the end of each name."""
+    """Format of the files; `auto` takes it from the end of each name."""
     text_field: str = InputOptions.text_field
     """The field of JSON lines, or column of Parquet, that is the text."""
     output_format: OutputFormat = "jsonl.zst"

@@ -40,7 +40,7 @@ class InputOptions:
     paths: tuple[str, ...] = ()
     """Files, folders, patterns such as `crawl/*.warc.gz`, and addresses that fsspec knows."""
     format: InputFormat = "auto"
-    """Format of the files; `auto` is told by the end of each name."""
+    """Format of the files; `auto` takes it from the end of each name."""
     text_field: str = "text"
     """The field of JSON lines, or column of Parquet, that is the text."""
     licence: str = ""

@@ -22,7 +22,7 @@ from napkin.evaluation.ngrams.plain import MARK, MOST_ORDER, discounts_of
 from napkin.files import StrPath, atomic_write_bytes, read_bytes
 
 PART_BYTES = 2**24
-"""Text that is sorted at a time."""
+"""Bytes of text that are sorted at a time."""
 FORMAT = "napkin-ngrams"
 _NONE = 0xFFFFFFFF
 _KINDS = {"firsts": np.int64, "symbols": np.uint8, "seen": np.float64, "gammas": np.float64, "following": np.uint32}

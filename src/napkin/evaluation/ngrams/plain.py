@@ -1,16 +1,16 @@
-"""Interpolated modified Kneser-Ney over bytes, by its definition: what the compiled model is held to.
+"""Interpolated modified Kneser-Ney over bytes, by its definition; the compiled model is tested against it.
 
 A document is its bytes between two marks; the mark is 255, a byte that UTF-8 never has. Every n-gram inside such a
-sequence is counted, n from 2 to the order. Of a shorter gram g the count c(g) is the number of different symbols that
-stand before it, since what counts is in how many contexts it continues; only grams that begin with a mark, which
-nothing stands before, are counted as often as they occur (Kneser & Ney 1995). With h a context, h' the same without its
+sequence is counted, n from 2 to the order. For a shorter gram g, the count c(g) is the number of different symbols that
+precede it, since what matters is in how many contexts it is a continuation; only grams that begin with a mark, which
+nothing precedes, are counted as often as they occur (Kneser & Ney 1995). With h a context, h' the same without its
 first symbol, and N_i(h) the number of symbols that occur i times after h (three or more for the last),
 
     p(w | h)  = max(c(hw) - D(c(hw)), 0) / sum over v of c(hv) + gamma(h) · p(w | h')
     gamma(h)  = (D1 N_1(h) + D2 N_2(h) + D3 N_3(h)) / sum over v of c(hv)
 
-and p(w) without a context is interpolated with 1/256. A context that never occurred says nothing: p(w | h) = p(w | h').
-The discounts of an order follow from how many of its grams have counts 1 to 4, n_1 to n_4 (Chen & Goodman 1998):
+and p(w) without a context is interpolated with 1/256. For a context that never occurred, p(w | h) = p(w | h'). The
+discounts of an order follow from how many of its grams have counts 1 to 4, n_1 to n_4 (Chen & Goodman 1998):
 
     Y = n_1 / (n_1 + 2 n_2),    D_i = i - (i + 1) · Y · n_(i+1) / n_i
 """
@@ -23,13 +23,13 @@ MOST_ORDER = 8
 
 
 def discounts_of(counts_of_counts: Sequence[int]) -> tuple[float, float, float]:
-    """D1, D2 and D3 from the numbers of grams with counts 1 to 4; 1/2, 1 and 3/2 where they cannot be had."""
+    """D1, D2 and D3 from the numbers of grams with counts 1 to 4; 1/2, 1 and 3/2 where these do not determine them."""
     n1, n2, n3, n4 = counts_of_counts
     if not (n1 and n2 and n3):
         return 0.5, 1.0, 1.5
     y = n1 / (n1 + 2 * n2)
     found = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
-    # Few grams may give less than nothing.
+    # With few grams the formula may give negative discounts.
     return found if min(found) >= 0 else (0.5, 1.0, 1.5)
 
 

@@ -28,7 +28,7 @@ from napkin.grading.sandbox.reference_tests import parsed
 STOP = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n```")
 """Texts before which a generated continuation of a function ends."""
 _FENCE = "~" * 12
-"""Longer than any that a program has: the grader takes what stands between."""
+"""A fence longer than any in the program: the grader takes the text between."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Problem:
     tests: str
     """A program of assertions, which calls the function by its name."""
     entry_point: str = ""
-    """The function that is asked for; empty where only the tests name it."""
+    """The function to write; empty where only the tests name it."""
 
     def program(self, completion: str) -> str:
         """The program of a completion: the prompt with it, or its fenced block that defines the function itself."""

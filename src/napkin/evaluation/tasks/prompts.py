@@ -32,7 +32,7 @@ class PromptModel(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without what stands before every text."""
+        """The ids of a text, without the tokens that precede every text."""
         ...
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
@@ -161,7 +161,7 @@ def prompt_text(task: Task, item: Item, examples: Sequence[Item]) -> str:
 
 
 def messages_of(task: Task, item: Item, examples: Sequence[Item]) -> list[tuple[str, str]]:
-    """The same as a conversation, in which the model has answered the examples."""
+    """The prompt as a conversation, in which the model has answered the examples."""
     messages: list[tuple[str, str]] = []
     for each in examples:
         messages += [("user", each.prompt), ("assistant", each.shown)]
@@ -176,7 +176,7 @@ def _description(task: Task, item: Item) -> str:
 
 
 def _divided(model: PromptModel, start: tuple[int, ...], text: str, continuations: Sequence[str]) -> Pairs:
-    """Context and continuation as ids, of each continuation: those of the whole text, divided where the context's end.
+    """For each continuation, context and continuation as ids: those of the whole text, divided where the context ends.
 
     Spaces at the end of a context belong to the continuation, as in text that tokenizers were trained on. Where a token
     spans the boundary, both parts are encoded alone: every byte of the continuation is predicted, and no other.

@@ -21,7 +21,7 @@ one that follows instructions which a program can verify (`napkin.grading`)."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 GENERATED: tuple[Kind, ...] = ("exact", "number", "math", "instructions")
-"""Kinds whose answers the model writes."""
+"""Kinds of tasks whose answers the model generates."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Item:
     shown: str = ""
     """The text after the prompt where the item is an example: its answer, or the reasoning that ends in it."""
     section: str = ""
-    """A subject or phenomenon: examples are of the same one, and its score is told by itself."""
+    """A subject or phenomenon: examples are taken from the same section, and each section has a score of its own."""
     group: str = ""
     """Items of a group are not independent, such as rewordings of one question."""
 
@@ -72,11 +72,11 @@ class Task:
     kind: Kind
     items: tuple[Item, ...]
     dev: tuple[Item, ...] = ()
-    """Items that examples are taken from."""
+    """Items from which few-shot examples are taken."""
     description: str = ""
     """Stands before everything; {section} in it is the item's section."""
     delimiter: str = " "
-    """Between a prompt and its continuation."""
+    """Text between a prompt and its continuation."""
     separator: str = "\n\n"
     """The text between examples."""
     stop: tuple[str, ...] = ()
@@ -88,11 +88,11 @@ class Task:
     answer_context: str = "Answer:"
     """The text before a choice where its unconditional probability is asked for (Brown et al. 2020, section 2.4)."""
     left_out: tuple[str, ...] = ()
-    """The faults of items that were left out."""
+    """Errors of the items that were left out."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each file that items were read from, by its name."""
     dev_files: dict[str, str] = field(default_factory=dict)
-    """... of those of the dev items."""
+    """The same for the files of the dev items."""
 
     @property
     def is_generated(self) -> bool:
@@ -128,7 +128,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Format:
-    """A published format: the keys by which its rows are known, and what a task of them is."""
+    """A published format: the keys that identify its rows, and how they become a task."""
 
     name: str
     kind: Kind
@@ -261,7 +261,7 @@ def format_of(row: Row) -> Format | None:
 
 
 def text_of(row: Row, key: str) -> str:
-    """A row's text. Raises NapkinError where it is none."""
+    """A row's text. Raises NapkinError if the value is not a text."""
     value = row[key]
     if not isinstance(value, str):
         raise NapkinError(f"'{key}' is {type(value).__name__}: use text")
@@ -269,7 +269,7 @@ def text_of(row: Row, key: str) -> str:
 
 
 def texts_of(row: Row, key: str) -> list[str]:
-    """A row's list of texts. Raises NapkinError where it is none."""
+    """A row's list of texts. Raises NapkinError if the value is not one."""
     values = row[key]
     if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
         raise NapkinError(f"'{key}' is not a list of texts: use one")
@@ -277,7 +277,7 @@ def texts_of(row: Row, key: str) -> list[str]:
 
 
 def _at(choices: Sequence[str], right: int) -> str:
-    """Item refuses the index, where it is none."""
+    """An index out of range is refused by Item."""
     return choices[right] if 0 <= right < len(choices) else ""
 
 

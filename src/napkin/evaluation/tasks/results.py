@@ -36,7 +36,7 @@ class ItemResult:
     section: str
     group: str
     scores: dict[str, float]
-    """0 or 1, by name of the score."""
+    """Scores, 0 or 1, by name."""
     logprobs: tuple[float, ...] = ()
     """The log-probability of each choice, in nats."""
     tokens: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class ItemResult:
     """Log-probability of each choice without the question."""
     text: str | None = None
     found: str | None = None
-    """The part of it that was taken for the answer."""
+    """The part of the generated text that was taken as the answer."""
     dropped_examples: int = 0
     cut_tokens: int = 0
     texts: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class TaskResult:
     dropped_examples: int = 0
     """Items that lost examples to fit the context."""
     cut: int = 0
-    """Items that lost tokens of their own."""
+    """Items whose own tokens were truncated."""
     left_out: list[str] = field(default_factory=list)
     """Items that could not be scored, and why."""
     calibration: Calibration | None = None
@@ -91,8 +91,8 @@ class TaskResult:
             )
 
     def scores_without(self, contaminated: Collection[str]) -> dict[str, dict[str, Estimate | None]]:
-        """Each score of "all" items, of the "clean" ones and of the "contaminated" ones; None where there are none."""
-        # Without a group an item is one of its own.
+        """Each score over "all" items, the "clean" ones and the "contaminated" ones; None where there are none."""
+        # An item without a group is a group of its own.
         groups = [group or f"\0{name}" for group, name in zip(self.groups, self.names, strict=True)]
         chosen = {
             "all": range(len(self.names)),
@@ -127,7 +127,7 @@ def settings_of(task: Task, model: Mapping[str, Any], prompting: Prompting) -> d
             "files": task.files,
             "dev_files": task.dev_files if prompting.shots else {},
             "items": len(task.items),
-            # The names of a sample tell which it is.
+            # The names of a sample's items identify it.
             "sample": [item.name for item in task.items] if len(task.items) < 2000 else None,
             "description": task.description,
             "delimiter": task.delimiter,
@@ -260,9 +260,8 @@ def read_results(folder: Path) -> dict[Path, TaskResult]:
 
 
 def matching_results(first: Path, second: Path) -> list[tuple[Path, Path]]:
-    """The results of two folders that are of the same tasks, put in the same way, in pairs.
-
-    Raises NapkinError where there are none, and where a folder has several of one task: which is meant is not known.
+    """Pairs of results from two folders, of the same tasks with the same settings. Raises NapkinError where there are
+    none, and where a folder has several of one task, so that it is ambiguous which is meant.
     """
     sides = []
     for folder in (first, second):
@@ -343,7 +342,7 @@ def open_log(path: Path | None, settings: Mapping[str, Any]) -> Iterator[ItemLog
             yield log
         except BaseException:
             if not log.done:
-                # A refused evaluation leaves nothing behind.
+                # An evaluation that is refused leaves no file.
                 path.unlink(missing_ok=True)
             raise
 

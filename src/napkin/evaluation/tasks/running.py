@@ -128,11 +128,11 @@ class TaskPlan:
 
     items: int
     counted_items: int
-    """Items whose tokens were counted; those of the others are estimated from them."""
+    """Number of items whose tokens were counted; those of the others are estimated from them."""
     sequences: int
     """Pairs of context and continuation, or prompts to continue."""
     tokens: int
-    """Tokens of all sequences, each by itself."""
+    """Tokens of all sequences, without shared prefixes taken into account."""
     computed_tokens: int
     """Tokens of them that go through the model: shared beginnings of a batch once."""
     generated_tokens: int
@@ -141,7 +141,7 @@ class TaskPlan:
     dropped_examples: int
     """Items that lost examples, since they would have exceeded the context."""
     cut: int
-    """Items that lost tokens of their own prompt."""
+    """Items whose own prompt was truncated."""
     seconds: float | None = None
     """Extrapolated by tokens from `timed_items`, put to the model."""
     timed_items: int = 0
@@ -158,9 +158,8 @@ def chosen_items(task: Task, limit: int | None, seed: int | None) -> Task:
 
 
 def fitting_items(task: Task, model: TaskModel, prompting: Prompting, *, skip_bad: bool = False) -> Task:
-    """The task without items of which a choice alone exceeds the context; they are listed in `left_out`.
-
-    Raises NapkinError for such an item unless `skip_bad`: now, and not after an hour.
+    """The task without items that have a choice longer than the context; these are listed in `left_out`. Raises
+    NapkinError for such an item unless `skip_bad`: before the evaluation starts, not after an hour of it.
     """
     items, left_out = [], list(task.left_out)
     for item in task.items:
@@ -299,7 +298,7 @@ def _sequences(each: Prompted) -> list[tuple[int, ...]]:
 
 
 def _results(task: Task, model: TaskModel, batch: Sequence[Prompted]) -> Iterator[list[ItemResult]]:
-    """A batch's results, those of choices together, generated ones as they end."""
+    """The results of a batch: scored choices together, generated answers as they finish."""
     if task.is_generated:
         for number, text in model.complete([each.context for each in batch], task.max_tokens, task.stop):
             each = batch[number]

@@ -58,13 +58,13 @@ class TaskFile(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str | None = None
     kind: str | None = None
-    """One of `KINDS`; None is what the rows say."""
+    """One of `KINDS`; None derives it from the rows."""
     items: str | None = None
-    """File of rows, beside this one."""
+    """File of rows, relative to this file."""
     item: list[dict[str, Any]] = []
     """Rows."""
     dev: str | None = None
-    """File of rows that examples are taken from."""
+    """File of rows from which few-shot examples are taken."""
     prompt: str | None = None
     """The prompt, with {column} for what a row has there."""
     choices: str | list[str] | None = None
@@ -72,7 +72,7 @@ class TaskFile(msgspec.Struct, forbid_unknown_fields=True):
     answer: str = "answer"
     """The column of the answer."""
     letters: bool = False
-    """Whether the choices are listed in the prompt, and letters continue it."""
+    """Whether the choices are listed in the prompt, with their letters as the continuations."""
     description: str | None = None
     delimiter: str | None = None
     separator: str | None = None

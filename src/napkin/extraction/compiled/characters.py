@@ -66,7 +66,7 @@ def read_text(page, i, end, text, n_text, blocks, block, spaced, links, bold, ma
             in_word = True
             if 65 <= c <= 90:
                 capitals += 1
-        # What closes quotations and brackets may follow the mark that ends a sentence.
+        # Closing quotation marks and brackets may follow the mark that ends a sentence.
         closes = c == 34 or c == 39 or c == 41 or c == 93 or c == 0xC2 or (c == 0xE2 and load_u8(page + i + 1) == 0x80)
         if mark == 2:
             last = 1
@@ -104,7 +104,7 @@ def copy_code(page, i, end, text, n_text, blocks, block):
 
 @jitted
 def decoded_byte(page, i, end):
-    """The byte at i, or that for which a reference stands, and how many bytes stand for it."""
+    """The byte at i, or the one that a character reference stands for, and the number of source bytes."""
     c, width = load_u8(page + i), 1
     if c == _AMPERSAND and i + 3 < end:
         after = load_u32(page + i + 1)

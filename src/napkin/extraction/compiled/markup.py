@@ -177,7 +177,7 @@ def _search(page, begin, end, automaton, found):
     """The evidence in the words of bytes begin to end."""
     masks = i64_at(found)
     evidence, lower = 0, False
-    # As if a hyphen stood before and after.
+    # As if there were a hyphen before and after the text.
     at = load_u32(automaton)
     for i in range(begin, end + 1):
         c = load_u8(page + i) if i < end else _HYPHEN

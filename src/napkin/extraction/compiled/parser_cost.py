@@ -2,7 +2,7 @@
 
 A formatting element that is not closed (`<b>`, `<font>` ...) is opened again in each block that follows, as the HTML
 standard demands ("reconstruct the active formatting elements"): n of them before m paragraphs make n times m elements.
-Of elements that are alike in name and attributes the last three are ("Noah's Ark clause"). And a parser compares each
+Among elements of equal name and attributes, only the last three are ("Noah's Ark clause"). And a parser compares each
 attribute of a tag with those before it.
 """
 
@@ -26,7 +26,7 @@ N_COUNTERS = 2 * N_NAMES + N_TAGS
 def parser_cost(page, n, counters, result, elements_enough, squares_enough):
     """Two int64: at least as many elements as the parser makes, and the sum of the squares of attributes in a tag.
 
-    Counting ends when one of them is more than what is enough.
+    Counting ends once one of them exceeds its limit.
     """
     opened, again, alike = i64_at(counters), i64_at(counters + 8 * N_NAMES), i64_at(counters + 16 * N_NAMES)
     elements, squares, active, i = 0, 0, 0, 0
@@ -76,7 +76,7 @@ def _which_formatting(key):
 
 @jitted
 def _lower_name(page, i, n):
-    """The hash of the tag's name at i in lower case, and where it ends; nowhere if none begins there."""
+    """The hash of the tag's name at i in lower case, and where it ends; i itself if no name begins there."""
     key = 0
     first = load_u8(page + i) | 32 if i < n else 0
     if not 97 <= first <= 122:

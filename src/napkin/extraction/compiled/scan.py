@@ -82,7 +82,7 @@ def scan_page(state):
         name = i + 2 if c == _SLASH else i + 1
         key, after = hash_name(page, name, n)
         if after == name:
-            # Not a tag, which the parser would not write.
+            # Not a tag; the parser would not write this.
             i += 1
             continue
         row = find_tag(tags, key)
@@ -167,7 +167,7 @@ def _open_element(elements, number, current, tag, place, n, evidence):
     elements[row + f.END] = n
     elements[row + f.EVIDENCE] = evidence
     elements[row + f.DEPTH] = elements[above + f.DEPTH] + 1
-    # What a page says of itself as a whole, on <html> and <body>, says nothing of its parts.
+    # Attributes of <html> and <body> describe the page as a whole, not its parts.
     if elements[row + f.DEPTH] > 2:
         elements[row + f.ALL_EVIDENCE] = elements[above + f.ALL_EVIDENCE] | evidence
 
@@ -195,8 +195,8 @@ def choose_blocks(elements, n_elements, blocks, n_blocks, gains, costs, switch, 
     """Choose blocks with the least energy: replace the gain of each by 1 if it is kept, else by 0.
 
     A kept block gives its gain. Each element whose label, kept or not, differs from that of the element around it costs
-    `switch`, and a block that differs from its element `block_switch`: what is kept hangs together, and so does what is
-    left out. On a tree the least energy is found exactly, by going up once and down once (dynamic programming).
+    `switch`, and a block that differs from its element `block_switch`: so kept blocks are contiguous, and so are the
+    others. On a tree the minimum is found exactly, in one pass up and one down (dynamic programming).
 
     `costs` has room for two int64 per element: its least energy if it is left out, and if it is kept. The document as a
     whole is left out.

@@ -1,7 +1,7 @@
 """An answer's text, LaTeX or plain, as tokens.
 
-Only what is known is let through: with a character or command that is not listed, an answer is not understood. Digits
-are those of ASCII; letters of other alphabets are not those that they look like.
+Only known tokens pass: an answer with a character or command that is not listed is not understood. Digits are ASCII
+digits; letters of other alphabets are not taken for look-alikes.
 """
 
 import re

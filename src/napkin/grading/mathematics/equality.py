@@ -44,7 +44,7 @@ class Comparison:
         self._seed, self._arithmetic = seed.encode("utf-8", "surrogatepass"), Arithmetic()
 
     def same(self, answer: Node, reference: Node) -> bool:
-        """True if both say the same. Raises NotUnderstood where that cannot be said."""
+        """True if both are equal. Raises NotUnderstood if that cannot be decided."""
         with self._arithmetic.precision():
             return self._same(without_plus_minus(answer), without_plus_minus(reference))
 
@@ -122,7 +122,7 @@ class Comparison:
         first, second = pairs[0]
         multiply = self._arithmetic.multiply
         for left, right in pairs:
-            # An equation that holds everywhere says nothing.
+            # An equation that always holds carries no information.
             if _is_zero(left) or _is_zero(right):
                 return False
             if not self._arithmetic.equal(multiply(left, second), multiply(right, first)):
@@ -317,7 +317,7 @@ def as_interval(node: Node) -> Node:
 
 
 def set_in_words(text: str) -> Node | None:
-    """The set that is said in words; None for any other text."""
+    """The set that a text names in words; None for any other text."""
     words = plain_words(text)
     if words in _REALS_IN_WORDS:
         return Symbol(REALS)
@@ -334,7 +334,7 @@ def is_interval(node: Collection) -> bool:
 
 
 def interval_of(node: Node) -> Collection | None:
-    """The interval that a chain such as 1 ≤ x < 2 or x > 3 says; None for anything else."""
+    """The interval described by a chain such as 1 ≤ x < 2 or x > 3; None for anything else."""
     if not isinstance(node, Relation) or not set(node.relations) <= {"<", "≤"}:
         return None
     named = [place for place, side in enumerate(node.sides) if named_value(side) is not None]

@@ -1,8 +1,8 @@
 """The value of a tree, given numbers for its variables.
 
 Elementary functions of real numbers have 120 digits, by series whose length is bounded by the digits. Where a value is
-a whole number or a half, as the sine of a sixth of a half turn, it is found to be: within 1e-90 of it, where 120 digits
-of a series do not come by chance.
+a whole number or a half, as the sine of a sixth of a half turn, it is recognised: the series is within 1e-90 of it,
+which does not happen by chance with 120 digits.
 """
 
 import math
@@ -49,7 +49,7 @@ def _pi_digits() -> Decimal:
         return total
 
     digits = 16 * arctangent_of_inverse(5) - 4 * arctangent_of_inverse(239)
-    # Of a text, for operations round to the precision of the moment.
+    # Made from a text, because operations round to the current precision.
     return Decimal(f"{digits}e-140")
 
 

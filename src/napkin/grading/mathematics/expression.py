@@ -1,9 +1,9 @@
 """Trees of answers (numbers, symbols, operations, collections, relations) and arithmetic on them in bounded work.
 
 Arithmetic is exact with fractions where it can be, else with 120 digits. A complex number is a pair; each part is a
-Fraction, or a Decimal once a root or a function made it irrational. Results of 120 digits are kept between 1e-25 and
-1e25, and differences that are neither nothing nor clearly something are refused: two numbers that agree in 90 digits
-are equal, whatever was done to write one that nearly is.
+Fraction, or a Decimal once a root or a function made it irrational. Results of 120 digits must lie between 1e-25 and
+1e25, and differences that are neither 0 nor clearly different from 0 are refused: two numbers that agree in 90 digits
+are equal, however an almost equal one was written.
 """
 
 import math
@@ -59,7 +59,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Words:
-    """A text that is no formula, such as the name of a day."""
+    """A text that is not a formula, such as the name of a day."""
 
     text: str
 

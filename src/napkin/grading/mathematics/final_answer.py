@@ -114,11 +114,11 @@ MOST_CHARACTERS = 100_000
 MOST_ANSWER = 4_000
 """The longest answer in a box."""
 MOST_LINE = 1_000
-"""The longest line that is taken as a whole for the answer."""
+"""The longest line that is taken as the answer as a whole."""
 MOST_BARE_LINE = 200
-"""... where nothing says that it is one."""
+"""The same for a line that is not marked as an answer."""
 _MOST_LAYERS = 6
-"""The most marks around an answer that are taken off."""
+"""The most nested marks around an answer that are removed."""
 _MOST_AFTER = 400
 """Characters after an answer that may take it back."""
 _BOX = re.compile(r"\\f?box(?:ed)?(?![a-zA-Z])\s*")
@@ -146,12 +146,12 @@ _BUT_NOT = re.compile(r",?(?:and|but)?not(?:[A-Za-z]=)?")
 _WRONG = r"(?:\w{1,12}ly\s+|just\s+|also\s+)?(?:wrong|incorrect|mistaken|not\s+(?:right|correct))\b"
 _SO_MARKED = r"(?:[\s$.*\]}]|\\[)\]]|\)(?!\s*\())*"
 _TAKEN_BACK = re.compile(
-    # Directly behind the mark: a question, a denial, another choice.
+    # Directly after the mark: a question, a denial, another choice.
     rf"^{_SO_MARKED}(?:\?|,?\s*(?:which\s+|that\s+|but\s+(?:that|this|it)\s+)?"
     rf"(?:(?:is|was|seems|looks|must\s+be)\s+{_WRONG}|{_WRONG}"
     r"|(?:isn't|wasn't|(?:is|was)\s+not|cannot\s+be|can't\s+be|can\s+not\s+be|couldn't\s+be)\b(?!\s+(?:only|just)\b))"
     r"|,?\s*or\b(?!\s+(?:equivalently|approximately|about|roughly|simply|just|in\b|\$?\\approx|≈)))"
-    # Anywhere behind it.
+    # Anywhere after it.
     r"|(?<!if )\b(?:that|this|it|(?:my|the|this|that)\s+(?:\w{1,12}\s+)?(?:answer|result|value|box))"
     rf"\s*(?:'s|\s(?:is|was|seems|looks|must\s+be))\s+{_WRONG}"
     r"|\b(?:scratch that|never\s?mind|i was wrong|i (?:have )?made an? (?:\w{1,12} )?(?:mistake|error)"
@@ -221,7 +221,7 @@ def _marked(text: str, *, in_tag: bool = False) -> tuple[bool, str | None]:
     """True if something marks a part as the answer, and that part; None if it is empty."""
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
-        # It was cut while it thought.
+        # The completion was truncated within its thought.
         return True, None
     if not in_tag and "<answer>" in text:
         return True, _tagged(text)
@@ -262,7 +262,7 @@ def _line_answer(text: str) -> str | None:
         return None
     for mark in ("**", "__"):
         if answer.count(mark) % 2:
-            # The other one stands before the announcement.
+            # The other answer comes before the announcement.
             answer = answer.removesuffix(mark).removeprefix(mark)
     return bare(answer) or None
 

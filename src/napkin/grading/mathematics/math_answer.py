@@ -47,7 +47,7 @@ def number_score(answer: str, reference: str) -> float:
 
 
 def reference_answer(reference: str) -> str:
-    """The answer in a reference that may be a whole solution."""
+    """The answer in a reference, which may be a whole solution."""
     if "\\boxed" in reference or "\\fbox" in reference or "####" in reference:
         return final_answer(reference) or ""
     return bare(reference)
@@ -158,7 +158,8 @@ def _exact_side(text: str) -> str:
 
 
 def _in_one_unit(node: Node, unit: Unit | None, wanted: Node, wanted_unit: Unit | None) -> tuple[Node, Node]:
-    """Both numbers in one unit; a unit that only one of them has is not compared, but a percentage is a number."""
+    """Both numbers converted to one unit; a unit that only one of them has is ignored, except that a percentage is a
+    number."""
     if unit is not None and not unit.powers:
         node, unit = scaled(node, unit.factor), None
     if wanted_unit is not None and not wanted_unit.powers:

@@ -67,8 +67,8 @@ _OWN_PID = 0x7FFFFFFF
 _INSTRUCTION = struct.Struct("HBBI")
 Instruction = tuple[int, int, int, int]
 Role = Literal["program", "reading", "starting"]
-"""The process's further work: computing alone; opening files to read them; or forking, killing, and confining what it
-has forked, which take the filter along and add one of their own."""
+"""What the process may still do: compute alone; open files to read them; or fork, kill and confine children, which
+inherit the filter and add one of their own."""
 
 
 def can_confine() -> bool:
@@ -175,7 +175,7 @@ def _filter(machine: str, role: Role) -> list[Instruction]:
     when("clone3", [(_RETURN, 0, 0, _REFUSE | _NOT_IMPLEMENTED)])
     when("ioctl", [(_LOAD, 0, 0, 24), *_one_of(_SAFE_IOCTLS, allowed), refused])
     when("fcntl", [(_LOAD, 0, 0, 24), *_one_of(_SET_OWNER_AND_SIGNAL, refused), allowed])
-    # Of this process alone, and told but not set: root could raise them.
+    # For this process alone, and only reported, not set: root could raise them.
     zeros = [each for place in (16, 32, 36) for each in ((_LOAD, 0, 0, place), (_EQUAL, 1, 0, 0), refused)]
     when("prlimit64", [*zeros, allowed])
     for name in ("kill", "tgkill"):

@@ -35,7 +35,7 @@ MOST_REQUEST = 4096
 MOST_OPEN = 4096
 """Descriptors, of which a child has one."""
 
-# What programs may import is imported here, for files are given up.
+# Modules that programs may import are imported here, since children cannot open files.
 MODULES = """
     __future__ abc array ast base64 binascii bisect calendar cmath collections collections.abc contextlib copy
     dataclasses datetime decimal difflib enum fractions functools hashlib heapq io itertools json keyword math numbers
@@ -48,7 +48,7 @@ NUMPY_MODULES = """
 
 
 def main(*, with_numpy: bool) -> None:
-    """Serve the socket that is standard input, until its other end is gone."""
+    """Serve the socket on standard input, until its other end is closed."""
     requests = socket.socket(fileno=0)
     for name in [*MODULES, *(NUMPY_MODULES if with_numpy else [])]:
         with contextlib.suppress(ImportError):

@@ -101,7 +101,7 @@ class ConfinedProcess:
         self.send(told)
 
     def send(self, told: dict[str, Any]) -> None:
-        """Write a line to it; what is written to a process that is gone is lost."""
+        """Write a line to it; lines to a process that has ended are lost."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps(told).encode() + b"\n")
@@ -144,7 +144,7 @@ class ConfinedProcess:
         self._process.wait()
 
 
-# What runs in that process: lines of JSON, an answer and a reference in, a reward out.
+# The program of that process: lines of JSON, an answer and a reference in, a reward out.
 
 
 def main() -> None:

@@ -80,7 +80,7 @@ class ProgramProcess:
         self.end()
 
     def send(self, told: dict[str, Any]) -> None:
-        """Write a line to it; what is written to a process that is gone, or that does not read in time, is lost."""
+        """Write a line to it; lines to a process that has ended, or does not read in time, are lost."""
         with contextlib.suppress(OSError):
             if self._waits(self._talk):
                 self._talk.sendall(json.dumps(told).encode() + b"\n")
@@ -117,7 +117,7 @@ class ProgramProcess:
         return Printed(bytes(self._unread), status, is_late=self.late)
 
     def end(self) -> None:
-        """Have it killed, which nobody waits for: it can do nothing that matters to others; remove its folder."""
+        """Kill the process without waiting for its end, since it can affect nothing outside, and remove its folder."""
         with contextlib.suppress(OSError):
             self._life.shutdown(socket.SHUT_WR)
         self._life.close()
@@ -128,7 +128,7 @@ class ProgramProcess:
         """Raise HelperLost if it says no more and has not ended by itself, nor here."""
         if not self.late:
             with contextlib.suppress(OSError):
-                # It may have closed its end and live on.
+                # The process may have closed its end and still be running.
                 self._life.shutdown(socket.SHUT_WR)
             self._status()
 
@@ -139,7 +139,7 @@ class ProgramProcess:
         except TimeoutError:
             self.late, chunk = True, b""
         except ConnectionError:
-            # It ended and had not read everything.
+            # The process ended before it had read everything.
             chunk = b""
         if not self._begun and not self.late:
             if not chunk:

@@ -5,8 +5,8 @@ The first line of standard input says which; lines of JSON go in and out. A prog
 the program answers calls with plain data, and nothing that it does to its own process reaches the tests.
 
 Values between a program and its tests are plain data only, in JSON with a tag for what JSON does not have. Objects of a
-program never travel: one whose `==` always says yes would pass every test. Numbers, texts, collections and dates of the
-standard library do, and iterators by what they give.
+program's own classes are never sent: one whose `==` is always true would pass every test. Numbers, texts, collections
+and dates of the standard library are, and iterators as their items.
 """
 
 import ast
@@ -145,7 +145,7 @@ _FORMS: dict[str, tuple[type, Callable[[Any, _Plain], Any], Callable[[Any], Any]
     "date": (datetime.date, lambda value, _: value.isoformat(), datetime.date.fromisoformat),
     "time": (datetime.time, lambda value, _: value.isoformat(), datetime.time.fromisoformat),
 }
-"""How values travel, by their tag: their type, how they are written, and how they are read. Subclasses come first."""
+"""How values are sent, by their tag: their type, how they are written, and how they are read. Subclasses come first."""
 
 
 PROGRAM = "program"
@@ -163,7 +163,7 @@ def play_role() -> int:
 
 
 def _answer_calls(told: dict[str, Any]) -> int:
-    """Run a program, say which functions it has, and answer calls of them."""
+    """Run a program, report its functions, and answer calls of them."""
     answers = sys.stdout
     sys.stdout = sys.stderr = io.StringIO()
     names: dict[str, Any] = {"__name__": "program"}
@@ -176,7 +176,7 @@ def _answer_calls(told: dict[str, Any]) -> int:
         arguments, named = from_plain(asked["arguments"]), from_plain(asked["named"])
         try:
             value = functions[asked["call"]](*arguments, **named)
-            # What a generator raises, it raises here.
+            # An error of a generator is raised here.
             told = {"value": to_plain(value), "arguments": to_plain(arguments)}
         except NotPlain as error:
             told = {"untold": str(error)[:200]}
@@ -255,7 +255,7 @@ def _error(name: str, message: str) -> Exception:
     try:
         return kind(message)
     except TypeError:
-        # Those of Unicode have several arguments.
+        # Unicode errors have several arguments.
         return RuntimeError(message)
 
 

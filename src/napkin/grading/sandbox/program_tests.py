@@ -19,15 +19,15 @@ from napkin.grading.sandbox.reference_tests import ReferenceTests, parsed, read_
 _FENCE = re.compile(r"[ \t]{0,12}(?P<marks>`{3,}|~{3,})[ \t]*(?P<tag>[^\s`]*)(?P<rest>[^`\n]*)")
 _PYTHON = re.compile(r"\{?\.?(?:python|py)(?:[0-9.]*)(?![a-z])", re.IGNORECASE)
 MOST_ANSWER = 1_000_000
-"""Characters that are searched for a program: what stands before is not."""
+"""The last characters of an answer, which are searched for a program."""
 MOST_PROGRAM = 100_000
 """The longest program, in characters."""
 MOST_BLOCKS = 64
-"""Fenced blocks of an answer that are looked at, from its end."""
+"""The most fenced blocks of an answer to look at, from its end."""
 MOST_CANDIDATES = 8
 """Functions of a program that a check is called with."""
 ATTEMPTS, PAUSE = 3, 0.2
-"""Attempts at a judgement whose processes are lost, and the seconds between them."""
+"""The most attempts at a judgement if its processes are lost, and the seconds between them."""
 
 
 @dataclass(frozen=True)

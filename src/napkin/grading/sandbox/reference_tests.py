@@ -165,7 +165,7 @@ def _refuse_unresolved(tree: ast.Module, free: frozenset[str]) -> None:
         results = _results(tree, free - {name})
         is_judge = any(_judges(node.test, name, results) for node in tests)
         asked = [_names_in(node, results | {name}) for node in tests]
-        # What is tested itself is not what others are tested with.
+        # A function under test must not serve to test others.
         if is_judge or (results and name in _library_names() and {name} not in asked):
             raise _not_defined(name)
 
@@ -188,7 +188,7 @@ def _judges(test: ast.expr, name: str, results: frozenset[str]) -> bool:
 
 
 def _believed(test: ast.expr) -> Iterator[ast.expr]:
-    """The parts of a test of which it asks whether they are true."""
+    """The parts of a test whose truth it checks."""
     match test:
         case ast.UnaryOp():
             yield from _believed(test.operand)

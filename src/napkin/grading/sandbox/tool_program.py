@@ -1,7 +1,7 @@
 """A program that a model calls as a tool: it runs in the sandbox, and the model reads what it printed.
 
-The text is the same whenever the program is run again, as after a resume: hashes and draws are fixed, a program whose
-time is over has printed nothing, and of long output the first bytes are kept. Clocks and addresses are not fixed.
+The text is the same whenever the program is run again, as after a resume: hashes and draws are fixed, a program that
+runs out of time has printed nothing, and of long output the first bytes are kept. Clocks and addresses are not fixed.
 """
 
 import time
@@ -58,7 +58,7 @@ class ToolProgram:
     def _text(self, printed: Printed) -> str:
         if printed.is_late:
             return f"error: it took longer than {self._limits.seconds:g} s"
-        # A character that is cut in its middle is left out.
+        # A character that was cut in two is left out.
         text = printed.text.decode("utf-8", "ignore" if printed.is_cut else "replace").rstrip()
         if printed.is_cut:
             return f"{text}\n[cut after {self._limits.output_bytes:,} bytes]"
