@@ -167,7 +167,7 @@ class Calibration:
         return 1 / max(float(seconds_per_flop), 1 / peak)
 
     def product_seconds(self, format_name: str, batch: int, m: int, n: int, k: int) -> None:
-        """None: the rates are measured."""
+        """None: this machine has measured rates instead."""
 
     def attention_rate(
         self, format_name: str, queries: int, keys: int, head_dim: int, *, heads: int = 1, cudnn: bool = False

@@ -65,8 +65,9 @@ class Efficiency:
     fp8_share: _Share | None = None
     """Fraction of the dense fp8 peak that large products reach; None is `matmul_share`."""
     product_share: _Share | None = None
-    """The share of their speed alone (`napkin.hardware.kernel_curves`) that products of bf16 reach in a training run,
-    which is hot for hours and has other kernels beside them; None is `matmul_share` of the peak instead."""
+    """The fraction of their stand-alone speed (`napkin.hardware.kernel_curves`) that bf16 products reach in a training
+    run, where the device is hot for hours and other kernels run beside them; None uses `matmul_share` of the peak
+    instead."""
     collective_share: _Share | None = None
     """The share of their speed alone that collectives within a node reach, which wait for the slowest rank and share
     the device with products; None is `link_share` of the link and `hop_factor` instead."""
@@ -141,7 +142,7 @@ class Ceilings(Protocol):
         ...
 
     def product_seconds(self, format_name: str, batch: int, m: int, n: int, k: int) -> float | None:
-        """The seconds of the whole kernel of `batch` such products, by a curve; None where there is none."""
+        """The seconds of one kernel with `batch` such products, by a curve; None without a curve."""
         ...
 
     def attention_rate(
@@ -164,7 +165,7 @@ class CatalogueCeilings:
 
     device: Device
     efficiency_used: Efficiency | None = None
-    """Fractions in place of those of the device's generation, where not None."""
+    """Fractions that replace those of the device's generation, where not None."""
     seconds_per_fresh_byte: float = 0.0
     calls_overlap: bool = True
 
@@ -175,7 +176,7 @@ class CatalogueCeilings:
 
     @property
     def seconds_per_operator(self) -> float:
-        """The time of a kernel beside its FLOPs or bytes."""
+        """Fixed time of a kernel, in addition to that of its FLOPs or bytes."""
         return self.efficiency.kernel_seconds
 
     @property

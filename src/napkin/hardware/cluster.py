@@ -144,7 +144,7 @@ messages."""
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that communicate: so many in each of so many nodes."""
+    """Ranks that communicate: their number per node, and the number of nodes."""
 
     per_node: int
     nodes: int = 1
@@ -160,7 +160,7 @@ class Interconnect:
 
     link_bandwidth: float
     network_bandwidth: float
-    """Between nodes; the link's where the link is all there is."""
+    """Bandwidth between nodes; that of the link if there is no network."""
     devices_per_node: int
     start_seconds: float = START_SECONDS
     link_hop_seconds: float = LINK_HOP_SECONDS
@@ -172,7 +172,7 @@ class Interconnect:
     datasheet_link_bandwidth: float = field(default=0.0, kw_only=True, repr=False)
     """The bandwidth of the link by its datasheet, of which the curves take a share."""
     collective_share: float = field(default=1.0, kw_only=True, repr=False)
-    """The share of their speed alone that collectives reach beside other kernels."""
+    """The fraction of their stand-alone speed that collectives reach beside other kernels."""
     datasheet_network_bandwidth: float = field(default=0.0, kw_only=True, repr=False)
     """The bandwidth between nodes by their datasheet, per device; 0.0 where the link is all there is."""
     multiprocessors: int | None = field(default=None, kw_only=True, repr=False)
@@ -188,7 +188,7 @@ class Interconnect:
         return Group(per_node, -(-size // per_node))
 
     def slower(self, factor: float) -> "Interconnect":
-        """The same links, on which everything takes `factor` times as long."""
+        """These links with all times multiplied by `factor`."""
         if factor == 1:
             return self
         return dataclasses.replace(
@@ -203,8 +203,9 @@ class Interconnect:
         )
 
     def seconds(self, operation: Operation, data_bytes: float, group: Group) -> float:
-        """Seconds of one collective in which `data_bytes` is the whole tensor: what each rank has after an all-gather,
-        before a reduce-scatter, before and after an all-reduce; what each rank gives to an all-to-all, or sends."""
+        """Seconds of one collective in which `data_bytes` is the whole tensor: what each rank holds after an
+        all-gather, before a reduce-scatter, before and after an all-reduce; what each rank contributes to an
+        all-to-all, or sends."""
         if group.size == 1 or not data_bytes:
             return 0.0
         if operation == "send":
@@ -277,7 +278,7 @@ LINE_SHARE = 0.92
 
 
 def _reached(network: float, efficiency: Efficiency) -> float:
-    """Bytes per second and device that collectives reach of a network's.
+    """Bytes per second and device that collectives reach on a network.
 
     A byte passes through the adapter, and through the device and its node, one after the other: seconds per byte add
     up. `network_share` was fitted to the usual network of a generation; what it takes there beside the adapter, it

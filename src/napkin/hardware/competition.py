@@ -1,9 +1,10 @@
-"""Other processes on the processor: how much of it they take while something is timed, and what it takes without them.
+"""Competition for the processor: how much of it other processes take during a measurement, and an estimate of the time
+without them.
 
 Where another process wants the same core, the clock counts both; the processor time of a thread does not. So on a busy
-machine a sample is the processor time of its busiest thread, and the fastest tenth of many short samples counts. Three
-things hide from processor time: memory bandwidth and caches that others use, the other thread of a core, a lower clock.
-What was timed on a busy machine is therefore an upper bound.
+machine a sample is the processor time of its busiest thread, and the fastest tenth of many short samples counts.
+Processor time does not reveal three things: memory bandwidth and caches that others use, the other hardware thread of a
+core, a lower clock frequency. What was timed on a busy machine is therefore an upper bound.
 """
 
 import os
@@ -42,7 +43,7 @@ class Watch:
     def conditions(
         self, *, idle: bool = False, lost: float | None = None, children_threads: int | None = None
     ) -> Conditions:
-        """Since then.
+        """The conditions since this object was made.
 
         Args:
             idle: whether this process's threads were not meant to run all the time.
@@ -62,8 +63,8 @@ class Watch:
 
 
 def is_busy_now() -> bool:
-    """True if other processes use the processor: since this was asked before, or the program began, if that was a
-    moment ago; otherwise it looks for a moment."""
+    """True if other processes use the processor: since the last call or the start of the program, if that is long
+    enough ago; otherwise this watches for a moment."""
     global _last_watch
     watch = _last_watch
     if watch.seconds > LONGEST_LOOK_SECONDS:
@@ -124,14 +125,13 @@ class Sample:
     clock: float
     processor: float
     window: int
-    """Number of the window of the sampler in which it was taken."""
+    """Number of the sampler's window in which the sample was taken."""
 
 
 class Sampler:
-    """Times calls, and finds out in windows of a quarter of a second whether other processes disturb them.
-
-    While they do, the threads of this process sleep where they wait for each other: where they spin, that is processor
-    time too. Use it as a context manager.
+    """Times calls, and finds out in windows of a quarter of a second whether other processes disturb them. While they
+    do, waiting threads of this process sleep instead of spinning, since spinning counts as processor time. Use it as a
+    context manager.
     """
 
     def __init__(self, device_type: str = "cpu", *, window: float = WINDOW_SECONDS) -> None:
@@ -154,7 +154,7 @@ class Sampler:
         self._sleep_if(False)
 
     def sample(self, call: Callable[[], object], calls: int = 1) -> Sample:
-        """One of `calls` calls in a row."""
+        """A sample: the time of one of `calls` consecutive calls."""
         if self._device_type != "cpu":
             taken = wall_seconds(call, self._device_type, calls)
             return Sample(taken, taken, 0)
@@ -235,7 +235,7 @@ class _SleepingTeam:
 
         def sleep() -> None:
             if torch.get_num_threads() > 1:
-                # As many parts as there are threads: torch divides among them from 32,768 elements on.
+                # As many parts as threads: torch divides work among threads from 32,768 elements on.
                 torch.zeros(torch.get_num_threads() * 2**15).add_(1)
             started.set()
             self._ended.wait()

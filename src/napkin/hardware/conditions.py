@@ -11,11 +11,12 @@ import msgspec
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 MOST_CROWDED = 0.25
-"""Cores that other processes may take of those that this process's threads need."""
+"""The largest part of the cores that this process's threads need that other processes may take, in cores."""
 MOST_WAITING = 0.05
-"""Fraction of the time in which threads may wait for a core."""
+"""The largest fraction of the time that threads may wait for a core."""
 MOST_LOST = 0.2
-"""Fraction of the clock in which the busiest thread may not run: waiting for other threads of its own takes less."""
+"""The largest fraction of wall-clock time in which the busiest thread may not run; waiting for other threads of this
+process takes less."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Conditions:
     waited: NotNegative | None = None
     """Fraction of the time that a thread was ready and had no core; None where the system does not tell."""
     lost: NotNegative | None = None
-    """Fraction of the clock in which the busiest thread did not run; None where nothing was timed."""
+    """Fraction of wall-clock time in which the busiest thread did not run; None where nothing was timed."""
 
     @property
     def crowded(self) -> float:
@@ -45,12 +46,12 @@ class Conditions:
         """True if other processes slowed down what was timed."""
         if self.crowded > MOST_CROWDED:
             return True
-        # More threads than cores wait for each other.
+        # With more threads than cores, threads wait for each other.
         alone = self.threads <= self.cores
         return alone and ((self.waited or 0.0) > MOST_WAITING or (self.lost or 0.0) > MOST_LOST)
 
     def describe(self) -> str:
-        """Such as "other processes used 1.9 of 2 cores"."""
+        """A description such as "other processes used 1.9 of 2 cores"."""
         if self.crowded > MOST_CROWDED:
             return f"other processes used {self.others:.1f} of {self.cores} cores"
         if (self.waited or 0.0) > MOST_WAITING:

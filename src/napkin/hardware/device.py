@@ -60,7 +60,7 @@ class Device:
     sparse: dict[PeakFormat, Positive] = field(default_factory=dict, hash=False)
     compute_capability: tuple[int, int] | None = None
     multiprocessors: Annotated[int, msgspec.Meta(gt=0)] | None = None
-    """Units that each compute a tile of a product at a time."""
+    """Number of multiprocessors; each computes one tile of a product at a time."""
     cache_bytes: Annotated[int, msgspec.Meta(gt=0)] | None = None
     """The last cache before memory, which all multiprocessors share."""
     aliases: tuple[str, ...] = ()

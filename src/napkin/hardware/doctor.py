@@ -73,7 +73,7 @@ PROGRAM = "#include <Python.h>\n#include <vector>\nint main() { return std::vect
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's report."""
+    """One line of the report of `napkin doctor`."""
 
     what: str
     found: str
@@ -151,7 +151,8 @@ def _libraries() -> Iterator[Finding]:
 
 
 def _run_libraries() -> tuple[dict, str]:
-    """The report of a process of its own on the libraries, or why it ended: one that crashes takes nothing with it."""
+    """The report on the libraries from a separate process, or why it ended: a library that crashes ends that process
+    alone."""
     paths = json.dumps([os.path.abspath(path) for path in sys.path if path])
     done = _run([sys.executable, "-P", "-c", LIBRARIES, paths])
     if isinstance(done, str):
@@ -189,7 +190,7 @@ def _driver() -> str | None:
 
 
 def _compiler() -> Iterator[Finding]:
-    """A program is compiled, linked and run: headers alone, or a linker that fails, are found too."""
+    """Compile, link and run a program: that finds missing headers and failing linkers too."""
     name = os.environ.get("CXX") or next((each for each in ("g++", "clang++", "c++") if shutil.which(each)), "g++")
     remedy = "install one, with Python's headers (apt-get install g++ python3-dev); until then nothing is compiled"
     if shutil.which(name) is None:

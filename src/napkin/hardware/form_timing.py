@@ -21,14 +21,15 @@ FIRST_ROUNDS = 2
 HOPELESS = 1.15
 """A form that takes so many times as long as the fastest one in the first rounds is not timed further."""
 MOST_SECONDS = 20.0
-"""Where timing all forms would take longer than this, the default is taken: on a processor that emulates a format."""
+"""Where timing all forms would take longer than this, as on a processor that emulates a format, the default is
+chosen."""
 CALLS = 12
 """Calls of a form that is timed to the end, with those that warm up."""
 SURE = 0.75
 """The probability with which the interval of a form's ratio has to contain the true one: of six ratios, all but the
 largest are then below 1."""
 MOST_REPEATS = 3
-"""How often more samples are taken while it is open whether a form is faster, as beside other processes."""
+"""How often more samples are taken while it is undecided whether a form is faster, as on a busy machine."""
 SECONDS = 0.1
 """Seconds of timing each form, unless it is said otherwise; six calls at least, so that the median has an interval."""
 
@@ -45,11 +46,12 @@ def choose_form(
     seconds: float = SECONDS,
     sampler: Sampler | None = None,
 ) -> str:
-    """The form that this machine computes a class of shapes in, which is timed and kept if it is not known yet.
+    """The form in which this machine computes a class of shapes; if it is not known yet, it is found by timing and
+    kept.
 
     `make_forms` is called only to time its forms, of which one is the default. With NAPKIN_FORMS=default nothing is
-    timed: the result is the pinned form or the default. A `sampler` that is in use saves each of several choices the
-    tenth of a second that a new one looks at the machine. Warns where a choice cannot be kept.
+    timed: the result is the pinned form or the default. For several choices pass one `sampler`: a new one first watches
+    the machine for a tenth of a second. Warns where a choice cannot be kept.
     """
     known = known_form(operator, shape_class)
     if known is not None or not are_measured():

@@ -169,12 +169,12 @@ INSTRUCTIONS = {
     "sve": "SVE",
     "sve2": "SVE2",
 }
-"""Instructions that kernels differ by, by the system's names for them."""
+"""Names of the instruction sets on which the choice of kernels depends, by the system's names for them."""
 
 
 def instruction_sets(cpuinfo: Path = _CPUINFO) -> list[str] | None:
-    """The processor's instructions that kernels differ by, such as AVX2 and AMX-BF16; None where the system does not
-    report them."""
+    """The processor's instruction sets on which the choice of kernels depends, such as AVX2 and AMX-BF16; None where
+    the system does not report them."""
     fields = _first_processor(cpuinfo)
     if not fields:
         # Every Apple processor of 64 bits has it.
@@ -226,7 +226,7 @@ def has_amx(number_format: Literal["bf16", "fp16"]) -> bool:
     """True if the processor has AMX, Intel's matrix tiles, for that format; fewer have it for fp16."""
     import torch
 
-    # Private to torch: where a helper is gone, nothing is claimed.
+    # These helpers are private to torch: if one is missing, its feature counts as absent.
     helper = getattr(torch.cpu, "_is_amx_tile_supported" if number_format == "bf16" else "_is_amx_fp16_supported", None)
     return bool(helper and helper())
 
@@ -304,9 +304,8 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Give back to the system what glibc holds and nothing uses: free pages between blocks, in the heap of each thread.
-
-    It takes milliseconds. With another C library, nothing is done.
+    """Return unused memory that glibc holds to the system: free pages between blocks, in the heap of each thread. It
+    takes milliseconds. With another C library, this does nothing.
     """
     if platform.libc_ver()[0] == "glibc":
         with contextlib.suppress(OSError, AttributeError):

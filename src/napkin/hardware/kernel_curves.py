@@ -63,7 +63,7 @@ class ProductCurve:
     vector_launch_seconds: _Positive
     """Launch of the product of a matrix and a vector, which has kernels of its own."""
     vector_iteration_seconds: _Positive
-    """Seconds of those kernels for each number along k."""
+    """Seconds of such kernels per number along k."""
     peak_share: _Share
     """Share of the dense peak that large tiles reach."""
     sustained_share: _Share
@@ -86,9 +86,9 @@ class ProductCurve:
     cached_bandwidth: _Positive
     """Bytes/s of a multiprocessor from the cache of the device."""
     memory_bandwidth: _Positive
-    """Bytes/s of a multiprocessor from memory, when few of them read."""
+    """Bytes/s that one multiprocessor reads from memory when few of them read."""
     memory_share: _Share
-    """Share of the memory bandwidth that is reached when all of them read."""
+    """Fraction of the memory bandwidth that is reached when all of them read."""
     memory_seconds: _Positive
     """Latency of the memory."""
     cache_share: _Positive
@@ -112,7 +112,7 @@ class AttentionCurve:
     peak_share: _Share
     """Share of the dense peak that is reached at a head dimension of 128."""
     head_dim_factors: dict[str, _Positive] = field(hash=False)
-    """Factors of that share at other head dimensions; those between are interpolated."""
+    """Factors of that fraction at other head dimensions; interpolated between these."""
     idle_share: _Share
     tail_share: _Positive
     """Share of the last tile of queries, which has the most keys, that is waited for."""
@@ -152,9 +152,9 @@ class CollectiveCurve:
     hop_seconds: _Positive
     """Seconds of a step between neighbours in the two protocols for short messages."""
     simple_hop_seconds: _Positive
-    """Seconds of such a step in the protocol for long messages."""
+    """Seconds of one hop in the protocol for long messages."""
     low_latency_share: _Share
-    """Share of the link's bandwidth with a flag beside each 4 bytes."""
+    """Fraction of the link's bandwidth that the protocol with a flag beside each 4 bytes reaches."""
     low_latency_128_share: _Share
     """Share of the link's bandwidth with a flag for each 128 bytes."""
     simple_share: _Share
@@ -162,7 +162,7 @@ class CollectiveCurve:
     low_latency_128_seconds: _Positive
     """Seconds beyond those of the first protocol."""
     simple_seconds: _Positive
-    """Seconds of the synchronisation that stands in place of flags."""
+    """Seconds of the synchronisation that replaces flags."""
     own_share: _Positive
     """Factor of a rank's own part, which is copied and not sent."""
     switch_share: _Share | None = None
@@ -191,10 +191,9 @@ class KernelCurves:
         *,
         in_switch: bool = True,
     ) -> float:
-        """Seconds of a collective of ranks that one link connects, alone; `data_bytes` is the whole tensor, as
-        `napkin.hardware.Interconnect.seconds` has it.
-
-        `in_switch` is whether the switch may sum: it has no sums of integers.
+        """Seconds of a collective among ranks on one link, with nothing else running; `data_bytes` is the whole tensor,
+        as in `napkin.hardware.Interconnect.seconds`. `in_switch` is whether the switch may compute the sum: it cannot
+        sum integers.
         """
         if ranks == 1 or not data_bytes:
             return 0.0
@@ -234,7 +233,7 @@ def product_seconds(
 ) -> float | None:
     """Seconds of `batch` products [m × k] @ [k × n] in one kernel, alone on a device; None without a curve.
 
-    `reuse` is after how many such products the same weights are read again: of a whole model, never (`inf`).
+    `reuse` is the number of such products after which the same weights are read again; in a whole model, never (`inf`).
 
     >>> from napkin.hardware.device_file import find_device
     >>> f"{product_seconds(find_device('H200'), 4096, 4096, 4096) * 1e6:.0f} µs"
@@ -274,7 +273,8 @@ def collective_seconds(
     *,
     in_switch: bool = True,
 ) -> float | None:
-    """Seconds of a collective of so many devices of one node, alone; None without a curve or a link."""
+    """Seconds of a collective among this many devices of one node, with nothing else running; None without a curve or a
+    link."""
     curves = curves_of(device)
     if curves is None or device.link_bandwidth is None or "bridge" in (device.link or ""):
         return None
@@ -290,11 +290,11 @@ def chip_of(device: Device, format_name: str) -> Chip:
 
 @functools.lru_cache(maxsize=2**16)
 def one_product_seconds(curve: ProductCurve, chip: Chip, batch: int, m: int, n: int, k: int, reuse: float) -> float:
-    """Seconds of one shape, which is priced once."""
+    """Seconds of one shape, cached."""
     import numpy as np
 
     shape = np.array([[batch], [m], [n], [k]], float)
-    # Dividing k adds tiles where those of the whole are too few: with many, the other kernels need not be looked at.
+    # Splitting k adds tiles where there are too few: with many tiles, the other kernels need not be considered.
     many = batch * m * n > 16 * LARGE_TILE * chip.multiprocessors
     return float(product_curve(shape, chip, curve, reuse=reuse, parts_of_k=PARTS[:1] if many else PARTS)[0])
 
@@ -354,7 +354,7 @@ def product_curve(
 
 
 def _missed(distance: Any, chip: Chip, curve: ProductCurve) -> Any:
-    """The fraction of bytes that left the cache, when so many others were touched since they were read."""
+    """The fraction of bytes that were evicted from the cache after this many other bytes were touched."""
     return 1 / (1 + (curve.cache_share * chip.cache_bytes / distance) ** curve.cache_sharpness)
 
 

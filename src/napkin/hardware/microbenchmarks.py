@@ -1,8 +1,8 @@
 """The microbenchmarks of a calibration: matrix products, array operations and an empty call.
 
 Each takes many short samples, interleaved with the others over several seconds, and keeps the fastest: on a shared
-machine the mean depends on the load by others, the best on the hardware alone. Where the fastest samples do not agree,
-it takes longer. How samples are taken beside other processes says `competition.py`.
+machine the mean depends on the load of others, the fastest on the hardware alone. Where the fastest samples do not
+agree, more are taken. `competition.py` says how samples are taken beside other processes.
 """
 
 import math
@@ -140,7 +140,8 @@ class _ArrayMicrobenchmarks:
         return max(0.0, self.fresh_copy.best_seconds - self.copies[largest].best_seconds) / largest
 
     def _beyond_call(self, benchmark: _Microbenchmark) -> float:
-        # At least half the time is work: an overestimated call must not make a small copy infinitely fast.
+        # At least half the time must be work: an overestimated call overhead must not make a small copy infinitely
+        # fast.
         return max(benchmark.best_seconds - self.call.best_seconds, benchmark.best_seconds / 2)
 
 

@@ -72,7 +72,7 @@ class RankCalibration:
         gathers = (each for each in self.collectives if each.operation == "all_gather")
         largest = max(gathers, key=lambda each: (each.data_bytes, each.seconds))
         bandwidth = _sent_fraction(self.ranks) * largest.data_bytes / largest.seconds
-        # What a rank sends and receives is copied by its own cores, which do not compute meanwhile.
+        # A rank's own cores copy what it sends and receives, and do not compute meanwhile.
         return MeasuredInterconnect(bandwidth, bandwidth, self.ranks, 0.0, 0.0, 0.0, 1.0, self.collectives)
 
 
@@ -136,7 +136,7 @@ def measure_ranks(machine: Machine, ranks: int) -> RankCalibration:
     conditions = watch.conditions(idle=True, children_threads=threads)
     contention, typical = measured["contention"], statistics.median
     if conditions.busy:
-        # More threads than cores take turns, beside other processes and without them.
+        # With more threads than cores, threads take turns even on a quiet machine.
         contention, typical = measured["processor_contention"] * max(1.0, threads / conditions.cores), fastest_tenth
     collectives = (
         CollectiveMeasurement(each["operation"], each["data_bytes"], typical(each["seconds"]))
@@ -177,7 +177,7 @@ MOST_SAMPLES = 200
 
 
 class Request(msgspec.Struct):
-    """The measurement that a process is asked for."""
+    """The request of a measurement to a process."""
 
     operations: tuple[str, ...]
     sizes: tuple[int, ...] = SIZES
@@ -283,7 +283,7 @@ def _typical(work: Callable[[], None], seconds: float = 8 * SECONDS_PER_POINT) -
 
 
 def _samples(call: Callable[[], None], seconds: float, clock: Callable[[Callable[[], None]], float]) -> list[float]:
-    """Seconds of several calls in a row; all ranks make the same number of them."""
+    """Seconds of several consecutive calls; all ranks make the same number of calls."""
     call()
     once = _slowest([clock(call)], "cpu")[0]
     times = max(3, min(MOST_SAMPLES, int(seconds / once)))
@@ -322,7 +322,7 @@ def _all_to_all(size: int, rank: int, ranks: int, device: torch.device) -> Calla
 
 
 def _send(size: int, rank: int, ranks: int, device: torch.device) -> Callable[[], None]:
-    """Half of a round between the first two ranks, the others wait."""
+    """Half of a round trip between the first two ranks, while the others wait."""
     data = torch.zeros(size // 4, device=device)
 
     def there_and_back() -> None:
@@ -343,4 +343,4 @@ _COLLECTIVES: dict[str, Callable[[int, int, int, torch.device], Callable[[], Non
     "send": _send,
 }
 _ROUNDS = {"send": 2}
-"""Messages one after the other in a call, where it is more than one."""
+"""Number of consecutive messages in a call, where it is more than one."""

@@ -3,8 +3,8 @@
 A median's interval lies between order statistics. Of n independent samples, the number below the median of their
 distribution is binomial with probability 1/2: the interval from the r-th smallest to the r-th largest misses it with
 probability 2 · P(Bin(n, 1/2) < r), exactly where the distribution is continuous and at most elsewhere (David & Nagaraja
-2003, "Order Statistics", section 7.1). Seconds have a long tail and no variance to speak of: neither a mean nor a t
-interval says anything of them.
+2003, "Order Statistics", section 7.1). Seconds have a long tail, and no meaningful variance: neither a mean nor a t
+interval describes them.
 """
 
 import math
@@ -20,22 +20,22 @@ from napkin.errors import NapkinError
 from napkin.hardware.timing import event_seconds, wall_seconds
 
 SHORTEST_SAMPLE = {"cpu": 2e-4, "cuda": 1e-3}
-"""Seconds: shorter calls are timed several at a time."""
+"""Seconds of the shortest sample: shorter calls are timed several at a time."""
 LONGEST_WARM = 0.02
-"""Seconds: after a longer call of something else there is nothing left in a cache to warm."""
+"""Seconds: after a longer call of something else, nothing of this call is left in a cache."""
 LEAST_CACHE_BYTES = 32 * 2**20
 _CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A call that is timed, each time after `prepare`, which is not."""
+    """A call to time; `prepare` runs before each call and is not timed."""
 
     call: Callable[[], object]
     prepare: Callable[[], object] | None = None
 
     def run(self) -> None:
-        """Once, whatever it takes."""
+        """Run the call once."""
         if self.prepare is not None:
             self.prepare()
         self.call()
@@ -76,8 +76,8 @@ def sample_in_turns(
 ) -> list[list[float]]:
     """Seconds of each call, as many samples of each: sample i of one and of another were taken one after the other.
 
-    Every second round goes backwards, A B B A, so that what drifts evenly favours none. Each call is made twice before
-    its first sample: what it compiles, allocates and maps is no part of one.
+    Every second round goes backwards, A B B A, so that a steady drift favours none. Each call is made twice before its
+    first sample, so that no sample includes compiling, allocating or mapping.
     """
     once, calls = list[float](), list[int]()
     for each in timed:
@@ -94,7 +94,7 @@ def sample_in_turns(
         for number in range(len(timed)) if forward else reversed(range(len(timed))):
             each = timed[number]
             if len(timed) > 1 and sampling.evict is None and once[number] < LONGEST_WARM:
-                # The others have used the cache meanwhile.
+                # The other calls have used the cache meanwhile.
                 each.run()
             if each.prepare is not None:
                 each.prepare()

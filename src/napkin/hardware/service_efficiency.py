@@ -30,7 +30,7 @@ REQUEST_SPREAD = 0.5
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a server composes its steps, by its default settings."""
+    """How a server composes its steps with its default settings."""
 
     prompts_first: bool
     """True if prompts are computed in steps of their own, for which sequences that are generated wait; else a step
@@ -38,9 +38,9 @@ class Schedule:
     cuts_prompts: bool
     """True if a step computes a part of a prompt, where the whole does not fit."""
     max_batched_tokens: Annotated[int, msgspec.Meta(gt=0)]
-    """Tokens that one step computes at most, if the server is not told otherwise."""
+    """The most tokens that one step computes, by default."""
     max_running: Annotated[int, msgspec.Meta(gt=0)]
-    """Sequences that are computed at a time."""
+    """The most sequences that are computed at a time."""
     reserved_output: Annotated[float, msgspec.Meta(ge=0, le=1)]
     """Share of the tokens to be generated that must have room in the cache where a request is admitted. Below 1, one
     that came late gives its place back when the cache is full, and is computed again."""
@@ -51,9 +51,9 @@ class ServiceEfficiency:
     """Constants of the seconds of a server's steps, and how it schedules."""
 
     weight_share: _Share
-    """Fraction of the memory bandwidth at which weights are read."""
+    """Fraction of the memory bandwidth that reading weights reaches."""
     kv_share: _Share
-    """Fraction of the memory bandwidth at which keys and values are read."""
+    """Fraction of the memory bandwidth that reading keys and values reaches."""
     product_share: _Share
     """Fraction of the dense peak that the products of a prompt reach."""
     attention_share: _Share
@@ -72,8 +72,9 @@ class ServiceEfficiency:
     collective_seconds: _NotNegative
     """Seconds of an all-reduce of few bytes."""
     direct_share: Annotated[float, msgspec.Meta(gt=0, le=4)]
-    """Fraction of what collectives reach in training (`Efficiency.link_share`) that an all-reduce reaches in which
-    each rank sends all its bytes to each other rank; above 1 where they are sent once, and summed in the switch."""
+    """Bandwidth of an all-reduce in which each rank sends all its bytes to each other rank, as a fraction of what
+    collectives reach in training (`Efficiency.link_share`); above 1 where they are sent once and summed in the
+    switch."""
     ring_share: _Share
     """The same fraction of an all-reduce of many bytes, in two parts: reduce-scatter and all-gather."""
     schedule: Schedule
@@ -96,8 +97,8 @@ class ServiceEfficiency:
     formats: tuple[str, ...] = field(default=())
     """Formats of weights that were measured."""
     generations: dict[str, dict[str, float]] = field(default_factory=dict, hash=False)
-    """Constants that were fitted to the devices of one generation alone, by NVIDIA's number of the generation: those of
-    all devices stand above."""
+    """Constants that were fitted to the devices of one generation alone, by NVIDIA's number of the generation: the
+    constants above are those of all devices."""
 
     def on(self, device: Device) -> "ServiceEfficiency":
         """The constants of a device's generation; those of all where it was not measured."""

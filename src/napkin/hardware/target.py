@@ -18,7 +18,7 @@ class CudaTarget:
     """True if torch has cuDNN 9.15.1 or newer, whose attention it then prefers on capabilities 9.x and 10.x."""
 
     multiprocessors: int = 132
-    """How many there are; the sums of deterministic attention are as many."""
+    """Number of multiprocessors, which is also the number of partial sums of deterministic attention."""
 
     rms_norm_in_fp32: bool = True
     """True if autocast widens the inputs of F.rms_norm to fp32, as torch does from version 2.12 on."""

@@ -18,9 +18,9 @@ def wall_seconds(call: Callable[[], object], device_type: str, calls: int = 1) -
 
 
 def processor_seconds(call: Callable[[], object], calls: int = 1) -> tuple[float, float]:
-    """Seconds of one of `calls` calls in a row on the CPU: by the clock, and those in which its busiest thread ran.
-
-    The threads beside the calling one have equal parts of the work: how long they ran is known of all together.
+    """Seconds per call of `calls` consecutive calls on the CPU: wall-clock seconds, and processor seconds of the
+    busiest thread. The other threads are taken to have equal parts of the work, since only their total processor time
+    is known.
     """
     others = max(1, torch.get_num_threads() - 1)
     process, thread = time.process_time(), time.thread_time()
@@ -33,7 +33,7 @@ def event_seconds(call: Callable[[], object], calls: int = 1) -> float:
     """`wall_seconds` on a GPU, without the time that the host waits for it: from an event before the calls to one
     after.
 
-    Work that was queued before is not waited for: while the GPU does it, the host queues the calls.
+    Work that was queued earlier is not waited for: the host queues the calls while the GPU does it.
     """
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()

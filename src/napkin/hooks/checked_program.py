@@ -1,4 +1,4 @@
-"""A program whose gradient is checked: a model and its loss, in any arrangement of the same examples.
+"""The program whose gradient is checked: a model and its loss, in any arrangement of the same examples.
 
 A program is a Python file, a module or an object with
 
@@ -46,7 +46,7 @@ class Arrangement:
     packed: bool = False
     """True if several examples share a row."""
     packing: str = "packed"
-    """The name of the way in which they do, of those that the program offers."""
+    """The name of the packing method, of those that the program offers."""
     padding: int = 0
     """Positions of padding that are added to each row."""
     ranks: int = 1
@@ -61,11 +61,11 @@ class Arrangement:
 
     @property
     def own_micro_batches(self) -> list[tuple[int, ...]]:
-        """Those of this rank: ranks take turns."""
+        """The micro-batches of this rank: ranks take turns."""
         return self.micro_batches[self.rank :: self.ranks]
 
     def alone(self, numbers: Sequence[int]) -> "Arrangement":
-        """These examples only, in one micro-batch."""
+        """The same arrangement for these examples only, in one micro-batch."""
         return replace(self, order=tuple(numbers), micro_batch_size=len(numbers))
 
 
@@ -87,7 +87,7 @@ class Checked(ABC):
     def gradient(
         self, arrangement: Arrangement, *, examples: Sequence[Any] | None = None, nudge: tuple[float, int] | None = None
     ) -> Gradient:
-        """The gradient of examples in an arrangement; `examples` stand for those of the program.
+        """The gradient of examples in an arrangement; `examples` replace those of the program.
 
         `nudge` is a relative change of each weight, up or down by the seed beside it.
         """
@@ -98,7 +98,7 @@ class Checked(ABC):
 
     @abstractmethod
     def weights(self) -> dict[str, Tensor]:
-        """The weights that all gradients are taken at."""
+        """The weights at which all gradients are computed."""
 
     @abstractmethod
     def take_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -225,7 +225,7 @@ def trained_tokens(batch: Any) -> int:
 
 
 def length_of(example: Any) -> int | None:
-    """Tokens of an example; None where it does not say."""
+    """Tokens of an example; None if unknown."""
     ids = example.get("input_ids") if isinstance(example, Mapping) else example
     try:
         return len(ids)  # pyright: ignore[reportArgumentType]

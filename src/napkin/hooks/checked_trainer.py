@@ -42,7 +42,7 @@ QUIET: dict[str, Any] = {
 
 
 class _Computed(BaseException):
-    """The gradient is there: `train()` is left before the update."""
+    """Raised once the gradient is computed, to leave `train()` before the update."""
 
 
 class CheckedTrainer(Checked):
@@ -52,7 +52,7 @@ class CheckedTrainer(Checked):
         self._make = make
         self._without_dropout = False
         self._state: dict[str, Tensor] = {}
-        # As its author has it, to see whether it packs.
+        # With the author's arguments, to see whether it packs.
         own = self._made(Arrangement("own", (0,), 1))
         fields = {name for name in ("packing", "padding_free") if hasattr(own.args, name)}
         self.packings = tuple(name.replace("_", "-") for name in sorted(fields) if getattr(own.args, name))

@@ -1,4 +1,4 @@
-"""Why a gradient differs between arrangements of the same examples, by what explains the difference.
+"""Finds out why a gradient differs between arrangements of the same examples: which hypothesis explains the difference.
 
 If examples do not influence each other, the gradient of a batch is a sum of the examples' own gradients, each with a
 weight: by the mean over tokens, an example's part of all trained tokens. Weights that are fitted to the gradient of an
@@ -19,7 +19,7 @@ from napkin.hooks.checked_program import IGNORED, Arrangement, Checked, Gradient
 SKETCHED = 2**20
 """The most entries of a gradient that weights are fitted to."""
 EXPLAINED = 0.99
-"""A hypothesis is told where it explains this part of a difference."""
+"""A hypothesis is reported if it explains this fraction of a difference."""
 
 
 def sketch(gradient: Gradient, names: Sequence[str]) -> Tensor:
@@ -31,7 +31,7 @@ def sketch(gradient: Gradient, names: Sequence[str]) -> Tensor:
 
 def fitted_weights(parts: Tensor, whole: Tensor) -> tuple[Tensor, float]:
     """The weights with which the rows of `parts` sum up to `whole`, and the norm of what is left, relative to it."""
-    # By the factor of a QR decomposition: the normal equations would square the condition.
+    # By a QR decomposition: the normal equations would square the condition number.
     weights = torch.linalg.lstsq(parts.T, whole[:, None], driver="gelsd").solution[:, 0]
     return weights, float((whole - weights @ parts).norm() / whole.norm())
 
@@ -41,7 +41,7 @@ class Examples:
     """The gradients of single examples, beside that of the whole batch."""
 
     parts: Tensor
-    """Each example's own gradient, a row each, as far as they are sketched."""
+    """Each example's own gradient, one row each, as sketches."""
     weights: Tensor
     """The weights of the examples in the batch."""
     residual: float
@@ -49,7 +49,7 @@ class Examples:
     bound: float
     """The largest residual that rounding explains."""
     tokens: Tensor | None
-    """Trained tokens of each example; None where examples do not tell."""
+    """Trained tokens of each example; None if unknown."""
     lengths: Tensor | None
 
     @property
@@ -122,7 +122,7 @@ def cause_of(
         if left < least:
             best, least = said, left
         if left <= rounding:
-            # The first that explains all of it: the others come to the same here.
+            # The first hypothesis that explains all of it: the others are equivalent here.
             break
     if least > 1 - EXPLAINED:
         listed = ", ".join(f"{each:.3g}" for each in relative)
@@ -164,7 +164,7 @@ def _hypotheses(arrangement: Arrangement, fitted: Tensor, singles: Examples) -> 
 
 
 def _of_groups(one: str, several: str, groups: Sequence[Sequence[int]], usual: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The hypotheses on what a micro-batch or a rank does by itself."""
+    """The hypotheses about what each micro-batch or rank computes alone."""
     of_group = torch.zeros_like(usual)
     for group in groups:
         of_group[list(group)] = usual[list(group)].sum()
@@ -206,7 +206,7 @@ def _leak(checked: Checked, packed: Arrangement, pair: Sequence[Mapping[str, Any
     silent = {**first, "labels": [IGNORED] * len(first["labels"])}
     altered = {**silent, "input_ids": [*reversed(list(first["input_ids"]))]}
     beside = Arrangement("beside", (0, 1), 2, seed=packed.seed)
-    # The labels of these rows must be heeded, or the probes say nothing.
+    # The program must use the labels of these rows, or the probes show nothing.
     if differ(of(silent, second, arranged=beside), of(second, arranged=beside.alone([0]))):
         return ""
     plain, after, after_other = of(second, arranged=beside.alone([0])), of(silent, second), of(altered, second)

@@ -1,8 +1,8 @@
 """A program's own step on fake tensors: twins of its model and optimizer, and the values of its batch.
 
-Nothing of the program is changed: what the step changes are the twins. Tensors of integers and booleans (ids, labels,
-masks) keep their values beside the fake ones, so that a step may ask whether a mask is full, or pick what it marks, and
-is counted as it runs on this batch. Of other numbers a trace has no values: where the step reads one, it reads a 1.
+The program is not changed: the step changes the twins. Tensors of integers and booleans (ids, labels, masks) keep their
+values beside the fake ones, so that a step may ask whether a mask is full, or pick what it marks, and is counted as it
+runs on this batch. A trace has no values of other numbers: if the step reads one, it reads 1.
 """
 
 import copy
@@ -30,7 +30,7 @@ from napkin.hooks.sharded_twin import is_fully_sharded, of_fully_sharded
 MOST_SECONDS = 120.0
 """The longest that a step is traced: one that samples until some token comes would never end, as none has a value."""
 FEWEST_TRACED = 3
-"""Micro-batches that are traced; of more that are alike, the others are like the last but one."""
+"""The number of micro-batches that are traced; of more equal ones, the others are taken to be like the last but one."""
 
 
 class Twins:
@@ -48,7 +48,7 @@ class Twins:
     def of_module(self, module: nn.Module) -> nn.Module:
         """A copy of `module` with fake parameters and buffers. Raises NapkinError where it cannot be copied.
 
-        Of DistributedDataParallel it is one of its own, around the copy, on the ranks of the default process group.
+        A DistributedDataParallel module becomes a new one, around the copy, on the ranks of the default process group.
         """
         if isinstance(module, DistributedDataParallel):
             inner = self.of_module(module.module)

@@ -1,9 +1,9 @@
-"""`check`: the gradient of one batch, arranged in every way that must not change it.
+"""`check`: compares the gradients of one batch in all arrangements that must not change it.
 
 The same examples are computed in one micro-batch, in another order, with more padding, in several micro-batches, packed
-and on several ranks. What rounding does is measured: weights are moved by one unit of the coarsest format in which the
-step computes, at random; the change of the gradient, times the root of the longest sum, is the bound under which a
-difference is none. Above it, `difference_causes` says why.
+and on several ranks. The effect of rounding is measured: weights are moved at random by one unit of the coarsest format
+in which the step computes; the change of the gradient, times the root of the longest sum, is the bound below which a
+difference counts as rounding. Above it, `difference_causes` says why.
 """
 
 import math
@@ -66,7 +66,7 @@ class GradientCheck(Summary):
 
     results: tuple[ArrangementResult, ...]
     not_offered: Mapping[str, str]
-    """Arrangements that were left out, and why."""
+    """Arrangements that were not checked, and why."""
     examples: int
     normalisation: str
     """The unit over which a micro-batch's gradient is a mean, if it is one of the usual ones."""
@@ -223,7 +223,7 @@ class _Check:
                 yield Arrangement(packing, order, n, packed=True, packing=packing)
 
     def _measure(self) -> None:
-        """The gradient of one micro-batch, and what rounding may do to it."""
+        """The gradient of one micro-batch, and the effect of rounding on it."""
         self.progress("one micro-batch")
         formats = _Formats()
         with formats:

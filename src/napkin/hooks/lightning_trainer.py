@@ -128,7 +128,7 @@ class LightningHook(LoopHook):
             self._ready = now
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        # What follows, up to the next batch, writes the checkpoint; no event tells its end.
+        # From here to the next batch, the checkpoint is written; no event marks its end.
         self._ready = time.perf_counter()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -147,7 +147,7 @@ def count_lightning_step(trainer: Any, pl_module: nn.Module, batch: Any, batch_i
     Raises NapkinError where the step cannot be traced.
     """
     twins, originals = Twins(), trainer.optimizers
-    # The module knows its trainer, which knows everything.
+    # The module refers to its trainer, which refers to everything.
     twins.replaced(trainer, None)
     for name in ("_trainer", "_fabric"):
         if getattr(pl_module, name, None) is not None:

@@ -1,8 +1,8 @@
 """The step of a foreign trainer that takes most memory, by the lengths of all batches in the order of the run.
 
-The order is that of a copy of the trainer's own batch sampler, whose seed is known; that it is the run's is seen by the
-shapes of the first step's batches. The rows of the steps in question are collated by the trainer's own collator, and
-their step is counted as the first one was.
+The order comes from a copy of the trainer's own batch sampler, whose seed is known; the shapes of the first step's
+batches confirm that it is the run's order. The rows of the steps in question are collated by the trainer's own
+collator, and their step is counted as the first one was.
 """
 
 import copy
@@ -14,7 +14,7 @@ from napkin.hooks.fake_step import random_states_kept, signature_of
 from napkin.planning.step.longest_step import LongestStep, Sizes, find_longest, largest_that
 
 MOST_ROWS = 50_000
-"""The most rows of a data set whose lengths are looked at: those of the first steps."""
+"""The most rows of a data set whose lengths are read: those of the first steps."""
 
 MicroBatches = list[list[int]]
 """The numbers of the rows of a step, by micro-batch."""
@@ -65,7 +65,7 @@ class LongestBatch:
         """Number of tokens that the bytes of a step grow with, for padded and for packed rows."""
         lengths = [[self._length(row) for row in rows] for rows in step]
         sizes = [(len(each) * max(each), len(each) * max(each) ** 2, sum(each)) for each in lengths]
-        # Beside micro-batches after the first there are gradients.
+        # From the second micro-batch on, gradients exist.
         later = [(0, 0, 0), *sizes[1:]]
         return (*map(max, zip(*sizes, strict=True)), *map(max, zip(*later, strict=True)))
 
@@ -80,7 +80,7 @@ class LongestBatch:
 
     def _way_out(self, number: int, step_bytes: int) -> str:
         rows, step = self._largest(number), self.steps[number]
-        # Where there are several micro-batches, the others have left gradients.
+        # With several micro-batches, the earlier ones have left gradients.
         others = [[self._largest(number)[-1]]] if len(step) > 1 else []
 
         def fits(rows: list[int], most_tokens: int | None = None) -> bool:
@@ -118,7 +118,7 @@ def _steps_of(loader: Any, per_step: int, n_steps: int) -> list[MicroBatches]:
     batches = getattr(loader, "batch_sampler", None)
     if batches is None or not hasattr(loader.dataset, "__len__"):
         raise NapkinError("the data are a stream, whose lengths are not known")
-    # The run's own sampler goes on from where it is; its data are not copied.
+    # The run's own sampler is not advanced; its data are not copied.
     sampler = copy.deepcopy(batches, {id(loader.dataset): loader.dataset})
     found: list[MicroBatches] = []
     seen = 0

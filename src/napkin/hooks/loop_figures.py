@@ -39,13 +39,13 @@ class LoopFigures(Summary):
         self.parameters = sum(parameter.numel() for parameter in module.parameters())
         self.plan: ProgramPlan | None = None
         self.obstacle = ""
-        """Why the step was not planned; empty where it was, or nobody asked."""
+        """Why the step was not planned; empty if it was planned, or no plan was requested."""
         self.steps = self.tokens = 0
         self.recorded: dict[Hashable, StepMeasurement] = {}
         """The recorded steps, by the size of their batch."""
         self.spent = Spent()
         self.n_workers: int | None = None
-        """Processes that load the data; None where that is not known."""
+        """Processes that load the data; None if unknown."""
         self.step_seconds: dict[Hashable, list[float]] = defaultdict(list)
         """Seconds of the steps that were not recorded, by the size of their batch."""
         self.processor_seconds: dict[Hashable, list[float]] = defaultdict(list)
@@ -58,7 +58,7 @@ class LoopFigures(Summary):
         self.straggler: int | None = None
         """The rank that the others waited for."""
         self.rank_peaks: Sequence[int] = ()
-        """Peak bytes of the ranks that told them."""
+        """Peak bytes of the ranks that reported them."""
         self._planned_size: Hashable = None
         self._begin = time.perf_counter()
         self._end: float | None = None
@@ -70,7 +70,7 @@ class LoopFigures(Summary):
 
     @property
     def typical_size(self) -> Hashable:
-        """The size of most steps; the planned one, where it was metered."""
+        """The most common size of a step; the planned one if it was metered."""
         if self._planned_size in self.step_seconds or self._planned_size in self.recorded:
             return self._planned_size
         return max(self.step_seconds, key=lambda size: len(self.step_seconds[size]), default=None)

@@ -52,7 +52,7 @@ def load_program(named: str) -> Any:
 
 
 def name_of(program: Any) -> str | None:
-    """FILE.py:NAME of a program, by which another process can find it; None where it has none."""
+    """FILE.py:NAME of a program, by which another process can find it; None if it has none."""
     if isinstance(program, str):
         return program
     if inspect.ismodule(program):

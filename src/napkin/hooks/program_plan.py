@@ -24,7 +24,7 @@ from napkin.runs.accounting_files import PlanFile, PlannedDevice
 from napkin.units import format_bytes, format_flops, format_seconds
 
 TIMING_SECONDS = 3.0
-"""The most seconds that operators are timed for, alone, before the first step."""
+"""The most seconds spent on timing operators alone before the first step."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ProgramPlan:
 
     @property
     def fits(self) -> bool:
-        # What the process has in use already is in the step: parameters, and state that was loaded.
+        # The memory that the process already uses is part of the step: parameters and loaded state.
         return fits(self.ledger.peak_bytes - self.ledger.trained_bytes, self.site.memory_bytes)
 
     def headline(self) -> str:
@@ -141,7 +141,7 @@ def plan_file_of_program(plan: ProgramPlan) -> PlanFile:
 
 
 def flops_note(ledger: Ledger | None, *, n_sizes: int) -> str:
-    """Say which FLOPs a table holds, and which are missing from it."""
+    """A note on which FLOPs a table includes, and which are missing."""
     parts = ["rule 6·N·T leaves attention out"]
     if ledger is not None and ledger.elementwise_flops:
         parts.append(f"elementwise work is apart: {format_flops(ledger.elementwise_flops)}")

@@ -1,7 +1,6 @@
-"""The ranks of a watched program: each meters its own steps, and rank 0 writes what all have told.
-
-They tell each other by the store of the program's process group, not by collectives: rank 0 waits for a rank that has
-failed no longer than `PATIENCE_SECONDS`, and names it.
+"""The ranks of a watched program: each meters its own steps, and rank 0 writes the reports of all. They communicate
+through the store of the program's process group, not by collectives: rank 0 waits for a rank that has failed no longer
+than `PATIENCE_SECONDS`, and names it.
 """
 
 import datetime
@@ -21,9 +20,9 @@ from napkin.distributed.fake_ranks import fake_ranks
 PATIENCE_SECONDS = 20.0
 """The longest that rank 0 waits for the other ranks at the end of a loop."""
 FAILED_PATIENCE_SECONDS = 2.0
-"""The same, after an error of its own."""
+"""The same after an error of rank 0 itself."""
 _NUMBERS = itertools.count()
-"""Watched loops of this process: ranks watch the same loops in the same order."""
+"""Numbers the watched loops of this process: ranks watch the same loops in the same order."""
 
 
 class ProgramRanks:
@@ -38,7 +37,7 @@ class ProgramRanks:
             # The group may be destroyed before the loop ends.
             self._store = dist.distributed_c10d._get_default_store()
         self.missing: list[int] = []
-        """Ranks that had told nothing when rank 0 wrote the run."""
+        """Ranks that had not reported when rank 0 wrote the run."""
 
     @property
     def has_one_clock(self) -> bool:
@@ -56,7 +55,7 @@ class ProgramRanks:
                 self._store.set(f"{self._key} {self.rank}", json.dumps(figures))
 
     def gather(self, own: dict[str, Any], *, patience: float) -> list[dict[str, Any]]:
-        """On rank 0: what each rank has told, those that told nothing within `patience` seconds left out."""
+        """On rank 0: the reports of all ranks, without those that did not report within `patience` seconds."""
         found, deadline = [own], time.monotonic() + patience
         for rank in range(1, self.world_size):
             key = f"{self._key} {rank}"

@@ -1,7 +1,7 @@
 """The fake twin of a module whose parameters FSDP2 shards: copied as it was before, and sharded again on fake ranks.
 
-Of FSDP2's own state nothing is copied: it holds process groups and the hooks by which it gathers. What `fully_shard`
-was told for each part (its mesh, its policies, whether it reshards after a forward pass) is read from that state.
+FSDP2's own state is not copied: it holds process groups and the hooks by which it gathers. The arguments of
+`fully_shard` for each part (its mesh, its policies, whether it reshards after a forward pass) are read from that state.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ def of_fully_sharded(module: nn.Module, copied: Callable[[], nn.Module], memo: d
         for key in (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params"):
             vars(part).pop(key, None)
     meshes: dict[tuple[Any, ...], DeviceMesh] = {}
-    # Parts before what they are in: each takes the parameters that none of its own parts has taken.
+    # Inner parts first: each part takes the parameters that none of its inner parts has taken.
     for name, (mesh, options) in reversed(settings.items()):
         key = tuple(mesh.shape), mesh.mesh_dim_names
         if key not in meshes:

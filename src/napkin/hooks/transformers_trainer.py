@@ -6,8 +6,9 @@
 
 The step that is planned is the trainer's own: `training_step` of a shallow copy of the trainer, on fake twins of its
 models, its optimizer and its first batches, then its clipping, its optimizer, and clearing of gradients. The batches
-are those that the trainer has drawn: nothing is read ahead. Of trainers that generate what they train on, as GRPO's, a
-step begins when that is done: its training is counted and metered, the seconds of generation are a part of their own.
+are those that the trainer has drawn: nothing is read ahead. For trainers that generate their training data, such as
+GRPO's, a step begins after generation: its training is counted and metered, and the seconds of generation are reported
+separately.
 """
 
 import contextlib
@@ -60,7 +61,7 @@ def trainer_callback(
         from transformers import TrainerCallback  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise NapkinError("trainer_callback: transformers is not installed: pip install transformers") from None
-    # Of the user's transformers, so that events that it adds have a method.
+    # Derived from the installed transformers, so that events of newer versions have a method.
     kind = type("NapkinCallback", (TrainerHook, TrainerCallback), {})
     return kind(run=run, plan=plan, on=on, usd_per_hour=usd_per_hour, watts=watts, say=say)
 
@@ -99,7 +100,7 @@ class TrainerHook(LoopHook):
         self.watched.n_workers = args.dataloader_num_workers
         if self._trainer is not None:
             self._restore.enter_context(_replaced(self._trainer, "get_batch_samples", self._watch_batches))
-            # The loop around all steps, of which no event tells the error that ended it.
+            # The loop around all steps; no event reports the error that ended it.
             self._restore.enter_context(_replaced(self._trainer, "_run_epoch", self._watch_errors))
             self._restore.enter_context(_replaced(self._trainer, "training_step", self._watch_step))
             self._generates = hasattr(self._trainer, "_generate_and_score_completions")
@@ -236,7 +237,7 @@ def _tokens_of_inputs(inputs: Any) -> int:
 
 @contextmanager
 def _replaced(owner: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
-    """Let `by` stand for a method of one object in the block; it is given the method first."""
+    """Replace a method of one object by `by` in the block; `by` gets the method as its first argument."""
     method = getattr(owner, name, None)
     if method is None:
         yield
@@ -273,7 +274,7 @@ def count_trainer_step(trainer: Any, batches: Sequence[Any], items: Any) -> Ledg
         setattr(twin, name, made[id(trainer.accelerator.unwrap_model(original))])
     for name in ("get_batch_samples", "training_step", "_run_epoch"):
         vars(twin).pop(name, None)
-    # What a step adds to, such as metrics that are logged later.
+    # State that a step adds to, such as metrics that are logged later.
     for name, value in vars(twin).items():
         if name.startswith("_") and isinstance(value, (dict, list)):
             with contextlib.suppress(Exception):

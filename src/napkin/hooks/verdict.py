@@ -60,7 +60,7 @@ def _missing_ranks(loop: LoopFigures) -> list[str]:
 
 
 def _ranks(loop: LoopFigures) -> list[tuple[float, str]]:
-    """Say how long rank 0's step waits for others."""
+    """A sentence on how long rank 0's step waits for others."""
     own = next((each for each in loop.rank_seconds if each.rank == 0), None)
     if own is None or not own.seconds or own.exposed_seconds < NOTABLE * own.seconds:
         return []

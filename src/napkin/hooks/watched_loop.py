@@ -82,7 +82,7 @@ class WatchedLoop(LoopFigures):
         self._optimizer = optimizer
         self.device = torch.device("cuda" if "cuda" in devices else "cpu")
         self.longest: LongestStep | None = None
-        """The step that takes most memory; None where that is not known, or all are alike."""
+        """The step that takes most memory; None if unknown, or if all steps are equal."""
         self._watch: Watch | None = None
         self._planned_steps, self._on, self._n_devices = steps, on, n_devices
         self._usd_per_hour, self._watts, self._say = usd_per_hour, watts, say
@@ -102,7 +102,7 @@ class WatchedLoop(LoopFigures):
             run = self._say = None
         self._run = None if run is None else ProgramRun.create(run, program, self, settings or {})
 
-    # What a loop calls.
+    # The methods that a loop calls
 
     def plan_step(self, step: Callable[[Any, Any, Any], Any], batch: Any) -> ProgramPlan | None:
         """Plan `step(model, optimizer, batch)` before the first step: on fake twins of all three.
@@ -224,7 +224,7 @@ class WatchedLoop(LoopFigures):
             self._write_line(last=True)
             self._run.finish(self)
 
-    # What hooks of trainers call, and the methods above.
+    # Called by hooks of trainers and by the methods above
 
     def plan_by(self, count_it: Callable[[], Ledger], *, size: Hashable, tokens: int) -> ProgramPlan | None:
         """Plan the step that `count_it` counts, and price it on the device."""
@@ -262,7 +262,7 @@ class WatchedLoop(LoopFigures):
             return None
         begin = time.perf_counter()
         ledger = self.plan.ledger
-        # What the process has in use already is in the step, and not in the memory that is free.
+        # The memory that the process already uses is part of the step, and not of the free memory.
         step_bytes = step_memory(self.plan.site.memory_bytes) + ledger.trained_bytes
         # Watching a program must not end it.
         with contextlib.suppress(Exception), random_states_kept(), self.ranks.not_talking():
@@ -287,7 +287,7 @@ class WatchedLoop(LoopFigures):
         if self._is_recorded:
             self._begin_recording(metering(self.module, partial(self.recorded.setdefault, size), device=self.device))
         elif self.ranks.world_size > 1 and self.recorded and self._clock is None and not _profiles():
-            # Every rank does so in the same step.
+            # All ranks do this in the same step.
             self._clock, self._is_recorded = CollectiveClock(self.device.type), True
             self._begin_recording(self._clock.timing())
         self._step_processor = time.thread_time()
@@ -301,7 +301,7 @@ class WatchedLoop(LoopFigures):
         self._synchronize()
         now = time.perf_counter()
         waited, self._waited = self._waited, 0.0
-        # What has a name of its own, inside of the step, is in no other part.
+        # Time in a named part inside of the step belongs to no other part.
         seconds = now - self._step_begin - waited - self._named
         self.spent.data += waited
         self._named = 0.0
@@ -369,7 +369,7 @@ class WatchedLoop(LoopFigures):
             self.spent.other["between steps"] += max(0.0, now - self._boundary - self._waited - self._named)
             self.spent.data += self._waited
         else:
-            # What is before the first step, its plan and its first batch, is the start of the program.
+            # Time before the first step, its plan and its first batch counts as the start of the program.
             self._begin = now
             self._watch = Watch() if self.device.type == "cpu" else None
             self.spent = Spent(planning=self.spent.planning)
@@ -396,7 +396,7 @@ class WatchedLoop(LoopFigures):
             self._refuse_recording(error)
 
     def _end_recording(self, error: BaseException | None) -> None:
-        """The recorded step has ended, or was ended by `error`: then nothing of it is kept."""
+        """End the recording of a step; if `error` ended the step, the recording is discarded."""
         try:
             if error is None:
                 self._recording.close()
