@@ -75,7 +75,7 @@ class Conversation:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What was said so far, without the system message."""
+        """The conversation so far, without the system message."""
         return tuple(self._messages)
 
     @property

@@ -98,7 +98,7 @@ class DecodingGraphs:
         try:
             (logits, finite), replay = self._record(compute)
         except Exception as error:
-            # What cannot be recorded may be computed: what fails there fails in the engine's own step.
+            # A step that cannot be recorded may still run: an error of its own is raised in the engine's usual step.
             self.obstacle = f"a step could not be recorded: {first_line(error)}"
             self._recorded.clear()
             return None
@@ -115,7 +115,7 @@ class DecodingGraphs:
 
 
 class StepInputs:
-    """What a step reads, in one buffer: tokens, lengths afterwards, blocks."""
+    """The inputs of a step in one buffer: tokens, lengths after the step, blocks."""
 
     def __init__(self, cache: PagedCache, rows: int, keys: int) -> None:
         self.rows, self._padding = rows, cache.padding_block

@@ -34,10 +34,10 @@ from napkin.tensors import sent_to
 
 @dataclass(frozen=True)
 class _Computed:
-    """What a pass says of its sequences."""
+    """The results of a pass for its sequences."""
 
     scored: dict[EngineSequence, list[Draw]]
-    """Draws of prompt tokens, where they are wanted."""
+    """Draws of prompt tokens, where log-probabilities of prompts are requested."""
     drawn: dict[EngineSequence, list[Draw]]
     """Draws where a sequence is computed to its end: one, and one more for each proposal, even after a rejected one."""
     proposed: dict[EngineSequence, list[int]]
@@ -73,7 +73,7 @@ class EngineStats:
     """How often a sequence gave its blocks back, to be computed again."""
     steps: int
     seconds: float
-    """In steps."""
+    """Seconds spent in steps."""
 
 
 class Engine:
@@ -120,7 +120,7 @@ class Engine:
         lookup: int = 0,
         proposed: int | None = None,
     ) -> None:
-        # Its settings refuse what does not go together; the draft is open already, and its name does not matter.
+        # The settings check which options exclude each other; the draft is open already, so its name does not matter.
         speculates = Speculation("draft" if draft is not None else None, lookup, proposed).on
         if speculates and batch_invariant:
             raise NapkinError(
@@ -199,7 +199,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while a step would do anything."""
+        """True while there is anything to compute."""
         return bool(self._arrived or self._unwanted or self.scheduler.waiting or self.scheduler.running)
 
     def stats(self) -> EngineStats:
@@ -246,7 +246,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, *, isolate: bool = False) -> list[Progress]:
-        """Compute a token of every running sequence whose prompt is done, and a chunk of prompts; what changed.
+        """Compute one token of every running sequence whose prompt is done, and a chunk of prompts; returns what
+        changed.
 
         What raises in the model or in a draw is raised here, and leaves all sequences as they were. With `isolate`,
         those that cannot be computed end as "failed" instead, and the others go on.
@@ -282,7 +283,7 @@ class Engine:
             ended.append((completion, len(completion.draws)))
         self.scheduler.clear()
         self._state_slots.clear()
-        # Where the device itself has failed, every step raises, and says so.
+        # If the device itself has failed, every step raises, and the message says so.
         with contextlib.suppress(Exception):
             for cache in self.caches:
                 cache.clear(range(self.pool.n_blocks))
@@ -306,7 +307,7 @@ class Engine:
             raise NapkinError(f"token {wrong} is not one of the model's: use 0 to {config.vocab_size - 1}")
 
     def _take_in(self) -> list[Progress]:
-        """New requests wait; unwanted ones end."""
+        """Queue new requests, and end cancelled ones."""
         while self._arrived:
             self.scheduler.add(self._arrived.popleft())
         changed: list[Progress] = []
@@ -339,9 +340,9 @@ class Engine:
         return self._advance(work, computed)
 
     def _pass(self, work: Pass[EngineSequence]) -> _Computed:
-        """What the model says of the next tokens of sequences: scores of prompts that are wanted, and draws where a
-        sequence is computed to its end. Only the cache changes: what raises changes nothing, since the same places are
-        written again."""
+        """Run the model over the next tokens of sequences: requested scores of prompts, and draws for sequences that
+        are computed to their end. Only the cache changes: after an error nothing else has changed, since the same
+        places are written again."""
         sequences, n_new, firsts = work.sequences, work.n_new, work.firsts
         row_of = {place: row for row, place in enumerate(dict.fromkeys(firsts))}
         computed = [sequences[place] for place in row_of]
@@ -352,7 +353,7 @@ class Engine:
         started = time.perf_counter()
         proposals, drafted_finite = self._proposals(drawing, rows, tables, lengths, new)
         draft_seconds = time.perf_counter() - started
-        # Proposals are tested for sequences that decode, of which each is computed.
+        # Proposals are tested only for sequences that decode, all of which are computed.
         proposed = {each: found.tested for each, found in proposals.items() if found.n_tested}
         if all(each.decodes for each in sequences) and not proposed:
             replayed = self.graphs.step([each[0] for each in new], tables, lengths)
@@ -386,7 +387,7 @@ class Engine:
             logits = torch.cat([self.model.logits_of(part) for part in parts])
             drawn = self._draws(drawing, proposals, logits, finite)
         elif not bool(finite):
-            # Before others may share what these sequences leave in the cache.
+            # Checked before other sequences may share the blocks of these.
             raise NapkinError(NOT_FINITE)
         if extending.states is not None:
             # Last, since a pass that raises is computed again from the states that it read.
@@ -401,8 +402,8 @@ class Engine:
         lengths: list[int],
         new: list[list[int]],
     ) -> tuple[dict[EngineSequence, Proposals], Tensor | None]:
-        """What is proposed to follow sequences, and whether all that a draft computed was finite. A draft computes the
-        new tokens of all of them, those that are not `drawing` too."""
+        """The tokens proposed for each sequence, and whether everything that a draft computed was finite. A draft
+        computes the new tokens of all sequences, also of those that are not `drawing`."""
         if self.planner is None:
             return {}, None
         proposals = {
@@ -503,9 +504,9 @@ class Engine:
         return told_draws(logits, targets, sequence.completion.request.sampling.logprobs or 0)
 
     def _advance(self, work: Pass[EngineSequence], computed: _Computed) -> list[Progress]:
-        """Take over what a pass has computed; nothing here raises."""
+        """Apply the results of a pass; nothing here raises."""
         for place, (sequence, first) in enumerate(zip(work.sequences, work.firsts, strict=True)):
-            # Keys and values of others' tokens were copied, and not computed.
+            # Keys and values of an equal prompt were copied, not computed.
             if place != first and not sequence.completion.draws:
                 sequence.completion.cached_tokens += work.n_new
                 self._cached_tokens += work.n_new
@@ -543,7 +544,7 @@ class Engine:
         completion.draws += new
         sequence.tokens += [each.token for each in new]
         self._generated += len(new)
-        # Of the tokens drawn the last is not computed yet, and a stop id never is.
+        # The last drawn token is not computed yet, and a stop id never is.
         self.scheduler.advance(sequence, n_new + (n_accepted if ends is None else ends))
         if ends is not None:
             completion.stop_draw = kept[ends]
@@ -554,8 +555,8 @@ class Engine:
         return token in self.stop_ids or token in sequence.stop_ids
 
     def _fail(self, sequence: EngineSequence, error: Exception) -> Progress:
-        """End a sequence that cannot be computed. What it left in its own blocks may be no numbers, which others would
-        read: what is hidden from them is multiplied by 0."""
+        """End a sequence that cannot be computed. It may have left NaN in its blocks, which would reach later sequences
+        there: hidden values are multiplied by 0, not skipped."""
         for cache in self.caches:
             cache.clear(sequence.table[len(sequence.digests) :])
         sequence.completion.failure = first_line(error)

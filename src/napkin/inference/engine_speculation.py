@@ -27,7 +27,7 @@ from napkin.tensors import sent_to
 
 @dataclass
 class Proposals:
-    """What a draft has drawn to follow a sequence, one token more than the model is to test."""
+    """The tokens that a draft has drawn to follow a sequence, one more than the model tests."""
 
     tokens: Sequence[int]
     """The sequence's tokens before any proposal."""
@@ -36,7 +36,7 @@ class Proposals:
     n_tested: int
     sampling: Sampling
     number: int
-    """How many tokens the sequence drew before."""
+    """Number of tokens drawn for the sequence so far."""
     drawn: list[int] = field(default_factory=list)
     rows: list[Float[Tensor, " vocab_size"]] = field(default_factory=list)
     """The probabilities with which each was drawn; none at temperature 0."""
@@ -145,8 +145,8 @@ def tokens_decided(
 
 
 class ProposalPlanner:
-    """How many tokens are proposed for a sequence: `proposed`, or as many as are fastest by the request's acceptance
-    and by the seconds of passes over about as many sequences."""
+    """Chooses how many tokens are proposed for a sequence: `proposed`, or the fastest number by the request's
+    acceptance rate and the seconds of passes over about as many sequences."""
 
     def __init__(self, proposed: int | None, *, drafts: bool) -> None:
         self.proposed, self.drafts = proposed, drafts
@@ -155,7 +155,7 @@ class ProposalPlanner:
         self._costs: dict[int, PassSeconds] = {}
 
     def next_proposed(self, n_sequences: int, acceptance: Acceptance) -> int:
-        """Tokens to propose for one of so many sequences."""
+        """Tokens to propose for one of this many sequences."""
         if self.proposed is not None:
             return self.proposed
         return self._costs_of(n_sequences).next_proposed(acceptance.believed)
@@ -173,7 +173,7 @@ class ProposalPlanner:
 
 
 def refuse_unfit(model: Transformer, name: str) -> None:
-    """Raise NapkinError for a model of which several tokens cannot be computed at once and partly taken back."""
+    """Raise NapkinError for a model that cannot compute several tokens at once and take some of them back."""
     if model.config.has_states:
         raise NapkinError(
             f"{name} has layers that carry a state (mixers is '{model.config.mixers}'), which takes no token back: "

@@ -1,4 +1,5 @@
-"""What stands around the weights of a model that was not trained here: in a Hugging Face folder, or in a GGUF file."""
+"""The texts and settings that come with the weights of a model that was not trained here: in a Hugging Face folder, or
+in a GGUF file."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from napkin.tokenizer.interchange.huggingface import naming, read_huggingface
 
 
 class ForeignTexts(NamedTuple):
-    """How texts become a foreign model's tokens, and how they are drawn."""
+    """How texts are encoded for a foreign model, and how its tokens are sampled."""
 
     config: ModelConfig
     tokenizer: Tokenizer

@@ -86,7 +86,7 @@ def prefill(
 ) -> Float[Tensor, "batch vocab_size"]:
     """Extend each sequence of a cache by at least one token, a chunk of all at a time; logits after the last of each.
 
-    Of every position but the last, logits are not computed.
+    Logits are computed for the last position only.
     """
     last: dict[int, Tensor] = {}
     for hidden, counts in hidden_states(model, sequences, cache, chunk_size):
@@ -98,13 +98,14 @@ def prefill(
 def hidden_states(
     model: Transformer, sequences: Sequence[Sequence[int]], cache: ContiguousCache, chunk_size: int
 ) -> Iterator[tuple[Float[Tensor, "batch chunk d_model"], list[int]]]:
-    """Extend each sequence of a cache, a chunk of all at a time: hidden states, and how many of each are no padding."""
+    """Extend each sequence of a cache, a chunk of all at a time: hidden states, and how many of each sequence are not
+    padding."""
     for start in range(0, max(map(len, sequences)), chunk_size):
         parts = [list(tokens[start : start + chunk_size]) for tokens in sequences]
         counts = [len(part) for part in parts]
         padded = [part + [0] * (max(counts) - len(part)) for part in parts]
         extending = cache.extend(max(counts), counts)
-        # Not even a look at each layer's mode if it need not change: that takes as long as a small model's token.
+        # Layers are not even visited if the mode need not change: a visit takes as long as a token of a small model.
         with evaluation_mode(model) if model.training else nullcontext():
             hidden = model.hidden(torch.tensor(padded, device=cache.device), cache=extending)
         yield hidden, counts
@@ -120,9 +121,8 @@ def last_logits(
 
 
 def kept_tokens(limit: int) -> int:
-    """Of a sequence that has grown beyond a context length: how many of its newest tokens go through the model again.
-
-    A quarter of the context is left free, so that this is done once for many tokens and not for each.
+    """How many of the newest tokens of a sequence that has outgrown the context go through the model again. A quarter
+    of the context is left free, so that this happens once for many tokens and not for each.
     """
     return limit - limit // 4
 
@@ -155,8 +155,8 @@ class TextStream:
 
     Tokens continue a text unless they are `at_start`: then the space is left out that some tokenizers put before one.
 
-    A token may end within a character: its bytes wait for the rest. What may become a stop text waits until it has or
-    cannot any more; where one is found, the text ends before it, and `stopped` is True.
+    A token may end within a character: its bytes wait for the rest. Text that may be the beginning of a stop text is
+    held back until that is decided; if one is found, the text ends before it, and `stopped` is True.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, at_start: bool = False) -> None:

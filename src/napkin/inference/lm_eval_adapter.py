@@ -14,7 +14,8 @@ from napkin.files import StrPath
 from napkin.inference.loaded_model import LoadedModel, WeightFormat, load
 
 REQUESTS_AT_A_TIME = 1024
-"""In the order of their tokens: they share beginnings, and progress is shown between."""
+"""Requests per batch, in the order of their tokens, so that beginnings are shared; progress is shown between
+batches."""
 ANSWER_TOKENS = 256
 """Most tokens of a generated answer, where a task does not say."""
 
@@ -38,7 +39,7 @@ def harness_class() -> Any:
 
 
 class HarnessMethods:
-    """The methods that the harness asks of a model, by its names."""
+    """The methods that the harness calls on a model, under its names."""
 
     def __init__(self, model: LoadedModel) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class HarnessMethods:
 
     @property
     def max_length(self) -> int:
-        """Tokens that the model sees at a time."""
+        """Length of the model's context in tokens."""
         return self._model.context_length
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:

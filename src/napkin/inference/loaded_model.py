@@ -152,12 +152,12 @@ class LoadedModel:
         name: str = "model",
         chat_template: ChatTemplate | None = None,
     ) -> "LoadedModel":
-        """A model that is in memory already, whose texts stand between separators."""
+        """A model in memory, trained on documents between separators."""
         ends = (tokenizer.special_tokens[SEPARATOR],)
         return cls(Path(name), name, model.config, tokenizer, ends, ends, chat_template).with_model(model)
 
     def with_model(self, model: Transformer) -> "LoadedModel":
-        """The same with another model of its vocabulary, such as a quantized copy or a pruned one."""
+        """A copy with another model of the same vocabulary, such as a quantized or a pruned one."""
         other = replace(self, config=model.config)
         other.model = model
         return other
@@ -264,9 +264,9 @@ class LoadedModel:
     ) -> Iterator[str]:
         """Yield the text of `generate` as it is made, in pieces of whole characters.
 
-        The last characters come late where they may be the beginning of a stop text. `on_draw` is called with each
+        The last characters are delayed if they may be the beginning of a stop text. `on_draw` is called with each
         token, and its log-probability where `logprobs` asks for it. With a `proposer`, `proposed` tokens are tested in
-        each pass, see `speculate`, and `meter` tells what that gained. `kv` is what keys and values are held in: with
+        each pass, see `speculate`, and `meter` measures the gain. `kv` is the number format of keys and values: with
         "int8" all tokens must fit the context.
         """
         sampling = self._with_ends(replace(sampling or self.sampling, **how))
@@ -315,7 +315,7 @@ class LoadedModel:
         return self.tokenizer.encode(text)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids of a text with what stands before every text."""
+        """The ids of a text after the tokens that precede every text."""
         return [*self.start_ids, *self.tokenizer.encode(text)]
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
@@ -335,8 +335,8 @@ class LoadedModel:
     def score(self, pairs: Sequence[tuple[str | Ids, str | Ids]]) -> list[Score]:
         """The log-probabilities of continuations, as (prompt, continuation); shared beginnings are computed once.
 
-        Each is a text or token ids. A prompt's text gets what stands before every text; a continuation's text is
-        encoded by itself, so it begins with its space.
+        Each is a text or token ids. The text of a prompt gets the tokens that precede every text; the text of a
+        continuation is encoded alone, so it has to begin with its space.
         """
         most = BRANCH_TOKENS
         if self.model.device.type == "cpu":
@@ -370,7 +370,7 @@ class LoadedModel:
         path = self.run.validation_tokens if tokens is None else tokens
         if path is None:
             raise NapkinError(f"'{self.folder}' has no validation tokens: name a token file")
-        # In memory, as the whole text will be: nothing that becomes of the file can end the process.
+        # Read into memory, as the whole text will be anyway: then a change of the file cannot crash the process.
         token_file = TokenFile.open(path, tokenizer_fingerprint=self.tokenizer.fingerprint, verify=True, in_memory=True)
         token_file.refuse_other_vocabulary(self.tokenizer)
         return {
@@ -432,7 +432,7 @@ class LoadedModel:
                     yield number, texts[number]
 
     def about(self) -> dict[str, Any]:
-        """Name, checksum of the weights, number format, tokenizer: what tells this model from others in results."""
+        """Name, checksum of the weights, number format, tokenizer: they identify this model in results."""
         return {
             "name": self.name,
             "weights_sha256": self._weights_sha256,
@@ -448,9 +448,10 @@ class LoadedModel:
         return sum(parameter.numel() for parameter in Transformer(self.config, device="meta").parameters())
 
     def _engine_for(self, longest: int) -> Engine:
-        """An engine for sequences of so many tokens, an earlier one or new: the whole context may take gigabytes."""
+        """An engine for sequences of this length, reused or new: a cache for the whole context may take gigabytes."""
         if self._engine is None or self._engine.longest < min(longest, self.context_length):
-            # In powers of two, so that batches that grow a little do not start anew each time.
+            # Lengths are rounded up to powers of two, so that slightly longer batches do not need a new engine each
+            # time.
             self._engine = Engine(self.model, stop_ids=self.stop_ids, longest=power_of_two(longest, least=256))
         return self._engine
 
@@ -548,7 +549,7 @@ class LoadedModel:
         self.load_parts(model.config, whole_parts(model))
 
     def load_parts(self, config: ModelConfig, parts: Parts) -> None:
-        """`load_into` for some parts of a model of that config: a rank reads its own."""
+        """`load_into` for some parts of a model of that config: each rank reads its own."""
         refuse_other_function(config, self.config, str(self.folder))
         if self._is_file:
             load_gguf_parts(config, parts, self.folder)
@@ -558,14 +559,14 @@ class LoadedModel:
             load_plain_parts(self.checkpoint, self.recipe, parts)
 
     def conversation_file(self, chat_template: ChatTemplate | None = None) -> ConversationFile:
-        """The conversation.json that a run which starts from it writes; None is its own template, if it has one."""
+        """The conversation.json of a run that starts from this model; None is its own template, if it has one."""
         template = chat_template or self.chat_template
         known = None if template is None else template.source, tokens_with_bos(template, self.tokenizer, self.bos_id)
         return ConversationFile("napkin-conversation", 1, self.start_ids, self.stop_ids, *known)
 
     def refuse_other_tokenizer(self, tokenizer: Tokenizer, whose: str) -> None:
-        """Raise NapkinError where another tokenizer's tokens would be other texts here: a model that is compared with
-        another, or trained from it, has the same vocabulary."""
+        """Raise NapkinError if another tokenizer's ids would mean other texts here: models that are compared, or
+        trained from each other, must have the same vocabulary."""
         if tokenizer.fingerprint != self.tokenizer.fingerprint:
             raise NapkinError(
                 f"'{self.folder}' has another tokenizer ({self.tokenizer.vocab_size:,} tokens) than {whose} "

@@ -56,7 +56,7 @@ def state_bytes_per_sequence(config: ModelConfig, dtype: torch.dtype) -> int:
 def bytes_for(
     config: ModelConfig, dtype: torch.dtype, n_sequences: int, longest: int, block_size: int, kv: KVFormat = "auto"
 ) -> int:
-    """Bytes of a cache for so many sequences of `longest` tokens, in whole blocks, with their states."""
+    """Bytes of a cache for this many sequences of `longest` tokens, in whole blocks, with their states."""
     blocks = n_sequences * -(-longest // block_size) * block_size * bytes_per_token(config, dtype, kv)
     return blocks + n_sequences * state_bytes_per_sequence(config, dtype)
 
@@ -106,7 +106,7 @@ class Blocks:
         self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, kv: KVFormat = "auto"
     ) -> None:
         self.dtype = dtype
-        # Zeros, since what is hidden is multiplied by 0, not left out.
+        # Initialised to zeros, since hidden values are multiplied by 0, not left out.
         self.numbers = torch.zeros(shape, dtype=dtype if kv == "auto" else torch.int8, device=device)
         self.scales = (
             None if kv == "auto" or not shape[-1] else torch.zeros((*shape[:-1], 1), dtype=_SCALE, device=device)
@@ -178,7 +178,7 @@ class PagedCache(KVCache):
         self.nbytes += 0 if self.states is None else self.states.nbytes
 
     def copy(self, blocks: Sequence[int], others: Sequence[int]) -> None:
-        """Keep in others[i] what blocks[i] holds, in all layers."""
+        """Copy the contents of blocks[i] to others[i], in all layers."""
         of, to = (torch.tensor(each, device=self.device) for each in (blocks, others))
         for tensor in self.tensors:
             tensor[to] = tensor[of]
@@ -198,14 +198,13 @@ class PagedCache(KVCache):
         *,
         states: Sequence[int] | None = None,
     ) -> "PagedPass":
-        """A pass over n_new tokens of several sequences, of which the first counts[b] are no padding.
-
-        tables[b] are the blocks of sequence b, which have room for them; lengths[b] of its tokens are held. states[b]
-        is the slot of its states, None is b; what the pass leaves there is held when `states.keep` is called.
+        """A pass over n_new tokens of several sequences, of which the first counts[b] are not padding. tables[b] are
+        the blocks of sequence b, which have room for them; lengths[b] of its tokens are in the cache. states[b] is the
+        slot of its states, None is b; the new states are stored when `states.keep` is called.
         """
         after = [length + count for length, count in zip(lengths, counts, strict=True)]
         longest = max(after)
-        # Keys that are read where they are need no padding.
+        # Keys that are read in place need no padding.
         n_keys = longest if self.reads_blocks(n_new) else bucket_of(longest, self.device)
         n_blocks = -(-n_keys // self.block_size)
         padding = [self.padding_block] * n_blocks
@@ -235,7 +234,7 @@ class PagedCache(KVCache):
         numbers = self.first.numbers
         if not reads_slots(numbers.dtype, numbers.device, numbers.shape[1] * numbers.shape[3]):
             return False
-        # Windows are known to Triton's kernels alone.
+        # Only Triton's kernels support windows.
         return not self.has_windows or triton_obstacle(self.device.type) is None
 
 
@@ -276,8 +275,8 @@ class PagedPass(CachedPass):
         return positions.where(positions < self._ends[:, None], NOWHERE)
 
     def slots(self, layer: int) -> Slots | None:
-        """What a sequence holds, or the layer's window of it, where one new token of each is compared with keys in
-        their blocks."""
+        """The slots of a sequence, or the layer's window of them, if one new token per sequence is compared with keys
+        in their blocks."""
         window = self.cache.windows[layer]
         return self._slots if self._slots is None or window is None else replace(self._slots, window=window)
 

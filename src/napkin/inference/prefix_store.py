@@ -3,7 +3,7 @@
 prefixes/KEY.safetensors in the cache folder, in a folder that only this user may read, as keys and values tell of
 prompts. KEY is a digest of everything that the numbers depend on. The file holds the digests of blocks, those of least
 recent use first, and what each tensor of the cache holds in them; its header has a checksum of all of that. It is
-replaced as a whole, and one that is damaged, or of another shape, is as if there were none.
+replaced atomically; a file that is damaged, or of other shapes, is ignored.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True)
 class PrefixStore:
-    """Where an engine's prefixes are kept, and how many bytes of them."""
+    """The file of an engine's prefixes, and its size limit."""
 
     most_bytes: int
     folder: Path | None = None
@@ -51,7 +51,8 @@ class PrefixStore:
         return (self.folder or cache_folder() / "prefixes") / f"{name}.safetensors"
 
     def restore(self, engine: Engine) -> int:
-        """Put what is kept into the free blocks of an engine that has computed nothing; the tokens that they hold."""
+        """Load the stored prefixes into the free blocks of an engine that has computed nothing; returns the number of
+        tokens."""
         path, tensors = self.path(engine), _tensors(engine)
         content = read_private_file(path) if private_folder(path.parent) is not None else None
         kept = None if content is None else _checked(content, tensors)
@@ -74,8 +75,8 @@ class PrefixStore:
         return len(taken) * pool.block_size
 
     def keep(self, engine: Engine) -> int:
-        """Write the prefixes that an engine knows, the most recently used ones, in place of earlier ones; the tokens
-        that they hold. The engine must not step meanwhile."""
+        """Write the most recently used prefixes of an engine, replacing the file; returns the number of tokens. The
+        engine must not step meanwhile."""
         path, tensors = self.path(engine), _tensors(engine)
         each = sum(tensor[0].nbytes for tensor in tensors) + _DIGEST_BYTES
         known = engine.pool.known()

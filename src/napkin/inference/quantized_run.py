@@ -55,7 +55,7 @@ def write_quantized(
                 sums[path.name] = checksum_of(path)
             write_json(draft / QUANTIZED_FILE, msgspec.structs.replace(about, checksums=sums))
             size = (draft / _WEIGHTS).stat().st_size
-            # Renaming onto a folder that is not empty fails: one made in the meantime is left as it is.
+            # Renaming onto a non-empty folder fails: one made in the meantime stays unchanged.
             draft.rename(folder)
             sync_folder(folder.parent)
     except (OSError, SafetensorError) as error:

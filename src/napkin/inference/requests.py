@@ -21,15 +21,15 @@ class Request:
     """Token ids to continue, and how."""
 
     prompt: Sequence[int]
-    """At least one."""
+    """Token ids of the prompt, at least one."""
     max_new_tokens: int
     """Tokens to draw at most; 0 only scores the prompt."""
     sampling: Sampling = field(default_factory=Sampling)
     """How tokens are drawn; stop texts are left to the code that turns ids into text."""
     prompt_logprobs: bool = False
-    """Whether to tell the log-probability of each prompt token after those before it."""
+    """Whether to return the log-probability of each prompt token given those before it."""
     sampled_logprobs: bool = False
-    """Whether to tell the log-probability with which each token was drawn."""
+    """Whether to return the log-probability with which each token was drawn."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -40,13 +40,13 @@ class Request:
 
 @dataclass(eq=False)
 class Completion:
-    """A request on its way; only the engine writes to it."""
+    """A request and its progress; only the engine writes to it."""
 
     request: Request
     number: int
     """The place of the request in the order of arrival."""
     draws: list[Draw] = field(default_factory=list)
-    """The tokens so far, the stop id left out."""
+    """Tokens drawn so far, without the stop id."""
     stop_draw: Draw | None = None
     """The stop id that ended it, if one did."""
     prompt_draws: list[Draw | None] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Completion:
     failure: str | None = None
     """Why it failed, in a line."""
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values other requests had left."""
+    """Prompt tokens whose keys and values were found in the cache."""
     speculation: Acceptance = field(default_factory=Acceptance)
     """The tokens that were proposed to follow its own, and how many were accepted."""
     submitted_at: float = field(default_factory=time.perf_counter)
@@ -74,11 +74,11 @@ class EngineSequence(ScheduledSequence):
 
     completion: Completion = field(kw_only=True)
     lookup: PromptLookup | None = None
-    """Proposes tokens by its own."""
+    """Proposes tokens from the request's own tokens."""
 
     @classmethod
     def of(cls, completion: Completion, lookup: int = 0) -> "EngineSequence":
-        """The prompt of a completion that has drawn nothing yet."""
+        """The prompt as a completion without drawn tokens."""
         request = completion.request
         return cls(
             completion.number,
@@ -92,7 +92,7 @@ class EngineSequence(ScheduledSequence):
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """Ids that end it, besides those of the engine."""
+        """Ids that end the completion, in addition to those of the engine."""
         return frozenset(self.completion.request.sampling.stop_ids)
 
 

@@ -44,11 +44,11 @@ class Draw:
 
     token: int
     logprob: float | None = None
-    """Its log-probability in nats by the model alone, before any setting; None if `logprobs` is."""
+    """Its log-probability in nats under the model alone, before any setting; None if `logprobs` is None."""
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens and their log-probabilities, as many as `logprobs` says."""
     sampled_logprob: float | None = None
-    """The log-probability with which it was drawn, after all settings; None if nobody asked."""
+    """The log-probability with which it was drawn, after all settings; None if not requested."""
 
 
 def plain_draw(logits: Sequence[float], settings: Sampling, number: int, history: Sequence[int] = ()) -> int:
@@ -171,7 +171,7 @@ def drawn_tokens(
     weights, sure = _weights(logits, columns, n_looked)
     drawn = _inverted(weights, columns.values[4])
     logprobs = (weights.gather(1, drawn[:, None]) / weights.sum(dim=-1, keepdim=True)).log()[:, 0]
-    # Of several tokens at the largest logit argmax takes any; a weight may be 1 for a smaller logit too.
+    # With several tokens at the largest logit, argmax takes any of them; a smaller logit may have weight 1 too.
     takes_likeliest = (columns.values[1] == 1)[:, 0]
     return likeliest.where(takes_likeliest, drawn), logprobs.where(~takes_likeliest, 0.0), sure
 
@@ -194,7 +194,7 @@ def distributions(
 
 
 def _changed(logits: Tensor, settings: Sequence[Sampling], histories: Sequence[Sequence[int]]) -> Tensor:
-    """Logits after penalties and biases, finite where the given ones are, which stay."""
+    """Logits after penalties and biases, finite where the given ones are; the given ones are not changed."""
     penalized = [row for row, each in enumerate(settings) if each.repetition_penalty != 1]
     biased = [row for row, each in enumerate(settings) if each.logit_bias]
     if not (penalized or biased):
@@ -243,7 +243,7 @@ def _inverted(weights: Tensor, uniforms: Float[Tensor, "row 1"]) -> Int[Tensor, 
     wanted = uniforms * cumulative[:, -1:]
     # The first that exceeds it, which has a weight above 0; rounding up to the whole sum would find none.
     wanted = torch.minimum(wanted, cumulative[:, -1:].nextafter(torch.zeros_like(wanted)))
-    # Where weights are NaN the index would be behind the last token.
+    # With NaN weights the index would be past the last token.
     return torch.searchsorted(cumulative, wanted, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
 
 
@@ -275,7 +275,7 @@ def _kept(
     kept &= within >= min_ps
     n_kept = kept.sum(dim=-1, keepdim=True)
     sure = (n_kept < n_looked).all() if n_looked < n_all else torch.ones((), dtype=torch.bool, device=weights.device)
-    # Of no numbers at all nothing is kept.
+    # If all are NaN, nothing is kept.
     least = sorted_weights.gather(1, (n_kept - 1).clamp(min=0))
     equal = weights == least
     room = n_kept - (weights > least).sum(dim=-1, keepdim=True)
@@ -283,7 +283,7 @@ def _kept(
 
 
 def told_draws(logits: Float[Tensor, "position vocab_size"], tokens: Sequence[int], n_top: int) -> list[Draw]:
-    """What each row of logits, without any setting, says of a token, and the likeliest ones."""
+    """The log-probabilities of a token and of the likeliest ones, from each row of logits without any setting."""
     if not tokens:
         return []
     logprobs = logits.log_softmax(dim=-1)
@@ -297,7 +297,7 @@ def told_draws(logits: Float[Tensor, "position vocab_size"], tokens: Sequence[in
 
 
 def told(logits: Float[Tensor, "row vocab_size"], tokens: list[int], settings: Sequence[Sampling]) -> list[Draw]:
-    """Each row's token with what `logprobs` asks for."""
+    """Each row's token with the log-probabilities that `logprobs` requests."""
     draws: list[Draw] = []
     for row, (token, each) in enumerate(zip(tokens, settings, strict=True)):
         draws += [Draw(token)] if each.logprobs is None else told_draws(logits[row, None], [token], each.logprobs)

@@ -28,7 +28,7 @@ from napkin.errors import NapkinError
 
 Digest = bytes
 FIRST: Digest = b""
-"""What comes before the first block."""
+"""The digest before the first block."""
 
 
 def refuse_unclear_load(concurrency: float | None, rate: float | None) -> None:
@@ -49,13 +49,14 @@ class ScheduledSequence:
     """A prompt with the tokens drawn so far: how many are computed, and in which blocks their keys and values are."""
 
     number: int
-    """Its place in the order of arrival."""
+    """Position in the order of arrival."""
     tokens: list[int]
     """The prompt and what was drawn."""
     n_prompt: int
     max_new_tokens: int
     shares: bool = True
-    """Whether it may use blocks that others have computed: not if each of its prompt tokens is to be scored."""
+    """Whether it may use blocks that other sequences have computed; not if each of its prompt tokens is to be
+    scored."""
     n_computed: int = field(default=0, init=False)
     """Tokens whose keys and values are in the cache."""
     table: list[int] = field(default_factory=list, init=False)
@@ -129,7 +130,7 @@ class Scheduler(Generic[S]):
         """How often a sequence gave its blocks back, to be computed again."""
 
     def add(self, sequence: S) -> None:
-        """Let a sequence wait; it came after all others."""
+        """Append a sequence to the queue."""
         self.waiting.append(sequence)
 
     def admit(self) -> list[S]:
@@ -159,8 +160,8 @@ class Scheduler(Generic[S]):
             yield from self._with_room(batch, n_new, together=self.prompts_together)
 
     def advance(self, sequence: S, n_new: int) -> None:
-        """Its next tokens are computed; others may find the blocks that are now full. Blocks of tokens that were
-        rejected are given back."""
+        """Record that a sequence's next tokens are computed: others may now find the blocks that became full. Blocks of
+        rejected tokens are released."""
         sequence.n_computed += n_new
         sequence.n_speculative = 0
         size = self.pool.block_size
@@ -266,7 +267,7 @@ class Scheduler(Generic[S]):
         return True
 
     def _make_speculative_room(self, sequence: S, n_new: int) -> None:
-        """Take blocks for tokens that are to be tested, as far as there are free ones; nothing is preempted."""
+        """Take blocks for proposed tokens, as far as there are free ones; nothing is preempted."""
         size, needed = self.pool.block_size, sequence.n_computed + n_new + sequence.n_speculative
         while len(sequence.table) * size < needed and (block := self.pool.take()) is not None:
             sequence.table.append(block)
@@ -310,7 +311,7 @@ class BlockPool:
 
     @property
     def n_free(self) -> int:
-        """Blocks that can be taken: empty ones, and those that hold a prefix nobody uses now."""
+        """Blocks that can be taken: empty ones, and those with a prefix that is not in use."""
         return len(self._empty) + len(self._unused)
 
     def known(self) -> list[tuple[int, Digest]]:
@@ -345,7 +346,7 @@ class BlockPool:
             self._digests[block] = digest
 
     def release(self, block: int) -> None:
-        """One user less."""
+        """Remove one user of a block."""
         self._users[block] -= 1
         if self._users[block] == 0:
             if block in self._digests:

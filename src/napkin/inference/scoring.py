@@ -31,7 +31,7 @@ class Score:
     logprobs: tuple[float, ...]
     """The log-probability in nats of each of its tokens, given all before it."""
     greedy: bool
-    """Whether the model would give it at temperature 0."""
+    """Whether the model would generate it at temperature 0."""
 
     @property
     def total(self) -> float:
@@ -41,7 +41,7 @@ class Score:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """A pair as the model reads it: every token but the last, of which those from `first` on predict."""
+    """A pair as the model reads it: all tokens but the last; those from `first` on predict the continuation."""
 
     number: int
     tokens: tuple[int, ...]

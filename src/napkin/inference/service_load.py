@@ -35,7 +35,7 @@ class ServiceLoad:
             raise NapkinError(f"concurrency is {self.concurrency}: use 1 or more")
 
     def arrivals(self) -> list[float]:
-        """Seconds after the start at which requests of an open load come."""
+        """Arrival times of the requests of an open load, in seconds after the start."""
         assert self.rate is not None
         return random_arrivals(random.Random(self.seed), self.rate, self.requests)
 
@@ -56,24 +56,24 @@ class ServiceMeasurement:
 
     served: tuple[Served, ...]
     seconds: float
-    """From the first request to the end of the last."""
+    """Seconds from the first request to the end of the last."""
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens of all requests over the seconds of the whole."""
+        """Output tokens of all requests per second of the whole load."""
         return sum(each.output_tokens for each in self.served) / self.seconds
 
     def first_token(self, percentile: float) -> float:
-        """Seconds to the first token that so many percent of requests stay within."""
+        """Percentile of the seconds to the first token."""
         return percentile_of([each.time_to_first_token for each in self.served], percentile)
 
     def per_token(self, percentile: float) -> float:
-        """The same of the time per output token."""
+        """Percentile of the seconds per output token."""
         return percentile_of([each.time_per_output_token for each in self.served], percentile)
 
 
 def percentile_of(values: Sequence[float], percentile: float) -> float:
-    """By linear interpolation between the two nearest.
+    """A percentile by linear interpolation between the two nearest values.
 
     >>> percentile_of([1.0, 2.0, 4.0], 75)
     3.0

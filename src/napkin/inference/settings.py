@@ -20,7 +20,7 @@ LARGEST_SEED = 2**62
 MOST_PROPOSED = 16
 """Tokens proposed for one pass, at most: of more, few are accepted."""
 MOST_TOP_LOGPROBS = 1000
-"""More than anyone looks at; each is kept for every token."""
+"""The most alternatives per token; each is kept for every token."""
 MOST_TOP_K = 2**31 - 1
 MOST_BIAS = 100.0
 """The bound of OpenAI's interface; e**100 takes a token as far as probabilities go."""
@@ -59,8 +59,8 @@ class Sampling:
     """Token ids before which a completion ends."""
 
     logprobs: int | None = None
-    """How many likeliest tokens to tell of at each position, with their log-probabilities before any of these settings;
-    0 tells the drawn token's, None nothing. `napkin generate` tells in --json."""
+    """Number of likeliest tokens to return at each position, with their log-probabilities before any of these settings;
+    0 returns only the drawn token's, None nothing. `napkin generate` prints them with --json."""
 
     seed: int = 0
     """Seed of the draws; each of several completions uses the next seed."""
@@ -124,12 +124,12 @@ class Speculation:
 
     @property
     def on(self) -> bool:
-        """True where anything proposes."""
+        """True if a draft or a lookup proposes tokens."""
         return self.draft is not None or self.lookup > 0
 
 
 class _Settings(msgspec.Struct):
-    """With the library's defaults."""
+    """The settings in generation_config.json, with the library's defaults."""
 
     do_sample: bool | None = None
     temperature: float | None = None

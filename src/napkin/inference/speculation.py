@@ -34,7 +34,7 @@ _MEMORY = 0.9
 """Weight that the past keeps with each pass: a text changes how well it can be foreseen."""
 
 _FORGOTTEN = 0.99
-"""What the seconds that were measured are multiplied by with each pass since."""
+"""Factor by which measured seconds are discounted with each later pass, so that old measurements are tried again."""
 
 _PROPOSAL, _ACCEPTANCE, _RESIDUAL = 1, 2, 3
 """Streams of a seed's uniform numbers; stream 0 draws where nothing is proposed."""
@@ -64,7 +64,7 @@ class Proposer(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Seconds that proposing has taken, in all."""
+        """Total seconds spent on proposing."""
         ...
 
 
@@ -82,7 +82,7 @@ class PromptLookup:
         self.longest = longest
         self.seconds = 0.0
         self._tokens: list[int] = []
-        # For each n-gram of one to three tokens where its newest occurrences end.
+        # For each n-gram of one to three tokens, where its newest occurrences end.
         self._ends: dict[tuple[int, ...], deque[int]] = {}
 
     def propose(self, tokens: Sequence[int], n: int, sampling: Sampling, number: int) -> list[int]:
@@ -93,10 +93,10 @@ class PromptLookup:
         for size in range(min(self.longest, _LONGEST_INDEXED, len(tokens) - 1), 0, -1):
             *before, _ = self._ends[tuple(self._tokens[-size:])]
             if before:
-                # Of equally long ones the newest, which is the last.
+                # Among equally long matches the newest, which is the last.
                 end = max(before, key=lambda end: (self._common_suffix(end), end))
                 followed = self._tokens[end : end + n]
-                # What repeats is taken to go on doing so.
+                # Text that repeats is assumed to keep repeating.
                 found = [followed[place % len(followed)] for place in range(n)]
                 break
         self.seconds += time.perf_counter() - started
@@ -154,7 +154,7 @@ class DraftModel:
         return list(self._proposed)
 
     def draws_alone(self, sampling: Sampling) -> bool:
-        """At temperature 0."""
+        """True at temperature 0, where proposals are the draft's likeliest tokens."""
         return sampling.temperature == 0
 
     def token(self, place: int, tokens: Sequence[int], row: Tensor, sampling: Sampling, number: int) -> int:
@@ -250,7 +250,7 @@ class CachedTokens:
         """The logits after each of the last `n_last` of `tokens`, [n_last, vocab_size]; others than these are kept."""
         self.make_room(tokens)
         visible = list(tokens[self.first :])
-        # What is kept is the common beginning, short of those whose logits are wanted.
+        # The common beginning is kept, except for the tokens whose logits are needed.
         same = min(len(self._seen), len(visible) - n_last)
         while self._seen[:same] != visible[:same]:
             same -= 1
@@ -381,8 +381,8 @@ class Acceptance:
 
     @property
     def believed(self) -> float:
-        """α of the next pass. Two proposals, one of them accepted, are what is believed before any: tried again when
-        the past is forgotten."""
+        """Estimate of α for the next pass. The prior is two proposals, one of them accepted; as the past is discounted,
+        proposing is tried again."""
         accepted, tested = self._recent
         return (accepted + 1) / (tested + 2)
 
@@ -396,7 +396,7 @@ class PassSeconds:
     _without: int = 0
     """Passes with proposals, and without."""
     _last: dict[int, int] = field(default_factory=dict)
-    """How many passes with proposals there were when so many were proposed last."""
+    """For each number of proposals, the count of passes with proposals when it was last used."""
     _draft_seconds: float = 0.0
     _drafted: int = 0
 
@@ -435,7 +435,8 @@ class PassSeconds:
 
     def _seconds_of(self, proposed: int) -> float:
         """Seconds of a pass: as measured, or on the line between measured neighbours."""
-        # What was measured long ago is believed less and less: a pass that others slowed down is tried again.
+        # Old measurements are discounted, so that a number of proposals whose pass other programs slowed down is tried
+        # again.
         known = {
             n: seconds * _FORGOTTEN ** (self._with_proposals - self._last[n])
             for n, seconds in self._by_proposed.items()
@@ -459,7 +460,7 @@ class SpeculationMeter(Acceptance):
     """The accepted proposals of a generation, and the seconds of its passes. Plans the next pass by both."""
 
     passes: int = 0
-    """Passes of the target, the one over the prompt left out."""
+    """Passes of the target model, without the one over the prompt."""
     tokens: int = 0
     """Tokens that came out of them."""
     seconds: float = 0.0

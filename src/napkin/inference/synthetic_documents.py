@@ -1,9 +1,9 @@
-"""The stages `rephrase` and `conversations`: a local model writes documents anew, or makes questions and answers of
-them (WRAP: Maini et al. 2024, "Rephrasing the Web").
+"""The stages `rephrase` and `conversations`: a local model rewrites documents, or turns them into questions and answers
+(WRAP: Maini et al. 2024, "Rephrasing the Web").
 
-A document is divided into passages, each of which the model is asked about alone: the passages of one document are
-computed together, with keys and values of no other, and each has a seed of its own, by a hash of seed, identity and
-place. So what is written depends on document, model and options alone, and not on other documents, shards or processes.
+A document is divided into passages, each of which is a prompt of its own: the passages of one document are computed
+together, in a KV cache of their own, and each has its own seed, a hash of seed, identity and place. So the output
+depends on document, model and options alone, and not on other documents, shards or processes.
 
 Provenance is a field of each document: the source's SHA-256, those of the model's weights and of the prompt, how tokens
 were drawn, and how many.
@@ -61,8 +61,8 @@ class _ByModel:
     seed: int = 0
     """Another seed draws other texts."""
     max_similarity: float = 0.8
-    """Drop a text that is a copy of its passage: the Jaccard similarity of their words in fives, by MinHash, from which
-    it is one; 1 drops the same words alone."""
+    """Drop a text that is a copy of its passage: one whose Jaccard similarity of 5-word shingles, by MinHash, is at
+    least this; 1 drops only equal words."""
 
     def __post_init__(self) -> None:
         from napkin.inference.settings import Sampling
@@ -75,7 +75,8 @@ class _ByModel:
             raise NapkinError(f"max_similarity is {self.max_similarity:g}: use a number above 0, up to 1")
 
     def _provenance(self, record: Record, prompts: Sequence[str], told: "_Told") -> dict[str, Any]:
-        """What is kept of a document: where it comes from, and what its new text took."""
+        """The provenance that is stored with a document: its source, and the model, prompt, settings and tokens of its
+        new text."""
         return {
             "source_sha256": hashlib.sha256(record.text.encode("utf-8", "surrogatepass")).hexdigest(),
             "model": self.model,
@@ -103,9 +104,9 @@ class Rephrase(_ByModel):
     name: ClassVar[str] = "rephrase"
 
     style: Style = "medium"
-    """How it is written: easy, medium or hard words, or as questions and answers."""
+    """Style of the new text: easy, medium or hard words, or questions and answers."""
     prompt: str = ""
-    """An instruction of your own, in place of the style's."""
+    """An instruction that replaces the style's."""
     least: float = 0.2
     """Characters of a new passage, as a share of the old one's, at least."""
     most: float = 3.0
@@ -203,7 +204,7 @@ class Written(NamedTuple):
 
 
 class _Told:
-    """What a document took, and what of it was left out by which rule."""
+    """Tokens that a document took, and its passages left out, by rule."""
 
     def __init__(self) -> None:
         self.passages = self.prompt_tokens = self.tokens = 0
