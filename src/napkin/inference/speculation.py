@@ -154,7 +154,7 @@ class DraftModel:
         return list(self._proposed)
 
     def draws_alone(self, sampling: Sampling) -> bool:
-        """True at temperature 0, where proposals are the draft's likeliest tokens."""
+        """True at temperature 0, where the target draws the same token with or without proposals."""
         return sampling.temperature == 0
 
     def token(self, place: int, tokens: Sequence[int], row: Tensor, sampling: Sampling, number: int) -> int:
