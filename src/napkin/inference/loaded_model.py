@@ -450,8 +450,7 @@ class LoadedModel:
     def _engine_for(self, longest: int) -> Engine:
         """An engine for sequences of this length, reused or new: a cache for the whole context may take gigabytes."""
         if self._engine is None or self._engine.longest < min(longest, self.context_length):
-            # Lengths are rounded up to powers of two, so that slightly longer batches do not need a new engine each
-            # time.
+            # Lengths are rounded up to powers of two, so that a slightly longer batch needs no new engine.
             self._engine = Engine(self.model, stop_ids=self.stop_ids, longest=power_of_two(longest, least=256))
         return self._engine
 
