@@ -1,8 +1,10 @@
-"""The same bits each time on a GPU: torch's deterministic algorithms, and workspaces of cuBLAS that do not vary.
+"""Bit-for-bit reproducible results on a GPU: torch's deterministic algorithms, and workspaces of cuBLAS that do not
+vary.
 
-With them cuDNN's attention gives way to flash attention, whose backward pass then adds in a fixed order, and sums by
-index (index_add, index_put, scatter_add) sort first; torch.compile chooses no kernel by timing it. What has no such
-form raises an error. napkin's own Triton kernels and compiled loops add in a fixed order anyway.
+With them cuDNN's attention is replaced by flash attention, whose backward pass then adds in a fixed order, and sums by
+index (index_add, index_put, scatter_add) sort first; torch.compile does not choose kernels by timing. An operator
+without a deterministic form raises an error. napkin's own Triton kernels and compiled loops add in a fixed order
+anyway.
 """
 
 import math

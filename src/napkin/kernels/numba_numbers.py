@@ -26,7 +26,7 @@ _LARGEST = np.float32(89.0)
 
 
 def _called(name: str) -> Any:
-    """LLVM's intrinsic of that name for float32."""
+    """LLVM's float32 intrinsic of that name."""
 
     def emit(builder: Any, *arguments: Any) -> Any:
         kind = ir.FunctionType(_F32, [_F32] * len(arguments))
@@ -65,7 +65,7 @@ def narrowed(builder: Any, x: Any) -> Any:
 def exponential(x):
     """e^x for x of -87 to 88, within 2 units in the last place; NaN of NaN. A call of the C library would not run in
     vectors."""
-    # Not max and min, which may lose a NaN.
+    # Comparisons instead of max and min, which may lose a NaN.
     x = _SMALLEST if x < _SMALLEST else x  # noqa: FURB136
     x = _LARGEST if x > _LARGEST else x  # noqa: FURB136
     whole = nearest_integer(x * _LOG2_E)

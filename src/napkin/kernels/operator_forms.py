@@ -1,4 +1,4 @@
-"""The form in which an operator with several computes a shape: the one that was fastest where it runs.
+"""The choice among several forms of an operator for a shape: the one that was fastest on this machine.
 
 An operator asks `fastest_form` for the class of its shape. The answer was found by timing (napkin.hardware.form_timing)
 and is kept in the user's cache, in one file for each processor, its instructions, the number of threads, and the
@@ -87,7 +87,7 @@ def fastest_form(operator: str, shape_class: ShapeClass, default: str) -> str:
 
 
 def known_form(operator: str, shape_class: ShapeClass) -> str | None:
-    """The pinned form or the kept choice; None where there is neither."""
+    """The pinned form or the stored choice; None where there is neither."""
     return fastest_form(operator, shape_class, "") or None
 
 
@@ -117,14 +117,14 @@ def this_processor() -> Processor:
 
 
 def kept_choices() -> list[Choice]:
-    """The choices that are kept for this processor."""
+    """The stored choices for this processor."""
     processor = this_processor()
     found = read_cached(cache_path(KIND, processor), FormTable)
     return found.choices if found is not None and found.processor == processor else []
 
 
 def keep_choices(choices: Sequence[Choice]) -> Path:
-    """Keep choices for this processor, in place of older ones of the same classes; returns the file.
+    """Store choices for this processor, replacing older ones of the same classes; returns the file.
 
     Raises OSError or NapkinError where it cannot be written.
     """
@@ -148,7 +148,7 @@ def _write(choices: list[Choice]) -> Path:
 
 @functools.cache
 def _forms(threads: int) -> Mapping[tuple[str, ShapeClass], str]:
-    """The kept form of each operator and class with that number of threads, which is torch's now."""
+    """The stored form of each operator and class for torch's current number of threads."""
     return {(each.operator, each.shape_class): each.form for each in kept_choices()} if are_measured() else {}
 
 

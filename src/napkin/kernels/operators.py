@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from napkin.machine_code.compiled_function import CompiledFunction
 
 COMPUTED = frozenset({torch.float32, torch.bfloat16})
-"""The formats of which the compiled kernels read and write numbers."""
+"""The number formats that the compiled kernels read and write."""
 KERNELS = MachineCode(
     "napkin.kernels", "napkin: compiling kernels for this machine (once, up to half a minute)", pattern="numba_*.py"
 )
@@ -78,7 +78,7 @@ def operator(
             first = arguments[0]
             if not runs_triton(first if isinstance(first, Tensor) else first[0]):
                 return plain(*arguments)
-            # Where a gradient is registered, gradients are off here.
+            # If a gradient is registered, gradients are disabled here.
             if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
                 raise NapkinError(f"{function} is a Triton kernel without a gradient: use torch.no_grad()")
             return kernel()(*arguments)
@@ -246,7 +246,7 @@ def on_threads(
 
 def on_python_threads(kernel: Callable[..., object], parts: Sequence[tuple[int, ...]]) -> None:
     """Call kernel(*part) for each part, all but the first on threads of this process."""
-    # Those of a process that forked it are not there.
+    # The OpenMP threads of the parent do not exist in a forked process.
     others = [_pool(os.getpid(), len(parts)).submit(kernel, *part) for part in parts[1:]]
     kernel(*parts[0])
     for other in others:
@@ -374,7 +374,7 @@ def _is_new_enough(device: torch.device) -> bool:
 
 
 def differentiable(x: Tensor, compute: Callable[..., Tensor], differentiate: Callable[..., Tensor]) -> Tensor:
-    """compute(x), whose gradient is differentiate(gradient, x): x alone is kept."""
+    """compute(x) as a differentiable function, whose gradient is differentiate(gradient, x); only x is kept."""
     return _OfOneTensor.apply(x, compute, differentiate)  # pyright: ignore[reportReturnType]
 
 
@@ -406,12 +406,12 @@ def scaled(
 
 
 def as_rows(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "row n"]:
-    """All vectors of the last dimension, one after the other in memory."""
+    """A 2-D contiguous tensor of all vectors along the last dimension."""
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
 def in_autocast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors as matrix products take them under autocast; without it, as they are."""
+    """Tensors in the format that autocast gives matrix products; unchanged without autocast."""
     dtype = _autocast_dtype(tensors[0].device.type)
     return tensors if dtype is None else tuple(tensor.to(dtype) for tensor in tensors)
 

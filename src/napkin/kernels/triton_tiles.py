@@ -45,7 +45,7 @@ class AttentionTile:
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """The tile of a program that holds a whole row."""
+    """Tile of a program that holds a whole row."""
 
     warps: int
 
@@ -65,7 +65,7 @@ class ProductTile:
     rows: int
     columns: int
     depth: int
-    """Products that are added up at a time."""
+    """Number of products that are summed at a time."""
     warps: int
     stages: int
 
@@ -148,7 +148,7 @@ class Device:
 
     name: Name
     capability: Name
-    """Such as 9.0; for ROCm the architecture, such as gfx942."""
+    """Compute capability, such as 9.0; for ROCm the architecture, such as gfx942."""
     triton: Name
     kernels: Name
     """The first digits of a SHA-256 of the kernels' source."""
@@ -166,7 +166,7 @@ class Choice:
     tile: Annotated[dict[Name, Size], msgspec.Meta(max_length=8)]
     microseconds: Microseconds
     default_microseconds: Microseconds
-    """The time of the tile that is taken where nothing was tuned."""
+    """Time of the default tile, which is used if nothing was tuned."""
 
     @property
     def key(self) -> tuple[str, str, int, str]:
@@ -188,7 +188,7 @@ class TunedTiles:
 
 @dataclass(frozen=True)
 class Lookup:
-    """The key that a launch asked for, and what it got."""
+    """The key that a launch looked up, and the tile that it got."""
 
     kernel: str
     default: Tile
@@ -252,7 +252,7 @@ def cross_entropy_tile(vocab_size: int) -> BlockTile:
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """The precision of products of fp32 matrices: as torch's own, in tf32 only where it was allowed."""
+    """The precision of products of fp32 matrices: like torch, tf32 only where it is allowed."""
     return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
@@ -279,7 +279,7 @@ def watched_lookups() -> Iterator[list[Lookup]]:
 
 
 def keep_choices(device: Device, choices: list[Choice]) -> Path:
-    """Write choices to the file of a device, beside older ones of other keys; returns the file."""
+    """Write choices to the file of a device, in addition to older ones of other keys; returns the file."""
     path = cache_path(KIND, device)
     kept = load_choices(device)
     merged = {choice.key: choice for choice in (*([] if kept is None else kept.choices), *choices)}
@@ -289,13 +289,13 @@ def keep_choices(device: Device, choices: list[Choice]) -> Path:
 
 
 def load_choices(device: Device) -> TunedTiles | None:
-    """The choices that are kept for a device; None if there is nothing, or nothing valid."""
+    """The stored choices for a device; None if there is no valid file."""
     found = _read(cache_path(KIND, device))
     return found if found is not None and found.device == device else None
 
 
 def all_choices() -> list[TunedTiles]:
-    """The choices that are kept for any device."""
+    """The stored choices of all devices."""
     return [found for path in cached_files(KIND) if (found := _read(path)) is not None]
 
 
@@ -319,7 +319,7 @@ def triton_version() -> str:
 
 @functools.cache
 def kernels_version() -> str:
-    """A digest of the kernels' sources: it changes with every change of them."""
+    """A digest of the kernels' sources, which changes whenever they do."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.rglob("triton_*.py")):
         digest.update(file.read_bytes())

@@ -1,4 +1,4 @@
-"""The language of a text: the mean of its n-grams' rows, a linear layer, a softmax whose probabilities hold.
+"""The language of a text: the mean of its n-grams' rows, a linear layer, and a softmax with calibrated probabilities.
 
 The classifier sees a text's letters in lower case, as code points, with one zero between words. A word is a run of
 letters and marks (combining vowels and tones); digits, punctuation and symbols only separate words. Canonically equal
@@ -10,7 +10,7 @@ whole if it is longer than that, each give one row: the hash starts at SEED, and
 FACTOR of it, modulo 2^64; the row is its highest bits. Words of more than LONGEST_WORD letters, as scripts without
 spaces have them, are cut into pieces.
 
-Of documents in several languages, `language_shares` gives each language's part, by paragraphs.
+For documents in several languages, `language_shares` gives the share of each, by paragraphs.
 """
 
 import json
@@ -30,7 +30,7 @@ from napkin.languages.compiled import CORE, sum_rows
 from napkin.tokenizer.numba.character_classes import KIND, LETTER, MARK, character_classes
 
 _UNICODE = "16.0"
-"""The version of Unicode whose letters are known, whatever Python's own."""
+"""The version of Unicode whose letters are used, independent of Python's own."""
 
 
 def lowered_code_points(text: str) -> NDArray[np.uint32]:
@@ -246,13 +246,13 @@ class LanguageClassifier:
         from safetensors.numpy import save
 
         about = {"format": FORMAT, "languages": self.languages, "sharpness": self.sharpness, "sources": self.sources}
-        # One key: safetensors writes several in no order.
+        # One key only: safetensors writes several in an undefined order.
         metadata = {"about": json.dumps(about, ensure_ascii=False)}
         atomic_write_bytes(path, save({"rows": self.rows, "outputs": self.outputs}, metadata), overwrite=overwrite)
 
 
 def _piece_starts(points: NDArray[np.uint32]) -> list[int]:
-    """The beginnings of pieces: whole lines together, so many characters that a guess is not a matter of chance."""
+    """The beginnings of pieces: whole lines, joined until a piece has enough characters for a reliable guess."""
     line_starts = np.append(np.flatnonzero(points == _LINE_FEED) + 1, len(points))
     starts, end = list[int](), 0
     while end < len(points):

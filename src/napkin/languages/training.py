@@ -5,11 +5,12 @@
 As fastText's classifier (Joulin et al. 2016), with Adagrad. Nothing is random but the seed: the same texts give the
 same weights, bit by bit, on the same type of processor.
 
-Probabilities that hold: how sharp a classifier's softmax has to be, and how far it is from what comes true.
+Calibration: how sharp a classifier's softmax has to be, and how far its probabilities are from the observed
+frequencies.
 
 A text of n n-grams has its logits multiplied by exp(a + b · ln n), with a and b of the least cross-entropy on held-out
 texts. That is temperature scaling (Guo et al. 2017) with a temperature that depends on the length: a mean of many
-n-grams is surer than one of few.
+n-grams is more certain than a mean of few.
 
 The texts that a classifier learns from: a folder with a file, or a folder of files, per language.
 """
@@ -174,7 +175,7 @@ _ROOM = 8192 + 2 * WIDTH
 _STRETCH = 10_000
 """Examples between two words of progress."""
 _HELD_OUT = 20
-"""One paragraph of so many is kept for calibration."""
+"""One paragraph in this many is held out for calibration."""
 _SURE = 5.0
 """A paragraph is left out if another language is e^5 = 150 times as probable, to a first, shorter training."""
 
@@ -238,7 +239,7 @@ def _trained(
 def _without_other_languages(first: LanguageClassifier, language: str, paragraphs: list[str]) -> list[str]:
     """The paragraphs that do not look like another language: texts of every source have some that are mislabelled.
 
-    All are kept if it would be most of them: then it is the first classifier that is wrong.
+    All are kept if most of them look so: then the first classifier is wrong.
     """
     label = first.languages.index(language)
 

@@ -19,7 +19,7 @@ _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
 # By module. Functions are unwrapped first, because a runtime type checker may have wrapped them in one that numba
 # cannot compile.
 _functions: defaultdict[str, list["CompiledFunction"]] = defaultdict(list)
-# LLVM's engines own the machine code.
+# LLVM's engines own the machine code: keep them alive.
 _engines: list[Any] = []
 
 
@@ -137,7 +137,7 @@ def _object_code(function: CompiledFunction) -> bytes:
 
     class NativeCompiler(_FunctionCompiler):
         def _customize_flags(self, flags: Any) -> Any:
-            # Their wrappers need Python and numba at run time.
+            # numba's own wrappers would need Python and numba at run time.
             flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
             # The C function is added first.
             flags.no_compile = True

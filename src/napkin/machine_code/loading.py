@@ -61,7 +61,7 @@ class MachineCode:
         return self._loaded.issuperset(modules)
 
     def not_cached(self, modules: tuple[str, ...]) -> list[str]:
-        """The modules among these whose machine code is neither loaded nor on disk."""
+        """Those of the given modules whose machine code is neither loaded nor on disk."""
         return [name for name in modules if name not in self._loaded and not self._cache.has(name)]
 
     def build(self, module: str) -> None:
@@ -123,15 +123,15 @@ def _tell_failure(module: str, why: str) -> None:
 
 
 MOST_SECONDS = 20.0
-"""The longest that a process waits for another that makes the same code: it takes a few seconds, or forever if that one
-is suspended."""
+"""The longest time that a process waits for another that makes the same code: making it takes a few seconds, or forever
+if that process is suspended."""
 
 
 class CodeCache:
     """The machine code of modules of a package and the folders below it, each named by its path from there.
 
     What they compile must stand in files of these folders whose names match `pattern`: such sources are a part of the
-    key. Where there can be no folder for the code, nothing is cached.
+    key. If no folder for the code can be made, nothing is cached.
     """
 
     def __init__(self, package: str, pattern: str = "*.py") -> None:
@@ -165,8 +165,8 @@ class CodeCache:
 
     @contextlib.contextmanager
     def held(self, module: str) -> Iterator[None]:
-        """Keep other processes that ask for it waiting while the code of a module is made: ranks, which start together,
-        make it once. Nobody waits for longer than `MOST_SECONDS`, nor where there are no such locks."""
+        """Hold a lock while the code of a module is made, so that ranks, which start together, make it once. No process
+        waits for longer than `MOST_SECONDS`, or at all on systems without such locks."""
         descriptor = None
         with contextlib.suppress(OSError):
             if self.folder is not None:

@@ -235,7 +235,7 @@ class _Heads:
 
 @dataclass(frozen=True)
 class _Block:
-    """Some queries of these heads, and the keys that one of them sees."""
+    """A block of queries of some heads, and the keys that at least one of them sees."""
 
     heads: _Heads
     rows: slice
@@ -261,7 +261,7 @@ class _Block:
     def on_rows(self, kernel: str, rows: tuple[Tensor, ...], logsumexps: Tensor, scale: float, cap: float) -> None:
         """Let one of the kernels of numba_rows.py change rows of scores, or of their gradients too, in place."""
         n_keys, n_rows = rows[0].shape[-1], prod(self.shape)
-        # The first row's query stands at its own key, the last of those that it may see.
+        # The first row's query is at the position of its own key, the last key that it may see.
         sizes = self.shape[1], n_keys, n_rows, n_keys - self.shape[1]
         on_threads(
             f"attention.numba_rows.{kernel}",
@@ -294,7 +294,7 @@ def _all_heads(query: Tensor, key: Tensor) -> Iterator[_Heads]:
 
 
 def _division(query: Tensor, key: Tensor) -> tuple[int, int]:
-    """Queries of a block, and heads of the keys at a time."""
+    """Number of queries in a block, and of key heads that are processed at a time."""
     block = min(BLOCK[query.dtype], query.shape[2])
     scores = block * key.shape[2] * query.shape[1] // key.shape[1]
     return block, min(max(MOST_SCORES[query.dtype] // max(scores, 1), 1), key.shape[1])
@@ -306,7 +306,7 @@ def _shaped(room: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _copy(x: Tensor, room: Tensor) -> Tensor:
-    # In one piece, as products need it: they would copy for themselves, each time.
+    # Contiguous, as products need it: otherwise each product would make its own copy.
     return _shaped(room, x.shape).copy_(x)
 
 
@@ -320,7 +320,7 @@ def _rooms(query: Tensor, key: Tensor, value: Tensor, *, backward: bool) -> dict
 
 
 def _room_sizes(query: Tensor, key: Tensor, value: Tensor, *, backward: bool) -> dict[str, tuple[int, torch.dtype]]:
-    """The numbers that a pass holds at a time beside its results, and their format."""
+    """Sizes and format of the buffers that a pass needs besides its results."""
     block, n_kv_heads = _division(query, key)
     n_rows, n_keys = block * n_kv_heads * query.shape[1] // key.shape[1], n_kv_heads * key.shape[2]
     width, value_width = query.shape[-1], value.shape[-1]

@@ -14,14 +14,14 @@ from napkin.kernels.operator_forms import fastest_form
 from napkin.kernels.operators import on_threads
 
 MULTIPLE = 32
-"""What the widths of heads are multiples of."""
+"""Widths of heads must be multiples of this."""
 MOST_KEYS = 8192
 """Keys up to which a head and its scores are held in a thread's buffer: of 21 MB with heads of 128."""
 
 
 def takes_tiles(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """True if attention of those heads is computed here: where these loops take them and are its fastest form, by
-    default where the processor multiplies pairs of bf16 and not tiles of them."""
+    """True if attention of those heads is computed here: if these loops support them and are the fastest form; if
+    nothing was timed, on a processor with AVX512-BF16 but without AMX."""
     if not (query.dtype == key.dtype == value.dtype == torch.bfloat16 and key.shape[2] <= MOST_KEYS):
         return False
     if any(each.shape[-1] % MULTIPLE or not _is_paired(each) for each in (query, key, value)):
@@ -94,7 +94,7 @@ def _on_heads(
 ) -> None:
     batch, n_kv_heads, n_keys, width = key.shape
     group, n_queries, value_width = query.shape[1] // n_kv_heads, query.shape[2], value.shape[-1]
-    # One row for all sequences, or one for each.
+    # One row for all sequences, or one per sequence.
     firsts_per_sequence = n_queries if len(first_keys) > 1 else 0
     sizes = n_kv_heads, group, n_queries, n_keys, width, value_width, firsts_per_sequence
     # Packed keys and values, a block's rows, scores and results; in the backward pass their gradients too.

@@ -45,7 +45,7 @@ class Slots:
     longest: int
     """The largest of the counts."""
     scales: tuple[Scales, Scales] | None = None
-    """Factors of keys and values that are held in int8."""
+    """Scales of keys and values in int8."""
     window: int = 0
     """Slots that are seen at most, which only Triton's kernels know; 0 is all."""
 
@@ -178,7 +178,7 @@ KEYS_OF_SPLIT = 512
 """Keys of a split, unless that makes more than MOST_SPLITS of the longest sequence."""
 MOST_SPLITS = 64
 KEYS_AT_ONCE = 64
-"""Keys that a program of the Triton kernel reads at a time."""
+"""Number of keys that a program of the Triton kernel reads at once."""
 
 
 def split_sizes(longest: int, window: int) -> tuple[int, int]:

@@ -272,7 +272,7 @@ _backward = operator(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, bounds, *ctx.settings = inputs
     ctx.save_for_backward(query, key, value, bounds, *output)
-    # The logsumexp is not for others to differentiate.
+    # The logsumexp is an auxiliary result, not differentiable.
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 

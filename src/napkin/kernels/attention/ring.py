@@ -90,7 +90,7 @@ class GroupRing:
         self.before = dist.get_global_rank(self.group, (self.rank - 1) % self.size)
 
     def pass_on(self, sent: Tensor) -> Callable[[], Tensor]:
-        """Sent and received at the same time, and while the device computes."""
+        """Send and receive at the same time, while the device computes."""
         import torch.distributed as dist
 
         received = torch.empty_like(sent)
@@ -170,7 +170,7 @@ def backward_around(
             causal=source == ring.rank,
         )
         grad_queries[..., seeing, :] += grads[0]
-        # What the other ranks have added up for these keys and values arrives while this rank's is computed.
+        # The gradients that other ranks have summed for these keys and values arrive while this rank computes its own.
         total = torch.zeros_like(visiting, dtype=logsumexp.dtype) if returned is None else returned()
         total[..., seen, :] += torch.stack(grads[1:])
         returned = ring.pass_on(total)
@@ -180,7 +180,7 @@ def backward_around(
 
 
 def _sources(ring: Ring) -> list[int]:
-    """The ranks whose keys are here, one after the other."""
+    """The ranks whose keys this rank holds, in turn."""
     return [(ring.rank - step) % ring.size for step in range(ring.size)]
 
 
@@ -318,7 +318,7 @@ def _repeated(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def _summed(gradient: Tensor, keys: Tensor) -> Tensor:
-    """Added up over the query heads that read the same keys."""
+    """Sum over the query heads that read the same keys."""
     return gradient.unflatten(1, (keys.shape[1], -1)).sum(dim=2)
 
 

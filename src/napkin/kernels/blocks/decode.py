@@ -21,7 +21,7 @@ _LINE = 64
 _NUMBERS = 3
 _NORMS = {"rms": 1, "layer": 2}
 _ACTIVATIONS = {"swiglu": 0, "gelu_tanh": 1}
-"""The numbers by which numba_blocks.py knows them."""
+"""Codes of the activations in numba_blocks.py."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class IntegerMatrix:
     minima: Tensor | None
     biases: Tensor | None
     factors: Tensor | None
-    """What the numbers that it is multiplied by are multiplied by before, in bf16."""
+    """Factors in bf16 by which the matrix's inputs are multiplied first."""
 
     @property
     def n_columns(self) -> int:
@@ -83,7 +83,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """What a block multiplies by: gains of norms and perhaps what is added, and its matrices."""
+    """Weights of a block: gains of norms, biases of norms if there are any, and its matrices."""
 
     gains: tuple[Float[Tensor, " d_model"], Float[Tensor, " d_model"]]
     shifts: tuple[Float[Tensor, " d_model"] | None, Float[Tensor, " d_model"] | None]
@@ -114,7 +114,7 @@ class Blocks:
     head_dim: int
     eps: float
     scale: float
-    """By which scores are multiplied."""
+    """Factor of the scores."""
 
     @cached_property
     def described(self) -> Int[Tensor, "block numbers"]:
@@ -200,5 +200,5 @@ def _address(tensor: Tensor | None) -> int:
 
 
 def _bits(number: float) -> int:
-    """The bits of the nearest float32, as compiled functions are given it."""
+    """The bits of the nearest float32, as compiled functions take it."""
     return struct.unpack("<i", struct.pack("<f", number))[0]

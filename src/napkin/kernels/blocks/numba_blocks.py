@@ -41,7 +41,7 @@ _I32 = ir.IntType(32)
 
 @operation(types.int64, types.int64)
 def _asked(builder: Any, address: Any) -> Any:
-    """What the C function at an address returns, an int without arguments."""
+    """Call the C function at an address, which takes no arguments and returns an int."""
     function = builder.inttoptr(address, ir.FunctionType(_I32, []).as_pointer())
     return builder.sext(builder.call(function, []), address.type)
 
@@ -60,7 +60,7 @@ def _wait(barrier):
 
 @jitted_with(inline="always")
 def _share(n, thread, n_threads):
-    """Where a thread's share of n rows begins: at a multiple of four."""
+    """First row of a thread's share of n rows, a multiple of four."""
     return n if thread == n_threads else n // 4 * thread // n_threads * 4
 
 

@@ -1,4 +1,4 @@
-"""What one block computes for one new token of each of a few sequences, in five launches on a GPU.
+"""The decoding step of one block, for one new token of each of a few sequences, in five launches on a GPU.
 
     queries, keys, values = rotated(norm(x) · W_qkvᵀ + b)      `project_heads`: keys and values go to their slots
     parts                 = attention to all slots             napkin.kernels.attention.decode
@@ -33,7 +33,7 @@ Activation = Literal["relu", "relu_squared", "gelu", "gelu_tanh", "silu", "sigmo
 
 
 def reads_vectors(device: torch.device, dtype: torch.dtype) -> bool:
-    """True if Triton's kernels compute these launches for vectors of that kind."""
+    """True if these launches are computed by Triton kernels for such vectors."""
     return dtype in DTYPES and triton_obstacle(device.type) is None
 
 
@@ -58,7 +58,7 @@ class Product:
 
 @dataclass(frozen=True)
 class HeadForm:
-    """What becomes of queries and keys: norms of each head, then a rotation by the angles of the positions."""
+    """The processing of queries and keys: norms of each head, then a rotation by the angles of the positions."""
 
     n_heads: int
     query_gain: Tensor | None = None
@@ -219,7 +219,7 @@ def _plain_sum(
     x: Tensor, logsumexp: Tensor | None, matrix: Matrix, bias: Tensor | None, factor: float, residual: Tensor
 ) -> Tensor:
     if logsumexp is not None and x.shape[2] > 1:
-        # A split that a sequence does not have weighs nothing.
+        # A split beyond the end of a sequence has weight 0.
         weights = (logsumexp * torch.log(torch.tensor(2.0))).softmax(dim=-1)
         x = (weights[..., None] * x.float()).sum(dim=2)
     made = factor * (x.flatten(1).to(residual.dtype).float() @ _weight(matrix).T)

@@ -295,7 +295,7 @@ def whole_number(x):
 @triton.jit
 @no_type_check
 def activated(z, ACTIVATION: tl.constexpr):
-    """By its place in ACTIVATIONS."""
+    """The activation with this index in ACTIVATIONS."""
     y = tl.sigmoid(z)
     if ACTIVATION == 0:
         y = tl.maximum(z, 0.0)

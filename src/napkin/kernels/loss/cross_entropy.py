@@ -43,13 +43,14 @@ _LARGEST_CHUNK = 8192
 _CHUNK_SHARE = 1 / 16
 """The part of a GPU's memory that the logits of a chunk may take."""
 _BYTES_PER_LOGIT = 8
-"""What torch's operators hold at once: logits in bf16, slopes of a soft cap, and the softmax in fp32."""
+"""Bytes per logit that torch's operators hold at once: logits in bf16, slopes of a soft cap, and the softmax in
+fp32."""
 _SMALLEST_IN_LOOPS = 2**18
 """Logits from which log probabilities are worth loading the compiled loop."""
 
 
 def loss_chunk_size(vocab_size: int, memory_bytes: float | None) -> int:
-    """Return how many rows of logits are held at a time on a GPU with so much memory; None is a CPU.
+    """Return how many rows of logits are held at a time on a GPU with this much memory; None is a CPU.
 
     A power of two from 512 to 8192: the largest whose logits take at most a sixteenth of the memory.
     """
@@ -208,7 +209,7 @@ def _chunked(
             target_logits, logsumexp, gradient = _plain_loss_rows(
                 logits, chosen, logit_softcap, z_weight, vocabulary, wide, with_gradient=any(wanted)
             )
-        # What is dropped early is not held with what comes next.
+        # Tensors that are freed early are not alive together with the next ones.
         del logits
         losses = logsumexp - target_logits
         if z_weight:
@@ -305,7 +306,7 @@ def loss_rows_(
     results = _fake_loss_rows(logits, targets, softcap, z_weight, with_gradient, with_entropies)
     n_rows, n = logits.shape
     smallest, largest = (int(end) for end in targets.aminmax()) if n_rows else (0, 0)
-    # The loop checks nothing.
+    # The compiled loop does not check its arguments.
     if smallest < 0 or largest >= n:
         raise IndexError(f"targets from {smallest} to {largest} are outside of a vocabulary of {n}")
     before, options = (logits, is_bf16(logits), targets, *results), (softcap, z_weight, with_gradient, with_entropies)
@@ -365,7 +366,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
                     torch.mm(logits, weight, out=grad_hidden[rows])
                 if grad_weight is not None:
                     add_product_(grad_weight, logits, hidden[rows], in_loops=False)
-            # Not held with the next chunk's.
+            # Freed before the next chunk's are allocated.
             del logits
         ctx.save_for_backward(grad_hidden, grad_weight, count)
         return total / count

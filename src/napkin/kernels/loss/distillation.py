@@ -32,7 +32,7 @@ Rows = Float[Tensor, "row vocab_size"]
 
 @runtime_checkable
 class TaughtRows(Protocol):
-    """What a teacher says of tokens; τ is the temperature at which it says it."""
+    """A teacher's distributions for some tokens, at its temperature τ."""
 
     def divergences(self, rows: slice, log_q: Rows, temperature: float) -> tuple[Float[Tensor, " row"], Rows]:
         """The divergences of some tokens, and the probabilities that the student's are drawn to; `log_q` are the
@@ -74,7 +74,8 @@ class LikeliestTokens:
 
     ids: Int[Tensor, "n k"]
     log_probabilities: Float[Tensor, "n k_and_rest"]
-    """The log-probability of each of these tokens, and last that of all others together, -infinity without others."""
+    """The log-probability of each of these tokens, and last that of all others together, -infinity if there are no
+    others."""
 
     def divergences(self, rows: slice, log_q: Rows, temperature: float) -> tuple[Float[Tensor, " row"], Rows]:
         """See `TaughtRows`. The log-probabilities are of the temperature that they were computed at."""
@@ -83,14 +84,14 @@ class LikeliestTokens:
         log_rest = others.logsumexp(dim=1, keepdim=True)
         p, log_both = log_p.exp(), torch.cat([log_q.gather(1, ids), log_rest], dim=1)
         divergences = (p * (log_p - log_both)).masked_fill_(p == 0, 0).sum(dim=1)
-        # The others' probability, divided as the student does; where the student has none left, nowhere.
+        # The probability of the others, divided as the student divides it; dropped if the student leaves them none.
         drawn = others.sub_(log_rest.nan_to_num(neginf=0.0)).exp_().mul_(p[:, -1:])
         return divergences, drawn.scatter_(1, ids, p[:, :-1])
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """What a student learns from a teacher."""
+    """Settings and targets of distillation: what a student learns from a teacher."""
 
     taught: TaughtRows
     weight: float
@@ -100,7 +101,7 @@ class Distillation:
 
 
 class DistilledScores(NamedTuple):
-    """What a student says of tokens, and how far it is from its teacher, in nats, in fp32 or wider."""
+    """A student's log-probabilities of tokens, and its divergence from its teacher, in nats, in fp32 or wider."""
 
     log_probabilities: Float[Tensor, " n"]
     entropies: Float[Tensor, " n"]
@@ -138,7 +139,7 @@ def linear_distillation(
 
 
 class _Distilled(torch.autograd.Function):
-    """The weighted sum, whose gradients are computed with it."""
+    """The weighted sum; gradients are computed in its forward pass."""
 
     @staticmethod
     def forward(
@@ -151,7 +152,7 @@ class _Distilled(torch.autograd.Function):
         chunks: HeadChunks,
     ) -> tuple[Tensor, ...]:
         with early_gradient():
-            # One number more, since nothing has no largest; gradients of a scaled fp16 loss do not underflow.
+            # One more number, since an empty tensor has no maximum; gradients of a scaled fp16 loss do not underflow.
             largest = torch.cat([coefficients.abs(), coefficients.new_full((1,), 1e-30)]).amax()
             factors = coefficients / largest
         *scores, grad_hidden, grad_weight = _computed(
@@ -191,7 +192,7 @@ def _computed(
         slopes = None if chunks.bound is None else bound_(logits, chunks.bound, with_slopes=factors is not None)
         log_q = chunks.log_softmax(logits if temperature == 1 else logits.to(chunks.wide) / temperature)
         divergences[rows], drawn_to = distillation.taught.divergences(rows, log_q, temperature)
-        # At temperature 1 both are the same.
+        # At temperature 1 both are equal.
         log_one = log_q if temperature == 1 else chunks.log_softmax(logits)
         log_probabilities[rows] = log_one.gather(1, targets[rows, None])[:, 0]
         one = log_one.exp()

@@ -44,7 +44,7 @@ def entropies(logits: Float[Tensor, "*batch vocab_size"]) -> Float[Tensor, "*bat
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     of_all = wide.log_softmax(dim=-1)
-    # What has a probability of 0 adds nothing, and its gradient is 0.
+    # A token of probability 0 adds nothing, and its gradient is 0.
     return -(of_all.exp() * of_all.masked_fill(of_all.isneginf(), 0.0)).sum(dim=-1)
 
 
@@ -92,7 +92,7 @@ def _weighted_sum(coefficients: Tensor, log_probabilities: Tensor) -> Tensor:
 
 
 class _Recomputed(torch.autograd.Function):
-    """Log-probabilities and entropies, whose backward pass computes the logits again."""
+    """Log-probabilities and entropies; the backward pass computes the logits again."""
 
     @staticmethod
     def forward(
@@ -101,7 +101,7 @@ class _Recomputed(torch.autograd.Function):
         log_probabilities, entropies = chunks.values(hidden, weight, targets)
         ctx.save_for_backward(hidden, weight, targets, entropies)
         ctx.chunks = chunks
-        # A loss that does not read the entropies has no gradient of theirs, instead of zeros: nothing is computed.
+        # If a loss does not read the entropies, their gradient is None instead of zeros, and nothing is computed.
         ctx.set_materialize_grads(False)
         return log_probabilities, entropies
 
@@ -115,7 +115,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 class _Early(torch.autograd.Function):
-    """The weighted sum of log-probabilities, whose gradients are computed with it."""
+    """The weighted sum of log-probabilities; gradients are computed in its forward pass."""
 
     @staticmethod
     def forward(
@@ -206,7 +206,7 @@ class HeadChunks:
         log_probabilities, entropies = self.empty_values(hidden)
         total = HeadGradients.start(hidden, weight, self, wanted)
         with early_gradient():
-            # One zero more, since nothing has no largest.
+            # One more zero, since an empty tensor has no maximum.
             largest = torch.cat([coefficients.abs(), coefficients.new_full((1,), 1e-30)]).amax()
             factors = coefficients / largest
         for rows in self.rows(hidden):
@@ -269,7 +269,7 @@ class HeadChunks:
         return gradient if slopes is None else gradient.mul_(slopes)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        """In place for logits in fp32 or wider."""
+        """Log-softmax, in place for logits in fp32 or wider."""
         return torch.log_softmax(logits, 1, dtype=self.wide, out=logits if logits.dtype == self.wide else None)
 
 

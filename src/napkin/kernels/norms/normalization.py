@@ -40,7 +40,7 @@ def rms_norm(x: Vectors, gain: Gain, eps: float) -> Vectors:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
-        # In bf16 the mean of a thousand squares would keep two digits.
+        # In bf16 the mean of a thousand squares would have two correct digits.
         wide = x.float()
         inverse_rms = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
         ctx.save_for_backward(x, gain, inverse_rms)
@@ -60,9 +60,8 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def compiled_rms_norm(x: Vectors, gain: Gain, eps: float, *, narrow: bool = False) -> Vectors:
-    """`rms_norm` in a compiled loop on a CPU, `narrow` under autocast in autocast's format, as what reads it takes it.
-
-    `rms_norm` where there is no such loop.
+    """`rms_norm` in a compiled loop on a CPU; with `narrow`, under autocast, the result has autocast's format, which
+    the product that reads it takes. Plain `rms_norm` where there is no such loop.
     """
     result = _normalize_rows(x, gain, None, eps, centred=False, narrow=narrow)
     return rms_norm(x, gain, eps) if result is None else result
@@ -81,10 +80,9 @@ def layer_norm(x: Vectors, gain: Gain, bias: Gain | None, eps: float) -> Vectors
 
 
 def compiled_layer_norm(x: Vectors, gain: Gain, bias: Gain | None, eps: float, *, narrow: bool = False) -> Vectors:
-    """`layer_norm` in a compiled loop on a CPU, `narrow` under autocast in autocast's format, as what reads it takes
-    it.
-
-    `layer_norm` where there is no such loop. Models take `layer_norm`, which is faster between the products of a step.
+    """`layer_norm` in a compiled loop on a CPU; with `narrow`, under autocast, the result has autocast's format, which
+    the product that reads it takes. Plain `layer_norm` where there is no such loop. Models take `layer_norm`, which is
+    faster between the products of a step.
     """
     result = _normalize_rows(x, gain, bias, eps, centred=True, narrow=narrow)
     return layer_norm(x, gain, bias, eps) if result is None else result
@@ -170,7 +168,7 @@ def _backward(
     grad_x, grad_gain, grad_bias = _empty_gradients(gradient, x, gain, means, scales, centred, biased)
     n = x.shape[-1]
     n_rows = x.numel() // n
-    # As many sums whatever the number of threads: the result does not depend on it.
+    # The number of partial sums does not depend on the number of threads, and so neither does the result.
     n_sums = -(-n_rows // _ROWS_PER_SUM)
     gains, biases = np.empty((n_sums, n), np.float32), np.empty((n_sums, n if biased else 0), np.float32)
     inputs = gradient, is_bf16(gradient), x, is_bf16(x), gain, means, scales
@@ -325,7 +323,7 @@ def _differentiate(ctx: Any, gradient: Tensor | None, grad_summed: Tensor | None
     summed, gain, statistics = ctx.saved_tensors
     gradient = torch.zeros_like(summed) if gradient is None else gradient.contiguous()
     grad_summed = None if grad_summed is None else grad_summed.contiguous()
-    # Of the sum's two parts at most one is narrower than the sum.
+    # At most one of the sum's two operands is narrower than the sum.
     narrow = next((dtype for dtype in ctx.dtypes if dtype not in (None, summed.dtype)), None)
     grad_sum, grad_narrow, grad_gain, grad_bias = _norm_backward(
         gradient, grad_summed, summed, gain, statistics, ctx.biased, ctx.centred, narrow

@@ -18,7 +18,7 @@ from napkin.kernels.operators import COMPUTED, cpu_operator, is_bf16, is_compute
 
 Heads = Float[Tensor, "*batch position heads head_dim"]
 Table = Float[Tensor, "*#batch position head_dim"]
-"""The rows of the positions, the same for all sequences or each its own."""
+"""Rows for the positions, shared by all sequences or one table per sequence."""
 
 
 def rotate_halves(x: Heads, cosines: Table, signed_sines: Table) -> Heads:

@@ -75,7 +75,7 @@ def _suits_torch(x: Tensor, *widths: int) -> bool:
 
 
 def grouped_matmul_by_torch(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
-    """`grouped_matmul_reference` by torch's product of groups, whose sizes the host does not read."""
+    """`grouped_matmul_reference` by torch's grouped product, which does not make the host wait for the group sizes."""
     return F.grouped_mm(x.contiguous(), weight.transpose(1, 2), offs=_ends(starts, len(x)))
 
 

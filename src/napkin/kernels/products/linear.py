@@ -53,11 +53,12 @@ _FORWARD, _BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 _SMALLEST_SCALE = 1e-30
 
 MULTIPLE_OF_COLUMNS = 32
-"""What the columns of matrices that the compiled product takes are multiples of, see numba_dense.py."""
+"""The compiled product needs a number of columns that is a multiple of this, see numba_dense.py."""
 FEW_VECTORS = (1, 4, 8, 16, 64)
-"""Numbers of vectors for which torch's product and the compiled one are timed; others count as the next of them."""
+"""Numbers of vectors for which torch's product and the compiled one are timed; other numbers take the choice of the
+next larger one."""
 USUALLY_FEW = 16
-"""Vectors up to which the compiled product is taken where nothing was timed."""
+"""The most vectors for which the compiled product is used if nothing was timed."""
 FEW_PRODUCTS = "products of few vectors"
 SMALLEST_MATRIX = 2**18
 """Numbers of a matrix from which the compiled product is worth being loaded."""
@@ -328,7 +329,7 @@ def _fp8_product(left: Tensor, left_scale: Tensor, right: Tensor, right_scale: T
 
 
 def _applied(product: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: Any) -> Tensor:
-    """One of the products above for the rows of x, and the bias."""
+    """Apply one of the products above to the rows of x, and add the bias."""
     result: Any = product.apply(x.reshape(-1, x.shape[-1]), weight, form)
     result = result.view(*x.shape[:-1], -1)
     return result if bias is None else result + bias.to(result.dtype)

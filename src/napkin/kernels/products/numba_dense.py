@@ -1,8 +1,8 @@
 """Products of a few vectors with the rows of a matrix in bf16 or float32, which is read once, compiled for a CPU.
 
 Memory sets the speed. One vector is multiplied row by row, as they stand in memory; more, by four rows at a time, so
-that up to four vectors are multiplied by a piece of the rows while it is in registers. What a vector's product is does
-not depend on how many more there are. In bf16 a processor with AVX512-BF16 multiplies and adds pairs in one
+that up to four vectors are multiplied by a piece of the rows while it is in registers. The product of a vector does not
+depend on the number of other vectors. In bf16 a processor with AVX512-BF16 multiplies and adds pairs in one
 instruction; others widen numbers to float32 in registers. Sums are in float32.
 """
 
@@ -17,7 +17,7 @@ from napkin.machine_code.compiled_function import CompiledFunction, jitted_with,
 from napkin.machine_code.pointers import operation
 
 STEP = 32
-"""Columns of which the rows of a matrix are multiples."""
+"""The number of columns must be a multiple of this."""
 _ROWS, _VECTORS = 4, 4
 _AHEAD = {1: 4096, _ROWS: 24576}
 """Bytes ahead of those that are multiplied that rows are fetched, by how many are read side by side: more of them where
@@ -75,7 +75,7 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int) -> Any:
             offset = builder.mul(index, int64(size * STEP))
             of_rows = [numbers(builder.add(row, offset)) for row in rows]
             totals = list(totals)
-            # Rows are fetched one line after the other, in the order in which they stand in memory.
+            # Rows are prefetched line by line, in their order in memory.
             place = builder.add(builder.add(weights, int64(_AHEAD[n_rows])), builder.mul(offset, int64(n_rows)))
             for line in range(0, size * STEP * n_rows, 64):
                 prefetch(builder, builder.add(place, int64(line)))

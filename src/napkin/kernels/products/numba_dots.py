@@ -18,7 +18,7 @@ F32X8 = ir.VectorType(_F32, 8)
 
 
 def load(builder: Any, address: Any, kind: Any) -> Any:
-    """What stands at an address, of any alignment."""
+    """Load a value from an address of any alignment."""
     loaded = builder.load(builder.inttoptr(address, kind.as_pointer()))
     loaded.align = 1
     return loaded

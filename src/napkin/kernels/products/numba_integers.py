@@ -107,7 +107,7 @@ def _dots(form: int, has_offsets: bool, n_rows: int) -> Any:
         )
 
         def row_part(address: Any, n_bytes: int) -> Any:
-            """So many bytes of a row, and zeros beyond them."""
+            """This many bytes of a row, followed by zeros."""
             part = load(builder, address, _vector(_I8, n_bytes))
             if n_bytes == plane:
                 return part
@@ -115,7 +115,8 @@ def _dots(form: int, has_offsets: bool, n_rows: int) -> Any:
             return builder.shuffle_vector(part, constants(part.type, 0), places)
 
         def dots_of(at: Any, n_bytes: int) -> Any:
-            """What makes the sums of products of a row's bytes with the integers in planes from an address on."""
+            """Make the operation that sums the products of a row's bytes with the integers in planes from an address
+            on."""
             if at_once == 1:
                 vectors = [load(builder, builder.add(at, int64(part)), _vector(_I16, 16)) for part in (0, 32)]
 
@@ -192,7 +193,7 @@ def _dots(form: int, has_offsets: bool, n_rows: int) -> Any:
                 sums = load(builder, plus(vector_sums, piece, 4), F32X8)
                 sums = builder.select(inside, sums, constants(F32X8, 0.0))
                 shifts = [load(builder, plus(row, piece, 4), F32X8) for row in offset_rows]
-                # What stands behind the last piece may be no number.
+                # The memory after the last piece may contain NaN.
                 shifts = [builder.select(inside, each, constants(F32X8, 0.0)) for each in shifts]
                 multiply = fused(builder, F32X8)
                 return [
@@ -381,7 +382,7 @@ def vectors_to_integers(x, is_bf16, numbers, scales, sums, start, stop, n, n_pie
 
 
 def _products(form: int) -> Any:
-    """The compiled loop over rows of integers of that form."""
+    """Compile the loop over rows of integers of that form."""
     four, one = (_dots(form, False, n_rows) for n_rows in (_ROWS, 1))
     four_with_offsets, one_with_offsets = (_dots(form, True, n_rows) for n_rows in (_ROWS, 1))
     piece_bytes = PIECE if form == INT8 else PIECE // 2
@@ -401,7 +402,7 @@ def _products(form: int) -> Any:
         i = start
         while i < stop:
             n_rows = _ROWS if i + _ROWS <= stop else 1
-            # The scales of consecutive rows stand one after the other.
+            # The scales of consecutive rows are contiguous.
             first, n = i * n_groups, n_rows * n_groups
             _scales_of_pieces(scales, kind, first, n, per_group, wide, rest)
             if offsets:

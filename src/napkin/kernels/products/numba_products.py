@@ -1,4 +1,4 @@
-"""What an int8 product of linear layers needs around it, compiled."""
+"""The steps around the int8 product of a linear layer, compiled."""
 
 import numpy as np
 

@@ -26,7 +26,7 @@ def causal_convolution(
     weight = weight.to(x.dtype)
     bias = None if bias is None else bias.to(x.dtype)
     if documents is None and before is None:
-        # Padded by the operator, so that nothing but x itself is kept for the backward pass.
+        # The operator pads, so that only x itself is kept for the backward pass.
         return F.conv1d(x.mT, weight, bias, padding=width - 1, groups=len(weight))[..., :length].mT
     padded = F.pad(x, (0, 0, width - 1, 0)) if before is None else torch.cat((before.to(x.dtype), x), dim=1)
     if documents is None:

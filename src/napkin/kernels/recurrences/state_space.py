@@ -41,7 +41,7 @@ def plain_scan(
 ) -> tuple[Values, State]:
     """The recurrence as it is written, a token at a time: the outputs, and the state after the last token.
 
-    A state of zeros is before the first token, or `state`, which `document_before` numbers the document of. Where
+    The state before the first token is zeros or `state`, which belongs to document number `document_before`. Where
     `documents` changes, a document begins with a state of zeros.
     """
     heads = values.shape[2]
@@ -58,7 +58,7 @@ def plain_scan(
 def token_decays(
     log_decay: LogDecay, documents: Documents, document_before: Int[Tensor, " batch"] | None
 ) -> Iterator[Float[Tensor, "batch heads"]]:
-    """How much of the state is left at each token: nothing where a document begins."""
+    """The fraction of the state that remains at each token: 0 where a document begins."""
     before = document_before
     for t in range(log_decay.shape[1]):
         decay = log_decay[:, t].exp()
@@ -110,8 +110,8 @@ def chunked_scan(
 
 
 class Decays(NamedTuple):
-    """How much is left of what a chunk's tokens wrote, by where it is read. All are exp of sums of log_decay, and 0
-    from one document to another."""
+    """The remaining fractions of what a chunk's tokens wrote, by where it is read. All are exp of sums of log_decay,
+    and 0 from one document to another."""
 
     within: Float[Tensor, "chunks groups heads to from"]
     """From a token of the chunk to another."""

@@ -10,7 +10,7 @@ from napkin.machine_code.pointers import f32_at, i64_at, u32_at
 
 _WIDTH = 16
 _ROOM = 8192
-"""Rows of one example; what follows in a longer one is left out."""
+"""The most rows of one example; the rest of a longer one is left out."""
 _FAST = {"reassoc", "contract", "nsz"}
 _EPSILON = np.float32(1e-8)
 _DROPPED = np.uint64(round(0.5 * 2**32))
