@@ -34,7 +34,7 @@ class Rows:
     """The rows of a linear layer that are one matrix."""
 
     name: str
-    """The name that a recipe gives it, such as attention.query."""
+    """Its name in a recipe, such as attention.query."""
     start: int
     stop: int
 
@@ -73,7 +73,7 @@ class Adapter(nn.Module):
         self.scale = alpha / rank
         self.out_features, width = weight.shape
         self.active = True
-        """True while the layer computes with it."""
+        """True while the layer uses the adapter."""
         made = {"dtype": weight.dtype, "device": weight.device}
         n_rows = sum(each.height for each in matrices)
         draws = torch.empty(len(matrices) * rank, width)
@@ -101,7 +101,7 @@ class Adapter(nn.Module):
         if self.magnitude is None:
             return _add_product(multiply(x, weight, bias), low, self._spread(), self.scale)
         product = _add_product(multiply(x, weight, None), low, self._spread(), self.scale)
-        # In fp32: a format of 8 bits would lose the steps that training makes.
+        # In fp32: an 8-bit format would lose the small updates of training.
         scaled = (product * self._factors(weight)).to(product.dtype)
         return scaled if bias is None else scaled + bias.to(product.dtype)
 
@@ -200,10 +200,10 @@ def add_adapters(
     with_magnitude: bool = False,
     seed: int = 0,
 ) -> None:
-    """Give the chosen matrices of a model adapters, which compute nothing yet, and freeze all else.
+    """Add adapters to the chosen matrices of a model, which change nothing yet, and freeze everything else.
 
-    `modules` are names in napkin.model.config; `with_magnitude` is DoRA. Raises NapkinError for a name
-    that is none, or that the model has nothing of: experts get no adapters, nor does a head that is the embedding.
+    `modules` are names in napkin.model.config; `with_magnitude` is DoRA. Raises NapkinError for an unknown name, or one
+    of which the model has no matrix: experts get no adapters, nor does a head that is tied to the embedding.
     """
     chosen = _chosen(model, modules)
     model.requires_grad_(False)
@@ -245,7 +245,7 @@ def adapted_layers(model: nn.Module) -> Iterator[tuple[str, Linear, Adapter]]:
 
 
 def _chosen(model: Transformer, modules: Sequence[str]) -> list[tuple[Linear, list[Rows]]]:
-    """The layers whose matrices are named, in the model's order, and these matrices."""
+    """The layers with the named matrices, in the model's order, and these matrices."""
     refuse_unknown_matrices(modules)
     layers = [(layer, matrices) for module in model.modules() for layer, matrices in _matrices(module)]
     there = {each.name for _, matrices in layers for each in matrices}

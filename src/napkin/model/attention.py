@@ -65,20 +65,20 @@ class ForwardContext:
     cache: CachedPass | None = None
     """Keys and values of earlier positions, and states; None in training."""
     layer: int = 0
-    """The layer whose keys and values those are."""
+    """The layer that these keys and values belong to."""
     shared: SharedKeysAndValues | None = None
-    """Where layers of a group find the keys and values that they share; None where none are shared."""
+    """Storage of the keys and values that layers of a group share; None if none are shared."""
 
 
 class Preparation(Protocol):
     """Makes, once per step, what all layers of a kind share: an attention implementation, or `DocumentsOnly`."""
 
     def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
-        """Of sequences of `length` tokens."""
+        """Prepare for sequences of `length` tokens."""
         ...
 
     def prepare_cached(self, positions: NoPositions, cache: CachedPass, layer: int) -> Any:
-        """Of new tokens of sequences in a cache."""
+        """Prepare for new tokens of sequences in a cache."""
         ...
 
 
@@ -440,7 +440,7 @@ def additive_mask_at(
 ) -> Float[Tensor, "batch_or_1 heads_or_1 query key"]:
     """`additive_mask_of` where each sequence has positions of its own; what is hidden gets HIDDEN instead of -infinity.
 
-    Padding may see no key at all: a softmax over -infinity alone would make NaN of it, and of what is computed of it.
+    Padding may see no key at all: a softmax over nothing but -infinity would give NaN, which would spread.
     """
     distance = query[:, None, :, None] - key[:, None, None, :]
     seen = sees(query[:, None, :, None], key[:, None, None, :])

@@ -25,7 +25,7 @@ Residual = Float[Tensor, "batch position d_model"]
 
 @dataclass(frozen=True)
 class BlockParts:
-    """The parts of which a block is made; it makes as many norms as it needs."""
+    """The parts of a block, which makes as many norms as it needs."""
 
     attention: CausalSelfAttention | LatentAttention | SharedAttention
     feed_forward: nn.Module
@@ -53,11 +53,11 @@ class Block(nn.Module):
 
     @property
     def preparation(self) -> PlainAttention:
-        """What prepares, once per step, what blocks of this kind share: see `Preparation`."""
+        """The `Preparation` that computes, once per step, what blocks of this kind share."""
         return self.attention.attend
 
     def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
-        """Read from the residual stream twice, write to it twice."""
+        """Apply both layers, each of which reads from the residual stream and adds to it."""
         written = self.dropout(self.attention(self.attention_norm(x), context))
         x, read = sum_and_norm(self.feed_forward_norm, x, written)
         return x + self.dropout(self.feed_forward(read))

@@ -30,7 +30,8 @@ from napkin.model.transformer import Transformer, evaluation_mode
 
 Method = Literal["gptq", "awq"]
 DAMPING = 0.01
-"""Of the mean of H's diagonal, added to it: without it, vectors that are few or alike would leave H without inverse."""
+"""Fraction of the mean of H's diagonal that is added to the diagonal: otherwise few or similar vectors would make H
+singular."""
 AWQ_STEPS = 20
 """Powers that are tried, from 0 on: 0, 1/20, …, 1."""
 
@@ -44,7 +45,7 @@ class CalibratedLayer:
     tensors: dict[str, Tensor]
     error: float
     rounding_error: float
-    """That of round-to-nearest."""
+    """The error of round-to-nearest."""
 
 
 def calibrate(
@@ -157,7 +158,7 @@ def gptq_quantized(
     h = torch.zeros(columns, columns, dtype=torch.float64)
     h[: weight.shape[1], : weight.shape[1]] = hessian
     diagonal = h.diagonal()
-    # Columns that read nothing are rounded by themselves.
+    # Columns without inputs are rounded to nearest.
     diagonal[diagonal == 0] = float(diagonal.mean()) or 1.0
     order = torch.argsort(diagonal, descending=True, stable=True) if by_size else torch.arange(columns)
     diagonal += damping * diagonal.mean()
@@ -195,7 +196,7 @@ def awq_quantized(
     for step in range(steps + 1):
         s = sizes.float().clamp(min=1e-4) ** (step / steps)
         s = s / (s.max() * s.min()).sqrt()
-        # As the layer has them; the weights are scaled by exactly their inverse.
+        # In the layer's number format; the weights are scaled by exactly the inverse.
         factors = (1 / s).to(torch.bfloat16)
         tensors = Int4Linear.quantized(weight / factors.float(), group_size) | {"factors": factors}
         error = product_error(weight, _stands_for(tensors, weight.shape), hessian)

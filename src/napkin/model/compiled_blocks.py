@@ -21,10 +21,11 @@ from napkin.model.quantized import QuantizedLinear
 from napkin.model.transformer import Transformer
 
 FEW_ROWS = (1, 4, 8, 16, 64)
-"""Numbers of tokens for which the pass over bf16 and fp32 matrices is timed beside the blocks one after the other;
-others count as the next of them."""
+"""Numbers of tokens for which the pass over bf16 and fp32 matrices is timed against the blocks one by one; other
+numbers take the choice of the next larger one."""
 USUALLY_FEW = 16
-"""Tokens up to which the pass is taken where nothing was timed, and several new ones of sequences with integers."""
+"""The most tokens for which the pass is used if nothing was timed, and the most in a pass of several new tokens per
+sequence through integer matrices."""
 DECODING = "decoding"
 _SMALLEST_MODEL = 2**21
 """Numbers of the blocks' matrices in bf16 or fp32 from which the pass is worth being loaded."""
@@ -50,7 +51,7 @@ class CompiledBlocks:
     ) -> Float[Tensor, "batch new d_model"] | None:
         if model.training or x.device.type != "cpu" or not can_decode() or torch.is_autocast_enabled("cpu"):
             return None
-        # With each prompt: the look takes as long as a twentieth of a small model's token.
+        # Checked with each prompt only: the check takes a twentieth of the time of a small model's token.
         begins = x.shape[1] > 1 or cache.start == 0
         if self._parts is None or (begins and not self._parts.are_those()):
             self._parts, self._weights = _Parts(model), weights_of_blocks(model)
@@ -69,7 +70,7 @@ class CompiledBlocks:
         held = [cache.held(layer) for layer in range(len(model.blocks))]
         if held[0][0].dtype != weights.dtype or x.dtype != weights.dtype:
             return None
-        # Of tokens that come one by one, all sequences may have one table.
+        # For single new tokens, all sequences may share one table.
         tables = (each if n_new == 1 else each.expand(n_sequences, n_new, -1) for each in rotation)
         turned: Any = tuple(each.flatten(0, -2) for each in tables) or None
         decoded = weights.decode(x.flatten(0, 1), turned, slots, held, n_new)
@@ -97,7 +98,7 @@ class _Parts:
         self._places = [(each, each.data_ptr()) for each in tensors]
 
     def are_those(self) -> bool:
-        """True if all are where they were."""
+        """True if all weights are still at the same addresses."""
         return all(
             len(registry) == len(held) and all(registry.get(name) is each for name, each in held.items())
             for registry, held in self._held
@@ -148,7 +149,7 @@ def _is_special(attend: PlainAttention) -> bool:
 
 
 def _matrix(layer: nn.Module) -> IntegerMatrix | Matrix | None:
-    """What the pass reads of a linear layer; None where it computes something else."""
+    """The matrix of a linear layer as the pass reads it; None if the layer computes something else."""
     if isinstance(layer, QuantizedLinear):
         if not layer.has_compiled_loop:
             return None

@@ -65,7 +65,8 @@ class ModelConfig:
     attention. DeepSeek-V3 has 512."""
 
     q_lora_rank: Annotated[int | None, Bounds(1, 2**20)] = None
-    """Width of the vector from which latent attention makes its queries; None makes them of the residual stream."""
+    """Width of the vector from which latent attention computes its queries; None computes them from the residual
+    stream."""
 
     qk_nope_head_dim: Annotated[int | None, Bounds(1, 2**20)] = None
     """Width of the part of a latent attention's query or key that is not rotated; None is d_model / n_heads."""
@@ -158,8 +159,8 @@ class ModelConfig:
     """Number of tokens that a token sees, itself included (Beltagy et al. 2020); None is all before it."""
 
     full_attention_every: Annotated[int | None, Bounds(2, 4096)] = None
-    """In every so many-th block a token sees all tokens before it, in the others attention_window: 2 is every second
-    one (Gemma 2); None is no block."""
+    """Every n-th block sees all earlier tokens, the others only attention_window: 2 is every second block (Gemma 2);
+    None is no block."""
 
     attention_softcap: Annotated[float | None, Bounds(1e-3, 10**6)] = None
     """Bounds scores, as cap · tanh(score / cap) (Gemma 2); None is no bound. Not available with sdpa."""
@@ -211,8 +212,8 @@ class ModelConfig:
     2024)."""
 
     router_bias: bool = False
-    """Whether scores get a number per expert before experts are chosen, which their weights do not have (DeepSeek-V3).
-    Training leaves it as it is."""
+    """Whether a bias per expert is added to the scores for choosing experts, but not for weighting them (DeepSeek-V3).
+    Training does not change it."""
 
     n_expert_groups: Annotated[int, Bounds(1, 2**16)] = 1
     """Groups that experts are divided into; a token's experts are of few of them, by the largest score of a group, or
@@ -320,7 +321,7 @@ class ModelConfig:
 
     @property
     def kv_sources(self) -> list[int]:
-        """The layer whose keys and values each layer reads: its own, or that of the first of those that share."""
+        """For each layer, the layer whose keys and values it reads: itself, or the first of the layers that share."""
         return [layer - layer % self.kv_sharing for layer in range(self.n_layers)]
 
     @property
@@ -432,9 +433,9 @@ class Preset:
     parameters: int
     """Number of parameters as published, each tensor counted once."""
     source: str
-    """Where the figures come from."""
+    """Source of the figures."""
     beyond: int = 0
-    """How many of them are of parts that a config does not say, and that `model` is without."""
+    """How many of these parameters are in parts that a config cannot describe, and that `model` lacks."""
 
 
 def preset(name: str, **changes: Any) -> ModelConfig:

@@ -1,6 +1,6 @@
 """Checks of a model's config: values that are impossible, or that do not fit the others, each with a way out.
 
-`napkin.model.config` asks them of each config that is made. Nothing here imports torch.
+`napkin.model.config` runs them for each new config. Nothing here imports torch.
 """
 
 import functools

@@ -66,7 +66,7 @@ class DecodingStep:
 
     @staticmethod
     def obstacle(block: nn.Module) -> str | None:
-        """Why a block has no such step; None if it has one."""
+        """Why a block has no decoding step; None if it has one."""
         if type(block) not in (Block, ParallelBlock):
             return f"its blocks are {type(block).__name__}, whose norms stand behind products"
         block = cast(Block | ParallelBlock, block)

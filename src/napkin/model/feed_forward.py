@@ -4,7 +4,7 @@
 passes one product through the activation as a gate for the other. The kinds differ in their activation.
 
 A mixture of experts is many feed-forward layers, to a few of which a router sends each token (Shazeer et al. 2017). An
-assignment is one token at one expert: each token has experts_per_token of them.
+assignment is a pair of a token and an expert: each token has experts_per_token assignments.
 """
 
 import math
@@ -180,7 +180,7 @@ class Routing:
     z_loss: Float[Tensor, ""]
     """The mean of logsumexp(logits)² (Zoph et al. 2022, equation 5)."""
     tokens_per_expert: Int[Tensor, " n_experts"]
-    """Assignments that the router made, dropped ones included."""
+    """Number of assignments that the router made, dropped ones included."""
     dropped: Int[Tensor, ""]
     """Assignments dropped because their expert was full."""
 
@@ -207,7 +207,7 @@ class RoutingRule:
     def probabilities(
         self, logits: Float[Tensor, "token n_experts"]
     ) -> tuple[Float[Tensor, "token n_experts"], Float[Tensor, "token n_experts"]]:
-        """Scores of experts, and the same with a sum of 1."""
+        """Scores of experts, and the scores normalised to a sum of 1."""
         if self.scores == "softmax":
             scores = logits.softmax(dim=-1)
             return scores, scores
@@ -384,7 +384,7 @@ class CapacityExperts(Experts):
         experts = chosen.T.flatten()
         before = F.one_hot(experts, n_experts).cumsum(0).gather(1, experts[:, None])[:, 0] - 1
         fits = before < room
-        # One row beyond the experts' capacity takes what is dropped.
+        # An extra row beyond the experts' capacity takes dropped tokens.
         rows = (experts * room + before).where(fits, n_experts * room)
         dispatched = x.new_zeros(n_experts * room + 1, x.shape[1]).index_copy(0, rows, x.repeat(n_choices, 1))
         made = self.compute(dispatched[:-1].view(n_experts, room, -1)).flatten(0, 1)

@@ -1,7 +1,7 @@
-"""The forms in which a model's operators and products are computed, put into its modules' attributes.
+"""Chooses the forms in which a model's operators and products are computed, and sets them as attributes of its modules.
 
 Operators between products are napkin's compiled loops on a CPU, its fused kernels on a GPU. Products read copies of
-matrices in the format of autocast, or frozen matrices that are held in it, or are taken in a format of 8 bits.
+matrices in autocast's format, or frozen matrices that are stored in it, or are computed in 8 bits.
 """
 
 import functools
@@ -80,9 +80,8 @@ def compiled_kernels(model: Transformer) -> Iterator[None]:
 
 
 def replacements(model: Transformer, forms: Forms) -> list[tuple[nn.Module, str, Callable[..., Any]]]:
-    """The modules of a model that have one of those forms, under which attribute, and the form that replaces it.
-
-    The form of a norm that only linear layers read is told to be `narrow`.
+    """The modules of a model with one of those forms, the attribute that holds it, and its replacement. The form of a
+    norm that only linear layers read gets `narrow`.
     """
     narrow = {norm for block in model.blocks for norm in _norms_before_linears(block)}
     found: list[tuple[nn.Module, str, Callable[..., Any]]] = []
@@ -243,10 +242,9 @@ def multiply_narrow(blocks: nn.Module, multiply: Multiply) -> None:
 
 
 def hold_frozen_narrow(model: Transformer, dtype: torch.dtype) -> None:
-    """Hold the matrices of a model's linear layers that are not trained in `dtype`, that of products under autocast.
-
-    Autocast would cast them for each product: the numbers are the same, fewer bytes are held and read. The embedding,
-    gains and biases stay as they are, and routers, which multiply in fp32.
+    """Store the frozen matrices of a model's linear layers in `dtype`, the format of products under autocast. Autocast
+    would cast them for each product: results are the same, with fewer bytes stored and read. The embedding, gains and
+    biases are not changed, nor are routers, which multiply in fp32.
     """
     for _, layer in _narrow_layers(model):
         layer.weight = torch.nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)

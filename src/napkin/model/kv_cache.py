@@ -6,8 +6,8 @@ A cache belongs to a batch of sequences of any lengths. `extend` announces one f
     hidden = model.hidden(prompt, cache=cache.extend(prompt.shape[1]))
     hidden = model.hidden(next_token, cache=cache.extend(1))
 
-The model asks the pass where its tokens stand; each attention layer hands it new keys and values and gets all those
-that its queries may see. Keys are kept as they are compared: normed and rotated.
+The pass tells the model the positions of its tokens; each attention layer passes it new keys and values and gets all
+those that its queries may see. Keys are stored as they are compared: normed and rotated.
 """
 
 from collections.abc import Sequence
@@ -41,8 +41,8 @@ def power_of_two(n: int, least: int = 1) -> int:
 
 
 def bucket_of(length: int, device: torch.device) -> int:
-    """The length that tokens or keys are padded to: on a GPU a power of two, whose libraries prepare a kernel for each
-    new shape; on a CPU the length itself. A single token stays alone."""
+    """The length to which tokens or keys are padded: on a GPU, whose libraries prepare a kernel for each new shape, a
+    power of two; on a CPU the length itself. A single token stays alone."""
     if device.type == "cpu" or length == 1:
         return length
     return power_of_two(length, SMALLEST_BUCKET)
@@ -67,8 +67,7 @@ class CachedPass:
         raise NotImplementedError
 
     def together(self, layer: int) -> Bool[Tensor, "batch_or_1 1 new key"] | None:
-        """True for pairs that may see each other, if positions do not decide it alone: those of one document or one
-        branch."""
+        """True for pairs in the same document or branch, which may see each other; None if positions alone decide."""
         return None
 
     def slots(self, layer: int) -> Slots | None:
@@ -79,8 +78,8 @@ class CachedPass:
         return None
 
     def slots_of_each(self) -> Slots | None:
-        """The slots that each new token of sequences without windows sees, its own as the last, row by row of
-        [batch, new]; None where they cannot be read where they are kept."""
+        """The slots that each new token of sequences without windows sees, with its own as the last, row by row of
+        [batch, new]; None where keys cannot be read in place."""
         return None
 
     def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
@@ -116,8 +115,8 @@ class ContiguousCache(KVCache):
     """A cache with a fixed slot for each position: [batch, kv_heads, slot, head_dim] for each layer.
 
     `capacity` is the most tokens of a sequence; None is the context length. In layers with a sliding window the slots
-    are a ring: position p is in slot p mod window, and no more than the window is ever held; or with `slack` so many
-    more, that as many tokens can be forgotten again by `truncate`. Layers that carry a state have it in place of slots.
+    are a ring: position p is in slot p mod window, and no more than the window is stored; with `slack`, that many more,
+    so that `truncate` can forget as many tokens. Layers that carry a state have it in place of slots.
     """
 
     def __init__(
@@ -143,7 +142,8 @@ class ContiguousCache(KVCache):
         self.n_slots = [min(window + self.slack, capacity) for window in windows]
         """Slots of a sequence in each layer."""
         (heads, *widths), place = config.cached_widths, {"dtype": dtype, "device": device}
-        # One slot more takes what padding writes. Zeros, since what is hidden is multiplied by 0, not left out.
+        # An extra slot takes what padding writes. Initialised to zeros, since hidden values are multiplied by 0, not
+        # left out.
         attends = [mixer == "attention" for mixer in config.layer_mixers]
         makes = [source == layer for layer, source in enumerate(config.kv_sources)]
         held = [(n + 1) * (has and own) for n, has, own in zip(self.n_slots, attends, makes, strict=True)]
@@ -161,9 +161,8 @@ class ContiguousCache(KVCache):
         *,
         documents: Int[Tensor, "batch new"] | None = None,
     ) -> "ExtendingPass":
-        """A pass over n_new tokens of each sequence, of which the first counts[b] are no padding; None is all.
-
-        `documents` numbers their documents; None goes on with the last one. The lengths grow now: run the pass once.
+        """A pass over n_new tokens of each sequence, of which the first counts[b] are not padding; None is all.
+        `documents` numbers their documents; None continues the last one. The lengths grow now: run the pass once.
         Raises NapkinError where a sequence would exceed the capacity.
         """
         before = self.lengths
@@ -182,7 +181,7 @@ class ContiguousCache(KVCache):
     def branch(self, positions: Int[Tensor, " new"], sees: Bool[Tensor, "new new"]) -> "BranchingPass":
         """A pass over tokens that continue the sequence of a batch of one in several ways, and are not kept.
 
-        Each stands at a position of its own, and sees what the cache holds and those new ones that its row names.
+        Each has a position, and sees the cache and those new tokens that its row names.
         """
         self._refuse_many("branch")
         if self.states is not None:
@@ -192,8 +191,8 @@ class ContiguousCache(KVCache):
     def truncate(self, length: int) -> None:
         """Forget the tokens of a batch of one from position `length` on.
 
-        All are forgotten if a ring has lost tokens that the one before them sees, or if there are states, from which no
-        token can be taken: `lengths` tells.
+        If a ring has lost tokens that the one before `length` sees, or if there are states, from which no token can be
+        removed, everything is forgotten: see `lengths`.
         """
         self._refuse_many("be truncated")
         (now,) = self.lengths
@@ -250,8 +249,8 @@ class ExtendingPass(CachedPass):
         return torch.arange(self.n_new, device=self.cache.device) < self.n_real
 
     def key_positions(self, layer: int) -> Int[Tensor, "batch_or_1 key"]:
-        """Positions of the keys that are held, in the order of their slots, and where new ones are not among them, of
-        those."""
+        """Positions of the stored keys, in the order of their slots, followed by those of the new keys if these are not
+        stored."""
         return self._places[self.cache.n_slots[layer]].key_positions()
 
     def slots(self, layer: int) -> Slots | None:
@@ -355,19 +354,19 @@ def _held_positions(lengths: Sequence[int], n_slots: int, device: torch.device) 
 
 
 class BranchingPass(CachedPass):
-    """A pass over continuations of one sequence, see `ContiguousCache.branch`; nothing of it is kept."""
+    """A pass over continuations of one sequence, see `ContiguousCache.branch`; the cache does not change."""
 
     def __init__(self, cache: ContiguousCache, positions: Int[Tensor, " new"], sees: Bool[Tensor, "new new"]) -> None:
         self.cache, self.sees = cache, sees
         self.positions = self.document_positions = positions[None]
 
     def key_positions(self, layer: int) -> Int[Tensor, "1 key"]:
-        """Positions of the keys that are held, then of the new ones."""
+        """Positions of the stored keys, then of the new ones."""
         held = _held_positions(self.cache.lengths, self.cache.n_slots[layer], self.positions.device)
         return torch.cat((held[:, : self._n_held(layer)], self.positions), dim=1)
 
     def together(self, layer: int) -> Bool[Tensor, "1 1 new key"]:
-        """All of what is held, and the new tokens of the same branch."""
+        """True for all stored keys, and for new tokens of the same branch."""
         held = self.sees.new_ones(len(self.sees), self._n_held(layer))
         return torch.cat((held, self.sees), dim=1)[None, None]
 
@@ -386,7 +385,7 @@ class Documents:
 
     def __init__(self, cache: ContiguousCache) -> None:
         place = {"dtype": torch.int64, "device": cache.device}
-        # What came before the first numbers is of a document of its own. One place more is for padding.
+        # Tokens before the first numbered ones count as a separate document. The extra place is for padding.
         self.by_position = torch.full((len(cache.lengths), cache.capacity + 1), -1, **place)
         self.last = torch.full((len(cache.lengths), 1), -1, **place)
         self.last_start = torch.zeros((len(cache.lengths), 1), **place)

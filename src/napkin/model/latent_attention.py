@@ -1,6 +1,5 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024): the keys and values of all heads are made of one narrow vector.
-
-Of a token x, in the notation of the paper's section 2.1:
+"""Multi-head latent attention (DeepSeek-V2, 2024): the keys and values of all heads are computed from one narrow
+vector. For a token x, in the notation of the paper's section 2.1:
 
     c = norm(W_DKV · x), the latent, and r = rotate(W_KR · x), which is a part of every head's key
     k_h = [W_UK,h · c; r],  v_h = W_UV,h · c
@@ -27,10 +26,10 @@ Latents = Float[Tensor, "batch_or_block 1 key latent"]
 
 
 class LatentAttention(nn.Module):
-    """Attention whose keys and values are made of a latent vector per token.
+    """Attention whose keys and values are computed from a latent vector per token.
 
     `plain_dim` and `rotated_dim` are the widths of the parts of a query or key, `kv_rank` and `query_rank` those of the
-    latents; without a `query_rank` the queries are made of the input.
+    latents; without a `query_rank` the queries are computed from the input.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class LatentAttention(nn.Module):
         latent, shared = made.split((self.kv_rank, self.rotated_dim), dim=-1)
         queries = rearrange(self.query(read), "b t (h c) -> b t h c", h=self.n_heads)
         plain, turned = queries.split((self.plain_dim, self.rotated_dim), dim=-1)
-        # Queries and the shared key beside each other are rotated in one pass.
+        # Queries and the shared key are concatenated and rotated in one pass.
         turned = self.rotate(torch.cat((turned, shared[:, :, None]), dim=2), *context.rotation)
         turned, shared = turned.split((self.n_heads, 1), dim=2)
         return torch.cat((plain, turned), dim=-1), self.key_value_norm(latent), shared[:, :, 0]
@@ -145,5 +144,5 @@ class LatentAttention(nn.Module):
 
 
 def _whole(x: Tensor) -> Tensor:
-    """x, of which each rank has all."""
+    """x unchanged: each rank holds whole sequences."""
     return x

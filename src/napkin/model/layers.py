@@ -70,7 +70,7 @@ def cut_off_normal_(draws: Tensor, std: float) -> Tensor:
 
 
 class Draw(NamedTuple):
-    """A parameter on the meta device whose numbers are still to be drawn."""
+    """A parameter on the meta device whose initial values are still to be drawn."""
 
     parameter: nn.Parameter
     std: float
@@ -82,8 +82,8 @@ _deferred: ContextVar[list[Draw] | None] = ContextVar("deferred", default=None)
 
 @contextmanager
 def deferred_draws() -> Iterator[list[Draw]]:
-    """Parameters with random numbers that are made inside are on the meta device; the list has them, in the order in
-    which they have to be drawn. Under FakeTensorMode nothing changes, and the list stays empty."""
+    """Within the block, randomly initialised parameters are created on the meta device; the list collects them in the
+    order in which they have to be drawn. Under FakeTensorMode nothing changes, and the list stays empty."""
     token = _deferred.set([])
     try:
         yield cast(list[Draw], _deferred.get())
@@ -171,7 +171,7 @@ class Linear(nn.Module):
 
 
 class MuPLinear(Linear):
-    """A linear layer whose matrix acts `multiplier` times as large as it is: µP's hidden layers (Yang et al. 2022).
+    """A linear layer that multiplies by `multiplier` times its matrix: µP's hidden layers (Yang et al. 2022).
 
     The matrix starts larger by 1/multiplier, so the layer's output starts as in any other. But Adam moves each number
     by about the learning rate, whatever its size: the layer then learns `multiplier` times as fast (table 8 and

@@ -92,7 +92,7 @@ MakeNorm = Callable[[int], nn.Module]
 
 
 class NoQKNorm(nn.Module):
-    """Queries and keys as they are."""
+    """No norm of queries and keys."""
 
     def __init__(self, *sizes: int | MakeNorm) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Position schemes: how a model knows where a token is in its sequence.
 
 A scheme may act in three places, and most act in one: `embed` adds to the embedding, `rotate` rotates queries and keys,
-`bias` lowers scores. The base class, no positions at all, does nothing in any of them: a causal mask alone tells a
-token how many are before it (Kazemnejad et al. 2023).
+`bias` lowers scores. The base class is the scheme without positions: the causal mask alone tells a token how many are
+before it (Kazemnejad et al. 2023).
 
 Rotary positions (Su et al. 2021): a query and a key see how far apart they are, and nothing else.
 
@@ -112,7 +112,7 @@ PAIRINGS: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor, Tensor], Tens
 
 
 def unscaled(frequencies: Frequencies, theta: float, factor: float, original_context: float) -> Scaled:
-    """The frequencies as they are."""
+    """The frequencies, unscaled."""
     return frequencies, 1.0
 
 
@@ -189,7 +189,7 @@ class NoPositions(nn.Module):
         return ()
 
     def rotation_at(self, positions: Int[Tensor, "#batch position"]) -> Rotation:
-        """`rotation` for any positions, of each sequence its own; they are not checked."""
+        """`rotation` for arbitrary positions of each sequence, which are not checked."""
         return ()
 
     @no_type_check  # a kernel's compiler reads it, see napkin.model.attention

@@ -1,5 +1,5 @@
-"""Structured pruning: heads, hidden units, channels and layers that matter least on a text are removed, and a smaller
-model is left, of the same kind and with the weights of what stays.
+"""Structured pruning: the heads, hidden units, channels and layers that matter least on a text are removed, which
+leaves a smaller model of the same kind with the remaining weights.
 
 Importance is measured on tokens that stand for those the model will read, in one pass. A group of heads is a head of
 keys and values with the query heads that read it. A unit (a group of heads, or a hidden unit of a feed-forward layer)
@@ -269,7 +269,7 @@ class _Channels(_Scores):
         return (self.seen(inputs[0]),)
 
     def seen(self, x: Tensor) -> Tensor:
-        """What a reader reads, which is scored."""
+        """The input of a reader, whose channels are scored."""
         if self.needs_gradient:
             return x * self.multiplier.to(x.dtype)
         self.add(x.abs().double().flatten(0, -2).sum(0), x[..., 0].numel())
@@ -386,7 +386,7 @@ def pruned_config(config: ModelConfig, kept: Kept) -> ModelConfig:
     if kept.hidden_units:
         changes["d_ff"] = len(next(iter(kept.hidden_units.values())))
     if kept.channels:
-        # What would follow from the width is as it was.
+        # Sizes that would follow from the width keep their values.
         followed: dict[str, Any] = {
             "head_dim": config.resolved_head_dim,
             "d_ff": config.resolved_d_ff,
@@ -398,7 +398,7 @@ def pruned_config(config: ModelConfig, kept: Kept) -> ModelConfig:
 
 
 def _windows(config: ModelConfig, layers: tuple[int, ...]) -> dict[str, int | None]:
-    """The fields by which the kept layers see the tokens that they saw."""
+    """The config fields with which the kept layers see the same tokens as before."""
     wanted = [config.attention_windows[layer] for layer in layers]
     if not any(wanted):
         return {"attention_window": None, "full_attention_every": None}
@@ -418,7 +418,7 @@ def _listed(layers: Sequence[int]) -> str:
 
 @torch.no_grad()
 def remove_parts(model: Transformer, kept: Kept) -> Transformer:
-    """Return a new model of the parts that stay, on the same device and in the same dtype, in evaluation mode."""
+    """Return a new model of the remaining parts, on the same device and in the same dtype, in evaluation mode."""
     config = model.config
     smaller = Transformer(pruned_config(config, kept), device=model.device, dtype=model.head_weight.dtype)
     weights = model.state_dict()
@@ -456,7 +456,7 @@ def _of_heads(weight: Tensor, part: str, config: ModelConfig, kept: tuple[int, .
 
 
 def _of_units(weight: Tensor, part: str, kept: tuple[int, ...]) -> Tensor:
-    """The rows or columns of those hidden units; a gate stands above the matrix beside it."""
+    """The rows or columns of those hidden units; a gate is stacked above the up projection."""
     places = torch.tensor(kept, device=weight.device)
     if part == "feed_forward.down.weight":
         return weight[:, places]

@@ -50,7 +50,7 @@ class QuantizedLinear(nn.Module):
     scales: Tensor
     bias: Tensor | None
     factors: Tensor | None
-    """What each number that the layer reads is multiplied by, for matrices of AWQ (`calibration.py`)."""
+    """Factors of the layer's inputs, for matrices of AWQ (`calibration.py`)."""
 
     def __init__(self, out_features: int, in_features: int, tensors: dict[str, Tensor]) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "out_features in_features"]:
-        """The matrix in `dtype`, made anew."""
+        """The matrix in `dtype`, computed on each call."""
         return self._numbers(slice(None))
 
     @property
@@ -152,7 +152,7 @@ class Int4Linear(QuantizedLinear):
     format = "int4"
     middles: Tensor
     minima: Tensor
-    """At most one of the two is there."""
+    """At most one of the two is given."""
 
     @property
     def group_size(self) -> int:
@@ -219,7 +219,7 @@ class QuantizedEmbedding(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "vocab_size d_model"]:
-        """The whole matrix, made anew."""
+        """The whole matrix, computed on each call."""
         return self.layer.weight
 
     @property
@@ -243,11 +243,10 @@ def quantize_model(
     group_size: int = GROUP_SIZE,
     calibrated: Mapping[str, dict[str, Tensor]] | None = None,
 ) -> None:
-    """Replace the matrices of a model's blocks by integers, and its head by int8; what is left becomes bf16.
-
-    Left are embeddings (of a tied one the head is an int8 copy, and its rows are what that says), norms, biases,
-    routers and stacks of experts. The model is then for inference only. `calibrated` has tensors of matrices that are
-    not rounded to the nearest, by name. Raises NapkinError for an odd group size.
+    """Replace the matrices of a model's blocks by integers, and its head by int8; the rest becomes bf16: embeddings (a
+    tied head becomes an int8 copy, whose numbers the embedding then takes), norms, biases, routers and stacks of
+    experts. The model is then for inference only. `calibrated` has, by name, the tensors of matrices that are not
+    simply rounded to nearest. Raises NapkinError for an odd group size.
     """
     if to == "int4" and (group_size < 2 or group_size % 2):
         raise NapkinError(f"groups of {group_size} numbers: use an even --group-size, such as {GROUP_SIZE}")
@@ -265,9 +264,9 @@ def quantize_model(
 
 
 def quantized_twin(model: Transformer, to: Format, tensors: dict[str, Tensor]) -> None:
-    """Give a model of the same config the quantized layers that `tensors`, a state_dict of another, are for.
-
-    Raises ValueError where they are not those of the model's matrices; its other weights stay as they are.
+    """Replace layers of a model by the quantized layers whose tensors are in `tensors`, the state_dict of a quantized
+    model of the same config. Raises ValueError if these do not match the model's matrices; its other weights are not
+    changed.
     """
     shapes = {"int8": Int8Linear, "int4": Int4Linear}
     for name, layer in quantized_layers(model).items():

@@ -1,8 +1,8 @@
 """The states of layers that carry one from token to token, kept for sequences that are generated.
 
 A sequence's state has the same bytes however long it is: the sums of a scan, and the inputs of the convolution that its
-next tokens see. A pass reads what is held, and what it leaves is held once it is kept: a pass that raised can be
-computed again.
+next tokens see. A pass reads the stored states, and its new states are stored by `keep`, so that a pass that raised can
+be repeated.
 """
 
 from collections.abc import Sequence
@@ -116,7 +116,8 @@ class StatePass:
             self._left.clear()
 
     def keep(self, rows: Sequence[int] | None = None, slots: Sequence[int] | None = None) -> None:
-        """Hold what the pass left: of its sequences `rows`, in those slots; None is each in its own."""
+        """Store the states that the pass left: those of its sequences `rows` in the given slots; None stores each in
+        its own slot."""
         to = self._slots if slots is None else torch.tensor(slots, device=self._states.device)
         for layer, left in self._left.items():
             held = self._states.held[layer]

@@ -1,7 +1,7 @@
 """Layers that mix tokens through a state in place of attention: its size does not grow with the sequence.
 
 A layer's forward pass is computed by chunks in training and of prompts, and token by token in generation, from the
-state that the tokens before have left. Between documents that are packed into a sequence nothing is passed on.
+state that the tokens before have left. No state passes from one packed document to the next.
 """
 
 import math
@@ -87,7 +87,7 @@ class StatefulMixer(nn.Module):
     """The parts that layers with a state have in common: a product that makes a gate, the inputs of a convolution and
     some numbers per head; the convolution, which makes values, keys and queries; an output matrix.
 
-    A subclass mixes the tokens, and gates and norms what comes of it.
+    A subclass mixes the tokens, and gates and norms the result.
     """
 
     def __init__(
@@ -142,11 +142,11 @@ class StatefulMixer(nn.Module):
         states: StatePass | None = None,
         before: Tensor | None = None,
     ) -> tuple[Mixed, Tensor]:
-        """What the tokens read of the state, and the state after the last."""
+        """The tokens' readings of the state, and the state after the last token."""
         raise NotImplementedError
 
     def gated(self, mixed: Mixed, gate: Float[Tensor, "batch position width"]) -> Float[Tensor, "batch position width"]:
-        """What was read, gated and normed."""
+        """The readings, gated and normed."""
         raise NotImplementedError
 
     def parted(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,7 +161,7 @@ class StatefulMixer(nn.Module):
         wide = torch.promote_types(raw.dtype, torch.float32)
         step = F.softplus(raw.to(wide) + self.step_bias)
         if states is not None and states.real is not None:
-            # Padding lets nothing decay.
+            # Padding does not decay the state.
             step = step * states.real[..., None]
         return step, -self.log_decay.to(wide).exp() * step
 

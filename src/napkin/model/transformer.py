@@ -91,7 +91,7 @@ class Transformer(nn.Module):
             self.run_block: Callable[..., Tensor] = _run_block
             """Calls a block; activation checkpointing and compilation replace it."""
             self.loss_chunk_size = CHUNK_SIZE
-            """Tokens whose logits exist at one time in `loss`."""
+            """Number of tokens whose logits exist at one time in `loss`."""
             self.next_token_loss: Callable[..., Tensor] = next_token_loss
             """The loss of hidden states; tensor parallelism replaces it."""
             self.linear_log_probabilities: Callable[..., LinearScores] = linear_log_probabilities
@@ -177,9 +177,9 @@ class Transformer(nn.Module):
         """The scores of some targets; the loss is up to others.
 
         targets[i] follows the token at places[i], an index into the tokens row by row. Logits are divided by
-        `temperature`. As in `loss`, they never all exist at once. A loss of which the gradient with respect to the
-        log-probabilities is known gives it as `coefficients`, and is their weighted sum: a quarter of the head's
-        products is saved. With a `distillation` the temperature of scores is 1.
+        `temperature`. As in `loss`, they never all exist at once. If a loss's gradient with respect to the
+        log-probabilities is known beforehand, pass it as `coefficients`: the loss is then their weighted sum, and a
+        quarter of the head's products is saved. With a `distillation` the temperature of scores is 1.
         """
         hidden = rearrange(self.hidden(tokens, documents), "b t c -> (b t) c").index_select(0, places)
         if distillation is not None:
@@ -243,7 +243,7 @@ class Transformer(nn.Module):
                 contexts[shared] = ForwardContext(rotation, mask)
             context = contexts[shared]
             if self.config.kv_sharing > 1:
-                # One for each group: what is computed again in the backward pass reads it again.
+                # One for each group: recomputation in the backward pass reads it again.
                 group = group if reads_shared(block) else SharedKeysAndValues()
                 context = replace(context, shared=group)
             x = self.run_block(block, x, context)
@@ -373,9 +373,8 @@ def add_scalar_head(model: Transformer) -> None:
 
 
 class _HasAttributes(type(Protocol)):
-    """`isinstance` asks the model for each attribute.
-
-    A protocol's own check does not call `__getattr__` since Python 3.12, and there nn.Module looks up submodules.
+    """Makes `isinstance` check each attribute with `hasattr`. Since Python 3.12 a protocol's own check does not call
+    `__getattr__`, by which nn.Module finds submodules.
     """
 
     def __instancecheck__(cls, instance: object) -> bool:

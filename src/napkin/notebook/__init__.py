@@ -1,7 +1,7 @@
 """Charts in notebooks: the studio's planner and pages of ideas, and the reports of runs, as widgets.
 
-A widget is a page in a frame. What the page of the studio asks its server, the frame asks the kernel: the same
-functions answer. It needs anywidget: `pip install '.[notebooks]'` in the clone.
+A widget is a page in a frame. The requests that the studio's page sends to its server, the frame sends to the kernel,
+where the same functions answer them. It needs anywidget: `pip install '.[notebooks]'` in the clone.
 """
 
 import lazy_loader

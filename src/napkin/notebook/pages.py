@@ -16,7 +16,7 @@ _LOADED = re.compile(
 
 
 def document(page: str, state: str = "") -> str:
-    """The page with all that it loads in it; `state` is the part of the address behind its #.
+    """The page with everything that it loads inlined; `state` is the part of the address after its #.
 
     Modules become functions that return what they export, in the order of what they import, so that their names stay
     apart. The page's own address is not there: it is replaced by one that has the state.

@@ -1,4 +1,4 @@
-"""The widgets: a page, and the functions that answer what it asks."""
+"""The widgets: a page, and the functions that answer its requests."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Models in and out of GGUF files.
 
-A file is read as the Hugging Face folder that it was made of: `ARCHITECTURES` says under which keys the settings of its
-config.json stand, and what its tensors are called. Two things are stored otherwise than there: the rows of queries and
-keys of `llama` are in the order of pairs that stand side by side, and gains of Gemma's norms have the 1 in them.
+A file is read as the Hugging Face folder from which it was made: `ARCHITECTURES` maps its keys to the settings of
+config.json, and its tensors' names. Two things are stored otherwise than there: the rows of queries and keys of `llama`
+are in the order of pairs that stand side by side, and gains of Gemma's norms have the 1 in them.
 """
 
 import math
@@ -87,11 +87,12 @@ class Architecture:
     transposed: tuple[str, ...] = ()
     """Names of matrices that the family stores as [inputs, outputs]; here all are [outputs, inputs]."""
     derived: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda settings: {}
-    """Settings that no key says and llama.cpp has in its source, of those that are known."""
+    """Settings without a key, which llama.cpp has in its source, derived from the known ones."""
 
 
 def _gemma2_scale(settings: Mapping[str, Any]) -> dict[str, Any]:
-    # Of the model with 46 layers the scale is that of the width over the heads, of the others that of a head.
+    # In the model with 46 layers the scale is that of the width divided by the number of heads, in the others that of a
+    # head.
     is_27b = settings["num_hidden_layers"] == 46
     widths = settings["hidden_size"] / settings["num_attention_heads"] if is_27b else settings["head_dim"]
     return {"query_pre_attn_scalar": widths}
@@ -206,7 +207,7 @@ def _integer_layers(model: Transformer, weights: "_Weights", factors: dict[str, 
     for mapping in weights.family.mappings(model.config):
         module = modules.get(mapping.ours)
         scaled = mapping.less or any(re.fullmatch(name, mapping.ours) for name in factors)
-        # Not a subclass, which computes something else.
+        # Exact types only: a subclass computes something else.
         if type(module) not in (Linear, Embedding) or mapping.ours.endswith("router.weight") or scaled:
             continue
         tensors = weights.integers(mapping.theirs)
@@ -334,7 +335,7 @@ class _Weights:
         if len(entry.shape) == 1:
             less = 1.0 if self._architecture.gains_are_whole and "norm" in place else 0.0
             return (self._in_order(self._file.read(stored), place)[rows] - less)[:, None]
-        # Of the blocks, only those with a number that is asked for are decoded.
+        # Only blocks that contain requested numbers are decoded.
         order = self._in_order(torch.arange(entry.n_rows), place)[rows]
         first, last = int(order.min()), int(order.max()) + 1
         width = entry.format.n_numbers
@@ -368,7 +369,7 @@ class _Weights:
         return {"values": values, "scales": scales} | ({"minima": offsets[0]} if offsets else {})
 
     def _in_order(self, rows: Tensor, place: str) -> Tensor:
-        """Return rows of a file's matrix, or of what stands for them, in the family's order."""
+        """Return the rows of a file's matrix, or their integers, in the family's order."""
         if self._architecture.pairs_side_by_side and (heads := _rotated_heads(place, self._config)):
             return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         return rows

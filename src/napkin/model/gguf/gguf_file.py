@@ -1,11 +1,9 @@
 """The GGUF container of llama.cpp and Ollama: one file with metadata, the vocabulary and the tensors of a model.
 
 A file is a header, the metadata as keys with typed values, one entry per tensor (name, sizes, format, offset), and the
-data, aligned; all numbers are little-endian. The format is described in llama.cpp's docs/gguf.md (version 3). Sizes
-stand with the fastest first there, with the slowest first here, as torch has them.
-
-The header comes from elsewhere: its counts and sizes are held against the length of the file before anything is made of
-them, and the data is mapped, not read.
+data, aligned; all numbers are little-endian. The format is described in llama.cpp's docs/gguf.md (version 3). Files
+list a tensor's sizes with the fastest dimension first; here the slowest is first, as in torch. The header is untrusted:
+its counts and sizes are checked against the length of the file before they are used, and the data is mapped, not read.
 """
 
 import math
@@ -49,7 +47,7 @@ class TensorEntry:
 
     @property
     def n_rows(self) -> int:
-        """Rows, each of whole blocks."""
+        """Number of rows, each of whole blocks."""
         return math.prod(self.shape[:-1])
 
     @property

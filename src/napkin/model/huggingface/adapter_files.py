@@ -1,7 +1,7 @@
 """Adapters as peft reads them: adapter_config.json and adapter_model.safetensors, beside a Hugging Face model.
 
-There a layer is a matrix of its own, or, as in GPT-2, one of several that are stacked: these get one adapter of as many
-times the rank, whose B has zeros where a matrix does not read another's A.
+In peft a layer is one matrix, or, as in GPT-2, several that are stacked: a stack gets one adapter of the summed ranks,
+whose B has zeros where a matrix does not read another's A.
 """
 
 import json
@@ -61,7 +61,7 @@ class _Layer:
     name: str
     tensors: dict[str, Tensor]
     n: int
-    """Number of adapters here that it stands for."""
+    """Number of napkin's adapters that it represents."""
     transposed: bool
 
 

@@ -73,7 +73,7 @@ def read_huggingface_config(folder: StrPath) -> ModelConfig:
 
 
 def load_huggingface_into(model: Transformer, folder: StrPath) -> None:
-    """Copy the weights of a Hugging Face folder into a model that computes the same function of them, in its dtype.
+    """Copy the weights of a Hugging Face folder into a model that computes the same function, in the model's dtype.
 
     Parameters of the model that are not the config's, such as adapters, stay as they are. Raises as `load_huggingface`,
     and NapkinError for a model of another config; the model is unchanged then.
@@ -179,7 +179,7 @@ def refuse_existing(folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A draft that becomes the folder at the end of the block, whole or not at all.
+    """A temporary folder that becomes `path` at the end of the block, whole or not at all.
 
     Raises NapkinError where it cannot be written.
     """
@@ -196,7 +196,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def as_matrix(parameter: Tensor) -> Tensor:
-    """The matrices of experts one below the other; another parameter as it is."""
+    """The matrices of experts stacked into one; any other parameter unchanged."""
     return parameter.flatten(0, 1) if parameter.ndim == 3 else parameter
 
 
@@ -284,7 +284,7 @@ def check_shapes(config: ModelConfig, weights: StoredWeights) -> None:
         ) from None
     for mapping in weights.family.mappings(config):
         *stacked, width = shapes[mapping.ours]
-        # Matrices of experts stand one below the other.
+        # Matrices of experts are stacked row-wise.
         shape = (math.prod(stacked), width) if stacked else (width,)
         for name, rows in zip(mapping.theirs, mapping.rows or shape[:1], strict=True):
             expected = (rows, *shape[1:])

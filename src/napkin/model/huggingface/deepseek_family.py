@@ -27,7 +27,7 @@ def _mappings(config: ModelConfig) -> Iterator[WeightMapping]:
 
 
 def _attention_mappings(config: ModelConfig, ours: str, theirs: str) -> Iterator[WeightMapping]:
-    """Of the matrix that makes latents, the part of queries is apart there."""
+    """In these folders, the queries' part of the matrix that makes latents is a separate tensor."""
     assert config.kv_lora_rank is not None
     names, rows = (f"{theirs}.kv_a_proj_with_mqa.weight",), (config.kv_lora_rank + config.resolved_qk_rope_head_dim,)
     if config.q_lora_rank is None:
@@ -68,7 +68,7 @@ def _expert_mappings(config: ModelConfig, ours: str, theirs: str) -> Iterator[We
 
 
 class DeepseekRopeSettings(RopeSettings):
-    """Of yarn with a scale of scores."""
+    """Settings of YaRN with a scale of attention scores."""
 
     mscale: float | None = None
     mscale_all_dim: float | None = None
@@ -118,7 +118,7 @@ _FIELDS = {
     "n_shared_experts": "n_shared_experts",
 }
 _NORM_EPS = 1e-6
-"""Of the norms of latents, whatever rms_norm_eps is."""
+"""Epsilon of the norms of latents, whatever rms_norm_eps is."""
 
 
 def _read_deepseek(settings: DeepseekV3Settings) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _read_deepseek(settings: DeepseekV3Settings) -> dict[str, Any]:
         "rope_pairing": "interleaved" if settings.rope_interleave else "halves",
         "rope_length": length,
         "normalize_expert_weights": bool(settings.norm_topk_prob),
-        # None where there are none.
+        # None for models without them.
         "n_shared_experts": settings.n_shared_experts or 0,
         "n_dense_layers": settings.first_k_dense_replace or 0,
         "n_expert_groups": settings.n_group or 1,

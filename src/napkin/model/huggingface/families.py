@@ -98,7 +98,7 @@ _NORMS = {
 
 
 def _expert_mappings(config: ModelConfig, ours: str, theirs: str) -> Iterator[WeightMapping]:
-    """Mixtral's: w1 is the gate, w3 the matrix beside it."""
+    """Mixtral's names: w1 is the gate, w3 the up projection."""
     n, d_expert = config.n_experts, config.resolved_d_expert
     assert d_expert is not None
     yield WeightMapping(f"{ours}.router.weight", (f"{theirs}.gate.weight",))
@@ -475,7 +475,7 @@ class Family:
     write_more: Callable[[ModelConfig], dict[str, Any]] = lambda config: {}
     """Further settings, of a config."""
     attention_scale: Callable[[Any], float] | None = None
-    """The scale of scores, where it is a setting."""
+    """The scale of attention scores, where it is a setting."""
     factors: Callable[[Any], dict[str, float]] = lambda settings: {}
     """Factors by expressions for parameters' names: their layers have a factor there, which is multiplied into the
     weights here."""

@@ -1,9 +1,8 @@
-"""Files of a Hugging Face folder, which comes from elsewhere: none outside of it is opened, and sizes are bounded.
-
-The files beside a model's weights with which `transformers` reads a prompt as napkin does, and stops where it stops.
+"""The files of a Hugging Face folder besides the weights, with which `transformers` reads a prompt as napkin does, and
+stops where it stops. Folders are untrusted: no file outside of one is opened, and sizes are bounded.
 
 tokenizer.json encodes and decodes; its post-processor puts the separator before every text, since each document in
-training began after one. tokenizer_config.json says which token is special for what, generation_config.json where a
+training began after one. tokenizer_config.json gives the roles of special tokens, generation_config.json where a
 completion ends, chat_template.jinja how the messages of a conversation become a text.
 """
 

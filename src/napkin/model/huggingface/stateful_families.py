@@ -73,8 +73,8 @@ class Mamba2Settings(msgspec.Struct):
     layer_norm_epsilon: float = 1e-5
     tie_word_embeddings: bool = False
     max_position_embeddings: int = 2048
-    """Not a setting of the library's, whose model has no longest sequence; the published models were trained on this
-    many tokens."""
+    """Not a setting of transformers, whose model has no limit; the published models were trained on sequences of this
+    length."""
     # Supported with these values alone.
     use_bias: bool = False
     use_conv_bias: bool = True
