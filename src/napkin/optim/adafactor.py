@@ -105,7 +105,7 @@ def _relative_rate(group: Group) -> float:
 
 
 def _two_eps(theirs: Group) -> Group:
-    """torch's eps is a pair, of which ours is the second."""
+    """torch's eps is a pair, whose second number is ours."""
     if not isinstance(theirs.get("eps"), (list, tuple)):
         return theirs
     eps1, eps = theirs["eps"]

@@ -130,7 +130,7 @@ class Optimizer(torch.optim.Optimizer):
         self.gradient_factor: Tensor | None = None
         """The number that the next step multiplies its gradients by."""
         self.own: Collection[Tensor] | None = None
-        """The parameters that this process updates, and whose state it keeps; None is all of them."""
+        """The parameters that this process updates and whose state it keeps; None is all."""
 
     @classmethod
     def for_model(cls, model: nn.Module, *, weight_decay: float, products: torch.dtype, **settings: Any) -> "Optimizer":
@@ -186,7 +186,7 @@ class Optimizer(torch.optim.Optimizer):
             gradients = [gradient.to(w.dtype) for gradient, w in zip(gradients, wide, strict=True)]
         on_device = states
         if self.state_on_host:
-            # Pages are locked: the copies are queued, and the update behind them.
+            # The pages are locked, so the copies are queued, and the update after them.
             device = parameters[0].device
             on_device = [[torch.empty_like(t, device=device).copy_(t, non_blocking=True) for t in s] for s in states]
         tensors = list(zip(wide, gradients, *zip(*on_device, strict=True), strict=True))
@@ -232,8 +232,8 @@ class Optimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load state and settings of another optimizer over the same parameters, in the same order.
 
-        It may be torch's optimizer of the same rule: training continues as it would there. Settings that torch's has
-        not stay as they are. Raises NapkinError for the state of another rule or of other parameters, and changes
+        It may be torch's optimizer of the same rule: training continues as it would there. Settings that torch's does
+        not have are unchanged. Raises NapkinError for the state of another rule or of other parameters, and changes
         nothing then.
         """
         name = type(self).__name__
@@ -250,7 +250,7 @@ class Optimizer(torch.optim.Optimizer):
             p, group = places[index]
             expected = self.new_state(p, group)
             check_tensors(index, saved[index], expected, name)
-            # In our order, by which the rules take them.
+            # In the order in which our rules take them.
             states[p] = {key: saved[index][key].to(p.device, wide_dtype(p), copy=True) for key in expected}
         for group in ours["param_groups"]:
             _check_settings(group)

@@ -155,7 +155,7 @@ class Muon(Optimizer):
         return cls(muon_groups(model, weight_decay), products=products, **settings)
 
     def update_group(self, parameters: list[Tensor], group: Group) -> None:
-        """Matrices of one shape at a time, then what AdamW updates."""
+        """Update matrices of one shape at a time, then the parameters that AdamW updates."""
         shapes: dict[object, list[Tensor]] = {}
         for parameter in parameters:
             if _is_orthogonal(parameter, group):
@@ -176,12 +176,12 @@ class _ShardedMuon(UpdateRule):
     """Local parts of sharded matrices, which have only one implementation."""
 
     def update(self, implementation: str, *lists: Any) -> None:
-        """Run the foreach form, whatever the name."""
+        """Always run the foreach form."""
         self.foreach(*lists)
 
 
 def _rule_for(bucket: list[Tensor]) -> UpdateRule:
-    # Of a stack divided by its first dimension, each rank has whole matrices.
+    # If a stack is divided along its first dimension, each rank has whole matrices.
     if not is_divided(bucket[0], -2, -1):
         return _MUON
     return _ShardedMuon(_update, functools.partial(_update_foreach, sharded=bucket))

@@ -6,8 +6,8 @@ which of its settings are ours under which name, and which have to have one valu
 
 Sharded tensors (torch's DTensor): each rank has a part of the whole, along one or more of its dimensions.
 
-FSDP2 gives each rank some of the rows, tensor parallelism some of the rows or columns, both together rows of rows.
-Elementwise updates run on the local part. This module imports nothing of torch.distributed.
+FSDP2 gives each rank some of the rows, tensor parallelism some of the rows or columns, both together some rows of some
+rows. Elementwise updates run on the local part. This module does not import torch.distributed.
 """
 
 import math
@@ -22,7 +22,7 @@ from napkin.errors import NapkinError
 
 Group = dict[str, Any]
 
-# How torch computes a step, not what; and what its optimizers did before their first one.
+# Settings of how torch computes a step, not of its result; and state of its optimizers before their first step.
 _LEFT_OUT = frozenset("foreach fused capturable differentiable initial_accumulator_value".split())
 
 
@@ -149,7 +149,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def shards_of(tensor: Tensor) -> int:
-    """Into how many parts a tensor is divided among ranks; 1 where each of them has all of it."""
+    """The number of parts into which a tensor is divided among ranks; 1 if each rank has all of it."""
     return math.prod(ranks for _, ranks, _, _ in _divisions(tensor))
 
 
@@ -167,7 +167,7 @@ def same_division(tensor: Tensor) -> object:
 def indices_of(tensor: Tensor) -> tuple[Ranges, ...]:
     """This rank's indices of the whole tensor, by dimension, in the order of its part.
 
-    As torch divides: into ceil(n / ranks) each, the last ranks having fewer or none.
+    Divided as torch does: ceil(n / ranks) each, with fewer or none for the last ranks.
     """
     indices: list[Ranges] = [(range(size),) for size in tensor.shape]
     for dimension, ranks, place, pieces in _divisions(tensor):
@@ -178,7 +178,7 @@ def indices_of(tensor: Tensor) -> tuple[Ranges, ...]:
 
 
 def part_like(tensor: Tensor, whole: Tensor) -> Tensor:
-    """The part that this rank has of `tensor`, taken of a whole tensor of the same shape."""
+    """This rank's part, as divided like `tensor`, of a whole tensor of the same shape."""
     if not is_sharded(tensor):
         return whole
     for dimension, ranges in enumerate(indices_of(tensor)):
@@ -219,7 +219,7 @@ def full_tensor(tensor: Tensor, part: Tensor | None = None) -> Tensor:
 
 
 def joined(ranges: Iterable[range]) -> Ranges:
-    """The same indices, with ranges that continue one another made into one, and empty ones left out."""
+    """The same indices, with adjacent ranges merged and empty ones left out."""
     merged: list[range] = []
     for each in ranges:
         if merged and merged[-1].stop == each.start:
@@ -246,7 +246,7 @@ def _divisions(tensor: Tensor) -> list[tuple[int, int, int, int]]:
 
 
 def _chunk(ranges: Ranges, parts: int, place: int) -> Ranges:
-    """One of so many parts of the indices, as torch.chunk makes them."""
+    """One of several parts of the indices, divided as by torch.chunk."""
     size = sum(map(len, ranges))
     each = -(-size // parts)
     start, stop = min(place * each, size), min((place + 1) * each, size)

@@ -53,25 +53,25 @@ class Part:
 
     @property
     def place(self) -> tuple[slice, ...]:
-        """The elements of the whole tensor that these are."""
+        """The place of these elements in the whole tensor."""
         return tuple(slice(first, end) for first, end in zip(self.offsets, self.box.ends, strict=True))
 
 
 Parts = dict[str, list[Part]]
-"""The parts of tensors that a rank has, by name."""
+"""The parts of tensors that a rank holds, by name."""
 
 
 def parts_of(tensor: Tensor, *, heights: Sequence[int] = (), ranks: int = 1) -> list[Part]:
-    """The parts of a tensor that this rank has; none if it has no element of it.
+    """The parts of a tensor that this rank holds; empty if it holds no element.
 
     `heights` are those of matrices stacked in it, in its last dimension but one, which `ranks` have divided one by one:
-    its rows are then those that the first rank has of each matrix, followed by those of the second rank. A tensor with
-    another number of rows, such as means over them, is not stacked.
+    its rows are then the first rank's rows of each matrix, followed by those of the second rank. A tensor with another
+    number of rows, such as means over them, is not stacked.
     """
     indices = list(indices_of(tensor))
     stacked = max(0, tensor.ndim - 2)
     if ranks > 1 and heights and tensor.shape[stacked] == sum(heights):
-        # The rows of stacked matrices in the order in which ranks have them.
+        # The rows of stacked matrices in the order of the ranks that hold them.
         order = [
             range(start + rank * (height // ranks), start + (rank + 1) * (height // ranks))
             for rank in range(ranks)

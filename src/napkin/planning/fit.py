@@ -223,10 +223,11 @@ def largest_model(family: Family, machine: Machine, *, progress: Callable[[str],
         n_layers += 1
     each = bytes_per_layer(width)
     if n_layers > DEEPER:
-        # Of the first layers some are beside the peak: a line through deeper models is exact to a layer.
+        # Some of the first layers are not alive at the peak: a line through deeper models is exact to a layer.
         each = (counted(DEEPER, width) - counted(6, width)) / (DEEPER - 6)
         n_layers = DEEPER + int((usable - counted(DEEPER, width)) / each)
-    # What fits by count is found from there, upwards or downwards, by as many layers as the difference has bytes for.
+    # The largest model that fits by count is found from there, in steps of as many layers as the difference in bytes
+    # allows.
     found, exceeds = None, MOST_LAYERS + 1
     while n_layers < exceeds:
         progress(f"counting {n_layers} layers of width {width}")
@@ -245,7 +246,7 @@ def largest_model(family: Family, machine: Machine, *, progress: Callable[[str],
 
 
 def gathered_bytes_of(plan: Plan) -> int:
-    """Bytes of parameters that a device holds unsharded at a time."""
+    """Bytes of unsharded parameters that a device holds at a time."""
     if plan.resolved.strategy != "fsdp":
         return 0
     return max(moment.weight_copy_bytes for moment in plan.ledger.timeline)

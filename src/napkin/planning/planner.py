@@ -3,7 +3,7 @@
 `resolve` sets the fields that a recipe leaves open, from its tokenizer and the devices that it is for; `plan_resolved`
 counts and prices. Several ranks of this machine are measured: each of their operators, and their collectives. Those of
 a datasheet's devices are planned part by part, as `plan_layout` does. `SharedPlans` plans several runs in one process:
-steps that are alike are counted and timed once.
+equal steps are counted and timed once.
 """
 
 import contextlib
@@ -213,7 +213,7 @@ def _with_compile(planned: Plan, machine: Machine, progress: Progress) -> Plan:
     compiled = planned.compiled if estimate.chosen else None
     if estimate.chosen and compiled is None:
         progress("counting the compiled step")
-        # Where torch.compile cannot trace a block here, the uncompiled step's bytes stand, and the plan says so.
+        # If torch.compile cannot trace a block here, the uncompiled step's bytes are used, and the plan says so.
         with contextlib.suppress(NapkinError):
             compiled = count_step(resolved, compiled=True)
     return dataclasses.replace(planned, resolved=resolved, compile_estimate=estimate, compiled=compiled)
@@ -291,7 +291,7 @@ def planned_ranks(
         for stage, each in zip(held, of_stages, strict=True):
             phases = (_seconds_in(each, phase) / micro_batches for phase in ("forward", "backward", "recompute"))
             forward, backward, again = phases
-            # Where a schedule splits the backward pass, each half takes as long.
+            # If a schedule splits the backward pass, both halves are taken to be equally long.
             seconds[stage] = StageSeconds(forward, backward / 2, backward / 2, again)
         schedule = schedule_of(layout.schedule, layout.pipeline, layout.stages_per_rank, micro_batches)
         sends = communication.only("send")
@@ -366,10 +366,9 @@ _FREE = {
         "cuda_graphs",
     },
 }
-"""Fields whose value changes nothing of a step's operators and their shapes. Compilation and graphs are decided for
-each run."""
+"""Fields that do not affect a step's operators and shapes. Compilation and graphs are decided for each run."""
 _ZERO_OR_NOT = {"momentum", "beta1", "beta2", "weight_decay", "dropout"}
-"""Fields of which only counts whether they are 0: then an operator is left out."""
+"""Fields that matter only by being 0 or not: at 0 an operator is left out."""
 
 
 class SharedPlans:
@@ -392,7 +391,7 @@ class SharedPlans:
         else:
             found = _with_compile(dataclasses.replace(known, resolved=resolved), machine, progress)
         if known is None or known.compiled is None:
-            # One that has counted the compiled step too serves compiled and uncompiled runs.
+            # A plan that has counted the compiled step too can be shared by compiled and uncompiled runs.
             self._plans[key] = found
         return found
 

@@ -160,7 +160,7 @@ def training_by_rule(
         plan.lines.append(("rate", f"{devices} × MFU {mfu}"))
         plan.lines.append(("time", f"{_days(seconds)}, {format_count(devices.n * seconds / 3600)} device hours"))
         plan._spend(seconds)
-        # The same run with failures, and checkpoints at the best interval.
+        # The run with failures, and checkpoints at the best interval.
         written, given = CHECKPOINT_BYTES_PER_PARAMETER * parameters, mtbf_hours is not None
         model = failure_model(
             n_devices=devices.n,
@@ -245,7 +245,7 @@ class RuleSizes:
     """Sizes for the rules of thumb; a rule without its sizes is left out."""
 
     batch_size: int = 1
-    """Sequences of a step, and sequences that are generated at a time."""
+    """Sequences per step, which is also the number of sequences generated at a time."""
     context_length: int = 2048
     """Tokens per sequence."""
     n_layers: int | None = None
@@ -269,8 +269,8 @@ def rules_by_size(
 ) -> list[RuleRow]:
     """All rules whose sizes are known, in the order in which a plan is made.
 
-    `active` are the parameters that a token is computed with: None is all, as of any model but a mixture of experts.
-    Raises NapkinError for a size that is not above 0.
+    `active` are the parameters that a token uses: None is all, as in any model but a mixture of experts. Raises
+    NapkinError for a size that is not above 0.
     """
     for name, value in vars(sizes).items():
         if isinstance(value, int) and value < 1:

@@ -3,7 +3,7 @@
 Lecture notes, papers and slides state figures that follow from others in the same sentence, or from a datasheet: "a 70B
 model in bf16 takes 140 GB", "the H100 does 1,979 TFLOP/s". `check_statements` finds such sentences by patterns,
 computes the figure by the rules of `napkin.accounting.rules`, the catalogue of accelerators and the number formats, and
-compares. It understands few sentences, and says which ones with quantities it did not.
+compares. It understands few sentences, and lists those with quantities that it did not understand.
 """
 
 import ast
@@ -62,7 +62,7 @@ class Quantity:
 
 
 MOST_SENTENCE = 2000
-"""Characters of a sentence; a longer one is no sentence, and is cut."""
+"""The most characters of a sentence; longer ones are cut."""
 
 
 def check_statements(text: str) -> list[Statement]:
@@ -114,7 +114,7 @@ _FORMATS: dict[Kind, Callable[[float], str]] = {
 }
 
 
-# From a text to sentences.
+# Dividing a text into sentences
 
 
 def _sentences(text: str) -> Iterator[tuple[int, str]]:
@@ -274,7 +274,7 @@ def _preset_names() -> dict[str, str]:
     return {re.sub(r"[\s_-]", "", name): name for name in presets() if name != "gpt2"}
 
 
-# What is checked.
+# The checks
 
 
 def _training(sentence: str) -> Iterator[_Claim]:

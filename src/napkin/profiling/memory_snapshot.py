@@ -43,7 +43,7 @@ _GRANULE = 64
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """A step's snapshot, and the meter of the step beside it."""
+    """A step's snapshot, and the meter of the step."""
 
     values: dict[str, Any]
     """The snapshot in torch's form: dicts, lists, strings and numbers."""
@@ -192,7 +192,7 @@ class _Residents:
             self.storages.clear()
 
     def freed_events(self, profiler: Any) -> list[tuple[int, int]]:
-        """Time and number of those that were freed."""
+        """Time and number of the freed blocks."""
         marks = ((event.start_time_ns, event.name) for event, _ in profiler_events(profiler))
         return [(time, int(name.removeprefix(_FREED))) for time, name in marks if name.startswith(_FREED)]
 
@@ -217,7 +217,7 @@ class _Frames:
         self.frames: dict[tuple[str, int, str], Frame] = {}
         self.lists: dict[tuple[int, ...], list[Frame]] = {}
         self.modules: dict[int, Frame] = {}
-        """The module of the forward pass whose backward pass autograd numbers so."""
+        """Module of the forward pass, by autograd's sequence number of its backward pass."""
         for event, within in profiler_events(profiler):
             number = getattr(event.extra_fields, "sequence_number", -1)
             if number >= 0 and number not in self.modules and not event.name.startswith(_BACKWARD):
@@ -233,7 +233,7 @@ class _Frames:
             if frame is None:
                 continue
             if frame["name"] == _OUTERMOST and frame["filename"].endswith(_HERE):
-                # What called the step is the same for all.
+                # The callers of the step are the same for all.
                 break
             found.append(frame)
             if event.name.startswith(_BACKWARD) and event.extra_fields.sequence_number in self.modules:

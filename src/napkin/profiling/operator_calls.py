@@ -1,8 +1,8 @@
 """Divides the time of a step among the operators that were called in it.
 
 Each moment of a thread belongs to the innermost event that runs. An operator that computes, with all that it calls, is
-one call: the same that the ledger has a row for. What torch does around it, from an operator that only calls others to
-autograd's engine, is the price of the call and counts with it. All else is Python.
+one call: the same that the ledger has a row for. torch's work around it, from an operator that only calls others to
+autograd's engine, is overhead of the call and counts with it. Everything else is Python.
 
 On a device the time is that of its kernels, each of which belongs to the call that launched it; where several run at a
 time, the later ones count from the end of the earlier.
@@ -101,7 +101,7 @@ def _steps_of(events: Sequence[Any], steps: int) -> Iterator[ProfiledStep]:
             if not event.is_user_annotation():
                 kernels.append(Kernel(event.name(), begin, end, event.device_resource_id(), linked))
         elif not linked:
-            # Calls of CUDA's runtime are linked to the event that makes them, and are a part of it.
+            # Calls of CUDA's runtime are linked to the event that makes them, and count with it.
             host.append(
                 HostEvent(
                     event.name(), event.overload_name(), begin, end, event.start_thread_id(), event.correlation_id()
@@ -354,7 +354,7 @@ def _back_in_step(left: Sequence[str], right: Sequence[str], call: int, row: int
     best = (1, 0)
     fewest = 2 * _FARTHEST + 1
     for ahead in range(call, min(call + _FARTHEST, len(left)) + 1):
-        # Near the ends fewer are left to agree, and at both ends none.
+        # Near the ends, fewer neighbours are left to compare, and at the ends none.
         place = places.get(tuple(left[ahead : ahead + _SURE]))
         if place is not None and ahead - call + place - row < fewest:
             best = ahead - call, place - row

@@ -24,7 +24,7 @@ from napkin.units import format_bytes, format_rate, format_seconds, format_share
 WIDTH = 800
 _ROW = 21
 _NARROWEST = 0.6
-"""Pixels: narrower boxes are left out, their room stays empty."""
+"""Narrowest box in pixels; narrower ones are left out, and their space stays empty."""
 _CHARACTER = 6.6
 _OUTSIDE = "#c9c9c9"
 _FLAME_PICTURE_PHASES = ("forward", "recompute", "backward", "optimizer")

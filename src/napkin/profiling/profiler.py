@@ -71,7 +71,7 @@ def nvtx_ranges(module: nn.Module, device: torch.device) -> Iterator[None]:
 
 STEPS = 5
 WARM_UP = 3
-"""The first step makes the optimizer's state, the second and third warm caches."""
+"""Steps of warm-up: the first creates the optimizer's state, the second and third warm caches."""
 
 
 def profile(
@@ -118,7 +118,7 @@ class MeasuredSteps(NamedTuple):
 
     profiled: list[ProfiledStep]
     plain_seconds: list[float]
-    """Seconds of a step without the profiler beside each of them."""
+    """Seconds of a step without the profiler, one next to each profiled step."""
     ledger: Ledger
     """The ledger of the recorded step."""
 
@@ -312,12 +312,12 @@ def _step_of(train_state: TrainState, resolved: ResolvedRecipe) -> Callable[[], 
     shape = (recipe.training.batch_size, recipe.model.context_length)
     tokens = torch.randint(recipe.model.vocab_size, shape, generator=generator).to(device)
     batch = (tokens, tokens, torch.zeros_like(tokens)) if recipe.data.separate_documents else (tokens, tokens)
-    # Always the first of the schedule: what is computed is the same in all of them.
+    # Always step 0 of the schedule: all steps compute the same.
     return lambda: train_state.step(0, *batch)
 
 
 def _told(found: StepProfile) -> dict[str, float]:
-    """A rank's seconds, for the others."""
+    """A rank's seconds, as sent to the other ranks."""
     collectives = {"wait_tensor", *(row.operator for row in found.ledger.rows if row.collective is not None)}
     waiting = sum(row.figures.seconds for row in found.rows if row.operator in collectives)
     return {

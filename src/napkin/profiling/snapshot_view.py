@@ -1,4 +1,4 @@
-"""What a memory snapshot shows: bytes over the allocator's events, and what was in use when most was.
+"""Views of a memory snapshot: bytes over the allocator's events, and the contents of memory at the peak.
 
 The file may be anyone's: JSON or a pickle of plain data (`napkin.profiling.plain_pickle`), read without running code,
 within bounds. Snapshots of torch have them from CUDA's caching allocator, those of `napkin profile` from the CPU's too.
@@ -56,11 +56,11 @@ class SnapshotView:
     allocated: list[int]
     """Bytes after each event, of the start first."""
     reserved: list[int]
-    """Bytes of segments at the same moments; empty where the file has none."""
+    """Bytes of segments at the same moments; empty if the file has no segments."""
     peak_event: int
     """Events before the moment of the most allocated bytes."""
     at_peak: list[Place]
-    """What was in use then, most bytes first."""
+    """Memory in use at the peak, largest first."""
 
     @property
     def events(self) -> int:
@@ -163,7 +163,7 @@ class _Reader:
     def _alive_at_start(
         self, changes: list[tuple[str, int, int, int, str]], final: dict[int, _Block]
     ) -> dict[int, _Block]:
-        """What is freed without having been allocated, and what is in use at the end without."""
+        """Blocks that are freed, or in use at the end, without having been allocated in the history."""
         start: dict[int, _Block] = {}
         live: set[int] = set()
         for kind, sign, address, size, _ in changes:
@@ -357,7 +357,7 @@ def beside_plan(view: SnapshotView, planned: QuantityRow) -> QuantityTable:
 
 
 def as_values(view: SnapshotView, table: QuantityTable | None) -> dict[str, Any]:
-    """For programs."""
+    """The values for --json."""
     return {
         "device": view.device,
         "events": view.events,

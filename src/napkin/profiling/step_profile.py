@@ -166,7 +166,7 @@ class StepProfile(Summary):
 
     @property
     def overhead(self) -> float:
-        """Their median. It wavers as the machine does: `overheads` shows by how much."""
+        """The median overhead. It varies as the machine does: `overheads` shows by how much."""
         return statistics.median(self.overheads)
 
     def summary(self) -> Iterator[Line]:

@@ -80,7 +80,7 @@ _ROUNDING_BYTES = 4
 
 
 def _one_of(row: Row, experts: int) -> Row:
-    """The product of one of several experts alike."""
+    """The product of one of several equal experts."""
     assert row.contraction is not None
     return dataclasses.replace(
         row,
@@ -94,10 +94,10 @@ def _one_of(row: Row, experts: int) -> Row:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers of parameters of one rank of tensor, before anything is sharded."""
+    """Numbers of parameters of one tensor-parallel rank, before sharding."""
 
     shared: dict[BlockKind, int]
-    """Parameters of a block, its experts left out."""
+    """Parameters of a block without its experts."""
     experts: dict[BlockKind, int]
     """Parameters of all experts of a block."""
     embedding: int
@@ -106,7 +106,7 @@ class Parameters:
     """Last norm, and the head if it is not the embedding."""
 
     def of_blocks(self, blocks: Iterable[tuple[BlockKind, int]]) -> tuple[int, int]:
-        """Parameters of so many blocks of each kind: all but experts, and experts."""
+        """Parameters of the given number of blocks of each kind: those outside of experts, and those of experts."""
         pairs = [(self.shared[kind] * times, self.experts[kind] * times) for kind, times in blocks]
         return sum(each[0] for each in pairs), sum(each[1] for each in pairs)
 
@@ -168,7 +168,7 @@ class LayoutCosts:
         """The kinds of the model's blocks, and how many it has of each."""
         self.in_fp8 = resolved.precision.name == "fp8"
         self.activation_bytes = PRODUCTS_BYTES[resolved.precision.products]
-        """Bytes of a number that ranks of tensor or context send each other."""
+        """Bytes per number in the activations that ranks of tensor or context send each other."""
         self.gather_bytes = PRODUCTS_BYTES[resolved.gather_format]
         self.reduce_bytes = PRODUCTS_BYTES[resolved.recipe.training.reduce_format]
         if stack.reduces_in_fp32 is not None:
@@ -307,7 +307,7 @@ class LayoutCosts:
         else:
             seconds = roofline_seconds(row, self.ceilings)
         if experts > 1 and row.contraction and row.format.startswith("fp8") and not row.operator.endswith("outer"):
-            # What they read is rounded to fp8, as it is and transposed for the gradients of weights.
+            # Their inputs are rounded to fp8, once as they are and once transposed for the gradients of weights.
             numbers = experts * row.contraction[1] * row.contraction[3]
             seconds += _ROUNDING_BYTES * numbers / self.ceilings.bandwidth(_ROUNDING_BYTES * numbers)
         seconds *= self.stack.computing

@@ -31,15 +31,15 @@ from napkin.train_step.step_ledger import count_step
 
 
 class BlockKind(NamedTuple):
-    """What the operators of a block depend on; blocks alike cost alike."""
+    """What determines the operators of a block: blocks of equal kind cost the same."""
 
     mixer: TokenMixer
     window: int | None
     """The window of its attention."""
     experts: bool
     sharing: tuple[int, int] = (0, 1)
-    """Its place among the blocks that share keys and values, and how many they are: the gradients of all but the last
-    are added to those of the next."""
+    """Its place among the blocks that share keys and values, and their number: the gradients of all but the last are
+    added to those of the next."""
 
 
 Part = BlockKind | Literal["embedding", "head", "chunk", "update"]
@@ -58,7 +58,7 @@ class Size(NamedTuple):
     tensor: int = 1
     expert: int = 1
     whole_experts: bool = False
-    """True if ranks of tensor have experts of their own, whole, and send them each a part of the tokens."""
+    """True if each rank of tensor holds whole experts of its own, and receives a part of the tokens for them."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class CountedParts:
     """The calls of the update that each further block adds."""
 
     def operators(self, part: Part, size: Size) -> Operators:
-        """The calls of a part as they are made at that size."""
+        """The calls of a part at that size."""
         found = self.apart.get((part, size.sequences == 1, size.tensor), self.parts[part])
         one = self.apart.get((part, size.sequences == 1, 1))
         if not size.whole_experts or size.tensor == 1 or one is None:
@@ -205,7 +205,7 @@ def count_parts(
     parts: dict[Part, Operators] = {}
     apart: dict[tuple[Part, bool, int], Operators] = {}
     for name in names:
-        # How many calls the update makes depends on sizes; it is priced by the number of parameters.
+        # The number of calls of the update depends on sizes; it is priced by the number of parameters.
         found = {key: (divided[1, 1] if name == "update" else each)[name] for key, each in divided.items()}
         if name == "head":
             continue
@@ -251,7 +251,7 @@ def _head_working(
 ) -> NDArray[np.float64]:
     """Coefficients of the bytes beside chunks of the loss, and of those of a chunk.
 
-    From two chunks on, the gradient of the head's weight is there twice: a loss of one chunk tells nothing of them.
+    From two chunks on, the gradient of the head's weight exists twice, which a loss of one chunk does not show.
     """
     beside: dict[tuple[int, int], NDArray[np.float64]] = {}
     of_chunk: dict[tuple[int, int], NDArray[np.float64]] = {}
@@ -315,7 +315,7 @@ _LATENT_WIDTHS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 def with_tensor(resolved: ResolvedRecipe, tensor: int) -> ResolvedRecipe:
     """The recipe of a model with the matrices of one rank of tensor: its heads, its part of d_ff, its token ids."""
     model = resolved.recipe.model
-    # Heads keep their widths, and each rank makes all latents.
+    # Heads keep their widths, and each rank computes all latents.
     widths = ("head_dim",) if model.kv_lora_rank is None else _LATENT_WIDTHS
     changes: dict[str, int] = {
         "n_heads": model.n_heads // tensor,
@@ -331,7 +331,7 @@ def with_tensor(resolved: ResolvedRecipe, tensor: int) -> ResolvedRecipe:
 
 def _counts(resolved: ResolvedRecipe, tensor: int) -> bool:
     model = resolved.recipe.model
-    # Where there are fewer heads of keys than ranks, some ranks have the same ones.
+    # With fewer key heads than ranks, some ranks hold the same ones.
     kv_heads = model.resolved_n_kv_heads
     divides = kv_heads % tensor == 0 or tensor % kv_heads == 0
     return divides and model.n_heads % tensor == 0 and model.vocab_size >= tensor
@@ -415,7 +415,7 @@ def _names(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
 def _aligned(one: Sequence[Row], two: Sequence[Row]) -> list[Row]:
     """The calls of one sequence, as two sequences make them: those that only one makes are taken to be twice as large.
 
-    What two sequences alone make is left out."""
+    Calls that only two sequences make are left out."""
     aligned = [dataclasses.replace(row, **{name: 2 * getattr(row, name) for name in _FIGURES}) for row in one]
     matcher = difflib.SequenceMatcher(a=_names(one), b=_names(two), autojunk=False)
     for block in matcher.get_matching_blocks():
@@ -456,7 +456,7 @@ def _working_bytes(ledger: Ledger, number: int) -> float:
             continue
         if _block_of(row) == number:
             most = max(most, moment.bytes_alive - moment.state_bytes - moment.weight_copy_bytes)
-    # What later blocks kept is gone by then.
+    # Activations of later blocks are freed by then.
     before = [row for row in of_blocks if _block_of(row) <= number]
     kept = sum(row.bytes_kept for row in before if row.in_forward_pass)
     # Of weights: the product that follows has the matrix as its second factor; its input's copy is read in another

@@ -43,8 +43,8 @@ class SumAndCount:
 
     The sum is of a model's parts (embedding, a block, head, update), each counted once and scaled to the shapes of any
     rank, with what the ranks wait for: it is fast enough to compare thousands of layouts, and knows how long a pipeline
-    takes. The count is of the real step of one rank, every operator on fake tensors: exact for that rank, of the
-    others it knows nothing. So bytes are stated by the count, as soon as there is one, and seconds by the sum.
+    takes. The count is of the real step of one rank, every operator on fake tensors: exact for that rank, but not for
+    the others. So bytes are stated by the count, as soon as there is one, and seconds by the sum.
     """
 
     parts: Mapping[str, float]
@@ -119,7 +119,7 @@ class LayoutPlan:
 
     @property
     def dollars(self) -> float | None:
-        """Price of all steps; None where it is not known."""
+        """Price of all steps; None if unknown."""
         per_hour = self.site.usd_per_hour
         return None if per_hour is None else dollars(self.resolved.recipe.training.steps * self.seconds, per_hour)
 
@@ -130,7 +130,7 @@ class LayoutPlan:
 
     @property
     def peak_bytes(self) -> float:
-        """The same, by count where there is one."""
+        """Peak bytes, by count if there is one, otherwise by the sum."""
         return self.ranks[self.largest_rank].total if self.counted_bytes is None else self.counted_bytes
 
     @property

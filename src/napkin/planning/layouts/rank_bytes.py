@@ -49,7 +49,7 @@ class RankBytes:
 
     @property
     def by_use(self) -> dict[str, float]:
-        """Bytes by what they are for, in words."""
+        """Bytes by use, with the name of each use."""
         return {
             "parameters": self.parameters,
             "gradients": self.gradients,
@@ -83,7 +83,7 @@ def in_flight(schedule: str, pipeline: int, stages_per_rank: int, micro_batches:
     """For each rank and each of its stages, the micro-batches whose activations it keeps when it keeps most in all."""
     if pipeline == 1:
         return ((1,),)
-    # From there on a schedule repeats itself, and keeps no more.
+    # From there on a schedule repeats itself, and keeps no more activations.
     repeats = schedule != "gpipe" and micro_batches % pipeline == 0
     enough = min(micro_batches, _STEADY * pipeline * stages_per_rank) if repeats else micro_batches
     table = schedule_of(schedule, pipeline, stages_per_rank, enough)
@@ -111,10 +111,10 @@ def _rank_bytes(
     activations = sum(number * each for number, each in zip(flight, kept, strict=True))
     gradients = own * costs.weight_bytes
     if micro_batches == 1 and layout.token_parts == 1:
-        # They come as activations go: the larger of the two is there at once.
+        # Gradients are allocated as activations are freed: only the larger of the two exists at a time.
         gradients = max(0.0, gradients - activations)
     if layout.shard == 1 and layout.pipeline == 1 and layout.token_parts > 1 and micro_batches > 1:
-        # Those that are averaged over replicas stay beside those that are added up.
+        # Gradients that are averaged over replicas stay allocated beside those that are accumulated.
         gradients *= 2
     # Whichever is larger: what a block needs in its backward pass, or the head, or the sum of two gradients of the
     # embedding, which comes when its micro-batch keeps nothing any more.
@@ -174,7 +174,7 @@ def _whole_bytes(costs: LayoutCosts, layout: Layout, contents: Sequence[StageCon
         return 0.0, 0.0
     outside = OUTSIDE_BYTES * sum(outside_parameters(costs, layout, content) for content in contents)
     if layout.pipeline > 1:
-        # Parameters are gathered once per step, and gradients add up whole.
+        # Parameters are gathered once per step, and gradients are accumulated unsharded.
         held = sum(sum(held_parameters(costs, layout, content)) for content in contents)
         whole = (costs.gather_bytes + costs.reduce_bytes) * (held - outside // OUTSIDE_BYTES) + 2 * outside
         return whole, whole

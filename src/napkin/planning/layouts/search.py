@@ -56,7 +56,7 @@ _REPEATS_FROM = 4
 
 
 _SIZE = re.compile(r"(parallelism\.\w+) \d+\b")
-"""Layouts of other sizes are refused for the same reason."""
+"""Matches sizes in a refusal, so that layouts of other sizes are counted under the same reason."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Found:
 
 @dataclass
 class SearchResult:
-    """The layouts that a search found, and why others were not taken."""
+    """The layouts that a search found, and the reasons against others."""
 
     plans: list[LayoutPlan]
     """The fastest that fit, of different sizes, fastest first; each planned in full."""
@@ -80,7 +80,7 @@ class SearchResult:
     """Choices that divide the recipe."""
     evaluated: int
     refused: Counter[str] = field(default_factory=Counter)
-    """Why layouts are left out that napkin does not train, and how many."""
+    """Number of layouts that napkin cannot train, by reason."""
 
     def as_values(self) -> dict[str, Any]:
         return {
@@ -296,7 +296,7 @@ def _layouts(resolved: ResolvedRecipe, n_devices: int, per_node: int) -> Iterato
                 parts = n_devices // tensor // context // pipeline
                 if batch_size % parts:
                     continue
-                # None, all, and as many as are in one node, in 4 and in 16 of them.
+                # No sharding, sharding over all, and over the ranks of 1, 4 and 16 nodes.
                 within = max(1, per_node // (tensor * context))
                 shards = sorted(n for n in {1, parts, within, 4 * within, 16 * within} if parts % n == 0)
                 experts = [n for n in _divisors(model.n_experts or 1, most=parts) if parts % n == 0]

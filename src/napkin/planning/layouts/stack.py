@@ -39,7 +39,7 @@ class Kept:
     up: _NotNegative = 0.0
     """Results of the products that widen a token, the gate's included."""
     activated: _NotNegative = 0.0
-    """What the last product reads."""
+    """The input of the last product."""
     dispatched: _NotNegative = 0.0
     """Tokens as experts receive them, d_model numbers for each expert of a token."""
 
@@ -67,19 +67,20 @@ class Memory:
     logits_bytes: _NotNegative = 6.0
     """Bytes per logit of a micro-batch while the loss is computed, its gradient included."""
     kept: dict[Recompute, Kept]
-    """What a block keeps, by how it recomputes."""
+    """The activations that a block keeps, by its form of recomputation."""
     kept_in_fp8: dict[Recompute, Kept] = field(default_factory=dict)
     """The same where products are fp8, where it differs."""
 
     def kept_of(self, recompute: Recompute, *, fp8: bool) -> Kept:
-        """What a block keeps that recomputes in this way; one that no table says keeps what it does without."""
+        """The activations that a block keeps with this form of recomputation; without a table for it, those without
+        recomputation."""
         tables = (self.kept_in_fp8, self.kept) if fp8 else (self.kept,)
         return next((table[recompute] for table in tables if recompute in table), self.kept["none"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """How tokens are sent to experts of other ranks and back."""
+    """The exchange of tokens with experts on other ranks."""
 
     sends: Literal["copies", "nodes"] = "copies"
     """copies: an all-to-all with a copy of a token for each of its experts. nodes: a token crosses the network once for
@@ -147,15 +148,15 @@ class Stack:
     pass, where ranks of data share the optimizer's state."""
     exchange: Exchange = field(default_factory=Exchange)
     memory: Memory | None = None
-    """What a rank keeps; None is what napkin's own step was counted to keep."""
+    """Memory model of a rank; None takes what napkin's own counted step keeps."""
     computing: _Factor = 1.0
-    """Seconds of computing over those of the plan, where they were calibrated."""
+    """Calibrated ratio of computing seconds to the plan's."""
     sending: _Factor = 1.0
-    """Seconds of collectives over those of the plan, where they were calibrated."""
+    """Calibrated ratio of collective seconds to the plan's."""
     factor: Annotated[float, msgspec.Meta(ge=1, lt=20)] | None = None
     """Factor that nine in ten of its runs are within; None is the one of the device's generation."""
     experts_factor: Annotated[float, msgspec.Meta(ge=1, lt=20)] | None = None
-    """The same of runs of mixtures of experts; None is `factor`."""
+    """The factor for mixtures of experts; None is `factor`."""
 
     def factor_of(self, experts: bool) -> float | None:
         """The factor of a model with experts or without; None where the stack says nothing."""

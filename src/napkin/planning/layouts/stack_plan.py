@@ -36,7 +36,7 @@ RUN_NOISE = 0.06
 """Relative error of a plan whose two factors are right: the median of published runs is about that."""
 COMPUTING_NOISE = 0.15
 SENDING_NOISE = 0.25
-"""How far the two factors are expected to be from 1: the spread of published runs of other stacks."""
+"""Expected deviation of the two factors from 1: the spread of published runs of other stacks."""
 _NINE_IN_TEN = 1.645
 _PRIOR_RUNS = 2
 """Runs that the stated interval of a plan counts for, beside those that were measured."""
@@ -72,7 +72,7 @@ def resolve_for_stack(recipe: "Recipe", machine: CatalogueMachine) -> "ResolvedR
         )
     rows = recipe.training.batch_size // layout.batch_parts
     size = size or max(1, rows)
-    # What napkin's own training refuses may be planned all the same: it is resolved as on one device.
+    # A layout that napkin does not train can still be planned: it is resolved as on one device.
     training = dataclasses.replace(recipe.training, batch_size=size, micro_batch_size=size, parallelism="ddp")
     alone = dataclasses.replace(recipe, parallelism=ParallelismConfig(), training=training)
     one = CatalogueMachine(machine.device, 1)

@@ -55,7 +55,7 @@ class Sends:
         self.exposed[sender][1] += backward
 
     def overlapped(self, sender: Sender, backward: bool, seconds: float, computing: float, slowdown: float) -> None:
-        """Hide as much as possible behind `computing` seconds, which it lengthens."""
+        """Hide as much as possible behind `computing` seconds, which become longer."""
         both = min(seconds, computing)
         self.exposed[sender][backward] += seconds - both + slowdown * both
         self.hidden[sender] += both - slowdown * both
@@ -93,7 +93,7 @@ def stage_contents(model: ModelConfig, layout: Layout) -> tuple[StageContent, ..
 def _contents(kinds: tuple[BlockKind, ...], stages: tuple[range, ...]) -> tuple[StageContent, ...]:
     return tuple(
         StageContent(
-            # In one order, so that like stages are equal.
+            # In a fixed order, so that equal stages compare equal.
             tuple(sorted(Counter(kinds[blocks.start : blocks.stop]).items(), key=repr)),
             number == 0,
             number == len(stages) - 1,
@@ -273,8 +273,8 @@ def tensor_sends(
     forward: float,
     backward: float,
 ) -> None:
-    """Wait for collectives of ranks of tensor; cut into as many pieces as there are ranks, all but the first one hide
-    behind the products of the piece before."""
+    """Wait for collectives of ranks of tensor; where they are cut into as many pieces as ranks, all but the first piece
+    hide behind the products of the previous one."""
     if not stack.overlaps_tensor:
         sends.waited("tensor", forward, backward)
         return
@@ -341,7 +341,8 @@ def _shard_seconds(costs: LayoutCosts, layout: Layout, content: StageContent) ->
     gathering = again = scattering = replicas = 0.0
     interconnect, found = costs.interconnect, groups(costs.interconnect, layout)
     each, apart = padded_parameters(costs, layout), layout.expert > 1
-    # What is gathered at a time: how often, parameters, and among which ranks; last what lies outside of blocks.
+    # What is gathered together: how often, how many parameters, and among which ranks; the last entry is what lies
+    # outside of blocks.
     units = []
     for kind, times in content.blocks:
         units.append((times, each.shared[kind] + (0 if apart else each.experts[kind]), found["shard"]))

@@ -1,4 +1,4 @@
-"""Do ranks agree on their collectives? Those of one group must call the same ones in the same order."""
+"""Checks that ranks agree on their collectives: all ranks of a group must call the same ones in the same order."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ _BETWEEN_TWO = frozenset({"send", "receive"})
 
 
 def require_agreement(calls: Mapping[int, Iterable[CollectiveCall]], *, of: str) -> None:
-    """Raise NapkinError where traced ranks would wait for each other without end, or get what was not meant for them.
+    """Raise NapkinError if traced ranks would deadlock, or receive data that is not meant for them.
 
     `calls` are the collectives of each traced rank, in its order; `of` is the part of the program that they are of.
     """

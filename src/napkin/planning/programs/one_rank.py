@@ -45,7 +45,7 @@ class AwaitsRank(BaseException):
 
 
 class Objects:
-    """The objects that ranks have sent to each other, in order."""
+    """Objects that ranks have sent to each other, in order."""
 
     def __init__(self) -> None:
         self._sent: defaultdict[tuple[int, int], list[Any]] = defaultdict(list)
@@ -88,7 +88,7 @@ class OneRank:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """This process as the rank while the block runs."""
+        """Let this process act as the rank in the block."""
         self.objects.begin(self.rank)
         variables = {
             "RANK": self.rank,
@@ -245,7 +245,7 @@ def _cuda(rank: OneRank) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _sharding() -> Iterator[tuple[Any, str, Any]]:
-    """DTensor asks for shapes by calling operators on fake tensors of its own, which is no part of a step."""
+    """DTensor calls operators on fake tensors of its own to learn shapes; that is not part of a step."""
     propagate = ShardingPropagator._propagate_tensor_meta_non_cached
 
     def unseen(*args: Any, **kwargs: Any) -> Any:

@@ -34,12 +34,12 @@ MOST_TRACED = 32
 
 @dataclass(frozen=True)
 class CollectiveSum:
-    """The collectives of a rank's step that are alike."""
+    """Equal collectives of a rank's step."""
 
     operation: str
     calls: int
     data_bytes: int
-    """Bytes of the whole tensors of all of them."""
+    """Bytes of the whole tensors of all these collectives."""
     group_size: int
     groups: tuple[tuple[int, ...], ...]
     """The ranks of the groups."""
@@ -51,12 +51,12 @@ class RankPlan:
 
     rank: int
     stands_for: tuple[int, ...]
-    """All ranks that are taken to do the same, this one among them."""
+    """All ranks that are taken to do the same, including this one."""
     traced: tuple[int, ...]
-    """Those of them that were traced."""
+    """Those of these ranks that were traced."""
     ledger: Ledger
     time: RankTime | None
-    """None where no device was named."""
+    """Seconds of the rank; None if no device was named."""
 
     @property
     def communication(self) -> Communication:
@@ -121,7 +121,7 @@ class ProgramPlan(Summary):
     """The assumptions of the plan, a sentence each."""
 
     def rank(self, rank: int) -> RankPlan:
-        """The plan of a rank, or of the one that stands for it. Raises NapkinError for a rank that there is not."""
+        """The plan of a rank, or of the one that stands for it. Raises NapkinError for a rank that does not exist."""
         for each in self.ranks:
             if rank in each.stands_for:
                 return each

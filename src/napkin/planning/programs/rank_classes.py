@@ -1,10 +1,10 @@
 """The ranks of a program that are traced, and which of the others each of them stands for.
 
-Of few ranks all are traced. Of many, those at different coordinates of the device meshes: along each dimension, the
-others at their first, the first coordinate, the middle, the last, those at which the sizes of shards change, and all
-stages of a pipeline. Where two that follow each other differ in what they do, a coordinate between them is traced too,
-until all that differ are known. Dimensions along which nothing differs are done with; of the others, all combinations
-are traced, as many as the limit allows.
+If there are few ranks, all are traced. Of many, those at different coordinates of the device meshes are: along each
+dimension, the others at their first, the first coordinate, the middle, the last, those at which the sizes of shards
+change, and all stages of a pipeline. Where two that follow each other differ in what they do, a coordinate between them
+is traced too, until all that differ are known. Dimensions along which nothing differs are done with; of the others, all
+combinations are traced, as many as the limit allows.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from napkin.planning.programs.tracing import Program, TracedRank
 
 FEW_RANKS = 8
-"""Up to so many ranks, all are traced."""
+"""Up to this many ranks, all are traced."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Seconds of a program's ranks: what each computes, what it waits for, and what of its collectives is hidden.
 
 A collective whose result is waited for before anything else is computed, as those of tensor parallelism, is exposed in
-full, and so is an all-to-all. Those of FSDP and DDP run beside the computation of their pass: exposed is what is longer
-than it. Messages between the stages of a pipeline are followed from rank to rank, in the order in which each calls
+full, and so is an all-to-all. Those of FSDP and DDP overlap with the computation of their pass: only the excess over it
+is exposed. Messages between the stages of a pipeline are followed from rank to rank, in the order in which each calls
 them: a stage that receives waits until the other has sent.
 """
 
@@ -25,7 +25,7 @@ class RankTime:
     price: Price
     """Seconds of its operators."""
     exposed_seconds: float
-    """Seconds of collectives in which it computes nothing."""
+    """Seconds of collectives in which the rank computes nothing."""
     hidden_seconds: float
     """Seconds of collectives while it computes."""
     bubble_seconds: float

@@ -33,7 +33,7 @@ Step = Callable[[nn.Module, Any, Any], Any]
 
 @dataclass(frozen=True)
 class TracedRank:
-    """A rank's step, and what its building says of the others."""
+    """A rank's step, and what building it shows about the other ranks."""
 
     rank: int
     ledger: Ledger
@@ -164,7 +164,7 @@ class Program:
             try:
                 yield
             except NapkinError as error:
-                # `count` names what helps where a module is given to it.
+                # `count` suggests remedies only for a module.
                 if isinstance(error.__context__, RuntimeError):
                     raise error.__context__ from None
                 raise NapkinError(f"{error}{of_rank}") from None
@@ -184,7 +184,7 @@ class Program:
 
 
 def _known(batch: Any, values: Values) -> Any:
-    """The batch on fake tensors, whose integers and booleans are known."""
+    """The batch as fake tensors with known integers and booleans."""
 
     made: dict[int, Tensor] = {}
 

@@ -44,7 +44,7 @@ class AbsentFiles:
         self.open = builtins.open
         caches = os.environ.get("NAPKIN_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), Path.home() / ".cache"
         places = (folder.parent, "/dev", "/proc", *(each for each in caches if each))
-        # Of packages, and of what torch compiles, nothing is absent that should be there.
+        # Files of packages and of torch's compiler are never replaced.
         self.complete = tuple(f"{each}{os.sep}" for each in (sys.prefix, sys.base_prefix, folder.parent / "torch"))
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.parent / "torch")
         self.changeable = [Path(os.path.realpath(each)) for each in places]
@@ -52,7 +52,7 @@ class AbsentFiles:
     def install(self) -> None:
         """Replace the functions through which scripts look for files and open them, and refuse what would change files
         that are not the rehearsal's."""
-        # Compiled modules would be written beside the user's, temporary files beside everybody's.
+        # Otherwise compiled modules would be written next to the user's, and temporary files to the shared folder.
         sys.dont_write_bytecode = True
         tempfile.tempdir = str(self.folder.parent)
         sys.addaudithook(self._refuse_changes)
@@ -87,7 +87,7 @@ class AbsentFiles:
             if not isinstance(path, (str, bytes, os.PathLike)):
                 continue
             name = os.path.abspath(os.fsdecode(path))
-            # What is removed or renamed is an entry of a folder, a link itself; the rest follows links.
+            # Removing and renaming act on the entry of a folder, even if it is a link; everything else follows links.
             followed = event in ("os.truncate", "os.chmod", "os.chown", "os.utime")
             real = Path(os.path.realpath(name if followed else os.path.dirname(name)))
             if not any(real.is_relative_to(each) for each in self.changeable):

@@ -27,9 +27,8 @@ _DECIDED_BY_MEASURING = {
 
 
 class Tracing:
-    """What is set aside while torch.compile traces, and what it sees in place of the device.
-
-    Made before the stand-ins are in place, in whose stead torch's own functions are back for as long as it traces.
+    """Restores torch's own functions while torch.compile traces, and shows it a device. Created before the stand-ins
+    are installed, so that it has the original functions.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -102,7 +101,7 @@ class Tracing:
             for name, sentence in _DECIDED_BY_MEASURING.items():
                 if given.get(name):
                     self.note(sentence)
-            # What cannot be traced here, and can on a GPU, shall not end the script.
+            # Code that can be traced only on a GPU must not end the script.
             compiled = compile_(model, fullgraph=False, **options)
             return compiled if model is None or isinstance(model, nn.Module) else self._telling(compiled)
 

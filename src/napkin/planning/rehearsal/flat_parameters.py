@@ -43,7 +43,8 @@ def stand_in_for_flat_parameters(note: Callable[[str], None]) -> None:
             precision = mixed_precision
             options = {
                 "mesh": device_mesh.init_device_mesh("cuda", (dist.get_world_size(process_group),)),
-                # None: again after the forward pass, but for the outermost, as there.
+                # None: reshard after the forward pass except for the outermost module, as FullyShardedDataParallel
+                # does.
                 "reshard_after_forward": False if "GRAD_OP" in strategy else None,
                 "mp_policy": fsdp.MixedPrecisionPolicy(
                     param_dtype=getattr(precision, "param_dtype", None),

@@ -30,7 +30,7 @@ class Request(msgspec.Struct):
     answer: str
     """The file that the answer is written to."""
     seconds: float
-    """For as long it may take; once a step is counted, what is known by then is the answer."""
+    """Time limit; if a step is counted by then, the answer has what is known so far."""
     all_on_device: bool = False
     torch: str | None = None
     """The release of torch that the script will run under, if not the one here."""

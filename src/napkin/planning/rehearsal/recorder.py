@@ -1,4 +1,4 @@
-"""Records the step of a script that believes it has a GPU: what is on the device is fake and counted, the rest real.
+"""Records the step of a script that believes it has a GPU: tensors on the device are fake and counted, the others real.
 
 Tensors of the device are fake tensors of the CPU, as everywhere in the accountant; a storage of a fake tensor that the
 script keeps on the host carries a mark, and neither its bytes nor the work on it is counted. Small tensors on the host
@@ -37,8 +37,8 @@ and its memory is steady after that."""
 MOST_UPDATES = 32
 """Updates after which nothing more is looked at, if the script has not evaluated by then."""
 SECONDS_AFTER, SHARE_AFTER = 10.0, 0.25
-"""How long a script goes on after the counted step, so that it may evaluate: so many seconds, or that share of those
-that it took until then."""
+"""How long a script continues after the counted step, so that it can evaluate: this many seconds, or this fraction of
+the time until then."""
 REAL_BYTES = {True: 256 * 2**20, False: 2**20}
 """The largest tensors of a script on the host that are real: of whole numbers, and of others."""
 
@@ -282,7 +282,7 @@ class ScriptRecorder(Recorder):
         return False
 
     def as_fake(self, tensor: Tensor) -> Tensor:
-        """The fake tensor that stands for a real one of the host."""
+        """The fake tensor that represents a real one on the host."""
         if isinstance(tensor, FakeTensor):
             return tensor
         with _disable_current_modes():

@@ -47,11 +47,11 @@ class Rehearsal:
     environment: dict[str, str | None]
     """The environment variables that the script read, with their values; None for those that were not set."""
     absent_files: tuple[str, ...]
-    """Files that were absent, for which small ones stood in."""
+    """Absent files that were replaced by small ones."""
     highest: Highest
     """The most memory that the script took as far as it was rehearsed, which evaluations can raise above the step's."""
     notes: tuple[str, ...]
-    """Assumptions, and what was left out, a sentence each."""
+    """Assumptions and omissions, one sentence each."""
     rehearsing_seconds: float
     rehearsing_bytes: int
     """The most memory that the child process took here."""
@@ -126,15 +126,16 @@ def rehearse(
     Args:
         script: a Python file; it is run as `__main__`, with this process's rights, and is not changed.
         arguments: its arguments.
-        on: the devices of the catalogue that it shall believe in. Of more than one, it runs as rank 0 under torchrun.
+        on: the devices of the catalogue that the script will find. With more than one, it runs as rank 0 under
+            torchrun.
         setup: a Python file that is run before it in the same process, where something must be replaced.
-        environment: variables to set besides.
+        environment: environment variables to set in addition.
         torch: the release of torch that it will run under, such as "2.8", where it computes in other formats than the
             one that is installed here.
         most_seconds: after which the script is stopped.
         most_bytes: of memory, after which it is stopped.
 
-    Raises NapkinError, with the call that stood in the way and what helps, where no step could be counted.
+    Raises NapkinError, naming the call that failed and a remedy, if no step could be counted.
     """
     path = _existing(script)
     before = None if setup is None else _existing(setup)

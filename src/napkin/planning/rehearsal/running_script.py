@@ -15,7 +15,7 @@ import msgspec
 from napkin.planning.rehearsal.messages import EXITS, Answer, Request
 
 _OPEN, _REPLACE = open, os.replace
-"""As they are before `AbsentFiles` replaces them."""
+"""The original functions, before `AbsentFiles` replaces them."""
 
 
 def main() -> None:

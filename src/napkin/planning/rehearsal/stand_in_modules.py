@@ -46,7 +46,7 @@ def stand_in_modules(note: Callable[[str], None], folder: str) -> None:
 class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds stand-ins when the script or a module beside it imports them.
 
-    Libraries go on without what is not installed, as they do when they are not rehearsed.
+    Libraries do without packages that are not installed, as they do outside of a rehearsal.
     """
 
     def __init__(self, note: Callable[[str], None], folder: str) -> None:
@@ -69,7 +69,7 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if frame is None or not frame.f_code.co_filename.startswith(self.folder):
             return None
         found = importlib.machinery.PathFinder.find_spec(first)
-        # A folder of that name is not the package.
+        # A mere folder of that name is not the package.
         if first != "tiktoken" and found is not None and found.origin is not None:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
@@ -87,7 +87,7 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class Silent(types.ModuleType):
-    """A module whose every name is a function that does nothing and returns the same."""
+    """A module in which every name is a do-nothing function, which returns such an object again."""
 
     def __getattr__(self, name: str) -> Any:
         return _silent_name(name)
@@ -219,7 +219,7 @@ def _xformers(_: Callable[[str], None]) -> None:
 @no_type_check
 def _triton(note: Callable[[str], None]) -> None:
     """Triton, whose kernels do nothing."""
-    # These ask once whether Triton is there, and must not find the stand-in.
+    # These check once whether Triton is installed, and must not find the stand-in.
     has_triton_package()
     importlib.import_module("torch._inductor.runtime.triton_compat")
 
@@ -381,7 +381,7 @@ class Images(torch.utils.data.Dataset):
 
 @no_type_check
 def _torchvision(note: Callable[[str], None]) -> None:
-    """torchvision's data sets and transforms; its models are needed as they are."""
+    """torchvision's data sets and transforms; its models have no stand-in."""
 
     def made(name: str, channels: int, side: int, classes: int) -> type:
         def start(self, *args: Any, **kwargs: Any) -> None:
@@ -430,4 +430,4 @@ _MAKERS: dict[str, Callable[[Callable[[str], None]], None]] = {
     "triton": _triton,
     "xformers": _xformers,
 }
-"""Stand-ins that compute or answer, each with what makes it."""
+"""Functions that make the stand-ins which compute or return something, by package."""

@@ -74,7 +74,7 @@ class DeviceMode(TorchFunctionMode):
         kwargs.pop("pin_memory", None)
         place = self.recorder.place if "device" not in kwargs else None
         if kwargs.get("device") is not None:
-            # torch's own sharding believes that its mesh is of CPUs, and so do the buffers that it makes.
+            # torch's own sharding is told that its mesh is of CPUs, and so are the buffers that it makes.
             place = is_cuda(kwargs["device"]) or _caller().startswith(_SHARDING)
             kwargs["device"] = "cpu" if place or _is_cpu(kwargs["device"]) else kwargs["device"]
         elif place is None and self.default and not any(isinstance(value, Tensor) for value in args):
@@ -141,7 +141,8 @@ def _caller() -> str:
 _TOLD_THE_TRUTH = (
     "torch._", "torch.distributed", "torch.utils._", "torch.library", "torch.nn.functional", "torch.fx", "napkin.",
 )  # fmt: skip
-"""Modules that see a tensor of the device on the CPU, where it is: torch's own dispatch, sharding, accounting."""
+"""Modules that see a tensor of the device where it really is, on the CPU: torch's own dispatch, sharding,
+accounting."""
 
 
 def _device_of(device: Callable[[FakeTensor], torch.device]) -> property:
@@ -345,7 +346,7 @@ class StandIns:
         prepare = wrapped._pre_forward
 
         def pre_forward(ddp: Any, *inputs: Any, **named: Any) -> Any:
-            # Buckets are made anew here, in C++.
+            # C++ code makes the buckets anew here.
             with self._on_device():
                 return prepare(ddp, *inputs, **named)
 
@@ -425,7 +426,7 @@ class StandIns:
 
 
 class _Stream:
-    """A stream that orders nothing."""
+    """A stream without ordering."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.cuda_stream = 0

@@ -24,7 +24,7 @@ from napkin.planning.services.this_machine import StepSeconds, probe_steps
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """What a draft model takes, and what its proposals gain."""
+    """The costs of a draft model, and the gain of its proposals."""
 
     parameters: int
     weight_bytes: float
@@ -72,7 +72,7 @@ class Drafting:
         return count_parameters(config_of(self.model))
 
     def bytes_per_token(self, dtype: torch.dtype, kv: KVFormat) -> int:
-        """Bytes that a token leaves in its cache; `dtype` is that of a draft of which only the config is given."""
+        """Bytes per token in the draft's cache; `dtype` is for a draft that is given as a config only."""
         return bytes_per_token(config_of(self.model), self._dtype(dtype), kv)
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
@@ -93,7 +93,7 @@ class Drafting:
 def refuse_draft(
     config: ModelConfig, draft: ModelConfig | Transformer | None, acceptance: float | None, proposed: int
 ) -> None:
-    """Raise NapkinError for a draft that cannot propose tokens of the model, or of which too little is known."""
+    """Raise NapkinError for a draft that cannot propose the model's tokens, or about which too little is known."""
     if draft is None:
         if acceptance is not None:
             raise NapkinError(f"acceptance is {acceptance} and there is no draft: name one, or leave acceptance out")
@@ -127,7 +127,7 @@ def refuse_draft(
 
 
 def draft_on_devices(replica: Replica, running: float, load: Load) -> DraftPlan:
-    """What the draft of a replica takes and gains, where so many sequences run."""
+    """Costs and gain of a replica's draft, with this many running sequences."""
     draft, drafting = replica.draft, replica.drafting
     assert draft is not None
     assert drafting is not None

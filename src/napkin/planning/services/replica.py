@@ -1,4 +1,4 @@
-"""Seconds of a server's steps, and what a steady load of requests makes of them.
+"""Seconds of a server's steps, and its latencies and throughput under a steady load.
 
 A step computes one token of each sequence that is being generated and, where requests are waiting, prompts too. It
 takes the sum of: what every step and layer takes; its products, bound by the weights' bytes or by FLOPs; the cache's
@@ -64,7 +64,7 @@ class ServiceWork:
     state_flops: float
     """FLOPs of one token in the recurrence of all layers with a state."""
     prompt_state_flops: float
-    """The same of a token of a prompt, which is scanned by chunks."""
+    """FLOPs of the state layers for a token of a prompt, which is scanned by chunks."""
     window: int | None
     """Most tokens of a sequence that a block with a window keeps; None is all."""
     windowed_share: float
@@ -78,15 +78,15 @@ class ServiceWork:
     head_weights: int
     """Numbers in the output head, which only the last position of a prompt is multiplied with."""
     products: int
-    """Matrix products with weights in a step, the head's left out."""
+    """Number of matrix products with weights in a step, without the head's."""
     pair_flops: float
     """FLOPs of attention per pair of a query and a key that it sees, in all layers, in a decode step."""
     prompt_pair_flops: float
-    """The same of a prompt: fewer with latent attention, which makes the keys of each head then."""
+    """FLOPs per pair in a prompt: fewer with latent attention, which computes each head's keys then."""
     whole_bytes: float
     """Bytes per token that unfused elementwise operators read and write, of norms and the residual stream."""
     divided_bytes: float
-    """The same within attention and feed-forward layers, which ranks of tensor divide."""
+    """Those bytes within attention and feed-forward layers, which ranks of tensor divide."""
 
     @property
     def compares_latents(self) -> bool:
@@ -209,7 +209,7 @@ def count_forward(config: ModelConfig, new: int, held: int = 0) -> Ledger:
         attention_softcap=None,
         attention_window=None,
         full_attention_every=None,
-        # Its mask, too, is a part of a server's kernel.
+        # The mask is part of a server's kernel too.
         positions="none" if config.positions == "alibi" else config.positions,
     )
 
@@ -280,7 +280,7 @@ class Replica:
 
     @cached_property
     def drafting(self) -> "Replica | None":
-        """The draft on the same ranks, by itself."""
+        """The draft on the same ranks, as a replica without a draft."""
         if self.draft is None:
             return None
         return dataclasses.replace(self, work=self.draft.work, weights="bf16", draft=None)
@@ -318,7 +318,7 @@ class Replica:
         return self.server.memory_share * self.device.memory_bytes - self.weight_bytes - OTHER_BYTES["all"]
 
     def sequences(self, tokens: float) -> int:
-        """Return the number of sequences of so many tokens that fit."""
+        """Return the number of sequences of this length that fit."""
         return max(0, math.floor(self.kv_pool_bytes / self.sequence_bytes(tokens)))
 
     def sequence_bytes(self, tokens: float) -> float:
@@ -381,7 +381,7 @@ class Replica:
         return self.model_seconds(sequences, context, new, new * self.work.kept(context))
 
     def model_seconds(self, sequences: Any, context: Any, prompt_tokens: Any = 0.0, pairs: Any = 0.0) -> Any:
-        """The seconds of `step_seconds` of the model alone."""
+        """`step_seconds` of the model without a draft."""
         work, server, tensor = self.work, self.server, self.tensor
         tokens = sequences + prompt_tokens
         bandwidth = self.device.memory_bandwidth

@@ -72,7 +72,7 @@ class Load:
     batch_wait_steps: int = 0
     """Steps that prompts wait for others to be computed with (TensorRT-LLM's batch_wait_timeout_iters)."""
     batch_wait_share: float = 1.0
-    """They do not wait where the step's tokens reach this share of its most (batch_wait_max_tokens_ratio)."""
+    """Prompts do not wait if the step's tokens reach this fraction of its maximum (batch_wait_max_tokens_ratio)."""
 
     def __post_init__(self) -> None:
         refuse_unclear_load(self.concurrency, self.rate)
@@ -98,7 +98,7 @@ class Load:
 
     @property
     def simulated_rounds(self) -> int:
-        """Requests per client that are simulated: all, or so many that the others are like those in the middle."""
+        """Requests per client that are simulated: all, or enough of them for the middle ones to represent the rest."""
         assert self.concurrency is not None
         few = max(FEWEST_ROUNDS, round(MOST_SIMULATED / self.concurrency))
         return few if math.isinf(self.requests_per_client) else max(1, min(few, round(self.requests_per_client)))
@@ -125,7 +125,7 @@ class Timeline:
 
     sequences: Array
     context: Array
-    """Mean tokens in the cache of those sequences."""
+    """Mean tokens in the cache per sequence."""
     prompt_tokens: Array
     pairs: Array
     """Pairs of a query and a key that it sees, of the prompts' tokens."""
@@ -139,7 +139,7 @@ class Timeline:
     wave: NDArray[np.int64]
     """0 is the first request of a client."""
     arrival_seconds: Array | None = None
-    """Moments of arrival in seconds, where they do not follow from the steps."""
+    """Arrival times in seconds, if they do not follow from the steps."""
     idle: Array | None = None
     """Seconds before each row without any request, of a load that comes by rate."""
     preempted: int = 0
@@ -159,7 +159,7 @@ class Timeline:
         return added(weights, self.arrival, self.first), added(per_token, self.first, self.end)
 
     def priced(self, seconds: StepSeconds) -> "Latencies":
-        """The latencies of all requests, if steps take such seconds."""
+        """The latencies of all requests, given the seconds of the steps."""
         each = seconds(self.sequences, self.context, self.prompt_tokens, self.pairs)
         taken = each * self.count
         ends = np.concatenate([[0.0], np.cumsum(taken if self.idle is None else taken + self.idle)])
@@ -180,13 +180,13 @@ class Latencies:
     """The seconds of requests: arrays in order of arrival."""
 
     first_token: Array
-    """Until the first token."""
+    """Seconds until the first token."""
     per_token: Array
     """Per token after the first: those between the first and the last, over the tokens after the first."""
     waiting: Array
-    """Until the request was among those that are computed."""
+    """Seconds until the request was admitted."""
     seconds: float
-    """Seconds of the whole."""
+    """Seconds of the whole load."""
     in_prompts: float
     """Seconds of the steps that compute prompts."""
     running: float
@@ -263,7 +263,7 @@ class _Simulation:
         """Requests that are sent while the next step is computed, and seen after it."""
         self.requests: list[_Request] = []
         self.computing: list[_Request] = []
-        """Admitted requests whose prompts are not computed to their end."""
+        """Admitted requests whose prompts are not yet computed completely."""
         self.decoding: dict[int, _Request] = {}
         """Sequences that are generated, in order of admission."""
         self.ends: list[tuple[int, int, int]] = []

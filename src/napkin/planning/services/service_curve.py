@@ -19,7 +19,7 @@ CONCURRENCIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 38
 
 @dataclass(frozen=True)
 class ServicePoint:
-    """What one degree of tensor parallelism does with a number of requests in flight."""
+    """Throughput and latency of one degree of tensor parallelism with a number of requests in flight."""
 
     concurrency: int
     degree: ServiceDegree
@@ -47,7 +47,7 @@ class ServiceCurve:
     tensor: int
     points: tuple[ServicePoint, ...]
     reason: str | None
-    """Why there are no points."""
+    """Why there are no points; empty if there are some."""
 
     @property
     def knee(self) -> ServicePoint | None:

@@ -68,7 +68,7 @@ class ServiceInterval:
 
 
 def interval_of(replica: Replica, load: Load, timeline: Timeline) -> ServiceInterval:
-    """The factors of one replica under a load, whose steps are `timeline`."""
+    """Factors of the 90% intervals for one replica under a load, whose steps are `timeline`."""
     server = replica.server
     known = replica.weights in server.formats and not replica.work.n_experts
     if known and replica.device.name in server.devices:
@@ -93,7 +93,7 @@ def interval_of(replica: Replica, load: Load, timeline: Timeline) -> ServiceInte
 SERVER = "vllm"
 """Whose constants are taken if no server is named: that of most measurements across formats, after TensorRT-LLM."""
 REQUESTS_PER_CLIENT = 4
-"""Requests that are simulated for each client, if nobody says how many."""
+"""Requests that are simulated per client by default."""
 REQUESTS_OF_RATE = 1000
 """Requests of a load that comes by `rate`, unless `requests` are given."""
 PREFILL_CHUNK = 512
@@ -158,7 +158,7 @@ class ServicePlan(Summary):
     cluster: Cluster | None
     """None is this machine."""
     server: str
-    """"napkin" is its own engine."""
+    """Name of the server; "napkin" is napkin's own engine."""
     weights: str
     kv: str
     """Number format of keys and values."""
@@ -183,7 +183,7 @@ class ServicePlan(Summary):
 
     @property
     def prefill_intensity(self) -> float:
-        """FLOPs per byte of a prompt computed alone."""
+        """FLOPs per byte of computing a prompt alone."""
         return self.prefill_flops / self.prefill_bytes
 
     def as_values(self) -> dict[str, Any]:

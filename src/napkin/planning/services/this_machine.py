@@ -33,9 +33,9 @@ class StepSeconds:
     """Seconds of an engine's passes through a model, between the sizes at which they were timed."""
 
     decode: dict[tuple[int, int], float]
-    """By the number of sequences and the tokens that each holds."""
+    """Seconds of decoding steps, by the number of sequences and the tokens that each holds."""
     prefill: dict[tuple[int, int], float]
-    """By the tokens of the chunk and those of the prompt before it."""
+    """Seconds of prefill steps, by the tokens of the chunk and of the prompt before it."""
 
     def decode_seconds(self, rows: int, context: float) -> float:
         """Seconds of a token for each of `rows` sequences, which hold `context` tokens on the average."""
@@ -131,7 +131,7 @@ def simulate_engine(
         while n_sent < load.requests and (
             n_sent - len(ended) < load.concurrency if load.concurrency is not None else arrivals[n_sent] <= now
         ):
-            # Prompts share nothing, as random ones: each repeats a token of its own.
+            # Prompts share no prefix, like random ones: each repeats a token of its own.
             prompt = [n_sent] * load.input_tokens
             sent_at = arrivals[n_sent] if arrivals else now
             scheduler.add(_Simulated(n_sent, prompt, load.input_tokens, load.output_tokens, sent_at=sent_at))

@@ -1,8 +1,8 @@
 """The fastest forms of a training step's blocks on this machine: plain or compiled kernels, and which attention.
 
 Blocks are timed as they run, forward and backward, so that each operator finds the caches as its neighbours leave them:
-alone, with its operands in cache, another form is often the fastest. They are those of the recipe, but for their width
-and the number of tokens, which are bounded: a recipe is timed in some two seconds, once, and its choice is kept.
+alone, with its operands in cache, another form is often the fastest. The blocks are those of the recipe, except that
+their width and the number of tokens are bounded: a recipe is timed once, in about two seconds, and its choice is kept.
 """
 
 import dataclasses

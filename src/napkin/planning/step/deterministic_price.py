@@ -1,7 +1,8 @@
-"""The price of the same bits each time: a step with deterministic algorithms beside one without, by count and by rule.
+"""The price of bit-for-bit reproducibility: a step with deterministic algorithms compared with one without, by count
+and by rule.
 
-The count has other forms of attention, more sums of the gradient of queries, and other workspaces. What a roofline does
-not see is added by rule:
+The count has other forms of attention, more sums of the gradient of queries, and other workspaces. Costs that a
+roofline does not show are added by rule:
 
 - Flash attention's backward pass has one program for each sum of the gradient of queries, in place of one for each
   block of keys: the last wave of programs leaves multiprocessors idle. The sums are cleared before and read after.
@@ -25,7 +26,7 @@ _SUMS_BY_INDEX = ("index_add", "index_put", "scatter_add", "index_add_", "index_
 
 @dataclass(frozen=True)
 class DeterministicPrice:
-    """What a step of one device takes more with deterministic algorithms."""
+    """The additional costs of a step on one device with deterministic algorithms."""
 
     seconds_beside: float
     """Seconds by rule that the counted step's rooflines do not have."""

@@ -60,7 +60,7 @@ def choose_kernels(
 def candidates_of(recipe: Recipe, precision: Precision) -> list[Recipe]:
     """The recipe with each form of kernels and of attention that it leaves open and that suits it, torch's first."""
     training, chooses = recipe.training, recipe.model.attention == "auto"
-    # In fp32 torch.compile fuses what is between the products, where that is worth it.
+    # In fp32, torch.compile fuses the operators between the products, where that pays.
     suits = precision.device_type == "cpu" and precision.products == "bf16" and training.compile != "on"
     kernels = ["plain", *(["compiled"] if suits else [])] if training.kernels == "auto" else [training.kernels]
     return [
@@ -181,7 +181,7 @@ def refuse_impossible_graph(resolved: ResolvedRecipe) -> None:
 
 
 def describe_compile(plan: Plan) -> str:
-    """One line on what was chosen and why."""
+    """One line on the choice and its reason."""
     found = plan.compile_estimate
     costs = f"costs about {format_seconds(found.seconds)}"
     basis = " (assumed: nothing was measured on such a device)" if found.assumed else ""

@@ -1,4 +1,4 @@
-"""Longest first: of the steps of a run, which takes most memory, and at which it would run out.
+"""Finds the step of a run that takes most memory, and the first step that would run out of it.
 
 Batches of sequences differ, and so do the bytes of their steps. What a step takes does not fall when one of its sizes
 grows (rows times length, length, trained tokens), so few steps have to be counted: of those that no other is above in
@@ -165,7 +165,7 @@ def _maximal(table: np.ndarray) -> list[int]:
 
 def _first_beyond(table: np.ndarray, peak: Callable[[int], int], most: int, beyond: int) -> int:
     """The first step that does not fit: `beyond` does not."""
-    # What is counted in the middle of the order by size tells most of the others.
+    # Counting the middle one in the order of size bounds the most others.
     order = list(np.argsort(_scale(table), kind="stable"))
     low, high = 0, order.index(beyond)
     fitting: list[int] = []

@@ -47,7 +47,7 @@ Progress = Callable[[str], None]
 
 
 class Machine(ABC):
-    """One device or several alike."""
+    """One device, or several of one kind."""
 
     n_devices: int
     device_name: str
@@ -57,7 +57,7 @@ class Machine(ABC):
     memory_bytes: int
     """Memory of one device that is available for tensors."""
     gpu_bytes: int | None
-    """Memory of one GPU in all, whatever uses it; None for a CPU."""
+    """Total memory of one GPU; None for a CPU."""
     target: Target | None
     """The device that a step is counted for; None is the device type of the precision."""
 
@@ -131,7 +131,7 @@ class ThisMachine(Machine):
         return triton_obstacle(self.device_type)
 
     def prepare(self, training: TrainingConfig) -> None:
-        """The same number of threads, and the same handling of freed memory, as in training."""
+        """Set the number of threads and the handling of freed memory as in training."""
         assert training.threads is not None
         torch.set_num_threads(training.threads)
         keep_freed_memory()
@@ -238,7 +238,7 @@ class CatalogueMachine(Machine):
         return dataclasses.replace(training, precision=precision.name)
 
     def triton_obstacle(self) -> str | None:
-        """By the vendor: torch's builds for GPUs bring Triton with them."""
+        """Judged by the vendor: torch's builds for GPUs include Triton."""
         return (
             None if isinstance(self.target, CudaTarget) else f"{self.device_name} is not a GPU that Triton compiles for"
         )

@@ -73,7 +73,7 @@ def _changes(resolved: ResolvedRecipe) -> Iterator[dict[str, Any]]:
     for smaller in dict.fromkeys((_divisors(size)[-2:][0], 1)):
         if smaller < size:
             yield {"micro_batch_size": smaller}
-    # By the memory that they save.
+    # Ordered by the memory that they save.
     for what, every in (("none", 1), ("selective", 1), ("full", 2), ("full", 1)):
         is_set = (what, every) == (training.recompute, training.recompute_every)
         if not is_set and (every < recipe.model.n_layers or every == 1):

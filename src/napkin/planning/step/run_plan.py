@@ -181,8 +181,8 @@ class Plan:
         mtbf_hours: float | None = None,
         restart_minutes: float | None = None,
     ) -> "Plan":
-        """The same plan at another price or power of one device, or with other failures of all of them; None leaves the
-        site's own."""
+        """The plan at another price or power per device, or with another failure rate of all devices; None keeps the
+        site's."""
         site, n = self.site, self.site.n_devices
         changed = replace(
             site,

@@ -46,11 +46,11 @@ class Site:
     interconnect: Interconnect | None = None
     """The links between the devices; None where they are not known."""
     usd_per_hour: float | None = None
-    """Price of all devices per hour; None where it is not known."""
+    """Price of all devices per hour; None if unknown."""
     offer: str | None = None
-    """The price of one device, whose offer it is and of which month; None for a price that was given."""
+    """The price of one device, with the provider and the month of the offer; None if the user gave a price."""
     watts: float | None = None
-    """Power of all devices; None where it is not known."""
+    """Power of all devices in watts; None if unknown."""
     measured: bool = True
     """True if the peak was measured, False if it is the datasheet's."""
     disturbed: bool = False
@@ -58,7 +58,7 @@ class Site:
     host_bandwidth: float | None = None
     """Bytes per second from one device into its host's memory; None where it is not known."""
     mtbf_hours: float | None = None
-    """Between two failures of all devices together, on average; None is by the published rate."""
+    """Mean time between failures of all devices together; None takes the published rate."""
     restart_minutes: float = RESTART_MINUTES
     """Minutes from a failure until training continues."""
 
