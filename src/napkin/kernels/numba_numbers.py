@@ -17,68 +17,77 @@ FASTMATH = {"reassoc", "contract", "nsz"}
 """Sums in any order, so that they run in vectors; NaN and infinity keep their meaning."""
 
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
-_LOG2_E = np.float32(1.4426950408889634)
-_LN_2 = np.float32(0.6931471805599453)
-_SMALLEST = np.float32(-87.0)
+_LOG2_E = 1.4426950408889634
+_LN_2 = 0.6931471805599453
+_SMALLEST = -87.0
 """e^x is a normal number down to here; below, its value here is returned, which is less than 1.7e-38."""
-_LARGEST = np.float32(89.0)
+_LARGEST = 89.0
 """e^x is infinite from here on; from 88.4 on it is so here."""
 
 
-def _called(name: str) -> Any:
-    """LLVM's float32 intrinsic of that name."""
+def _call(builder: Any, name: str, *arguments: Any) -> Any:
+    """The result of LLVM's intrinsic of that name for float32 or vectors of them."""
+    kind = arguments[0].type
+    full_name = f"{name}.v{kind.count}f32" if isinstance(kind, ir.VectorType) else f"{name}.f32"
+    signature = ir.FunctionType(kind, [kind] * len(arguments))
+    function = builder.module.globals.get(full_name) or ir.Function(builder.module, signature, full_name)
+    return builder.call(function, arguments)
 
-    def emit(builder: Any, *arguments: Any) -> Any:
-        kind = ir.FunctionType(_F32, [_F32] * len(arguments))
-        return builder.call(builder.module.declare_intrinsic(name, [_F32], kind), arguments)
 
-    return emit
+def _each(kind: Any, value: float) -> Any:
+    """A constant of a kind, in each place of a vector."""
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
 
 
-def _constant(value: int) -> Any:
-    return ir.Constant(_I32, value)
+def _as_many(kind: Any, number: Any) -> Any:
+    """A kind of number, or a vector of as many as `kind` has."""
+    return ir.VectorType(number, kind.count) if isinstance(kind, ir.VectorType) else number
 
 
 bf16_at = u16_at
 """The pointer of the address of bf16 numbers, to their bits."""
-widened = operation(types.float32, types.uint16)(lambda b, x: b.bitcast(b.shl(b.zext(x, _I32), _constant(16)), _F32))
+widened = operation(types.float32, types.uint16)(lambda b, x: b.bitcast(b.shl(b.zext(x, _I32), _I32(16)), _F32))
 """The float32 of a bf16's bits."""
-float_of_bits = operation(types.float32, types.int32)(lambda b, x: b.bitcast(x, _F32))
 float_argument = operation(types.float32, types.int64)(lambda b, x: b.bitcast(b.trunc(x, _I32), _F32))
 """The float32 whose bits are the lower half of an int64, as compiled functions are given them."""
-nearest_integer = operation(types.float32, types.float32)(_called("llvm.rint"))
-larger = operation(types.float32, types.float32, types.float32)(_called("llvm.maximum"))
+nearest_integer = operation(types.float32, types.float32)(lambda b, x: _call(b, "llvm.rint", x))
+larger = operation(types.float32, types.float32, types.float32)(lambda b, x, y: _call(b, "llvm.maximum", x, y))
 """The larger of two numbers; NaN if one of them is."""
 
 
-@operation(types.uint16, types.float32)
-def narrowed(builder: Any, x: Any) -> Any:
-    """The bits of the nearest bf16, ties to even. A NaN whose bits are all set would become 0, but no processor makes
-    one."""
-    bits = builder.bitcast(x, _I32)
-    odd = builder.and_(builder.lshr(bits, _constant(16)), _constant(1))
-    rounded = builder.add(builder.add(bits, _constant(0x7FFF)), odd)
-    return builder.trunc(builder.lshr(rounded, _constant(16)), _I16)
+def narrow_bits(builder: Any, x: Any) -> Any:
+    """The bits of the nearest bf16 of float32 or of a vector of them, ties to even. A NaN whose bits are all set would
+    become 0, but no processor makes one."""
+    wide = _as_many(x.type, _I32)
+    bits = builder.bitcast(x, wide)
+    odd = builder.and_(builder.lshr(bits, _each(wide, 16)), _each(wide, 1))
+    rounded = builder.add(builder.add(bits, _each(wide, 0x7FFF)), odd)
+    return builder.trunc(builder.lshr(rounded, _each(wide, 16)), _as_many(x.type, _I16))
 
 
-@jitted_with(fastmath=FASTMATH, inline="always")
-def exponential(x):
-    """e^x for x of -87 to 88, within 2 units in the last place; NaN of NaN. A call of the C library would not run in
-    vectors."""
+narrowed = operation(types.uint16, types.float32)(narrow_bits)
+"""The bits of the nearest bf16."""
+
+
+def power_of_e(builder: Any, x: Any) -> Any:
+    """`exponential` of float32 or of a vector of them."""
+    kind, integers = x.type, _as_many(x.type, _I32)
     # Comparisons instead of max and min, which may lose a NaN.
-    x = _SMALLEST if x < _SMALLEST else x  # noqa: FURB136
-    x = _LARGEST if x > _LARGEST else x  # noqa: FURB136
-    whole = nearest_integer(x * _LOG2_E)
-    r = x - whole * _LN_2
+    for sign, bound in (("<", _SMALLEST), (">", _LARGEST)):
+        x = builder.select(builder.fcmp_ordered(sign, x, _each(kind, bound)), _each(kind, bound), x)
+    whole = _call(builder, "llvm.rint", builder.fmul(x, _each(kind, _LOG2_E)))
+    r = _call(builder, "llvm.fmuladd", whole, _each(kind, -_LN_2), x)
     # Taylor's series to r^6, |r| up to ln(2)/2: the first term left out is below 2^-22 of the sum.
-    p = np.float32(1 / 720)
-    p = p * r + np.float32(1 / 120)
-    p = p * r + np.float32(1 / 24)
-    p = p * r + np.float32(1 / 6)
-    p = p * r + np.float32(0.5)
-    p = p * r + np.float32(1.0)
-    p = p * r + np.float32(1.0)
-    return p * float_of_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
+    p = _each(kind, 1 / 720)
+    for factor in (1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0):
+        p = _call(builder, "llvm.fmuladd", p, r, _each(kind, factor))
+    exponent = builder.shl(builder.add(builder.fptosi(whole, integers), _each(integers, 127)), _each(integers, 23))
+    return builder.fmul(p, builder.bitcast(exponent, kind))
+
+
+exponential = operation(types.float32, types.float32)(power_of_e)
+"""e^x for x of -87 to 88, within 2 units in the last place; NaN of NaN. A call of the C library would not run in
+vectors."""
 
 
 @jitted_with(fastmath=FASTMATH, inline="always")

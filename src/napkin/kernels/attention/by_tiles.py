@@ -100,7 +100,7 @@ def _on_heads(
     # Packed keys and values, a block's rows, scores and results; in the backward pass their gradients too.
     n, widths = -(-n_keys // MULTIPLE) * MULTIPLE, width + value_width
     forward = n * widths // 2 + 16 * width + 24 * n + 32 * value_width + n
-    backward = n * widths // 2 + n * width // 2 + n * widths + 64 * n + 32 * widths + 32 * width + n
+    backward = n * widths // 2 + n * width // 2 + n * widths + 64 * n + 32 * widths + 32 * width + 2 * n
     on_threads(
         f"attention.numba_tiles.{loop}",
         before,

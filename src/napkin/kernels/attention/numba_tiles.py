@@ -15,7 +15,8 @@ from llvmlite import ir
 from numba import types
 
 from napkin.kernels.attention.numba_rows import bound_scores
-from napkin.kernels.numba_numbers import FASTMATH, exponential, exponentiate_row, float_argument, narrowed
+from napkin.kernels.attention.numba_softmax import exponentiate_scores, narrow_pair, narrow_scaled, weigh_again
+from napkin.kernels.numba_numbers import FASTMATH, float_argument, narrowed
 from napkin.kernels.products.numba_dots import called, constants, fused, load, looped, spread
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with, processor_features
 from napkin.machine_code.pointers import f32_at, i64_at, operation, u16_at, u32_at
@@ -94,40 +95,60 @@ def add_product(a, a_row, a_step, n_rows, b, b_panel, n_steps, c, c_row, n_colum
             _add_tile(a + row * a_row, a_row, a_step, panel, 128, n_steps, c + row * c_row + 4 * column, c_row)
 
 
+@operation(types.void, *[types.int64] * 4)
+def _pack_square(builder: Any, x: Any, row_bytes: Any, n_rows: Any, to: Any) -> None:
+    """Write 16 pairs of each of 16 rows as 16 rows of 16 pairs, 128 bytes apart; from row n_rows on they are zero."""
+    pairs, int64 = ir.VectorType(_I32, _LANES), x.type
+    held = []
+    for i in range(_LANES):
+        is_there = builder.icmp_signed("<", int64(i), n_rows)
+        # Beyond the last row nothing is read.
+        row = builder.select(is_there, builder.add(x, builder.mul(row_bytes, int64(i))), x)
+        held.append(builder.select(is_there, load(builder, row, pairs), constants(pairs, 0)))
+    # Each round makes the uppermost bit of a number's row the lowest of its column, and that of its column the row's.
+    indices = [constants(pairs, [each for j in range(8) for each in (start + j, start + j + 16)]) for start in (0, 8)]
+    for _ in range(4):
+        held = [builder.shuffle_vector(held[i], held[i + 8], half) for i in range(8) for half in indices]
+    for i, row in enumerate(held):
+        builder.store(row, builder.inttoptr(builder.add(to, int64(128 * i)), pairs.as_pointer())).align = 4
+
+
+@operation(types.void, *[types.int64] * 4)
+def _pair_rows(builder: Any, one: Any, other: Any, n_rows: Any, to: Any) -> None:
+    """Write the pairs of 32 numbers of two rows; a row that is not among n_rows is zero."""
+    narrow, pairs, int64 = ir.VectorType(ir.IntType(16), _LANES), ir.VectorType(_I32, _LANES), one.type
+    for first in range(0, 2 * _LANES, _LANES):
+        numbers = []
+        for i, row in enumerate((one, other)):
+            read = builder.zext(load(builder, builder.add(row, int64(2 * first)), narrow), pairs)
+            numbers.append(builder.select(builder.icmp_signed("<", int64(i), n_rows), read, constants(pairs, 0)))
+        both = builder.or_(numbers[0], builder.shl(numbers[1], constants(pairs, 16)))
+        builder.store(both, builder.inttoptr(builder.add(to, int64(4 * first)), pairs.as_pointer())).align = 4
+
+
 @jitted_with(fastmath=FASTMATH)
 def pack_columns(x, row_bytes, n_rows, n_padded, width, packed):
     """Pack xᵀ [width, n_rows] as a right matrix; columns up to n_padded are zero."""
     n_pairs = width // 2
-    to = u32_at(packed)
-    for first in range(0, n_padded, 32):
-        panel = first * n_pairs
-        for i in range(32):
-            if first + i < n_rows:
-                row = u32_at(x + (first + i) * row_bytes)
-                for pair in range(n_pairs):
-                    to[panel + 32 * pair + i] = row[pair]
-            else:
-                for pair in range(n_pairs):
-                    to[panel + 32 * pair + i] = np.uint32(0)
+    for first in range(0, n_padded, 16):
+        panel = packed + 128 * (first // 32 * n_pairs) + 64 * (first // 16 % 2)
+        left = max(n_rows - first, 0)
+        # Where no row is left, none is read.
+        row = x + first * row_bytes if left else x
+        for pair in range(0, n_pairs, 16):
+            _pack_square(row + 4 * pair, row_bytes, left, panel + 128 * pair)
 
 
 @jitted_with(fastmath=FASTMATH)
 def pack_rows(x, row_bytes, n_rows, n_padded, width, packed):
     """Pack x [n_rows, width] as a right matrix; rows up to n_padded are zero."""
-    to = u32_at(packed)
     for pair in range(n_padded // 2):
-        one, other = u16_at(x + 2 * pair * row_bytes), u16_at(x + (2 * pair + 1) * row_bytes)
+        left = n_rows - 2 * pair
+        one = x + 2 * pair * row_bytes if left > 0 else x
+        other = one + row_bytes if left > 1 else one
         for column in range(0, width, 32):
-            at = 16 * column * (n_padded // 32) + 32 * pair
-            if 2 * pair + 1 < n_rows:
-                for j in range(32):
-                    to[at + j] = np.uint32(one[column + j]) | (np.uint32(other[column + j]) << np.uint32(16))
-            elif 2 * pair < n_rows:
-                for j in range(32):
-                    to[at + j] = np.uint32(one[column + j])
-            else:
-                for j in range(32):
-                    to[at + j] = np.uint32(0)
+            at = packed + 4 * (16 * column * (n_padded // 32) + 32 * pair)
+            _pair_rows(one + 2 * column, other + 2 * column, left, at)
 
 
 @jitted_with(fastmath=FASTMATH)
@@ -154,21 +175,15 @@ def write_rows(x, n_rows, width, to, row_bytes):
 
 
 @jitted_with(fastmath=FASTMATH)
-def fill_unseen(row, first, end, n, value):
-    """row[:first] = row[end:n] = value."""
-    for j in range(first):
-        row[j] = value
-    for j in range(end, n):
-        row[j] = value
-
-
-@jitted_with(fastmath=FASTMATH)
-def pair_of_rows(weights, slopes, row_bytes, paired_weights, paired_slopes, n):
-    """Two rows of weights and two of slopes, float32, as the pairs of bf16 in each column."""
-    for x, paired in ((weights, paired_weights), (slopes, paired_slopes)):
-        one, other, pairs = f32_at(x), f32_at(x + row_bytes), u32_at(paired)
-        for j in range(n):
-            pairs[j] = np.uint32(narrowed(one[j])) | (np.uint32(narrowed(other[j])) << np.uint32(16))
+def seen_keys(first_keys, n, end, n_padded):
+    """The first of the keys that a block of n queries sees, the last before `end`, and how many they are; multiples of
+    32."""
+    first_of = i64_at(first_keys)
+    low = n_padded
+    for i in range(n):
+        low = min(low, first_of[i])
+    low = low // 32 * 32
+    return low, min((end + 31) // 32 * 32, n_padded) - low
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
@@ -206,12 +221,7 @@ def attend_in_tiles(
                 n = min(32, n_queries - begin)
                 n_rows = (n + 7) // 8 * 8
                 firsts = sequence * firsts_per_sequence + begin
-                low = n_keys
-                for i in range(n):
-                    low = min(low, first_of[firsts + i])
-                low = low // 32 * 32
-                high = min((offset + begin + n + 31) // 32 * 32, n_padded)
-                n_seen = high - low
+                low, n_seen = seen_keys(first_keys + 8 * firsts, n, offset + begin + n, n_padded)
                 copy_rows(q + begin * q_row, q_row, n, n_rows, width, rows)
                 # Rows become weights while they are in the first cache.
                 for group_of_rows in range(0, n_rows, 8):
@@ -220,20 +230,18 @@ def attend_in_tiles(
                         width // 2, scores + 4 * low, 4 * n_padded, n_seen,
                     )  # fmt: skip
                     for i in range(group_of_rows, group_of_rows + 8):
-                        row = f32_at(scores + 4 * (i % 8 * n_padded + low))
-                        narrow = u16_at(weights + 2 * (i * n_padded + low))
-                        factor = np.float32(0)
-                        first, end = 0, 0
+                        at = scores + 4 * (i % 8 * n_padded + low)
+                        used, factor = scaled, np.float32(0)
                         if i < n:
-                            first, end = first_of[firsts + i] - low, offset + begin + i + 1 - low
-                            bound_scores(row, slope, n_seen, scaled, capped)
-                            fill_unseen(row, first, end, n_seen, np.float32(-np.inf))
-                            largest, total = exponentiate_row(row, n_seen)
+                            if capped > 0:
+                                bound_scores(f32_at(at), slope, n_seen, scaled, capped)
+                                used = np.float32(1)
+                            largest, total = exponentiate_scores(
+                                at, n_seen, first_of[firsts + i] - low, offset + begin + i + 1 - low, used
+                            )
                             logsumexp_of[sums + begin + i] = largest + np.float32(log(total))
                             factor = np.float32(1) / total
-                        fill_unseen(row, first, end, n_seen, np.float32(0))
-                        for j in range(n_seen):
-                            narrow[j] = narrowed(row[j] * factor)
+                        narrow_scaled(at, n_seen, factor, weights + 2 * (i * n_padded + low))
                 multiply(
                     weights + 2 * low, 2 * n_padded, 4, n_rows, packed_values + 64 * low, 64 * n_padded,
                     n_seen // 2, results, 4 * value_width, value_width,
@@ -265,10 +273,13 @@ def differentiate_in_tiles(
     paired_rows = gradients + 2 * 32 * value_width
     paired_gradients = paired_rows + 2 * 32 * width
     results = paired_gradients + 2 * 32 * value_width
-    cap_slope = f32_at(results + 4 * 32 * width)
+    factors = results + 4 * 32 * width
     first_of, logsumexp_of = i64_at(first_keys), f32_at(logsumexps)
     offset = n_keys - n_queries
     scaled, capped = float_argument(scale), float_argument(cap)
+    factor = f32_at(factors)
+    for j in range(2 * n_padded):
+        factor[j] = scaled
     for unit in range(start, stop):
         sequence, kv_head = unit // n_kv_heads, unit % n_kv_heads
         k, v = key + sequence * k_sequence + kv_head * k_head, value + sequence * v_sequence + kv_head * v_head
@@ -288,12 +299,7 @@ def differentiate_in_tiles(
                 n = min(32, n_queries - begin)
                 n_rows = (n + 7) // 8 * 8
                 firsts = sequence * firsts_per_sequence + begin
-                low = n_keys
-                for i in range(n):
-                    low = min(low, first_of[firsts + i])
-                low = low // 32 * 32
-                high = min((offset + begin + n + 31) // 32 * 32, n_padded)
-                n_seen = high - low
+                low, n_seen = seen_keys(first_keys + 8 * firsts, n, offset + begin + n, n_padded)
                 copy_rows(q + begin * q_row, q_row, n, n_rows, width, rows)
                 copy_rows(g + begin * g_row, g_row, n, n_rows, value_width, gradients)
                 pack_rows(q + begin * q_row, q_row, n, 32, width, paired_rows)
@@ -308,39 +314,31 @@ def differentiate_in_tiles(
                         packed_values + 2 * low * value_width, 64 * value_width, value_width // 2, slopes + 4 * low,
                         4 * n_padded, n_seen,
                     )  # fmt: skip
+                    before = np.float32(0)
                     for i in range(8):
-                        at = i * n_padded + low
-                        row, slope = f32_at(scores + 4 * at), f32_at(slopes + 4 * at)
-                        narrow = u16_at(narrow_slopes + 2 * (group_of_rows * n_padded + at))
+                        at = 4 * (i * n_padded + low)
                         query_of_block = group_of_rows + i
-                        first, end = 0, 0
+                        first, end, used, logsumexp = 0, 0, scaled, np.float32(0)
                         if query_of_block < n:
                             first = first_of[firsts + query_of_block] - low
                             end = offset + begin + query_of_block + 1 - low
-                            bound_scores(row, cap_slope, n_seen, scaled, capped)
-                            fill_unseen(row, first, end, n_seen, np.float32(-np.inf))
                             logsumexp = logsumexp_of[sums + begin + query_of_block]
-                            along = np.float32(0)
-                            for j in range(n_seen):
-                                weight = exponential(row[j] - logsumexp)
-                                row[j] = weight
-                                along += weight * slope[j]
-                            for j in range(n_seen):
-                                slope[j] = row[j] * (slope[j] - along) * scaled
                             if capped > 0:
+                                factor = f32_at(factors + 4 * (i % 2 * n_padded + low))
+                                bound_scores(f32_at(scores + at), factor, n_seen, scaled, capped)
                                 for j in range(n_seen):
-                                    slope[j] *= cap_slope[j]
-                        fill_unseen(row, first, end, n_seen, np.float32(0))
-                        fill_unseen(slope, first, end, n_seen, np.float32(0))
-                        for j in range(n_seen):
-                            narrow[j] = narrowed(slope[j])
-                    for i in range(0, 8, 2):
-                        at = i * n_padded + low
-                        pair_of_rows(
-                            scores + 4 * at, slopes + 4 * at, 4 * n_padded,
-                            paired_weights + 2 * (group_of_rows + i) * n_padded + 4 * low,
-                            paired_slopes + 2 * (group_of_rows + i) * n_padded + 4 * low, n_seen,
-                        )  # fmt: skip
+                                    factor[j] *= scaled
+                                used = np.float32(1)
+                        along = weigh_again(scores + at, slopes + at, n_seen, first, end, used, logsumexp)
+                        if i % 2:
+                            row = group_of_rows + i - 1
+                            narrow_pair(
+                                scores + at - 4 * n_padded, slopes + at - 4 * n_padded, factors + 4 * low, n_seen,
+                                4 * n_padded, narrow_slopes + 2 * (row * n_padded + low),
+                                paired_weights + 2 * row * n_padded + 4 * low,
+                                paired_slopes + 2 * row * n_padded + 4 * low, before, along,
+                            )  # fmt: skip
+                        before = along
                 multiply(
                     narrow_slopes + 2 * low, 2 * n_padded, 4, n_rows, paired_keys + 64 * low, 64 * n_padded,
                     n_seen // 2, results, 4 * width, width,

@@ -1,0 +1,170 @@
+"""The softmax of a row of scores and its gradient, in vectors of 16 float32, compiled: rows of some dozens of keys, for
+which a compiled plain loop would compute most numbers one by one.
+
+A row is float32, as many numbers as a multiple of 32, of which a query sees one run: from `first` to before `end`. What
+is beside the run may be anything and becomes 0.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from napkin.kernels.numba_numbers import narrow_bits, power_of_e
+from napkin.kernels.products.numba_dots import called, constants, load, looped, spread
+from napkin.machine_code.pointers import operation
+
+_I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
+_LANES = 16
+_FLOATS, _INDICES = ir.VectorType(_F32, _LANES), ir.VectorType(_I32, _LANES)
+_SUM_FLAGS = ("reassoc",)
+
+
+@operation(types.UniTuple(types.float32, 2), types.int64, types.int64, types.int64, types.int64, types.float32)
+def exponentiate_scores(builder: Any, row: Any, n: Any, first: Any, end: Any, factor: Any) -> list[Any]:
+    """row = e^(factor · row - the largest of that), from first to end; returns that largest, and the sum of the
+    exponentials."""
+    unseen, of_all = constants(_FLOATS, float("-inf")), spread(builder, factor, _LANES)
+    seen = _seen(builder, first, end)
+
+    def largest(at: Any, index: Any, held: Any) -> Any:
+        scaled = builder.select(seen(index), builder.fmul(load(builder, at, _FLOATS), of_all), unseen)
+        _store(builder, at, scaled)
+        return builder.select(builder.fcmp_ordered(">", scaled, held), scaled, held)
+
+    halves = _over_vectors(builder, row, n, unseen, largest)
+    larger = builder.select(builder.fcmp_ordered(">", *halves), *halves)
+    top = called(builder, "llvm.vector.reduce.fmax.v16f32", _F32, (larger,))
+    tops = spread(builder, top, _LANES)
+
+    def exponentiate(at: Any, index: Any, held: Any) -> Any:
+        power = power_of_e(builder, builder.fsub(load(builder, at, _FLOATS), tops))
+        power = builder.select(seen(index), power, constants(_FLOATS, 0.0))
+        _store(builder, at, power)
+        return builder.fadd(held, power)
+
+    return [top, _summed(builder, _over_vectors(builder, row, n, constants(_FLOATS, 0.0), exponentiate))]
+
+
+@operation(types.void, types.int64, types.int64, types.float32, types.int64)
+def narrow_scaled(builder: Any, row: Any, n: Any, factor: Any, to: Any) -> None:
+    """The n numbers of bf16 at `to` = factor · row."""
+    of_all = spread(builder, factor, _LANES)
+
+    def narrow(at: Any, index: Any, held: Any) -> Any:
+        bits = narrow_bits(builder, builder.fmul(load(builder, at, _FLOATS), of_all))
+        _store(builder, builder.add(to, builder.mul(index, index.type(2))), bits)
+        return held
+
+    _over_vectors(builder, row, n, constants(_FLOATS, 0.0), narrow)
+
+
+@operation(
+    types.float32, types.int64, types.int64, types.int64, types.int64, types.int64, types.float32, types.float32
+)
+def weigh_again(
+    builder: Any, row: Any, slope: Any, n: Any, first: Any, end: Any, factor: Any, logsumexp: Any
+) -> Any:
+    """row = e^(factor · row - logsumexp), the weights, from first to end, where alone the weights' gradient `slope` is
+    kept; returns the sum of weights · slope."""
+    factors, sums = spread(builder, factor, _LANES), spread(builder, logsumexp, _LANES)
+    seen, nothing, between = _seen(builder, first, end), constants(_FLOATS, 0.0), builder.sub(slope, row)
+
+    def weigh(at: Any, index: Any, held: Any) -> Any:
+        is_seen, of_slope = seen(index), builder.add(at, between)
+        exponent = builder.fsub(builder.fmul(load(builder, at, _FLOATS), factors), sums)
+        weight = builder.select(is_seen, power_of_e(builder, exponent), nothing)
+        kept = builder.select(is_seen, load(builder, of_slope, _FLOATS), nothing)
+        _store(builder, at, weight)
+        _store(builder, of_slope, kept)
+        return builder.call(_fused(builder), [weight, kept, held])
+
+    return _summed(builder, _over_vectors(builder, row, n, nothing, weigh))
+
+
+@operation(types.void, *[types.int64] * 8, types.float32, types.float32)
+def narrow_pair(
+    builder: Any,
+    weights: Any,
+    slopes: Any,
+    factors: Any,
+    n: Any,
+    row_bytes: Any,
+    narrow_slopes: Any,
+    paired_weights: Any,
+    paired_slopes: Any,
+    along: Any,
+    next_along: Any,
+) -> None:
+    """Of two rows of weights and of their gradients, row_bytes apart: the gradients of scores, weight · (slope - along)
+    · factor, as bf16, half of row_bytes apart; and the weights and those as the pairs of bf16 in each column."""
+    alongs = [spread(builder, each, _LANES) for each in (along, next_along)]
+
+    def pair(at: Any, index: Any, held: Any) -> Any:
+        places = at, builder.add(at, row_bytes)
+        of_weights, of_slopes = [], []
+        for half, place in enumerate(places):
+            weight = load(builder, place, _FLOATS)
+            of_slope = builder.add(place, builder.sub(slopes, weights))
+            of_factor = builder.add(place, builder.sub(factors, weights))
+            slope = builder.fmul(weight, builder.fsub(load(builder, of_slope, _FLOATS), alongs[half]))
+            slope = builder.fmul(slope, load(builder, of_factor, _FLOATS))
+            bits = narrow_bits(builder, slope)
+            to = builder.add(narrow_slopes, builder.mul(index, index.type(2)))
+            _store(builder, builder.add(to, builder.mul(builder.ashr(row_bytes, index.type(1)), index.type(half))), bits)
+            of_slopes.append(bits)
+            of_weights.append(narrow_bits(builder, weight))
+        for to, (one, other) in ((paired_weights, of_weights), (paired_slopes, of_slopes)):
+            upper = builder.shl(builder.zext(other, _INDICES), constants(_INDICES, 16))
+            _store(builder, builder.add(to, builder.mul(index, index.type(4))), builder.or_(builder.zext(one, _INDICES), upper))
+        return held
+
+    _over_vectors(builder, weights, n, constants(_FLOATS, 0.0), pair)
+
+
+def _over_vectors(builder: Any, row: Any, n: Any, start: Any, body: Callable[[Any, Any, Any], Any]) -> list[Any]:
+    """Two values after `value = body(address, index of the first number, value)` for the vectors of a row in turns."""
+
+    def both(pair: Any, held: Sequence[Any]) -> list[Any]:
+        first = builder.mul(pair, n.type(2 * _LANES))
+        indices = first, builder.add(first, n.type(_LANES))
+        return [
+            body(builder.add(row, builder.mul(index, n.type(4))), index, value)
+            for index, value in zip(indices, held, strict=True)
+        ]
+
+    return looped(builder, builder.ashr(n, n.type(5)), [start, start], both)
+
+
+def _seen(builder: Any, first: Any, end: Any) -> Callable[[Any], Any]:
+    """What says, for the vector from an index on, which of its numbers are from first to before end."""
+    places = constants(_INDICES, list(range(_LANES)))
+    # One comparison without signs is two.
+    begin = spread(builder, builder.trunc(first, _I32), _LANES)
+    length = spread(builder, builder.trunc(builder.sub(end, first), _I32), _LANES)
+    from_first = builder.sub(places, begin)
+
+    def seen(index: Any) -> Any:
+        here = builder.add(from_first, spread(builder, builder.trunc(index, _I32), _LANES))
+        return builder.icmp_unsigned("<", here, length)
+
+    return seen
+
+
+def _fused(builder: Any) -> Any:
+    from napkin.kernels.products.numba_dots import fused
+
+    return fused(builder, _FLOATS)
+
+
+def _summed(builder: Any, halves: Sequence[Any]) -> Any:
+    """The sum of the numbers of two vectors."""
+    signature = ir.FunctionType(_F32, [_F32, _FLOATS])
+    name = "llvm.vector.reduce.fadd.v16f32"
+    function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+    return builder.call(function, [_F32(-0.0), builder.fadd(*halves)], fastmath=_SUM_FLAGS)
+
+
+def _store(builder: Any, address: Any, value: Any) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 2
