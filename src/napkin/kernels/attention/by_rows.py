@@ -269,7 +269,8 @@ class _Block:
             (*sizes, scale, cap),
             n_rows=n_rows,
             n_columns=n_keys,
-            buffer_size=(len(rows) + 1) * n_keys,
+            # Rows of a multiple of 32 numbers.
+            buffer_size=(len(rows) + 1) * (-(-n_keys // 32) * 32),
         )
 
     def add_to(self, total: Tensor, part: Tensor) -> None:

@@ -7,11 +7,10 @@ from math import log
 
 import numpy as np
 
+from napkin.kernels.attention.numba_softmax import exponentiate_scores, weigh_again
 from napkin.kernels.numba_numbers import (
     FASTMATH,
     bf16_at,
-    exponential,
-    exponentiate_row,
     float_argument,
     hyperbolic_tangent,
     narrow_row,
@@ -25,15 +24,11 @@ from napkin.machine_code.pointers import f32_at, i64_at
 
 @jitted_with(fastmath=FASTMATH)
 def bound_scores(row, slope, n, scale, cap):
-    """row = scale · row, or cap · tanh(scale · row / cap) with its slope, both with respect to the scaled scores."""
-    if cap > 0:
-        for j in range(n):
-            bounded = hyperbolic_tangent(row[j] * scale / cap)
-            slope[j] = np.float32(1) - bounded * bounded
-            row[j] = cap * bounded
-    else:
-        for j in range(n):
-            row[j] *= scale
+    """row = cap · tanh(scale · row / cap), and its slope with respect to the scaled scores."""
+    for j in range(n):
+        bounded = hyperbolic_tangent(row[j] * scale / cap)
+        slope[j] = np.float32(1) - bounded * bounded
+        row[j] = cap * bounded
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
@@ -45,18 +40,23 @@ def weights_of_scores(
 
     Row i is query i mod n_queries, which stands at position offset + i mod n_queries and sees the keys from
     first_keys[i div rows_per_sequence, that position's place among the n_queries] to itself. Scores are q · k;
-    the scale is applied here. The buffer holds 2 · n_keys float32.
+    the scale is applied here. The buffer holds twice n_keys float32, rounded up to a multiple of 32.
     """
-    row, slope = f32_at(buffer), f32_at(buffer + 4 * n_keys)
+    n_padded = (n_keys + 31) // 32 * 32
+    row, slope = f32_at(buffer), f32_at(buffer + 4 * n_padded)
     logsumexp_of, first_of = f32_at(logsumexps), i64_at(first_keys)
+    scaled, capped = float_argument(scale), float_argument(cap)
     for i in range(start, stop):
         query = i % n_queries
         first = first_of[i // rows_per_sequence * n_queries + query]
         n = min(offset + query + 1, n_keys) - first
         begin = i * n_keys
         widen_row(scores, is_bf16, begin + first, n, row)
-        bound_scores(row, slope, n, float_argument(scale), float_argument(cap))
-        largest, total = exponentiate_row(row, n)
+        factor = scaled
+        if capped > 0:
+            bound_scores(row, slope, n, scaled, capped)
+            factor = np.float32(1)
+        largest, total = exponentiate_scores(buffer, (n + 31) // 32 * 32, 0, n, factor)
         logsumexp_of[i] = largest + np.float32(log(total))
         factor = np.float32(1) / total
         for j in range(n):
@@ -74,9 +74,11 @@ def score_gradients(
     """Turn scores into weights again, and the gradients of weights into those of q · k for the same rows: the softmax's
     p · (g - Σ p · g), times the slope of the cap, times the scale.
 
-    The buffer holds 3 · n_keys float32.
+    The buffer holds three times n_keys float32, rounded up to a multiple of 32.
     """
-    row, slope, grad = f32_at(buffer), f32_at(buffer + 4 * n_keys), f32_at(buffer + 8 * n_keys)
+    n_padded = (n_keys + 31) // 32 * 32
+    grads = buffer + 8 * n_padded
+    row, slope, grad = f32_at(buffer), f32_at(buffer + 4 * n_padded), f32_at(grads)
     logsumexp_of, first_of = f32_at(logsumexps), i64_at(first_keys)
     scaled, capped = float_argument(scale), float_argument(cap)
     for i in range(start, stop):
@@ -86,13 +88,11 @@ def score_gradients(
         begin = i * n_keys
         widen_row(scores, is_bf16, begin + first, n, row)
         widen_row(gradients, is_bf16, begin + first, n, grad)
-        bound_scores(row, slope, n, scaled, capped)
-        logsumexp = logsumexp_of[i]
-        along = np.float32(0)
-        for j in range(n):
-            p = exponential(row[j] - logsumexp)
-            row[j] = p
-            along += p * grad[j]
+        factor = scaled
+        if capped > 0:
+            bound_scores(row, slope, n, scaled, capped)
+            factor = np.float32(1)
+        along = weigh_again(buffer, grads, (n + 31) // 32 * 32, 0, n, factor, logsumexp_of[i])
         for j in range(n):
             grad[j] = row[j] * (grad[j] - along) * scaled
         if capped > 0:

@@ -12,13 +12,12 @@ from llvmlite import ir
 from numba import types
 
 from napkin.kernels.numba_numbers import narrow_bits, power_of_e
-from napkin.kernels.products.numba_dots import called, constants, load, looped, spread
+from napkin.kernels.products.numba_dots import called, constants, fused, load, looped, spread
 from napkin.machine_code.pointers import operation
 
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 _LANES = 16
 _FLOATS, _INDICES = ir.VectorType(_F32, _LANES), ir.VectorType(_I32, _LANES)
-_SUM_FLAGS = ("reassoc",)
 
 
 @operation(types.UniTuple(types.float32, 2), types.int64, types.int64, types.int64, types.int64, types.float32)
@@ -60,12 +59,8 @@ def narrow_scaled(builder: Any, row: Any, n: Any, factor: Any, to: Any) -> None:
     _over_vectors(builder, row, n, constants(_FLOATS, 0.0), narrow)
 
 
-@operation(
-    types.float32, types.int64, types.int64, types.int64, types.int64, types.int64, types.float32, types.float32
-)
-def weigh_again(
-    builder: Any, row: Any, slope: Any, n: Any, first: Any, end: Any, factor: Any, logsumexp: Any
-) -> Any:
+@operation(types.float32, types.int64, types.int64, types.int64, types.int64, types.int64, types.float32, types.float32)
+def weigh_again(builder: Any, row: Any, slope: Any, n: Any, first: Any, end: Any, factor: Any, logsumexp: Any) -> Any:
     """row = e^(factor · row - logsumexp), the weights, from first to end, where alone the weights' gradient `slope` is
     kept; returns the sum of weights · slope."""
     factors, sums = spread(builder, factor, _LANES), spread(builder, logsumexp, _LANES)
@@ -78,7 +73,7 @@ def weigh_again(
         kept = builder.select(is_seen, load(builder, of_slope, _FLOATS), nothing)
         _store(builder, at, weight)
         _store(builder, of_slope, kept)
-        return builder.call(_fused(builder), [weight, kept, held])
+        return builder.call(fused(builder, _FLOATS), [weight, kept, held])
 
     return _summed(builder, _over_vectors(builder, row, n, nothing, weigh))
 
@@ -100,24 +95,26 @@ def narrow_pair(
     """Of two rows of weights and of their gradients, row_bytes apart: the gradients of scores, weight · (slope - along)
     · factor, as bf16, half of row_bytes apart; and the weights and those as the pairs of bf16 in each column."""
     alongs = [spread(builder, each, _LANES) for each in (along, next_along)]
+    to_slopes, to_factors = builder.sub(slopes, weights), builder.sub(factors, weights)
+    half = builder.ashr(row_bytes, row_bytes.type(1))
 
     def pair(at: Any, index: Any, held: Any) -> Any:
-        places = at, builder.add(at, row_bytes)
-        of_weights, of_slopes = [], []
-        for half, place in enumerate(places):
+        # Of both rows, first the weights, then the gradients of scores.
+        narrow: list[list[Any]] = [[], []]
+        to = builder.add(narrow_slopes, builder.mul(index, index.type(2)))
+        for place, to_row, of_row in zip(
+            (at, builder.add(at, row_bytes)), (to, builder.add(to, half)), alongs, strict=True
+        ):
             weight = load(builder, place, _FLOATS)
-            of_slope = builder.add(place, builder.sub(slopes, weights))
-            of_factor = builder.add(place, builder.sub(factors, weights))
-            slope = builder.fmul(weight, builder.fsub(load(builder, of_slope, _FLOATS), alongs[half]))
-            slope = builder.fmul(slope, load(builder, of_factor, _FLOATS))
-            bits = narrow_bits(builder, slope)
-            to = builder.add(narrow_slopes, builder.mul(index, index.type(2)))
-            _store(builder, builder.add(to, builder.mul(builder.ashr(row_bytes, index.type(1)), index.type(half))), bits)
-            of_slopes.append(bits)
-            of_weights.append(narrow_bits(builder, weight))
-        for to, (one, other) in ((paired_weights, of_weights), (paired_slopes, of_slopes)):
-            upper = builder.shl(builder.zext(other, _INDICES), constants(_INDICES, 16))
-            _store(builder, builder.add(to, builder.mul(index, index.type(4))), builder.or_(builder.zext(one, _INDICES), upper))
+            slope, factor = (load(builder, builder.add(place, each), _FLOATS) for each in (to_slopes, to_factors))
+            slope = builder.fmul(builder.fmul(weight, builder.fsub(slope, of_row)), factor)
+            for of_both, numbers in zip(narrow, (weight, slope), strict=True):
+                of_both.append(narrow_bits(builder, numbers))
+            _store(builder, to_row, narrow[1][-1])
+        for to_pairs, rows in zip((paired_weights, paired_slopes), narrow, strict=True):
+            one, other = (builder.zext(row, _INDICES) for row in rows)
+            both = builder.or_(one, builder.shl(other, constants(_INDICES, 16)))
+            _store(builder, builder.add(to_pairs, builder.mul(index, index.type(4))), both)
         return held
 
     _over_vectors(builder, weights, n, constants(_FLOATS, 0.0), pair)
@@ -139,31 +136,26 @@ def _over_vectors(builder: Any, row: Any, n: Any, start: Any, body: Callable[[An
 
 def _seen(builder: Any, first: Any, end: Any) -> Callable[[Any], Any]:
     """What says, for the vector from an index on, which of its numbers are from first to before end."""
-    places = constants(_INDICES, list(range(_LANES)))
-    # One comparison without signs is two.
-    begin = spread(builder, builder.trunc(first, _I32), _LANES)
-    length = spread(builder, builder.trunc(builder.sub(end, first), _I32), _LANES)
-    from_first = builder.sub(places, begin)
+
+    def of_all(number: Any) -> Any:
+        return spread(builder, builder.trunc(number, _I32), _LANES)
+
+    length = of_all(builder.sub(end, first))
+    from_first = builder.sub(constants(_INDICES, list(range(_LANES))), of_all(first))
 
     def seen(index: Any) -> Any:
-        here = builder.add(from_first, spread(builder, builder.trunc(index, _I32), _LANES))
-        return builder.icmp_unsigned("<", here, length)
+        # One comparison for both ends: what is before the first is a large number without its sign.
+        return builder.icmp_unsigned("<", builder.add(from_first, of_all(index)), length)
 
     return seen
 
 
-def _fused(builder: Any) -> Any:
-    from napkin.kernels.products.numba_dots import fused
-
-    return fused(builder, _FLOATS)
-
-
 def _summed(builder: Any, halves: Sequence[Any]) -> Any:
-    """The sum of the numbers of two vectors."""
+    """The sum of the numbers of two vectors, in any order."""
     signature = ir.FunctionType(_F32, [_F32, _FLOATS])
     name = "llvm.vector.reduce.fadd.v16f32"
     function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
-    return builder.call(function, [_F32(-0.0), builder.fadd(*halves)], fastmath=_SUM_FLAGS)
+    return builder.call(function, [_F32(-0.0), builder.fadd(*halves)], fastmath=("reassoc",))
 
 
 def _store(builder: Any, address: Any, value: Any) -> None:
