@@ -157,17 +157,17 @@ class DataConfig:
     """Whether documents that share a window are masked from each other, as if each stood alone; also in evaluations."""
 
     windows: Literal["auto", "shifted", "fixed"] = "auto"
-    """Where the windows of an epoch begin: where those of the previous epoch ended, or always at the first token, so
-    that the last tokens of a file are never targets. auto is shifted; a run that is older than this field stays
-    fixed."""
+    """Where the windows of an epoch begin: shifted, where those of the previous epoch ended; or fixed, at the first
+    token, so that the last tokens of a file may never be targets. auto is shifted; a run that is older than this option
+    stays fixed."""
 
     prefetch: Literal["auto", "on", "off"] = "auto"
     """Whether a thread prepares the next batch while the current one trains; the batches are the same. auto is on with
     a GPU, to which they are copied in the background, and off on a CPU, where all cores train."""
 
     temperature: float = 1.0
-    """Of several files without weights: each is sampled in proportion to its length to the power of 1/temperature. 1 is
-    in proportion, more samples short files more often."""
+    """For several files without weights: each is sampled in proportion to its length to the power of 1/temperature. 1
+    is proportional to length; larger values sample short files more often."""
 
     max_epochs: float | None = None
     """How often a document may be read in the whole run: a file that would be read more often gets a smaller share, and

@@ -54,7 +54,7 @@ class ForeignRun:
     ignored: tuple[str, ...]
     """Settings that a plan does not have: those of data, logging, or a technique that is not planned here."""
     notes: tuple[str, ...]
-    """Settings that are planned otherwise than the files say, and why."""
+    """Settings that are planned differently from the files, and why."""
     program: str = "napkin"
     """The program that trains, as `napkin plan --stack` names it."""
 
@@ -136,7 +136,7 @@ def _recipe(read: Reading, base: Recipe, asked: int | None) -> tuple[Recipe, int
             optimizer=dataclasses.replace(base.optimizer, **tables["optimizer"]),
             parallelism=dataclasses.replace(base.parallelism, **layout),
         )
-        # Only the types of values are left to be checked.
+        # Only the types of values remain to be checked.
         for table, kind in (
             (recipe.training, TrainingConfig),
             (recipe.optimizer, OptimizerConfig),
@@ -152,7 +152,7 @@ def _recipe(read: Reading, base: Recipe, asked: int | None) -> tuple[Recipe, int
 
 
 def _stack_of(settings: Settings, paths: Sequence[StrPath]) -> str:
-    """The stack whose settings are named most."""
+    """The stack to which most of the settings belong."""
     found = {name: len(known & settings.keys()) for name, (_, known) in STACKS.items()}
     best = max(found, key=lambda name: found[name])
     if not found[best]:

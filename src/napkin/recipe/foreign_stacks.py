@@ -70,7 +70,7 @@ class Reading:
 
 
 def whole(value: Any) -> int | None:
-    """A whole number above 0; None for -1 and 0, by which stacks say "not given"."""
+    """A whole number above 0; None for -1 and 0, with which stacks mark a missing value."""
     number = int(value)
     if number != float(value):
         raise ValueError(value)
@@ -170,7 +170,7 @@ def model_by_name(name: str, note: Callable[[str], None] = lambda text: None) ->
     )
 
 
-# transformers' names, which axolotl and TRL have taken over.
+# transformers' names, which axolotl and TRL use too.
 
 _ARGUMENTS: tuple[Line, ...] = (
     ("training.steps", ("max_steps",), whole),
@@ -535,4 +535,4 @@ STACKS: dict[str, tuple[Callable[[Reading], None], frozenset[str]]] = {
         ),
     ),
 }
-"""For each stack, what reads its settings, and settings by which its files are known."""
+"""For each stack, the reader of its settings, and settings that identify its files."""

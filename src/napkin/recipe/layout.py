@@ -1,8 +1,8 @@
-"""The layout of a run: its ranks on a mesh of five dimensions, and what each of them is for.
+"""The layout of a run: its ranks on a mesh of five dimensions, and the purpose of each dimension.
 
 The dimensions, from the outermost to the innermost: pipeline, data, shard, context, tensor. Neighbours in the innermost
-are neighbours in rank, on the same node: those of tensor send the most. Expert parallelism has no dimension of its own:
-it splits the experts among ranks of data and shard.
+dimension have consecutive ranks, on the same node: ranks of tensor send the most. Expert parallelism has no dimension
+of its own: it splits the experts among ranks of data and shard.
 
 Impossible layouts are refused before anything starts: sizes that do not divide, and options of a model or a run
 that no rank could compute its part of.
@@ -92,7 +92,7 @@ class Layout:
 
     @property
     def divides_state(self) -> bool:
-        """True if no rank has all parameters and their optimizer state, whole."""
+        """True if no rank holds all parameters and their whole optimizer state."""
         return self.divides_names or self.shard > 1 or self.tensor > 1 or self.expert > 1
 
     def coordinates(self, rank: int) -> dict[Dimension, int]:

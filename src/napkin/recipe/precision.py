@@ -46,7 +46,7 @@ class Precision:
 
     @property
     def products_dtype(self) -> "torch.dtype":
-        """The same as a torch dtype."""
+        """Format of products, as a torch dtype."""
         import torch
 
         return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.products]

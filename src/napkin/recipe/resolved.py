@@ -1,4 +1,4 @@
-"""A resolved recipe: no default in it is left open. It is what plans count and what ranks train.
+"""A resolved recipe, in which every default is written out. Plans count it, and ranks train it.
 
 `napkin.planning.planner` makes it once, from a recipe and the devices that it is for.
 """

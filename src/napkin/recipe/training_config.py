@@ -67,9 +67,9 @@ class TrainingConfig:
     emulated where the hardware has none. auto is bf16 where the hardware multiplies it natively, otherwise fp32."""
 
     deterministic: bool = False
-    """Whether a run on a GPU has the same bits each time, on the same device, versions and ranks: operators take forms
-    that add in a fixed order, and those without one raise an error. Its price is in the plan. On a CPU every run has
-    them."""
+    """Whether a run on a GPU is reproducible bit for bit, with the same device, versions and ranks: operators take
+    forms that add in a fixed order, and those without one raise an error. The plan states the cost. On a CPU every run
+    is reproducible."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """The device to train on; auto is the GPU if there is one."""
@@ -105,9 +105,9 @@ class TrainingConfig:
     """Tokens in that sample. `napkin evaluate` uses all validation tokens."""
 
     parallelism: Literal["ddp", "fsdp"] = "ddp"
-    """How the ranks that `torchrun` starts split the batch, those that [parallelism] leaves open. With ddp each has the
-    whole model; with fsdp (FSDP2, ZeRO stage 3) a shard of parameters, gradients and optimizer state. A single process
-    uses neither."""
+    """How the ranks that `torchrun` starts split the batch, as far as [parallelism] leaves it open. With ddp each rank
+    has the whole model; with fsdp (FSDP2, ZeRO stage 3) a shard of parameters, gradients and optimizer state. A single
+    process uses neither."""
 
     gather_format: Literal["auto", "fp32", "bf16"] = "auto"
     """Format in which fsdp gathers the parameters of a block; auto is that of matrix products. bf16 halves the bytes
@@ -220,8 +220,8 @@ class OptimizerConfig:
 
     fused: bool | None = None
     """Whether torch's fused kernel does the update, for sgd, momentum, nesterov, adagrad, adam, adamw, and the
-    parameters that muon leaves to adamw: three to five times as fast, with different rounding. None is wherever there
-    is one."""
+    parameters that muon leaves to adamw: three to five times as fast, with different rounding. None uses it wherever
+    there is one."""
 
     average_decay: Annotated[float | None, Bounds(0, 0.999999)] = None
     """Decay per step of an exponential moving average of the weights, for example 0.999. Evaluations and sampling then
@@ -257,7 +257,7 @@ class OptimizerConfig:
 
     @property
     def resolved(self) -> "OptimizerConfig":
-        """The same with the rule's defaults written out."""
+        """These settings with the rule's defaults written out."""
         return dataclasses.replace(self, **self.options)
 
 
@@ -302,8 +302,8 @@ class ParallelismConfig:
     """
 
     data: Annotated[int | None, Bounds(1, MOST_RANKS)] = None
-    """Groups of ranks that each have a whole copy of the model and their own rows of every batch (DDP). None is what
-    the other sizes leave if training.parallelism is ddp, otherwise 1."""
+    """Groups of ranks that each have a whole copy of the model and their own rows of every batch (DDP). None is the
+    number that the other sizes leave if training.parallelism is ddp, otherwise 1."""
 
     shard: Annotated[int | None, Bounds(1, MOST_RANKS)] = None
     """Ranks that split the batch, and hold a shard of parameters, gradients and optimizer state each (FSDP2). With data

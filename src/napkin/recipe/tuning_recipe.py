@@ -41,8 +41,9 @@ class AdapterConfig:
     """Seed of the first matrices; the second ones start at 0."""
 
     frozen: Literal["auto", "fp32"] = "auto"
-    """What frozen matrices are held in: auto is the format that products read them in, with bf16 half the bytes for the
-    same numbers; fp32 keeps all digits for the model that adapters are merged into."""
+    """Number format in which frozen matrices are stored: auto is the format in which products read them, which with
+    bf16 halves the bytes and gives the same results; fp32 keeps all digits for the model into which adapters are
+    merged."""
 
     def __post_init__(self) -> None:
         refuse_outside("adapter", self)
@@ -65,7 +66,7 @@ class PreferenceConfig:
     simpo (Meng et al. 2024). orpo and simpo need no reference."""
 
     beta: float = 0.1
-    """How much a difference in log-probability counts; for simpo 2.0 is usual, for orpo it is the weight of the odds
+    """Weight of a difference in log-probability; for simpo 2.0 is usual, for orpo it is the weight of the odds
     ratio."""
 
     margin: float = 0.0
@@ -172,12 +173,12 @@ class ReinforcementConfig:
     """Optimizer updates on the answers of one step: each on its part of the groups, as often as `epochs` says."""
 
     epochs: Annotated[int, Bounds(1, 1000)] = 1
-    """How often each answer is learned from."""
+    """Number of passes over each step's answers."""
 
     advantage: Literal["auto", "group", "group mean", "group success", "leave one out", "batch", "none", "gae"] = "auto"
-    """A reward beside what: the group's mean in units of its standard deviation; the group's mean; the same in units of
-    that mean; that of the others in the group; the batch's; nothing; or the value head's, by generalised advantage
-    estimation."""
+    """What a reward is compared with: the group's mean, in units of its standard deviation; the group's mean; the same
+    in units of that mean; the mean of the others in the group; the batch's mean; nothing; or the value head's estimate,
+    by generalised advantage estimation."""
 
     ratio: Literal["auto", "token", "sequence", "none"] = "auto"
     """Importance ratio of new to old probability: of a token, of a sequence by its mean (GSPO), or none."""
@@ -192,7 +193,7 @@ class ReinforcementConfig:
     """The ratio is clipped above 1 plus this; None is the algorithm's."""
 
     normalisation: Literal["auto", "token", "sequence", "constant"] = "auto"
-    """What a token's term is divided by; constant is max_answer, for every sequence alike."""
+    """What a token's term is divided by; constant is max_answer, the same for every sequence."""
 
     kl_weight: Annotated[float, Bounds(0, 1e4)] = 0.0
     """Weight of the divergence from the model that training started from; above 0, its weights are held too."""
@@ -201,14 +202,14 @@ class ReinforcementConfig:
     """Estimator of the divergence (Schulman 2020)."""
 
     entropy_weight: Annotated[float, Bounds(0, 1e4)] = 0.0
-    """Weight of the entropy, which is made larger."""
+    """Weight of the entropy, which is maximised."""
 
     drop_equal_groups: bool | None = None
     """Whether groups with one reward for all answers, which teach nothing, are left out of the counts that terms are
     divided by. None is the algorithm's: dapo drops them."""
 
     redraws: Annotated[int | None, Bounds(0, 1000)] = None
-    """How often prompts are drawn again in place of those whose answers all had one reward (dynamic sampling). None is
+    """How often prompts are drawn again to replace those whose answers all had one reward (dynamic sampling). None is
     the algorithm's: 9 for dapo, 0 for the others."""
 
     overlong: Literal["auto", "keep", "mask", "penalty"] = "auto"
@@ -238,8 +239,8 @@ class ReinforcementConfig:
     `sampler_correction` says, which takes one more forward pass; 0 leaves it out."""
 
     sampler_correction: SamplerCorrection = "token"
-    """The probability of a token or of the whole answer (sequence), and what lies beyond the limit: cut down to it, or
-    left out of the loss (mask)."""
+    """Whether the ratio is that of a token or of the whole answer (sequence), and what happens beyond the limit:
+    truncated to it, or left out of the loss (mask)."""
 
     answers_at_a_time: Annotated[int, Bounds(1, 2**20)] = 256
     """Answers that are drawn together, at most: more are faster, and take more memory for keys and values."""
@@ -272,16 +273,17 @@ TuningMethod = Literal["sft", "preference", "reward-model", "rl", "distill"]
 
 @dataclass(frozen=True)
 class TuningConfig:
-    """From which model tuning starts, and how sequences are arranged."""
+    """The model from which tuning starts, and how sequences are packed."""
 
     method: TuningMethod = "sft"
-    """What is trained on: answers, pairs of answers, rewards of answers; set by the command."""
+    """The training signal: answers, pairs of answers, or rewards of answers; set by the command."""
 
     start: str = ""
     """The model that tuning starts from: a run, a Hugging Face folder, or a GGUF file."""
 
     learned: Literal["assistant", "last", "all"] = "assistant"
-    """Which tokens of a conversation count in the loss: what the assistant says, only the last time it does, or all."""
+    """Which tokens of a conversation count in the loss: all turns of the assistant, only its last turn, or all
+    tokens."""
 
     chat_template: str = ""
     """A file with the chat template, in jinja's language; "" is the start's own, or for a model without one the
@@ -291,14 +293,14 @@ class TuningConfig:
     """Longest sequence in tokens; 0 is the model's context length. Longer conversations are left out, and counted."""
 
     normalisation: Literal["token", "sequence", "constant"] = "token"
-    """What the loss is a mean of: all tokens that count in the batch; sequences, each by its own mean; or sequences,
-    each by its sum over the constant max_length."""
+    """How the loss is averaged: over all trained tokens of the batch; over sequences, each with its own mean; or over
+    sequences, each with its sum divided by the constant max_length."""
 
     arrangement: Literal["auto", "packed", "bucketed", "padded"] = "auto"
-    """Several sequences in a row, masked from each other, or one and padding. The gradient is the same. packed has rows
-    of the longest sequence: of sequences of one length each then has its row; bucketed has rows of two lengths, in
-    micro-batches of eight shapes at most, with more padding. auto is packed on a CPU, and bucketed on a GPU, whose
-    libraries prepare a kernel for each new shape."""
+    """Whether a row holds several sequences, masked from each other, or one and padding. The gradient is the same.
+    packed has rows as long as the longest sequence: sequences of equal length then have a row each; bucketed has rows
+    of two lengths, in micro-batches of at most eight shapes, with more padding. auto is packed on a CPU, and bucketed
+    on a GPU, whose libraries prepare a kernel for each new shape."""
 
     micro_batch_tokens: int = 0
     """Tokens of a forward and backward pass, padding included; 0 is 4,096, or a sequence if that is longer. The
@@ -311,7 +313,7 @@ class TuningConfig:
 
 
 def _optimizer() -> OptimizerConfig:
-    # Steps that are small beside those of pre-training: what the model knows is kept.
+    # Steps are smaller than in pre-training, so that the model keeps what it knows.
     return OptimizerConfig(learning_rate=1e-5, weight_decay=0.0, schedule="linear")
 
 
@@ -341,7 +343,7 @@ class PreferenceRecipe(TuningRecipe):
 
 @dataclass(frozen=True)
 class RewardModelRecipe(TuningRecipe):
-    """A model of which of two answers is better."""
+    """Training of a reward model, which judges which of two answers is better."""
 
     METHOD: ClassVar[str] = "napkin.tuning.preference_method:RewardModelMethod"
     tuning: TuningConfig = field(default_factory=lambda: TuningConfig(method="reward-model"))

@@ -168,7 +168,7 @@ def figure_charts(curves: Mapping[str, Curve]) -> list[Chart]:
 
 
 def constant_figures(curves: Mapping[str, Curve]) -> list[tuple[str, float]]:
-    """The figures that had one value in all steps, with it."""
+    """The figures that had one value in all steps, with that value."""
     varying = {line.column for chart in figure_charts(curves) for line in chart.lines}
     return [
         (name.replace("_", " "), float(np.nanmax(curve)))
@@ -188,10 +188,10 @@ _MEMORY = Line("memory", "bytes", "vermilion", "bytes")
 
 
 def curves_of(metrics: Sequence[StepMetrics]) -> dict[str, Curve]:
-    """The figures of all logged steps by name, and the mean training loss of neighbouring steps; NaN is not known."""
+    """The figures of all logged steps by name, and the mean training loss of neighbouring steps; NaN where unknown."""
     names = ("loss", "validation_loss", "learning_rate", "gradient_norm", "tokens_per_second", "mfu", "bytes")
     curves = {name: np.array([getattr(logged, name) for logged in metrics], dtype=np.float64) for name in names}
-    # Where they are not known they are 0.
+    # Unknown values are 0 in the file.
     for name in ("mfu", "bytes"):
         curves[name][curves[name] == 0] = np.nan
     width = smoothing_width(len(metrics))
@@ -260,7 +260,7 @@ def _loss_lines(run: RunRecord) -> tuple[Line, ...]:
     width, sample = smoothing_width(len(run.metrics)), sample_of(run)
     training = Line("training loss, nats per token", "loss", "blue", "loss", "faint" if width > 1 else "line")
     mean = Line(f"mean of {width} logged steps", "mean", "blue", "loss", "bold")
-    # How long the held-out text is, only an evaluation of all of it tells.
+    # Only an evaluation of the whole held-out text shows its length.
     of_sample = f", of a sample of {'' if run.evaluation else 'up to '}{sample:,} tokens" if sample else ""
     validation = f"validation loss{of_sample}"
     return training, mean, Line(validation, "validation_loss", "vermilion", "loss", "points")

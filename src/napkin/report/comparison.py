@@ -72,7 +72,7 @@ class ComparedRun:
         }
         self.recipe = recipe_values(record.recipe)
         self.tokenizer = _tokenizer_of(folder)
-        """The fingerprint of the run's tokenizer; None where it is not known."""
+        """The fingerprint of the run's tokenizer; None if unknown."""
         self.evaluation: Evaluation | None = record.evaluation
         self.overfitting: Overfitting | None = overfitting(metrics)
         best = lowest(evaluations(metrics))
@@ -191,7 +191,7 @@ def rank(runs: Sequence[ComparedRun]) -> Ranking:
     """Rank runs by their lowest validation loss or, where their losses are not of the same tokens, by bits per byte."""
     validated = [run for run in runs if run.summary.best_validation_loss is not None]
     evaluated = [(run, run.evaluation) for run in runs if run.evaluation is not None]
-    # Two texts of the same length that compress alike twice are the same one.
+    # Two texts of the same length that two compressors compress equally are taken to be the same.
     texts = {(found.bytes, found.xz_bits_per_byte, found.gzip_bits_per_byte) for _, found in evaluated}
     by: Literal["validation loss", "bits per byte"] | None = None
     if not (obstacle := _obstacle(validated)):
@@ -221,7 +221,7 @@ def rank(runs: Sequence[ComparedRun]) -> Ranking:
 
 
 def differences(runs: Sequence[ComparedRun]) -> dict[str, list[str]]:
-    """The values of each recipe where they are not the same in all, by "table.name"; "–" is not set."""
+    """The values in which the recipes differ, by "table.name"; "–" for a value that is not set."""
     names = {name: None for run in runs for name in run.recipe}
 
     def text(value: Any) -> str:

@@ -106,7 +106,7 @@ def key_figures(run: RunRecord) -> list[KeyFigure]:
 
 
 def _reward_figure(run: RunRecord) -> KeyFigure | None:
-    """The figure of reinforcement learning, whose loss says little."""
+    """The key figure of reinforcement learning, whose loss says little."""
     found = [
         (logged.step, logged.figures[CORRECT])
         for logged in run.metrics

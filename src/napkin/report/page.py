@@ -53,7 +53,7 @@ class Liveness(NamedTuple):
     """Seconds after `written` when the next page is expected: after the interval or, if it ends before, with the
     run."""
     next: str
-    """The same for people."""
+    """The same as text."""
     is_last: bool
     """True if the run is expected to end before another page of a run in training is due."""
     timeout: int
@@ -129,7 +129,7 @@ def expert_balance(metrics: Sequence[StepMetrics]) -> list[Balance]:
 
 
 _GENERATOR = b'<meta name="generator" content="napkin report">'
-# Of a page that was written before it named its generator.
+# Marks a page from before pages named their generator.
 _BRAND = '<p class="brand">napkin · run report</p>'.encode()
 _SAMPLE_CHARACTERS = 20_000
 _OPERATORS = 8
@@ -145,9 +145,9 @@ def write_report(
     """Write report.html into a run folder, replacing an existing one, and return its path.
 
     `training` is whether a process is training the run; None is unknown. If one is, the page says so, when it was
-    written and when the next one is due, and reloads itself then. `every` is called when everything else is ready and
-    returns the seconds until the next page can be written, after the step of that moment; long after that, the page
-    says that there is no sign of life.
+    written and when the next one is due, and reloads itself then. `every` is called when everything else is ready, and
+    returns the seconds until the next page can be written, once the current step has ended; long after that time, the
+    page says that there is no sign of life.
 
     The page makes no network requests: the data of its charts and the scripts that draw them are in it. Unless the run
     is in training, the same run gives the same bytes. Files that the run has not written yet are named as missing.

@@ -1,4 +1,4 @@
-"""One page for a work of several runs: the books of each stage, and its scores before and after."""
+"""One page for a project of several runs: the books of each stage, and its scores before and after."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -28,7 +28,7 @@ _IDLE = "#e4e4e4"
 _LEFT, _RIGHT, _TOP, _ROW, _BOX = 64, 92, 70, 28, 22
 _WIDTH_OF_A_DIGIT = 6.5
 _BOX_FROM = 10.0
-"""Pixels: wider actions have a box of their own that names them; narrower ones are strokes of one path."""
+"""Width in pixels from which an action has its own labelled box; narrower ones are strokes of one path."""
 
 
 def timeline_svg(timeline: PipelineTimeline, *, width: int = 1200, title: str | None = None) -> str:
@@ -187,7 +187,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def _number(value: float) -> str:
-    """Two digits after the point, and no more of them than needed."""
+    """At most two digits after the point, without trailing zeros."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 

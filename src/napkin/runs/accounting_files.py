@@ -44,7 +44,7 @@ class PlannedFile:
     path: str
     tokens: Natural
     epochs: NonNegative
-    """How often each of its documents is read."""
+    """Number of times that each of its documents is read."""
     share: NonNegative
     """The file's share of all windows that are read."""
 
@@ -54,7 +54,7 @@ class PlannedFailures:
     """The expected cost of failures; the model is `napkin.accounting.failures`."""
 
     mtbf_seconds: NonNegative
-    """Between two failures of all devices together, on average."""
+    """Mean seconds between failures of all devices together."""
     restart_seconds: NonNegative
     """Seconds from a failure until training continues."""
     pause_seconds: NonNegative
@@ -78,7 +78,7 @@ class PlannedFailures:
     interruptions: NonNegative | None = None
     """Failures expected in these seconds."""
     dollars: NonNegative | None = None
-    """The price of these seconds; None where it is not known."""
+    """The price of these seconds; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class PredictedLoss:
     """The lower end of the 90% interval for a single run."""
     high: NonNegative
     law: str
-    """The law's name, and where it was read."""
+    """The law's name, and the file from which it was read."""
     extrapolation: NonNegative
     """The run's FLOPs over those of the largest run that the law was fitted to."""
 
@@ -128,7 +128,7 @@ class PlanFile:
     conditions: Conditions | None = None
     """Disturbance by other processes while the operators were timed; None where none were, and on a GPU."""
     dollars: NonNegative | None = None
-    """The price of all steps; None where it is not known."""
+    """The price of all steps; None if unknown."""
     kilowatt_hours: NonNegative | None = None
     seconds_by_phase: dict[str, NonNegative] = field(default_factory=dict)
     byte_bound_by_operator: dict[str, NonNegative] = field(default_factory=dict)
@@ -167,9 +167,9 @@ class MeasurementFile:
     mfu: NonNegative | None = None
     hfu: NonNegative | None = None
     ranks: tuple[RankSeconds, ...] = ()
-    """One step of each of several ranks."""
+    """One step of each rank, where there are several."""
     straggler: Natural | None = None
-    """The rank that the others waited for; None where none stood out."""
+    """The rank that the others waited for; None if none stood out."""
 
 
 def write_measurement(
@@ -218,6 +218,6 @@ class Evaluation:
     bits_per_byte: NonNegative
     """Nats of all tokens / ln 2 / bytes: separators cost bits and add no bytes."""
     gzip_bits_per_byte: NonNegative
-    """The same bytes by `gzip -9`."""
+    """Bits per byte of `gzip -9` on the same bytes."""
     xz_bits_per_byte: NonNegative
-    """The same bytes by `xz -9`."""
+    """Bits per byte of `xz -9` on the same bytes."""

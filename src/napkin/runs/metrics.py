@@ -69,11 +69,11 @@ def keep_aside(metrics: Path, lines: Iterable[DamagedLine]) -> None:
 
 
 def count_kept_aside(metrics: Path) -> tuple[int, set[int]]:
-    """Count the lines that are kept aside, and list the steps after which they stood."""
+    """Count the damaged lines that were set aside, and list the steps after which they came."""
     steps: set[int] = set()
     lines = [line for line in (read_if_present(metrics.with_name(DAMAGED_FILE)) or b"").splitlines() if line.strip()]
     for line in lines:
-        # This file may be damaged too: what it says only explains a gap.
+        # This file may be damaged too: it is only used to explain a gap.
         with contextlib.suppress(ValueError, RecursionError, KeyError):
             step = msgspec.json.decode(line, type=dict[str, Any])["after_step"]
             if isinstance(step, int):
@@ -110,7 +110,7 @@ class StepMetrics:
     mfu: _Positive
     """Model-FLOPs utilisation: counted FLOPs per second over this machine's measured matmul peak."""
     bytes: _Natural
-    """Resident bytes of the process; on a GPU the peak of its allocated bytes. 0 where it is not known."""
+    """Resident bytes of the process; on a GPU the peak of its allocated bytes. 0 if unknown."""
     validation_loss: _Figure | None = None
     spike: _Figure | None = None
     """How far the loss is above the recent ones, in robust standard deviations; None if it is not a spike: see
@@ -236,7 +236,7 @@ class MetricsRecord:
     kept_aside: int = 0
     """Number of lines that were moved to metrics.damaged.jsonl."""
     damaged_after: frozenset[int] = frozenset()
-    """Steps of the lines before damaged ones, here or kept aside."""
+    """Steps of the lines that precede damaged ones, in this file or set aside."""
     left_out: int = 0
     """Number of lines that were not parsed: a page that shows a long run reads a part of them."""
 
@@ -295,7 +295,8 @@ def read_metrics_record(path: Path) -> MetricsRecord:
                 raise ValueError(f"layers and experts are {line.metrics.n_experts}, {n_experts} in lines before it")
         except (ValueError, RecursionError) as error:
             spoiled = DamagedLine(number, last, first_line(error), content)
-            # What a kill cuts off is not JSON; what is JSON, with wrong values or a wrong checksum, was damaged.
+            # A line that a kill cut off is not JSON; a line that is JSON, but has wrong values or a wrong checksum, was
+            # damaged.
             is_json = isinstance(error, msgspec.ValidationError)
             if number == len(contents) and not is_json and isinstance(error, msgspec.DecodeError | UnicodeDecodeError):
                 incomplete = spoiled

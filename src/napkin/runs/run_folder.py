@@ -242,9 +242,9 @@ class RunFolder:
     def token_file(self, path: str) -> str:
         """Return the path of a token file of the run's recipe: `path`, or, for a run that was moved, beside it.
 
-        Beside a run is in its folder or in one above, nearest first, under as much of `path` as is found there:
-        `proof/runs/a` and `proof/text/b.tokens` belong together wherever `proof` is. There, a file by another tokenizer
-        is another file. Returns `path` where nothing is found.
+        "Beside" means in the run's folder or one above, nearest first, under as much of the end of `path` as exists
+        there: `proof/runs/a` and `proof/text/b.tokens` belong together wherever `proof` is. A file found there that was
+        made with another tokenizer is skipped. Returns `path` where nothing is found.
         """
         if os.path.lexists(path):
             return path
@@ -287,7 +287,7 @@ class RunFolder:
     def remove_leftovers(self) -> None:
         """Remove what killed writers have left: temporary files, and folders of checkpoints; the lock must be held.
 
-        What a live process is writing stays, such as `napkin report`, which needs no lock.
+        Files that a live process is writing stay, such as those of `napkin report`, which needs no lock.
         """
         remove_abandoned(self.path)
         for name in (*TRAINING_FILES, *OTHER_FILES):
@@ -305,7 +305,8 @@ class RunFolder:
     def replace_recipe(self, recipe: Recipe) -> None:
         """Write another recipe.toml, which says the same in other words or with other paths."""
         text, found = format_recipe(recipe), None if self.recipe_was_changed else self.format
-        # Between the two files the recipe is not known, so that a kill there does not make it look altered.
+        # Between the two writes the recipe's checksum is unknown, so that a kill there does not make the recipe look
+        # altered.
         if found is not None:
             self._write_format(dataclasses.replace(found, recipe_crc32=""))
         atomic_write_text(self.path / "recipe.toml", text, overwrite=True)

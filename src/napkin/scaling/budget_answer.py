@@ -68,10 +68,10 @@ class Shapes:
         self.base = dataclasses.replace(base.model, vocab_size=vocab_size_of(base))
         self.aspect, self.mup = aspect, mup
         self.parameters = functools.cache(lambda heads: count_parameters(self.model(heads)))
-        """Parameters of the model with so many heads, counted without allocating them."""
+        """Parameters of the model with this many heads, counted without allocating them."""
 
     def model(self, heads: int) -> ModelConfig:
-        """The model with so many heads, each as wide as the base's."""
+        """The model with this many heads, each as wide as the base's."""
         width = heads * self.base.resolved_head_dim
         grouped = self.base.resolved_n_kv_heads != self.base.n_heads
         return dataclasses.replace(
@@ -116,7 +116,7 @@ class BudgetAnswer:
         return self.optimum.flops / self.flops_per_second
 
     def dollars(self, flops: float) -> float | None:
-        """The price of so many FLOPs; None where the devices have none."""
+        """The price of this many FLOPs; None for devices without a price."""
         price = self.plan.site.usd_per_hour
         return None if price is None else flops / self.flops_per_second / 3600 * price
 
@@ -131,7 +131,7 @@ class OverTraining:
     total_flops: float
     """FLOPs of training and inference."""
     optimum_total_flops: float
-    """The same for the compute-optimal model."""
+    """FLOPs of training and inference of the compute-optimal model."""
 
 
 def answer_budget(

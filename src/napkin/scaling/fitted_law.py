@@ -147,7 +147,7 @@ class FittedLaw:
         thetas = np.concatenate([self.theta[None], self.draws])
 
         def losses_at(sizes: Values) -> Values:
-            """[thetas]: the log loss of each at its own size."""
+            """The log loss of each θ at its own size, [thetas]."""
             tokens = flops / np.array([per_token(float(size)) for size in sizes])
             terms = self.model.terms({"parameters": sizes, "tokens": tokens}, [group] * len(sizes))
             # Run i belongs to θ i.
@@ -174,7 +174,7 @@ class FittedLaw:
         return [self.optimum(flops, group=group) for flops in budgets]
 
     def extrapolation(self, flops: float) -> float:
-        """The FLOPs as a multiple of those of the largest run."""
+        """These FLOPs as a multiple of those of the largest run."""
         return flops / self.ranges["compute"][1]
 
     @property

@@ -1,11 +1,11 @@
 """Chinchilla's approaches 1 and 2: the best size for a budget read off the runs themselves (Hoffmann et al. 2022).
 
-Approach 1 takes the runs that no run of as little compute beats, approach 2 the minimum of a parabola through the runs
-of each budget, loss over log size. Both then fit a power law to the best sizes over FLOPs.
+Approach 1 takes the runs that no run with as little compute beats, approach 2 the minimum of a parabola through the
+runs of each budget, loss over log size. Both then fit a power law to the best sizes over FLOPs.
 
-The losses of these best runs have a law of their own, E + K/C^gamma. It says nothing of other sizes. On IsoFLOP curves
-of many sizes it is closer at the best one than a law of all runs: the minimum of a parabola has the scatter of several
-runs averaged, and no run far from the optimum bends it.
+The losses of these best runs have a law of their own, E + K/C^gamma. It does not predict other sizes. On IsoFLOP curves
+with many sizes it is more accurate at the best size than a law of all runs: the minimum of a parabola has the scatter
+of several runs averaged, and no run far from the optimum bends it.
 
 Approach 2 is biased: the loss over log size is no parabola, as its two sides fall with different exponents, and its
 minimum moves with how far the sizes reach to either side. `approach_2_bias` measures that on losses without noise.

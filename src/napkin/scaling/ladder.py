@@ -1,11 +1,10 @@
-"""A ladder: runs whose FLOPs grow by one factor from level to level, several model sizes at each (IsoFLOP curves), as
-many FLOPs as a budget of seconds or dollars has, by the plan of each run.
+"""A ladder: runs whose FLOPs grow by one factor from level to level, with several model sizes at each level (IsoFLOP
+curves), as large as a budget of seconds or dollars allows by the plan of each run.
 
 Shapes follow one rule, d_model / n_layers, and tokens are what the level's FLOPs leave, by the counted FLOPs of a step
-instead of 6·N·D. The learning rate follows a rule too, for a loss that another one would lower says nothing of size.
-
-ladder.json, beside its runs, keeps their recipes, so that the same ladder goes on whatever a new plan says. A finished
-ladder has a law, which predicts the run after it.
+instead of 6·N·D. The learning rate follows a rule too, since a loss that another rate would lower does not show the
+effect of size. ladder.json, beside its runs, keeps their recipes, so that the same ladder continues whatever a new plan
+says. A finished ladder has a law, which predicts the run after it.
 """
 
 import dataclasses
@@ -53,7 +52,7 @@ class Design:
     levels: int = 4
     """The number of FLOP budgets."""
     sizes: int = 3
-    """Model sizes at each of them."""
+    """Model sizes at each level."""
     level_factor: float = 2.0
     """FLOPs of a level over those of the one below."""
     size_factor: float = 2.0
@@ -95,7 +94,7 @@ class Rung:
         return self.plan.steps * flops_per_step(self.plan)
 
     def refuse_too_short(self) -> None:
-        """Raise NapkinError where it has too few steps to end at a loss that says anything of its size."""
+        """Raise NapkinError for a run with too few steps for its final loss to depend on its size."""
         if self.plan.steps < FEWEST_STEPS:
             raise NapkinError(
                 f"{format_flops(self.level)} are {self.plan.steps} steps of the model with d_model "
@@ -166,7 +165,8 @@ class Ladder:
         return made
 
     def rung(self, flops: float, size: float = 1.0, *, progress: Callable[[str], None] = lambda doing: None) -> Rung:
-        """The run of so many FLOPs whose model is `size` times as large as the rule's, by the ladder's other rules."""
+        """The run of that many FLOPs whose model is `size` times as large as the rule's, with the ladder's other
+        rules."""
         # 6·N·D is close enough to choose a size: the tokens are then what is left by count.
         middle = math.sqrt(flops / 6 / self.design.tokens_per_parameter)
         found = self._rung(flops, self.shapes.nearest(middle * size), progress)
@@ -245,7 +245,7 @@ class LadderRun:
 
     @property
     def parsed(self) -> Recipe:
-        """The recipe. Raises NapkinError where it is none."""
+        """The recipe, parsed. Raises NapkinError if the text is not a recipe."""
         try:
             return msgspec.convert(parse_toml(self.recipe), Recipe)
         except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:

@@ -33,7 +33,8 @@ from napkin.scaling.rolling_origin import Origin, RollingError, discrepancy_rate
 DRAWS = 200
 SEED = 20_220_329
 FEW = 16
-"""Up to so many runs are fitted by squares, as Huber's loss with a small delta passes through p of them exactly."""
+"""Up to this many runs are fitted by least squares, as Huber's loss with a small delta would pass through p of them
+exactly."""
 _DELTA_OF_FEW = 0.1
 OUTLIER = 5.0
 """The residual of an outlier in robust standard deviations."""
@@ -175,9 +176,9 @@ def _draws(
 ) -> tuple[Values, tuple[float, ...]]:
     """θ of bootstrap draws [draws, coefficients], and quantiles of how a new run scatters about the law.
 
-    Up to `FEW` runs do not tell how they scatter: residuals are normal with a variance that is itself drawn (s²·f/χ²,
-    f = n − p), which is Student's t; each draw adds them to the law and fits again. Of more runs, each draw weights the
-    runs at random (Rubin 1981), which holds for any scatter.
+    Up to `FEW` runs are too few to show their scatter: residuals are taken to be normal with a variance that is itself
+    drawn (s²·f/χ², f = n − p), which is Student's t; each draw adds them to the law and fits again. Of more runs, each
+    draw weights the runs at random (Rubin 1981), which holds for any scatter.
     """
     from scipy.special import ndtri, stdtrit
 
@@ -213,7 +214,7 @@ class LeftOut:
     coefficients: dict[str, float]
     """Coefficients of the run's training set, as they are without it."""
     error: float
-    """log of its loss over what the law of the others says of it."""
+    """Logarithm of its loss over the loss predicted by the law of the other runs."""
     shift: float
     """The largest change of a coefficient, in units of half its 90% interval."""
 
@@ -242,7 +243,7 @@ def leave_one_out(fitted: LawFit) -> list[LeftOut]:
 
 
 def refit_with(fitted: LawFit, more: Sequence[Observation]) -> LawFit:
-    """The same fit with other runs beside, such as those that were dropped."""
+    """The same fit with further runs added, such as those that were dropped."""
     return fit_law([*fitted.runs, *more], fitted.law.form.name, delta=fitted.delta, draws=2)
 
 

@@ -88,7 +88,7 @@ def fit_batch(
     """
     theta, cost = starts.copy(), np.full(len(starts), np.inf)
     rows = np.arange(len(starts))
-    # Of the rows that have not settled yet:
+    # For the rows that have not converged yet:
     log_losses, here = np.broadcast_to(log_losses, weights.shape), starts.copy()
     damping, idle = np.full(len(starts), 1e-2), np.zeros(len(starts), dtype=np.int64)
     predicted, jacobian = model.with_jacobian(here)
@@ -136,7 +136,7 @@ def polish(
 
     weight = np.ones(len(log_losses)) if weights is None else weights
     _, scaled = model.with_jacobian(theta[None])
-    # In units in which each coefficient moves the predictions about equally.
+    # Scaled so that each coefficient changes the predictions about equally.
     units = 1 / np.maximum(np.sqrt(np.einsum("bnp,bnp->p", scaled, scaled)), 1e-12)
 
     def objective(offset: Values) -> tuple[float, Values]:

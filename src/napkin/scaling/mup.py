@@ -35,7 +35,7 @@ STEEPEST = 0.25
 """Slope of the change over the width, both in logarithms, up to which it counts as independent. Plain layers have 0.5
 to 1 in theory."""
 _ROWS = 4
-"""Sequences whose activations are read."""
+"""Number of sequences whose activations are read."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ FARTHEST = 2.0
 
 @dataclass(frozen=True)
 class BestRate:
-    """The learning rate at which a width learns most."""
+    """The learning rate with the lowest loss at a width."""
 
     width: int
     rate: float

@@ -42,7 +42,7 @@ class Observation:
 
     parameters: float
     tokens: float
-    """Tokens learned from, repeated ones counted each time."""
+    """Tokens trained on; repeated ones count each time."""
     loss: float
     """Nats per token on held-out text."""
     flops: float | None = None

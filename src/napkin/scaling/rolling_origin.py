@@ -3,9 +3,10 @@ predicts those of more, and so on from budget to budget.
 
     error of a run at compute C from runs up to C₀ ~ normal of variance  s² · (1 + h) + (ρ · log(C/C₀))²
 
-s is the scatter of the fitted runs and h the leverage of the predicted one: what the coefficients are uncertain by.
-The rest is the law's own error. A law that is not quite true has a wrong slope, so its error grows with the logarithm
-of the distance. ρ is estimated from the runs themselves, and where they are few, mostly from those of others.
+s is the scatter of the fitted runs and h the leverage of the predicted one, which is the uncertainty of the
+coefficients. The rest is the law's own error. A law that is not quite true has a wrong slope, so its error grows with
+the logarithm of the distance. ρ is estimated from the runs themselves, and where they are few, mostly from those of
+others.
 """
 
 from collections.abc import Sequence
@@ -30,8 +31,8 @@ _RATES = 40
 _PRIOR_RATE, _PRIOR_SPREAD = 0.004, 1.0
 """The median of ρ, error per factor of e in FLOPs, and the standard deviation of its logarithm."""
 _ORIGIN_WEIGHT, _OLDER = 8, 0.25
-"""An origin counts as at most so many runs, as the errors of one are alike; after so many newer runs, this share of
-that."""
+"""An origin counts as at most this many runs, since the errors of one origin are correlated; after this many newer
+runs, its weight falls to this fraction."""
 _BETWEEN_ORIGINS = 0.5
 """Standard deviation of log ρ from one origin to the next of the same runs: the next budget may be less kind."""
 
@@ -115,7 +116,7 @@ class RollingError:
     median: float
     """Median of |log(loss / predicted)|."""
     most: float
-    """Nine tenths of them are smaller."""
+    """The 90th percentile: nine tenths of the errors are smaller."""
     bias: float
     """Median of log(loss / predicted)."""
     predictions: int

@@ -1,8 +1,8 @@
 """A sweep: its runs are planned together, trained one after the other or side by side, and resumed as they are.
 
-Its folder has sweep.json, which says which runs they are and which have failed. What it takes is known before it
-starts: seconds, dollars and bytes of all runs, and how many of them run at once. At its end it says which run is best,
-which are next to it, and whether it lies at the edge of what was tried.
+Its folder has sweep.json, which says which runs they are and which have failed. Its cost is known before it starts:
+seconds, dollars and bytes of all runs, and how many of them run at once. At its end it says which run is best, which
+are next to it, and whether it lies at the edge of what was tried.
 """
 
 import dataclasses
@@ -246,7 +246,7 @@ class Sweep:
         besides: Sequence[str] = (),
         progress: Progress = lambda doing: None,
     ) -> "Sweep":
-        """Plan what is left to do of a sweep on this machine, without training anything or writing to its folder.
+        """Plan the unfinished runs of a sweep on this machine, without training anything or writing to its folder.
 
         `at_once` is how many runs train side by side; None is as many as have cores and memory if the recipe says how
         many threads each has, else one. `besides` are files that may be in the folder before the sweep. Raises
@@ -363,7 +363,7 @@ def _side_by_side(plans: list[Plan], at_once: int | None) -> int:
     peaks = sorted((plan.peak_bytes for plan in plans), reverse=True)
     threads = [plan.recipe.training.threads or 1 for plan in plans]
     site = plans[0].site
-    # A process of its own has its own copy of the libraries.
+    # A separate process has its own copy of the libraries.
     libraries = psutil.Process().memory_info().rss
     by_memory = next(
         (n for n in range(len(plans), 1, -1) if sum(peaks[:n]) + n * libraries <= site.memory_bytes + libraries), 1
@@ -400,7 +400,7 @@ def standing(trial: Trial, folder: Path) -> Standing:
     try:
         run = read_run(folder, training=False) if is_run(folder) else None
     except NapkinError:
-        # It is damaged, which training it tells.
+        # The run is damaged, which training it will report.
         run = None
     if run is None:
         return Standing(trial, folder, None, 0, 0, 0.0, None)

@@ -166,10 +166,10 @@ class _Worker:
             return msgspec.json.decode(answer, type=Ended)
         status = self._process.wait()
         if interruption.signal is not None:
-            # It had not begun to train.
+            # The worker had not begun to train.
             return Ended("stopped", signal=int(interruption.signal))
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        # Another one takes its place: the rest of the sweep goes on.
+        # Another worker takes its place, and the sweep continues.
         self._process = self._start()
         return Ended("failed", f"the process that trained it {how}: `napkin resume {folder}` continues it")
 

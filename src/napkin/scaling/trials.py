@@ -136,7 +136,7 @@ class Trial:
     """One run of a sweep."""
 
     name: str
-    """Name of its folder: what sets it apart from the others, as "d_model=64,learning_rate=0.001"."""
+    """Name of its folder, made of the values in which it differs, such as "d_model=64,learning_rate=0.001"."""
     values: dict[str, Value]
     """The value of each axis, by its field."""
     recipe: Recipe

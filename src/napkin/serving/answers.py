@@ -97,10 +97,10 @@ class AnswerForm:
         return {"token": text, "logprob": None if logprob is None else _finite(logprob), "bytes": list(content)}
 
     def _likeliest(self, draw: Draw) -> dict[str, float]:
-        """By their texts, and the drawn one if it is not among them."""
+        """The likeliest tokens by their texts, and the drawn one if it is not among them."""
         found: dict[str, float] = {}
         for token, logprob in (*draw.top, (draw.token, draw.logprob or 0.0)):
-            # Ids that fill up the vocabulary have the same text.
+            # Ids that pad the vocabulary share the same text.
             found.setdefault(self._text(token), _finite(logprob))
         return found
 
@@ -143,7 +143,7 @@ async def answer_at_once(receive: Receive, job: CompletionJob, form: AnswerForm)
             answer = form.head(streamed=False) | {"choices": form.whole(pieces), "usage": job.usage()}
             return json_response(answer | {"timings": job.timings()})
 
-        # A large answer takes seconds to be written, in which others are served.
+        # Writing a large answer takes seconds, during which others are served.
         if sum(len(piece.tokens) for piece in pieces) > _WRITTEN_IN_PLACE:
             return await asyncio.to_thread(response)
         return response()

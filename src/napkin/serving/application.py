@@ -31,7 +31,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""No script, style or address but the server's own, none of them inline; the page is in no frame."""
+"""Scripts, styles and addresses of this server only, nothing inline, and no framing of the page."""
 
 
 def application(service: Service) -> ASGIApp:
@@ -174,7 +174,7 @@ async def chat_job(service: Service, body: ChatBody) -> tuple[CompletionJob, Ans
     """Submit the conversation of a request. Raises ApiError for what cannot be computed."""
     messages = [Message(each.role, each.text(place)) for place, each in enumerate(body.messages)]
     tools = ToolTurns(service.opened, body) if uses_tools(body) else None
-    # Each message takes a token at least, whatever it says.
+    # Each message takes at least one token, whatever its content.
     n_characters = sum(max(service.longest_token, len(each.role) + len(each.content)) for each in messages)
     n_characters += 0 if tools is None else tools.n_characters
 
@@ -303,9 +303,9 @@ _READ_AND_DROPPED = 4
 """A client that sends up to this many times too much is read to the end, so that it sees the error; a longer body is
 cut off."""
 _SMALL = 2**16
-"""Bytes of a body that is received whatever others send."""
+"""Bytes of a body that is always received, however much others send."""
 _LARGEST_RECEIVED = 16
-"""So many bodies of the largest size may be in memory before they are whole."""
+"""Number of largest bodies that may be in memory while they are received."""
 
 
 async def _read_content(request: Request, service: Service) -> bytes:

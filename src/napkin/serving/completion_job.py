@@ -1,4 +1,4 @@
-"""One request of a client: its sequences in the engine, and what is new of each as it comes."""
+"""One request of a client: its sequences in the engine, and the new tokens of each as they are generated."""
 
 import asyncio
 import secrets
@@ -27,10 +27,9 @@ class ToldToken:
 
 
 class GrowingText:
-    """Pieces of text as tokens come; they end before a stop text, and hold whole characters only.
-
-    A token is told with the piece that holds its first character, so that the tokens of all pieces are those of the
-    whole text. Tokens within the stop text are not told.
+    """Text in pieces as tokens are generated; it ends before a stop text, and pieces contain whole characters only. A
+    token is reported with the piece that contains its first character, so that the tokens of all pieces are those of
+    the whole text. Tokens within the stop text are not reported.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], *, offset: int = 0, at_start: bool = False) -> None:
@@ -76,7 +75,7 @@ def told_prompt(draws: Sequence[Draw], tokenizer: Tokenizer) -> list[ToldToken]:
 
 
 _ANSWERS_TOLD = 4
-"""So many answers with as many log-probabilities as one may have are in flight at most."""
+"""The most answers in flight, counted with the largest number of log-probabilities that one may have."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Prompt:
 
     ids: Sequence[int]
     n_hidden: int = 0
-    """So many at its beginning were not given by the client and are not echoed."""
+    """Number of tokens at its beginning that the client did not send, and that are not echoed."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Piece:
 
 @dataclass
 class _Choice:
-    """A sequence of a request, and how much of it was read."""
+    """A sequence of a request, and how much of it has been read."""
 
     index: int
     completion: Completion
@@ -128,8 +127,8 @@ class _Choice:
 class CompletionJob:
     """The sequences of one request: prompt i's choice j has number i·n + j, and seed + j.
 
-    Made once the engine has taken all of them. Use it as a context manager: what has not ended is cancelled at the end
-    of the block.
+    Made once the engine has accepted all of them. Use it as a context manager: unfinished sequences are cancelled at
+    the end of the block.
     """
 
     def __init__(

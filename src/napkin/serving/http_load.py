@@ -19,7 +19,7 @@ from napkin.errors import NapkinError
 from napkin.inference.service_load import Served, ServiceLoad, ServiceMeasurement
 
 LONGEST_LINE = 2**20
-"""Bytes of a line of an answer; longer ones are no server-sent events of this interface."""
+"""The most bytes in a line of an answer; longer lines are not server-sent events of this interface."""
 TIMEOUT = 600.0
 MOST_CLIENTS = 1000
 

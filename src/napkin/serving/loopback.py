@@ -1,5 +1,5 @@
-"""What keeps others out of a server of this machine: addresses that only its own programs reach, and a look at where a
-request comes from."""
+"""Protection of a local server: addresses that only programs of this machine reach, and checks of a request's
+origin."""
 
 import contextlib
 import ipaddress
@@ -21,7 +21,7 @@ SAFE_HEADERS = [
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
-"""Headers of every answer: what it holds is what it says, and other sites learn and load nothing of it."""
+"""Headers of every answer: browsers must not guess its type, and other sites can neither load it nor learn about it."""
 
 
 def with_headers(send: Send, further: Callable[[Headers], Headers] = lambda given: []) -> Send:

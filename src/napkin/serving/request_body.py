@@ -21,7 +21,7 @@ from napkin.inference.settings import LARGEST_SEED, Sampling
 _encode = msgspec.json.Encoder().encode
 
 DONE = b"data: [DONE]\n\n"
-"""What ends a stream."""
+"""The last event of a stream."""
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -50,7 +50,7 @@ class ApiError(Exception):
         retry_after: int | None = None,
         close: bool = False,
     ) -> None:
-        # What a client sent may stand in it, with line breaks.
+        # It may quote what a client sent, with line breaks.
         super().__init__(" ".join(message.split()))
         self.status, self.field, self.code = status, field, code
         self.retry_after, self.close = retry_after, close
@@ -110,7 +110,7 @@ class SharedFields(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    # Read by nobody here: they tell of the client, or ask for what is so anyway.
+    # Ignored: they describe the client, or request what is the case anyway.
     user: str = ""
     metadata: dict[str, Any] = {}
     store: bool = False

@@ -65,11 +65,11 @@ def serve(
             access_log=False,
             server_header=False,
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
-            # So many are accepted at a time, and listened to before more of a flood push them out.
+            # Connections that are accepted at a time, and read before more of a flood push them out.
             backlog=max(1, min(_MOST_ACCEPTED, service.limits.max_connections // 8)),
         )
         for name in ("uvicorn", "asyncio"):
-            # Neither tells of clients that leave.
+            # Errors only: neither logger is to report clients that disconnect.
             logging.getLogger(name).setLevel(logging.ERROR)
         asyncio.run(_Server(config, service, lambda: on_start(address)).serve([listening]))
         if prefixes is not None:
@@ -99,7 +99,7 @@ class _Server(uvicorn.Server):
         """Called for a signal, between two instructions of the main thread."""
         if self._service.draining or not self.started:
             self.should_exit = self.force_exit = True
-            # What is cut off would be reported with a traceback.
+            # A request that is cut off would otherwise be logged with a traceback.
             logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
             return
         self._service.draining = True
@@ -118,8 +118,8 @@ class _Server(uvicorn.Server):
 
 
 def _within_file_limit(limits: Limits) -> Limits:
-    """With no more connections than the system lets be open, each of which is a file, and twice as many for a moment.
-    What the system allows at most is asked for."""
+    """Limits with no more connections than the system allows open files, of which each connection takes one, and for a
+    moment two. The limit of the system is raised as far as allowed."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

@@ -42,7 +42,7 @@ _TRIM_SECONDS = 60.0
 
 
 class EngineThread:
-    """Steps an engine while there is work, and sets the events of those who wait, all of a step at once.
+    """Steps an engine while there is work, and wakes those who wait, all of a step at once.
 
     Made and used in the event loop. Requests that cannot be computed fail alone; then a plain one tells whether the
     engine still works, and `failure` says why where it does not. Requests are still tried, and one that succeeds ends
@@ -117,7 +117,7 @@ class EngineThread:
             with self._condition:
                 watches = {watch for completion, _ in stepped if (watch := self._watches.get(completion)) is not None}
             if watches:
-                # Once the loop is closed nobody waits any more.
+                # Once the loop is closed, nothing waits any more.
                 with contextlib.suppress(RuntimeError):
                     self._loop.call_soon_threadsafe(lambda all_of=watches: [watch.set() for watch in all_of])
             if time.monotonic() > trimmed + _TRIM_SECONDS:
@@ -125,7 +125,8 @@ class EngineThread:
                 trimmed = time.monotonic()
 
     def _judge(self, stepped: list[Progress]) -> None:
-        """Find whether the engine works: where a request fails, a plain one tells whose fault it is."""
+        """Find out whether the engine works: after a failed request, a plain one shows whether the request or the
+        engine is at fault."""
         for completion, _ in stepped:
             is_probe = completion is self._probe
             if is_probe:
@@ -196,7 +197,7 @@ class Service:
     open: set[asyncio.Transport] = field(default_factory=set)
     """Connections."""
     waiting: dict[asyncio.Transport, float] = field(default_factory=dict)
-    """Connections of which no whole request has come, and since when; those that have waited longest first."""
+    """Connections without a complete request, and since when; the oldest first."""
     hosts: frozenset[str] | None = None
     """Names under which clients may address the server, without a key; None is any."""
     _thread: EngineThread | None = None
@@ -227,7 +228,7 @@ class Service:
         return self._thread
 
     def is_key(self, given: str) -> bool:
-        """Compare a client's key with the right one, in a time that does not tell how much of it is."""
+        """Compare a client's key with the right one in constant time."""
         return self.key is None or hmac.compare_digest(given.encode(errors="replace"), self.key.encode())
 
     def metrics_text(self) -> str:
@@ -259,11 +260,11 @@ class Service:
 
 
 REQUEST_DUE = "request_due"
-"""In a request's state: when it has to be whole, by the event loop's clock."""
+"""In a request's state: its deadline for being complete, by the event loop's clock."""
 _GRACE_SECONDS = 1.0
-"""In which a client that is late can still be told so."""
+"""Seconds in which a late client can still be sent an error."""
 _FIRST_SECONDS = 1.0
-"""In which a new connection keeps its place, unless there are twice as many as the limit."""
+"""Seconds in which a new connection is not closed, unless there are twice as many as the limit."""
 
 
 def connection_class(service: Service) -> type[H11Protocol]:
@@ -277,7 +278,7 @@ def connection_class(service: Service) -> type[H11Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            # Of this connection, not of all.
+            # For this connection only.
             self.app_state = dict(self.app_state)
             service.open.add(transport)
             self._wait_for_request()
@@ -300,17 +301,17 @@ def connection_class(service: Service) -> type[H11Protocol]:
 
         def send_400_response(self, msg: str) -> None:
             if self.cycle is not None:
-                # What the application says from now on goes nowhere.
+                # From here on, output of the application is discarded.
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
             try:
                 super().send_400_response(msg)
             except h11.LocalProtocolError:
-                # The answer has begun: nothing else can be said.
+                # The answer has begun, so no error can be sent.
                 self.transport.abort()
 
         def pause_writing(self) -> None:
-            # What was written stays unread: the answer waits, and no longer than this.
+            # The client does not read: the answer waits, but no longer than this.
             super().pause_writing()
             self._stalled = self.loop.call_later(service.limits.stalled_seconds, self.transport.abort)
 

@@ -1,6 +1,5 @@
-"""Tools of a conversation: what the model's chat template is given of them, and how its answer is read.
-
-The server runs nothing: what an answer calls is told to the client, which answers with messages of role `tool`.
+"""Tools of a conversation: their description for the model's chat template, and the reading of its answers. The server
+runs nothing: calls in an answer are sent to the client, which replies with messages of role `tool`.
 """
 
 from typing import Any
@@ -67,7 +66,7 @@ class ToolTurns:
         return n_called + len(msgspec.json.encode(self._body.offered))
 
     def encode(self) -> list[int]:
-        """The tokens up to where the answer begins, or goes on behind what it has to begin with.
+        """The tokens up to where the answer begins, or continues after a given beginning.
 
         Raises ApiError for arguments that are not JSON objects, NapkinError for messages that the template refuses.
         """
@@ -76,7 +75,7 @@ class ToolTurns:
         return [*ids, *self._tokenizer.encode(self.begun, allowed_special=tags)]
 
     def reader(self) -> CallReader | None:
-        """What divides an answer into text and calls; None where nothing may be called."""
+        """Divides an answer into text and calls; None if nothing may be called."""
         if not self._callable:
             return None
         reader = CallReader(self._form, self._callable, most=self._most)
