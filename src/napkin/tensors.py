@@ -33,8 +33,8 @@ _SMALLEST_ON_HUGE_PAGES = 2**24
 def on_huge_pages(module: Module) -> Module:
     """Move a module's parameters, and its buffers, side by side onto pages of 2 MiB, where Linux has such pages.
 
-    A matrix that is read once for each token is read through at memory's speed then; with pages of 4 KiB a processor
-    waits for their addresses. Tensors that share memory still do. Beside all of them, one is in memory twice at a time.
+    A matrix that is read once per token is then read at the speed of memory; with pages of 4 KiB the processor waits
+    for address translation. Tensors that share memory still do. One tensor at a time is in memory twice.
     """
     for tensors in (module.parameters(), module.buffers()):
         held = [each for each in tensors if each.device.type == "cpu" and each.untyped_storage().nbytes()]
@@ -64,7 +64,7 @@ def _huge_pages(n_bytes: int) -> Tensor | None:
     try:
         if "[never]" in _HUGE_PAGES.read_text():
             return None
-        # Not the allocator's: memory that was used before has small pages already.
+        # Not from the allocator: memory that was used before has small pages already.
         held = mmap.mmap(-1, n_bytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         held.madvise(mmap.MADV_HUGEPAGE)
     except (OSError, AttributeError):
@@ -74,7 +74,7 @@ def _huge_pages(n_bytes: int) -> Tensor | None:
 
 
 class HostCopy:
-    """A copy of a tensor in the host's memory, which is only waited for where it is read."""
+    """A copy of a tensor in host memory, which is waited for only when it is read."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -180,13 +180,13 @@ class SharingReport:
 
     tensors: dict[str, TensorReport]
     storages: tuple[tuple[str, ...], ...]
-    """Names of the tensors by storage, in the order in which they were given."""
+    """Names of the tensors by storage, in the order of the arguments."""
     overlaps: tuple[tuple[str, str, int], ...]
     """Pairs of tensors with common elements, and the bytes of these."""
     bytes: int
     """Bytes of the tensors, one by one."""
     storage_bytes: int
-    """Bytes of their storages, each once: what stays allocated because of them."""
+    """Bytes of their storages, each counted once: the memory that they keep allocated."""
 
     def __str__(self) -> str:
         width = max((len(name) for name in self.tensors), default=0)
@@ -252,7 +252,7 @@ def _places(tensor: Tensor) -> NDArray[np.int64]:
     size = tensor.element_size()
     places = np.asarray([tensor.storage_offset()], dtype=np.int64)
     for length, stride in _dimensions(tensor):
-        # What is expanded has each element once.
+        # An expanded tensor stores each element once.
         steps = np.arange(length if stride else min(length, 1), dtype=np.int64) * stride
         places = (places[:, None] + steps).ravel()
     return np.unique((size * places[:, None] + np.arange(size)).ravel())

@@ -75,7 +75,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     Raises tomllib.TOMLDecodeError if it is none; ValueError for a key of more than MAX_DOTS dots or a number of
     thousands of digits, RecursionError for values within values.
     """
-    # What is left of the text are keys, numbers and dates, of which only keys have more than a few dots.
+    # The rest of the text is keys, numbers and dates, of which only keys have more than a few dots.
     if _DEEP_KEY.search(_STRING_OR_COMMENT.sub("_", text)):
         raise ValueError(f"a key has more than {MAX_DOTS} dots")
     return tomllib.loads(text)

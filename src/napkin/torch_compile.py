@@ -1,7 +1,7 @@
-"""Set-up of torch.compile: what it caches and where, and how its C++ compilers are stopped.
+"""Set-up of torch.compile: its caches and their place, and how its C++ compilers are stopped.
 
-What torch finds in its cache it runs, without a look at it. So the folder is this user's alone, each library has its
-SHA-256 beside it, and generated source is compared with what torch has just generated; what is wrong is made again.
+torch runs what it finds in its cache without checking it. So the folder belongs to this user alone, each library has
+its SHA-256 beside it, and cached source is compared with what torch has just generated; wrong files are made again.
 """
 
 import atexit
@@ -51,7 +51,7 @@ def set_up_compiler() -> None:
     tracing.automatic_dynamic_local_pgo = False
     differentiating.enable_autograd_cache = False
     generating.fx_graph_cache = False
-    # They would be written to /tmp, whatever the cache folder.
+    # Otherwise they are written to /tmp, whatever the cache folder.
     generating.cpp_cache_precompile_headers = False
     if os.name != "nt":
         cpp_builder.run_compile_cmd = _compile_atomically
@@ -157,7 +157,8 @@ def _compile_atomically(cmd_line: str, cwd: str) -> None:
     temporary = temporary_name(target)
     words[at] = str(temporary)
     try:
-        # In a process group, which is terminated as one: the driver alone would leave the compiler proper running.
+        # In a process group, which is terminated as a whole: ending the driver alone would leave the compiler proper
+        # running.
         with subprocess.Popen(
             words, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0
         ) as process:
@@ -170,7 +171,7 @@ def _compile_atomically(cmd_line: str, cwd: str) -> None:
                 _end(process)
                 _running.discard(process)
         if _stopped.is_set():
-            # Not a compiler error, which torch takes as the answer when it tests what a machine can do.
+            # Not a compiler error, which torch would take as the result of a test of the machine's abilities.
             raise KeyboardInterrupt
         if process.returncode:
             raise CppCompileError(words, output.decode(errors="replace"))

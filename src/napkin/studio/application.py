@@ -1,4 +1,4 @@
-"""The studio's pages and what they ask: an ASGI application behind a gate that lets in whoever has the token.
+"""The studio's pages and their requests: an ASGI application behind a gate that admits whoever has the token.
 
 The address that `napkin studio` prints has the token in it. It becomes a cookie that no script reads and no other site
 sends, so that neither a page elsewhere nor another user of this machine can ask for anything.
@@ -41,13 +41,13 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""No script, style or address but the server's own, none of them inline; the page is in no frame."""
+"""Scripts, styles and addresses of this server only, nothing inline, and no framing of the page."""
 MOST_TOKENIZERS = 12
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
 
 
 class Superseded(Exception):
-    """A count that nobody waits for: a newer one was asked for."""
+    """Raised in a count that is no longer needed, because a newer one was requested."""
 
 
 class Newest:
@@ -222,7 +222,7 @@ class EncodeRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class MergesRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A piece of a text, and the tokenizer whose merges build it."""
+    """The request for the merges by which a tokenizer builds a piece of text."""
 
     text: str
     name: str

@@ -1,8 +1,9 @@
-"""What the chat page asks: models, answers as they come, what of a conversation would be learned, votes.
+"""Routes of the chat page: models, answers as they are generated, which part of a conversation would be trained on,
+votes.
 
 A prompt to one or two models is a round. Two models answer in a random order, and their names are told only when the
-round is over: with a vote, or because they were asked for, after which there is no vote. What is voted on is what the
-server sent, not what a page sends back.
+round is over: with a vote, or on request, after which no vote is possible. Votes are on the answers that the server
+sent, not on texts that a page sends back.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ MOST_CHAT_BYTES = 8 * 2**20
 MOST_ROUNDS = 64
 """Rounds that may still be voted on; each has its prompt and its answers."""
 MOST_KEPT_BYTES = 64 * 2**20
-"""Bytes of the prompts of all of them."""
+"""The most bytes of prompts in all kept rounds."""
 _SEEDS = 2**31
 _SETTINGS = "temperature top_p top_k min_p repetition_penalty max_tokens seed".split()
 
@@ -61,7 +62,7 @@ class Side:
 
     @property
     def is_whole(self) -> bool:
-        """True for an answer that ended by itself or at its limit."""
+        """True for an answer that ended on its own or at its limit."""
         return self.finish in ("stop", "length")
 
 
@@ -74,7 +75,7 @@ class Round:
     size: int
     """Bytes of the request."""
     is_over: bool = False
-    """True once the names were told."""
+    """True once the names were shown."""
 
     @property
     def asked(self) -> list[dict[str, str]] | str:
@@ -87,7 +88,7 @@ class Round:
 
 @dataclass
 class Rounds:
-    """The newest rounds by their numbers, which nobody guesses."""
+    """The newest rounds, by numbers that cannot be guessed."""
 
     _kept: OrderedDict[str, Round] = field(default_factory=OrderedDict)
 
@@ -100,7 +101,7 @@ class Rounds:
         return number
 
     def find(self, number: str) -> Round:
-        """Raises HTTPException for one that is not known any more."""
+        """The round of a number. Raises HTTPException for one that is not kept any more."""
         if number not in self._kept:
             raise HTTPException(404, "this round is not known any more: ask again")
         return self._kept[number]
@@ -128,7 +129,7 @@ class SideRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class RoundRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A round whose models are to be told."""
+    """The request for the models of a round."""
 
     round: str
 
@@ -219,7 +220,7 @@ async def _vote(request: Request) -> Response:
         raise HTTPException(409, "the models of this round were told already: a vote is given before")
     if not all(side.is_whole for side in found.sides):
         raise HTTPException(409, "an answer was not finished: a vote is between two whole ones")
-    # From here on there is no other vote, however long this one takes.
+    # From here on no other vote is accepted, however long this one takes.
     found.is_over = True
     try:
         about = [await _about(request, side) for side in found.sides]
@@ -231,9 +232,8 @@ async def _vote(request: Request) -> Response:
 
 
 async def _about(request: Request, side: Side) -> dict[str, Any]:
-    """What tells the model that answered from others, with the checksum of its weights.
-
-    Raises NapkinError where other weights have been opened since.
+    """The identity of the model that answered, with the checksum of its weights. Raises NapkinError if other weights
+    have been opened since.
     """
     async with _shelf(request).using(side.model) as model:
         if model.stamp != side.stamp:
@@ -266,10 +266,8 @@ async def _learned(request: Request) -> Response:
 
 
 def _learned_of(model: OpenModel, asked: LearnedRequest) -> dict[str, Any]:
-    """The text that the template makes of a conversation, in parts of which some are learned.
-
-    Before the assistant has said anything it is the prompt, of which nothing is. Raises NapkinError where the template
-    refuses the messages.
+    """The text that the template makes of a conversation, in parts, each trained on or not. Before the first answer it
+    is the prompt, of which nothing is trained on. Raises NapkinError where the template refuses the messages.
     """
     encoder = model.encoder(asked.learned)
     messages = [Message(each.role, each.content) for each in asked.messages]

@@ -158,7 +158,7 @@ def _entered(corpus: Path, number: int) -> list[Sample]:
 
 
 def _weights(corpus: Path, manifest: Manifest) -> dict[Key, float]:
-    """How many documents a sample stands for, by stage and rule."""
+    """How many documents each sample represents, by stage and rule."""
     counts: dict[Key, int] = {(REMAINS, ""): manifest.documents}
     for number, stage in enumerate(manifest.stages):
         counts |= {(number, rule): amount.documents for rule, amount in stage.dropped.items()}
@@ -205,7 +205,7 @@ def _options_of_rules(stage: Any) -> list[tuple[str | None, int | None]]:
 
 
 def _changes(value: Any) -> Iterator[tuple[int | None, Any]]:
-    """Another value of an option, which is allowed where it is; of several numbers, each changed in turn."""
+    """Another value of an option, which is allowed if the given one is; of several numbers, each changed in turn."""
     if isinstance(value, list | tuple):
         for index, each in enumerate(value):
             for _, changed in _changes(each):

@@ -1,8 +1,8 @@
 """The curves of a run in bounded memory: buckets of consecutive logged lines, each with its extremes and its mean.
 
-A bucket holds `width` lines. A run that grows past twice the number of buckets that are kept has neighbours merged, so
-that a run of any length takes the same memory; up to there a bucket is a line, and nothing is lost. A part that is
-looked at so closely that its buckets are too few is read from the file again, between the offsets of its buckets.
+A bucket holds `width` lines. When a run exceeds twice `BUCKETS`, neighbouring buckets are merged, so that a run of any
+length takes bounded memory; up to there a bucket is a line, and nothing is lost. If a view is so narrow that it has too
+few buckets, that part is read from the file again, between the offsets of its buckets.
 
 A long file is first seen by a sample of its lines, which takes a millisecond, and read whole afterwards.
 """
@@ -24,7 +24,7 @@ from napkin.runs.metrics import METRICS_FILE, MetricsRecord, parse_metrics
 from napkin.runs.metrics import LoggedLine as WholeLine
 
 BUCKETS = 512
-"""Buckets that are kept of a run, up to twice as many."""
+"""Buckets per run; up to twice as many are kept."""
 FEWEST_BUCKETS = 64
 MOST_FIGURES = 256
 """Further figures of a run; files that name more are not of napkin."""
@@ -94,7 +94,7 @@ def decode_lines(content: bytes) -> tuple[list[LoggedLine], list[int], int]:
 
 @dataclass
 class Buckets:
-    """What is known of some curves in some buckets: arrays of [curves, buckets], and [4, buckets] of their starts."""
+    """The statistics of some curves in some buckets: arrays of [curves, buckets], and [4, buckets] of their starts."""
 
     starts: Values
     """Step, tokens, seconds, and offset in the file, of each bucket's first line."""
@@ -135,12 +135,12 @@ class Buckets:
         return Buckets(self.starts[:, begin:end], **arrays)
 
     def joined(self, other: "Buckets") -> "Buckets":
-        """These and then the others, of the same curves."""
+        """These buckets followed by others of the same curves."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return Buckets(*(np.concatenate(pair, axis=1) for pair in pairs))
 
     def with_curves(self, number: int) -> "Buckets":
-        """These with so many more curves, of which nothing is known."""
+        """These buckets with this many more curves, without values."""
         none = Buckets.of_rows(self.starts, np.full((number, len(self)), np.nan, dtype=np.float32))
         pairs = ((name, np.concatenate((each, getattr(none, name)))) for name, each in vars(self).items())
         return Buckets(self.starts, **{name: each for name, each in pairs if name != "starts"})
@@ -317,8 +317,8 @@ class FollowedRun:
         self.curves.keep(most)
 
     def whole(self, pause: Callable[[], object] = lambda: None) -> "FollowedRun":
-        """The run, read whole from its beginning; the one at hand is left as it is. `pause` is called before each part
-        of the file, and returns when there is time for it."""
+        """The run, read whole from its beginning, as a new object. `pause` is called before each part of the file, and
+        returns when there is time for it."""
         found = FollowedRun(self.path.parent, self.most)
         try:
             with open(self.path, "rb", opener=regular) as file:
@@ -365,7 +365,7 @@ class FollowedRun:
 
 
 _TELLING = (b'"validation_loss": ', b'"loss": null', b'"held-out')
-"""What stands in the lines of evaluations and of losses that were not finite."""
+"""Marks of the lines of evaluations and of losses that were not finite."""
 
 
 def telling_lines(path: Path, most: int = MOST_PARSED) -> MetricsRecord:
@@ -410,8 +410,9 @@ class _Thinned:
 
 
 def _whole_lines(descriptor: int, offset: int) -> Iterator[tuple[int, bytes]]:
-    """Parts of a file from an offset that end with a line, and where they begin. What a process is writing right now is
-    left for the next time; a line that is longer than any of napkin's comes in pieces, which are damaged lines."""
+    """Parts of a file from an offset that end with a line, and where they begin. A line that a process is writing right
+    now is left for the next time; a line longer than any of napkin's is returned in pieces, which count as damaged
+    lines."""
     size = CHUNK
     while content := os.pread(descriptor, size, offset):
         cut = content.rfind(b"\n") + 1

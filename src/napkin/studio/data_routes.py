@@ -1,4 +1,4 @@
-"""What the data page asks: corpora, the flow of each, documents, thresholds and what another one would drop."""
+"""Routes of the data page: corpora, the flow of each, documents, and what other thresholds would drop."""
 
 import asyncio
 from typing import Any

@@ -1,9 +1,9 @@
 """Rules as JavaScript, translated from their Python: a page computes what Python computes.
 
-A rule is arithmetic on numbers. What is translated: assignments, `if`, `return`; numbers, strings, None, dictionaries
-with names; the operators of Python that have a twin, `min`, `max`, the functions of `math`, and calls of other rules.
-Parameters that Python takes by name alone are the fields of one object. Everything else is refused by its line, so that
-nothing is translated by half.
+A rule is arithmetic on numbers. Translated are assignments, `if`, `return`; numbers, strings, None, dictionaries with
+names; the operators of Python that have a twin, `min`, `max`, the functions of `math`, and calls of other rules.
+Parameters that Python takes by name alone are the fields of one object. Everything else is refused, with its line, so
+that no rule is translated partly.
 """
 
 import ast
@@ -55,7 +55,7 @@ def javascript_of(rules: Iterable[Callable]) -> str:
 
 
 class _Translation:
-    """One function on its way."""
+    """The translation of one function."""
 
     def __init__(self, rule: Callable) -> None:
         self.called: list[Callable] = []
@@ -84,7 +84,7 @@ class _Translation:
             ]
             given.append(f"{{ {', '.join(named)} }}" + (" = {}" if all(arguments.kw_defaults) else ""))
         body = self._block(self._function.body, "  ")
-        # A name of Python is that of the whole function, wherever it is first assigned.
+        # In Python a name has the scope of the whole function, wherever it is first assigned.
         declared = f"  let {', '.join(self._assigned)};\n" if self._assigned else ""
         return f"function {self._function.name}({', '.join(given)}) {{\n{declared}{body}\n}}"
 

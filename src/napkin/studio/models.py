@@ -36,7 +36,7 @@ from napkin.units import format_bytes
 MOST_OPEN = 4
 MOST_FOUND = 2000
 _SEQUENCES = 2
-"""Answers of a model that are made at a time."""
+"""Answers of a model that are generated at a time."""
 _LONGEST = 8192
 """Tokens of a conversation for which an engine has room, where the model's context is longer."""
 _BLOCK = 16
@@ -55,7 +55,7 @@ class OpenModel:
     needed: int
     """Bytes of its weights and of its engine's cache."""
     messages: list[str]
-    """What was said while it was opened."""
+    """Messages from opening the model."""
     users: int = 0
     """Requests that are using it."""
     _encoders: dict[TrainOn, ChatEncoder] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class OpenModel:
 
     @property
     def is_idle(self) -> bool:
-        """True while nobody uses it and it answers nothing."""
+        """True while no request uses it."""
         return not self.users and not self.service.thread.in_flight
 
     def encoder(self, train_on: TrainOn) -> ChatEncoder:
@@ -76,7 +76,7 @@ class OpenModel:
         return self._encoders[train_on]
 
     def about(self) -> dict[str, Any]:
-        """What a page shows of it."""
+        """The model's data for a page."""
         return {
             **described(self.service),
             "step": self.opened.step,
@@ -109,16 +109,14 @@ class ModelShelf:
         return [{"name": name, "kind": str(kind)} for name, kind in self._models.find().items()]
 
     def path_of(self, name: str) -> Path:
-        """Where a model is. Raises NapkinError for a name that was not found: it is no path."""
+        """The path of a model. Raises NapkinError for a name that was not found: names are not taken as paths."""
         return self._models.path_of(name)
 
     @contextlib.asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[OpenModel]:
-        """A model with its engine, which is not closed within the block; opened if it is not, and again if its files
-        are newer.
-
-        Those that were used longest ago are closed where its memory is needed. Raises NapkinError for a folder that
-        cannot be opened, and where there is no room for it.
+        """A model with its engine, which stays open within the block; it is opened if necessary, and again if its files
+        are newer. The least recently used models are closed where memory is needed. Raises NapkinError for a folder
+        that cannot be opened, and where there is no room for it.
         """
         path = await asyncio.to_thread(self.path_of, name)
         stamp = await asyncio.to_thread(_stamp, path)
@@ -196,7 +194,7 @@ def _kind(path: Path) -> str:
 
 
 def _stamp(path: Path) -> str:
-    """What changes when a model's weights do: the newest checkpoint of a run, the time of others."""
+    """A stamp that changes with a model's weights: the newest checkpoint of a run, the modification time of others."""
     newest = checkpoint_paths(path / "checkpoints")
     if newest:
         return newest[0].name

@@ -1,5 +1,5 @@
-"""What lies below the studio's folder, by names that are paths in it. A name that a page sends is never a path: only
-what a walk has found is opened.
+"""The contents of the studio's folder, by names that are paths within it. A name that a page sends is never used as a
+path: only files that a walk has found are opened.
 """
 
 import itertools
@@ -23,17 +23,17 @@ class NamedPaths:
     def __init__(self, folder: Path, sort: str, kind_of: Callable[[Path], str | bool], most: int) -> None:
         self.folder, self._sort, self._kind_of, self._most = folder, sort, kind_of, most
         self.known: dict[str, Path] = {}
-        """What was found last."""
+        """Paths of the last search, by name."""
 
     def find(self) -> dict[str, str | bool]:
-        """Look for them: their kinds by name."""
+        """Search the folder; returns kinds by name."""
         found = list(itertools.islice(self._below(self.folder, _DEPTH), self._most))
         names = [path.relative_to(self.folder).as_posix() for path, _ in found]
         self.known = {name: path for name, (path, _) in zip(names, found, strict=True)}
         return {name: kind for name, (_, kind) in zip(names, found, strict=True)}
 
     def path_of(self, name: str) -> Path:
-        """Where one is. Raises NapkinError for a name that was not found."""
+        """The path of a name. Raises NapkinError for one that was not found."""
         if name not in self.known:
             self.find()
         if name not in self.known:

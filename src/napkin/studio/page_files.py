@@ -28,7 +28,7 @@ ASSETS = {
     "tokens.css": _ANSWER_FILES / "tokens.css",
     **{each.name: each for each in PAGE_FILES.iterdir() if each.name.endswith((".js", ".css"))},
 }
-"""What pages load, by name."""
+"""Files that pages load, by name."""
 _PLACE_OF_LINKS = "<!-- pages -->"
 
 
@@ -47,5 +47,5 @@ def top_of(path: str) -> str:
 
 
 def with_top(name: str, top: str) -> str:
-    """The HTML of a file, with what stands at its top."""
+    """The HTML of a file, with the common top of all pages."""
     return (PAGE_FILES / name).read_text(encoding="utf-8").replace(_PLACE_OF_LINKS, top, 1)

@@ -15,7 +15,7 @@ from napkin.studio.plans import first_request, plan_by_count, planner_catalogue,
 COUNTED_ON = ("8xA100-SXM-80GB", "8xH100-SXM-80GB", "64xH100-SXM-80GB", "8xH200-SXM-141GB", "64xB200-SXM-180GB")
 """Devices on which the published models are counted for the file: with the models, 200 plans and more."""
 _SHOWN = "bytes_by_use seconds_by_kind peak_bytes fits seconds_per_step mfu factor".split()
-"""What the page cannot compute from the others, in the order of a row."""
+"""Figures that the page cannot compute from others, in the order of a row."""
 
 _SOURCED = ("models", "devices")
 _SCRIPTS = ("studio.js", "controls.js", "planner.js")
@@ -70,7 +70,7 @@ def _page(catalogue: dict[str, Any]) -> str:
     """The planner's page with all that it asks for in it; its policy allows these scripts and no address."""
     style, forms = (ASSETS[name].read_text(encoding="utf-8") for name in ("studio.css", "format.js"))
     parts = [rules_script(), *(ASSETS[name].read_text(encoding="utf-8") for name in _SCRIPTS)]
-    # One module: what the parts export and import is beside them.
+    # The parts become one module, which needs none of their exports and imports.
     script = "\n".join(parts)
     script = re.sub(r"^import .*\n|^export \{.*\n", "", script, flags=re.MULTILINE)
     script = re.sub(r"^export ", "", script, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What the planner's page is answered: the models and devices to choose from, and plans by count.
+"""Answers for the planner's page: the models and devices to choose from, and plans by count.
 
 A plan is the sum of a model's parts, each counted on fake tensors: a second for a model of 70 billion parameters, and
 less where only the layout changes.
@@ -45,11 +45,11 @@ FIRST: dict[str, Any] = {
     "expert": 1,
     "efficiency": USUAL_MFU,
 }
-"""What the planner's controls begin with."""
+"""Initial values of the planner's controls."""
 
 
 class PlanRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What a page asks to be planned: fields of a recipe beside those of a published model, and devices."""
+    """The request for a plan: a published model, fields of a recipe that differ from it, and devices."""
 
     on: str
     """Devices, as in "64xH100"."""
@@ -148,7 +148,7 @@ def planner_catalogue() -> dict[str, Any]:
 
 
 def first_request(name: str, on: str) -> PlanRequest:
-    """What the page asks for a published model where no other control was moved."""
+    """The page's request for a published model with all other controls at their initial values."""
     n_devices = find_cluster(on).n_devices
     fields = ("batch_size", "micro_batch_size", "recompute", "loss_chunk_size", "precision")
     sharing = {

@@ -1,4 +1,5 @@
-"""What the routes of all pages share: bodies of requests, answers in JSON, whether a request may change anything."""
+"""Shared by the routes of all pages: bodies of requests, answers in JSON, and the check that a request may change
+anything."""
 
 from typing import Any, TypeVar
 
@@ -39,8 +40,8 @@ def as_json(value: Any, status: int = 200) -> Response:
 
 
 def refuse_unless_allowed(request: Request) -> None:
-    """Raise HTTPException where the studio only shows, as it does without --allow-actions, and for a request of which
-    no browser says that a page of the studio has sent it: what writes or starts anything needs both."""
+    """Raise HTTPException if the studio is read-only, as it is without --allow-actions, or if no browser confirms that
+    a page of the studio sent the request: writing or starting anything needs both."""
     if not request.app.state.allow_actions:
         raise HTTPException(403, "this studio only shows: start it with --allow-actions to write or start anything")
     if not is_of_own_page(request.scope["headers"]):

@@ -24,7 +24,7 @@ def serve_studio(
     allow_actions: bool = False,
 ) -> None:
     """Serve the pages, with the runs below a folder, on 127.0.0.1 until SIGTERM or SIGINT; port 0 is a free one. With
-    `allow_actions` pages may write and start things, otherwise they only show.
+    `allow_actions` pages may write and start things, otherwise the studio is read-only.
 
     `on_start` is called with the address, in which the token is, once connections are taken. Raises NapkinError where
     the port cannot be used.
@@ -44,7 +44,7 @@ def serve_studio(
             timeout_graceful_shutdown=1,
         )
         for name in ("uvicorn", "asyncio"):
-            # Neither tells of browsers that leave.
+            # Errors only: neither logger is to report browsers that disconnect.
             logging.getLogger(name).setLevel(logging.ERROR)
         asyncio.run(_Server(config, lambda: on_start(address)).serve([listening]))
     finally:
@@ -63,6 +63,6 @@ class _Server(uvicorn.Server):
             self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End; requests that take longer than a second, such as a plan, are cancelled, which is no error."""
+        """Shut down; requests that take longer than a second, such as a plan, are cancelled, which is not an error."""
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         await super().shutdown(sockets)

@@ -1,11 +1,9 @@
-"""Training that a page starts, stops and resumes: commands of napkin in processes of their own.
+"""Training that a page starts, stops and resumes: napkin's commands in separate processes. Each has a session of its
+own, so that neither Ctrl-C in the studio's terminal nor the end of the studio ends it: a run of days does not depend on
+a page. What it prints is appended to a log in the hidden folder `.studio` of the studio's folder. It is stopped as
+Ctrl-C stops it: the step ends, a checkpoint is written, the process exits.
 
-A process that was started here has a session of its own, so that neither Ctrl-C in the studio's terminal nor the end of
-the studio ends it: a run of days does not hang on a page. What it prints is appended to a log in the hidden folder
-`.studio` of the studio's folder. It is stopped as Ctrl-C stops it: the step ends, a checkpoint is written, the process
-exits.
-
-Whom to stop says the run's lock alone: the process that holds it, if it is this user's.
+The process to stop is the one that holds the run's lock, if it belongs to this user.
 """
 
 import contextlib

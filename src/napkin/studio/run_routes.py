@@ -1,5 +1,5 @@
-"""What the pages of runs ask: the list, curves, differences, one run in words, its log; and, where actions are allowed,
-training that is started, stopped and resumed."""
+"""Routes of the pages of runs: the list, curves, differences, one run in words, its log; and, where actions are
+allowed, starting, stopping and resuming training."""
 
 import asyncio
 import functools
@@ -88,7 +88,7 @@ async def _differences(request: Request) -> Response:
 
 
 async def _report(request: Request) -> Response:
-    """The report of a run as it is now; its scripts are in it, each allowed by its hash alone."""
+    """The report of a run as it is now, with its scripts inlined, each allowed by its hash."""
     desk = _desk(request)
     async with desk.reading:
         path = desk.index.path_of(request.query_params.get("run", ""))
@@ -105,7 +105,7 @@ async def _one_run(request: Request) -> Response:
 
 
 def in_words(index: RunIndex, name: str) -> dict[str, Any]:
-    """One run in words. Of a long run a part of the logged lines is read, which is said."""
+    """One run in words. For a long run only a part of the logged lines is read, and the text says so."""
     path = index.path_of(name)
     training = is_being_trained(path)
     file = path / METRICS_FILE

@@ -1,7 +1,7 @@
 """The runs below a folder, as a page follows them: summaries, and curves that grow with their files.
 
 A run is read once and then from where its file ended; a long file is sampled first, and read whole by a thread in the
-background. What is kept of all runs together is bounded: with more runs, each has fewer buckets.
+background. The memory of all runs together is bounded: with more runs, each has fewer buckets.
 """
 
 import itertools
@@ -101,7 +101,7 @@ class RunIndex:
 
     @property
     def n_waiting(self) -> int:
-        """Runs that are known by a sample, and are being read whole."""
+        """Number of runs that are known by a sample only, and are being read whole."""
         return len(self._waiting)
 
     def curves(
@@ -118,8 +118,8 @@ class RunIndex:
         """A curve of some runs between two positions of an axis, each thinned to about so many points.
 
         The answer is the length of a JSON text in 4 bytes, the text with spaces up to a multiple of 8 bytes, and then
-        positions and values of each run as float64, little-endian. The text says of each run its name, the number of
-        points, and whether it is known by a sample. Runs that are not there any more, or have no such axis, have none.
+        positions and values of each run as float64, little-endian. For each run the text has its name, the number of
+        points, and whether it is known by a sample only. Runs that no longer exist, or lack that axis, have no points.
         """
         # A thread that computes in the background would get in at each system call, for milliseconds.
         self._idle.clear()
@@ -159,14 +159,14 @@ class RunIndex:
         return [*dict.fromkeys(itertools.chain.from_iterable(followed))]
 
     def _axis(self, path: Path, axis: str) -> tuple[str, float]:
-        """What positions on an axis are a multiple of, and the factor; 0 where the plan does not say it."""
+        """The figure that positions on an axis are proportional to, and the factor; 0 if the plan does not have it."""
         if axis in AXES:
             return axis, 1.0
         along, factor = {"flops": ("steps", "flops_per_step"), "dollars": ("seconds", "usd_per_second")}[axis]
         return along, self._plan(path).get(factor, 0.0)
 
     def _follow(self, name: str) -> FollowedRun:
-        """A run as its file is now; `_changing` is held."""
+        """Bring a run up to date with its file; the caller holds `_changing`."""
         path, run = self.path_of(name), self._followed.pop(name, None)
         if run is None or run.path.parent != path:
             run = FollowedRun(path, self._buckets)
@@ -254,7 +254,7 @@ class RunIndex:
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """What a list shows of a run, by the end of its file: its curves are not read."""
+    """A run's entry in the list, from the end of its file: its curves are not read."""
     found: dict[str, Any] = {"changed": 0.0, "step": 0}
     try:
         with open(path / METRICS_FILE, "rb", opener=regular) as file:

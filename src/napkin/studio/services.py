@@ -1,4 +1,4 @@
-"""What the page of services is answered: a service of a published model over the requests in flight."""
+"""Answers for the page of services: a service of a published model over the requests in flight."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ def plan_service_curves(request: ServiceRequest, progress: Callable[[str], None]
 
 
 def service_catalogue() -> dict[str, Any]:
-    """What the page has to choose from: models, devices with their prices, servers and formats."""
+    """The choices of the page: models, devices with their prices, servers and formats."""
     return {
         "models": list(presets()),
         "devices": {device.name: device.price.usd_per_hour if device.price else None for device in catalogue()},

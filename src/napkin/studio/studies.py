@@ -28,14 +28,15 @@ MOST_RESULT_BYTES = 2**26
 _DEPTH = 5
 _LAW_ENDING = "law.json"
 _BEYOND = 100.0
-"""A curve of best losses goes so many times beyond the largest run."""
+"""A curve of best losses extends to this multiple of the largest run."""
 _CURVE_POINTS = 48
 _HEAD = 512
-"""The number of first bytes in which a result says its format."""
+"""The number of first bytes of a result that contain its format."""
 
 
 class Studies:
-    """What is found below a folder, by its path in it; a name that is not found is no path."""
+    """Sweeps, laws and evaluations below a folder, by their paths within it; a name that was not found is not
+    opened."""
 
     def __init__(self, folder: StrPath) -> None:
         self._folder = Path(folder)

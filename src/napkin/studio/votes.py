@@ -41,7 +41,7 @@ class Ballot:
     verdict: Verdict
     settings: dict[str, Any]
     about: tuple[dict[str, Any], dict[str, Any]]
-    """What tells each model from others."""
+    """The identity of each model."""
 
     def line(self) -> dict[str, Any]:
         """The vote as its file has it."""
@@ -66,7 +66,7 @@ class Votes:
         self._lock = threading.Lock()
 
     def add(self, ballot: Ballot) -> None:
-        """Append a vote, which is on the disk when this returns. Raises NapkinError where it cannot be written."""
+        """Append a vote, synced to disk when this returns. Raises NapkinError where it cannot be written."""
         data = json.dumps(ballot.line()).encode() + b"\n"
         try:
             with self._lock, open(self.path, "ab+") as file:

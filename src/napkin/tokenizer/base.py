@@ -205,7 +205,7 @@ class CompiledTokenizer(Tokenizer):
 
     @abstractmethod
     def _encode_compiled(self, texts: Sequence[str], threads: int) -> "tuple[numpy.ndarray, numpy.ndarray]":
-        """What `encode_documents` returns, by the core."""
+        """The result of `encode_documents`, by the compiled core."""
 
     def encode_batch(self, texts: Iterable[str], *, threads: int = 1) -> list[list[int]]:
         """Turn each text into a list of ids; special tokens in them are ordinary text."""

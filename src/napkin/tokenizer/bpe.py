@@ -74,7 +74,7 @@ class BPETokenizer(CompiledTokenizer):
 
     def _encode_ordinary(self, text: str) -> list[int]:
         if len(text) < _MIN_COMPILED_LENGTH:
-            # Made when a long text was encoded. For short ones alone it is not worth loading.
+            # Created when the first long text is encoded. For short texts alone it is not worth loading.
             encoder: Encoder | None = self.__dict__.get("_encoder")
             if encoder is not None:
                 return encoder.encode_short(text.encode())
@@ -216,7 +216,7 @@ _IS_NEWER = re.compile(f"([{_character_class(_NEWER)}])")
 
 
 NO_TOKEN = -1
-"""In place of the id of a byte that has none."""
+"""Stands for the missing id of a byte without a token."""
 
 
 class RemappedBPETokenizer(Tokenizer):
@@ -363,7 +363,7 @@ class RemappedBPETokenizer(Tokenizer):
             "ids": self._ids,
             "unmerged": [token.hex() for token in self.unmerged],
             "whole": self.whole,
-            # Only where it is set: other files keep their fingerprint.
+            # Written only if set, so that other files keep their fingerprint.
             **({"normal_form": "NFC"} if self.normalize else {}),
             **({"text_tokens": sorted(self.text_tokens)} if self.text_tokens else {}),
         }

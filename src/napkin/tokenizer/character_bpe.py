@@ -100,7 +100,7 @@ class PieceCache(dict[str, Sequence[int]]):
     def __missing__(self, piece: str) -> Sequence[int]:
         ids = self._compute(piece)
         if len(piece) <= _CACHED_LENGTH:
-            # Clearing it all adapts to a text whose words change; the frequent ones are soon back.
+            # Clearing the whole cache adapts it to a text whose words change; frequent ones are soon back.
             if len(self) >= _CACHED_PIECES:
                 self.clear()
             self[piece] = ids
@@ -214,7 +214,7 @@ class CharacterBPETokenizer(CompiledTokenizer):
             parts += [self._prefix_of(text, first=first).encode(), utf8(text).replace(SPACE.encode(), b" ")]
         ends = list(accumulate(map(len, parts)))[1::2]
         ids, counts = self._encoder.encode(b"".join(parts), ends, dtype=self.id_dtype, threads=threads)
-        # In place and in parts, since an index of 8 bytes is made of each symbol.
+        # In place and in parts, since each symbol becomes an index of 8 bytes.
         for start in range(0, len(ids), _MAPPED_IDS):
             part = ids[start : start + _MAPPED_IDS]
             part[:] = self._id_of_symbol[part]
@@ -310,7 +310,7 @@ class CharacterBPETokenizer(CompiledTokenizer):
             "hidden": self.hidden,
             "tokens": self.tokens,
             "merges": [list(pair) for pair in self.merges],
-            # Only where there are any: other files keep their fingerprint.
+            # Written only if there are any, so that other files keep their fingerprint.
             **({"text_tokens": sorted(self.text_tokens)} if self.text_tokens else {}),
         }
 

@@ -103,7 +103,8 @@ class EncodedText:
     """Seconds of the fastest of several times."""
     text_bytes: int
     lost: UnknownRate
-    """What unknown words lose; with such a loss the bytes per token do not compare with those of others."""
+    """The part of the text that is lost as unknown words; with a loss, bytes per token cannot be compared with those of
+    others."""
 
     @property
     def bytes_per_token(self) -> float:
@@ -131,7 +132,7 @@ class EncodedText:
 def compare_tokenizers(
     tokenizers: Sequence[tuple[str, Tokenizer]], text: str
 ) -> tuple[list[EncodedText], dict[str, str]]:
-    """Encode a text with each of the named tokenizers; of those that cannot encode it, the reason by name."""
+    """Encode a text with each of the named tokenizers; for tokenizers that cannot encode it, the reason, by name."""
     results: list[EncodedText] = []
     refused: dict[str, str] = {}
     text_bytes = len(utf8(text))

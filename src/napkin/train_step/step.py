@@ -290,7 +290,7 @@ class TrainState:
             self.parallel_model.reshard()
 
     def extra_state(self) -> dict[str, Tensor]:
-        """Tensors that a checkpoint holds besides weights and optimizer state."""
+        """Further tensors of a checkpoint, besides weights and optimizer state."""
         return {} if self.loss_scale is None else {"loss_scale": self.loss_scale.to_tensor()}
 
     def restore(self, updates: int, extra_state: dict[str, Tensor], *, with_average: bool = True) -> None:
@@ -315,7 +315,7 @@ class TrainState:
 
 
 Initialize = Callable[[ModelConfig, Parts], None]
-"""Sets the initial weights of a model of that config, or of those parts of it that a rank has."""
+"""Sets the initial weights of a model of that config, or of the parts that a rank holds."""
 
 
 def build_train_state(
@@ -388,8 +388,8 @@ def build_train_state(
 
 
 def build_model(resolved: ResolvedRecipe, initialize: Initialize | None = None) -> Transformer:
-    """The model of a recipe with what it trains besides, on the CPU, its parameters in the formats that they are held
-    in; `initialize` sets other weights than those drawn from `training.init_seed`."""
+    """The model of a recipe with its additional trained parts, on the CPU, with parameters in their storage formats;
+    `initialize` sets other weights than those drawn from `training.init_seed`."""
     # Drawn on the CPU, so that a seed gives the same weights on every device.
     model = Transformer(resolved.recipe.model, seed=resolved.recipe.training.init_seed)
     if initialize is not None:
@@ -425,7 +425,7 @@ def _fill_shards(
     allocate((*parallel_model.stages, model), device_type)
     parts = parallel_model.parts({name: parameter.detach() for name, parameter in model.named_parameters()})
     for name in undrawn:
-        # What tuning adds is 0 at first.
+        # Parts that tuning adds start at 0.
         zero_parts(parts[name])
     if initialize is not None:
         initialize(model.config, {name: own for name, own in parts.items() if not name.startswith("scalar_head")})
@@ -464,11 +464,12 @@ def _cast(model: Transformer, dtype: torch.dtype) -> None:
             setattr(module, name, cast)
 
 
-# What tuning adds to a model: a head of one number for values and rewards, adapters.
+# Parts that tuning adds to a model: a head of one number for values and rewards, adapters
 
 
 def add_tuned_parts(model: Transformer, recipe: Recipe) -> None:
-    """Give a model the parts that its recipe trains besides it, or in place of it; a recipe of pre-training has none.
+    """Add the parts that a recipe trains in addition to the model, or in place of it; a recipe of pre-training has
+    none.
 
     Raises NapkinError for adapters of matrices that the model does not have.
     """
@@ -508,8 +509,8 @@ def adapter_of(recipe: Recipe) -> AdapterConfig | None:
 
 
 def held_dtype(kind: str, frozen: str, precision: str) -> torch.dtype | None:
-    """The format that frozen matrices are held in, with adapter.kind, adapter.frozen and a precision of a recipe; None
-    leaves them as they are."""
+    """The format in which frozen matrices are stored, by a recipe's adapter.kind, adapter.frozen and precision; None
+    does not change them."""
     if kind == "none" or frozen != "auto":
         return None
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)

@@ -7,7 +7,7 @@ generator, whose state each replay reads anew. The numbers are those of the plai
 The first steps of a process are plain: they warm up libraries and compilers, and one of them is metered, operator by
 operator. The update, which waits for the device, is not recorded.
 
-What a graph computes in, a private pool of the allocator, stays reserved for it: the plan counts these bytes again.
+The memory of a graph, a private pool of the allocator, stays reserved for it: the plan counts these bytes separately.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ PLAIN_STEPS = METERED_STEP + 1
 
 
 def graph_obstacle(resolved: ResolvedRecipe) -> str | None:
-    """What prevents that micro-batches of a recipe are recorded as a CUDA graph; None if nothing does."""
+    """Why micro-batches of a recipe cannot be recorded as a CUDA graph; None if they can."""
     recipe, training = resolved.recipe, resolved.recipe.training
     obstacles = {
         "CUDA graphs are a GPU's, and the run is on a CPU": resolved.precision.device_type != "cuda",
@@ -46,7 +46,7 @@ def graph_obstacle(resolved: ResolvedRecipe) -> str | None:
 
 
 Recorder = Callable[[Callable[[], None]], Callable[[], object]]
-"""Runs a function as often as recording needs, and returns what does the same to the same tensors."""
+"""Runs a function as often as recording needs, and returns a function that does the same to the same tensors."""
 
 
 def record_cuda_graph(run: Callable[[], None]) -> Callable[[], object]:

@@ -18,7 +18,7 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import TrainState, build_train_state
 
 TRACED_MICRO_BATCHES = 3
-"""All micro-batches from the second on are counted alike."""
+"""Micro-batches that are traced: all from the second on have equal counts."""
 
 
 MOST_LOSS_CHUNKS = 8192
@@ -47,7 +47,7 @@ def count_step(
     refuse_endless_count(recipe)
     size = recipe.training.resolved_micro_batch_size
     n_micro_batches = recipe.training.batch_size // size
-    # In a pipeline, how many there are decides on their order.
+    # In a pipeline, their number determines their order.
     traced = n_micro_batches if resolved.layout.pipeline > 1 else min(n_micro_batches, TRACED_MICRO_BATCHES)
     # Fake tensors are on the CPU for every target: fake CUDA tensors abort a CPU build of torch.
     on_cpu = dataclasses.replace(resolved.with_training(micro_batch_size=size), precision=resolved.precision.on("cpu"))
@@ -75,7 +75,7 @@ def count_step(
 def warm_up_of(resolved: ResolvedRecipe, train_state: TrainState, *, reserved: bool = True) -> int | Callable[[], None]:
     """The argument `warm_up` of `count` that leads to a step's steady state."""
     if resolved.strategy == "ddp":
-        # It decides on its buckets before the second step.
+        # DDP chooses its buckets before the second step.
         return 2
     # A whole step leaves other ranks' parts, the blocks of CUDA's allocator, and how tokens were routed.
     in_blocks = resolved.counted_for != "cpu" and reserved

@@ -48,7 +48,7 @@ class MetricsLog(Callback):
         loop.history.unfinished = loop.ranks.broadcast_from_zero(rewind)
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
-        """Log the step, which is finished then."""
+        """Log the finished step."""
         loop.history.unfinished = None
         training = loop.recipe.training
         if loop.step == training.steps or metrics.is_notable or loop.step % training.log_every == 0:
@@ -182,18 +182,17 @@ def snapshot_of(loop: TrainingLoop) -> Snapshot:
 
 
 def finished_checkpoint(folder: StrPath) -> Checkpoint | None:
-    """The last checkpoint of a run that has nothing left to do, verified; else None. It is asked for before the run's
-    text is verified and its step is planned.
+    """The last checkpoint of a run that has nothing left to do, verified; else None.
 
-    All steps are done, the accounts are closed, no line of metrics.jsonl is damaged, and the recipe is the one that the
-    run was created with.
+    This is checked before the run's text is verified and its step is planned. In such a run all steps are done, the
+    accounts are closed, no line of metrics.jsonl is damaged, and the recipe is the one with which the run was created.
     """
     run = RunFolder.open(folder)
     newest = next(iter(checkpoint_paths(run.checkpoints)), None)
     if newest is None:
         return None
     try:
-        # What is small is read first: of most runs that are resumed, the metrics and the weights are not.
+        # Small files are read first: for most resumed runs, the metrics and the weights need not be read.
         state = read_checkpoint(newest, verify=False).state
         if state.step < run.recipe.training.steps or state.history.unfinished is not None:
             return None
@@ -218,7 +217,7 @@ class TrackedRun:
 
     folder: Path
     identifier: str
-    """The same for every process that trains the run."""
+    """An identifier that is the same for every process that trains the run."""
     project: str
     step: int
     """Updates done before: the step that a resumed run continues from."""

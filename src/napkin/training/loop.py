@@ -223,7 +223,7 @@ class TrainingLoop:
         unfinished = self.history.unfinished
         with contextlib.suppress(Interrupted):
             metrics = self.take_step(self) if unfinished is None else parse_metrics(unfinished)
-            # Until the step is logged, a checkpoint marks it as unfinished.
+            # A checkpoint that is written before the step is logged marks it as unfinished.
             self.history.unfinished = format_metrics(metrics)
             for callback in self.callbacks:
                 metrics = callback.after_step(self, metrics)

@@ -42,7 +42,7 @@ MOST_SAMPLES = 1000
 
 
 def no_watch(part: str) -> AbstractContextManager:
-    """A watch that times nothing."""
+    """A watch that does not time anything."""
     return nullcontext()
 
 
@@ -50,7 +50,7 @@ class MeteredStep(ABC):
     """A step of the loop; the kinds of training say what a batch is and how it is trained on."""
 
     computes_all_the_time = True
-    """True if a step waits for nothing but other threads of its own."""
+    """True if a step waits only for its own threads."""
 
     def __init__(self) -> None:
         self.step_seconds: list[float] = []
@@ -76,7 +76,7 @@ class MeteredStep(ABC):
 
     @abstractmethod
     def tensors(self, batch: Any) -> dict[str, Tensor]:
-        """The tensors that are kept of a batch whose loss is not finite."""
+        """The tensors of a batch to save if its loss is not finite."""
 
     @abstractmethod
     def tokens(self, loop: TrainingLoop) -> tuple[int, int, float | None]:

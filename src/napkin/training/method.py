@@ -22,7 +22,7 @@ from napkin.training.metered_step import MeteredStep
 
 @dataclass
 class Setting:
-    """The ranks that prepare a run, and where they report to."""
+    """The ranks that prepare a run, and the functions to which they report."""
 
     ranks: Ranks = ALONE
     progress: Progress = lambda doing: None
@@ -35,7 +35,7 @@ class Setting:
     _machine: ThisMachine | None = None
 
     def machine(self, recipe: Recipe) -> ThisMachine:
-        """This machine, divided among the ranks; it is looked at once."""
+        """This machine, divided among the ranks; examined once."""
         if self._machine is None:
             self._machine = ThisMachine(self.ranks, device=recipe.training.device)
         return self._machine

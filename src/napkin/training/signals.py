@@ -128,7 +128,7 @@ def catch_interruption() -> Iterator[Interruption]:
 
     try:
         for number in STOPS:
-            # None is a handler that Python cannot put back.
+            # None stands for a handler that Python cannot restore.
             if signals.getsignal(number) not in (signals.SIG_IGN, None):
                 previous[number] = signals.signal(number, stop)
         for number in WARNINGS:

@@ -1,7 +1,7 @@
 """Distillation: a student learns the distributions of a teacher that computes beside it, or was asked before.
 
-The examples are conversations, as in supervised tuning, or a file of tokens, of whose windows all are learned: the
-continuation of pre-training.
+The examples are conversations, as in supervised tuning, or a file of tokens, all of whose windows are trained on, as in
+continued pre-training.
 """
 
 import json
@@ -58,11 +58,11 @@ class Teacher(Protocol):
     """Whoever says how tokens are distributed."""
 
     def attach(self, train_state: TrainState) -> None:
-        """Hold what it needs beside the student."""
+        """Keep whatever it needs in memory beside the student."""
         ...
 
     def taught(self, part: SequenceMicroBatch, rows: PackedRows) -> TaughtRows:
-        """What it says of a micro-batch's trained tokens; `rows` are that micro-batch's, real or fake."""
+        """Its distributions for a micro-batch's trained tokens; `rows` are that micro-batch's, real or fake."""
         ...
 
 
@@ -103,7 +103,7 @@ class FileTeacher:
         self.top_k, self.file = top_k, file
 
     def attach(self, train_state: TrainState) -> None:
-        """Nothing is held."""
+        """Keep nothing in memory."""
 
     def taught(self, part: SequenceMicroBatch, rows: PackedRows) -> TaughtRows:
         """Its likeliest tokens, read from the file."""
@@ -131,7 +131,7 @@ class DistillationObjective:
     constant: float | None = None
 
     def attach(self, train_state: TrainState) -> None:
-        """Hold the teacher beside the student."""
+        """Keep the teacher in memory beside the student."""
         self.teacher.attach(train_state)
 
     def teaching(self, part: SequenceMicroBatch) -> Callable[[PackedRows], Distillation]:
@@ -161,7 +161,7 @@ class DistillationObjective:
 
 class TokenWindows(LazyExamples):
     """The tokens of a file in windows, each of which begins with the last token of the one before: all of a window but
-    its first token are learned. The rest that fills no window is left out."""
+    its first token are learned. A last, incomplete window is left out."""
 
     def __init__(self, file: TokenFile, length: int) -> None:
         self.file, self.length = file, length
@@ -261,7 +261,7 @@ class DistillationMethod(ExampleMethod):
 
     @property
     def planned_objective(self) -> Objective:
-        """With a teacher of the same shape that has no weights and no file."""
+        """The objective with a stand-in teacher of the same shape, without weights or file."""
         teacher = self.distillation.teacher
         if isinstance(teacher, ModelTeacher):
             return replace(self.distillation, teacher=ModelTeacher(teacher.config))
@@ -315,7 +315,7 @@ def teach(
 
 
 class ChainedExamples(LazyExamples):
-    """Examples, and after them others."""
+    """Two lists of examples as one."""
 
     def __init__(self, *parts: Sequence[Example]) -> None:
         self.parts = parts

@@ -98,7 +98,7 @@ class ExampleSidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the index behind the mask."""
+        """Bytes of the index after the mask."""
         return 8 * COLUMNS[self.kind] * self.sequences
 
 
@@ -283,7 +283,7 @@ def encoded_unpaired_preferences(
 def _encoded(
     path: StrPath, items: Iterable[Answered], encoder: ChatEncoder, left_out: LeftOut, max_length: int
 ) -> Iterator[tuple[Answered, tuple[TokenSequence, ...]]]:
-    """Encode the completions of each item that fit behind its prompt."""
+    """Encode the completions of each item that fit after its prompt."""
     for batch in in_batches(items, _characters):
         found = encoder.answers([(each.prompt, _texts(each)) for each in batch])
         for each, tokens in zip(batch, found, strict=True):
@@ -388,7 +388,7 @@ def example_file_of(
         try:
             return ExampleFile.open(kept)
         except CorruptFile:
-            # It is made again, as it was.
+            # A missing or damaged file is made again, with the same bytes.
             pass
     kept.parent.mkdir(parents=True, exist_ok=True)
     return write_example_file(kept, kind, path, encoder, max_length=max_length, overwrite=True, progress=progress)
@@ -540,12 +540,12 @@ def _pair(line: int, fields: Mapping[str, Any]) -> Pair:
     if not prompt and not (len(chosen) > 1 and len(rejected) > 1):
         raise WrongForm('has no "prompt": add it, or give "chosen" and "rejected" as whole lists of messages')
     if not prompt:
-        # The messages that both begin with, all but the last.
+        # The messages with which both begin, all but the last.
         pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen[:-1], rejected[:-1], strict=False))
         prompt = [message for message, _ in pairs]
         if not prompt:
             raise NotText("without a shared beginning of chosen and rejected")
-    # Without a field of its own the prompt stands in both completions, and in some files with one as well.
+    # Without a field for the prompt, it is in both completions, and in some files also with such a field.
     n = len(prompt)
     if chosen[:n] == prompt and rejected[:n] == prompt:
         chosen, rejected = chosen[n:], rejected[n:]

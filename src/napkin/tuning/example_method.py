@@ -123,7 +123,7 @@ class ExampleMethod(TuningMethod):
         return None
 
     def metered(self, loop: TrainingLoop) -> dict[str, float]:
-        """Measurements besides the steps, by the names of the plan's rows."""
+        """Measurements outside of steps, by the names of the plan's rows."""
         return {}
 
     def step(self) -> MeteredStep:
@@ -151,7 +151,7 @@ class ExampleMethod(TuningMethod):
         known = {number: plan.ledger.peak_bytes}
         longest = self.longest_examples.find(step_memory(plan.site.memory_bytes), known)
         if longest is not None:
-            # What does not fit at all is refused with other ways out.
+            # A model that does not fit at all is refused with other suggestions.
             if plan.fits and not longest.fits:
                 raise NapkinError(f"{memory_of(plan.site.device_name, plan.site.memory_bytes)}: {longest.sentence()}")
             setting.on_message(longest.sentence())

@@ -57,7 +57,7 @@ class ExamplePlan(Plan):
     reference_tokens: int = 0
     """Tokens of the reference's pass over all examples before the first step, on all devices, without padding."""
     longest: LongestStep | None = None
-    """The step that takes most memory; None where all are alike."""
+    """The step that takes most memory; None if all steps are equal."""
     teacher: ModelConfig | None = None
     """The teacher that computes the tokens of a step too, without gradients; None where none does."""
     row_length: int = 0
@@ -74,7 +74,7 @@ class ExamplePlan(Plan):
 
     @property
     def rule_flops(self) -> float:
-        """FLOPs of a step by the rule 6·N·T with attention, a third of it where there are no gradients."""
+        """FLOPs of a step by the rule 6·N·T with attention; a third of it without gradients."""
         taught = 0.0 if self.teacher is None else step_flops_by_rule(self._by_rows(self.teacher), self.tokens / 3)
         return step_flops_by_rule(self._by_rows(self.recipe.model), self.tokens + self.scored_tokens / 3) + taught
 

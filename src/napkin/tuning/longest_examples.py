@@ -12,7 +12,7 @@ from napkin.tuning.packing import MicroBatchShape, Packing, SequenceMicroBatch, 
 from napkin.tuning.sequence_step import Objective, examples_of_rank, totals_of
 
 MOST_EXAMPLES = 100_000
-"""The most examples whose lengths are looked at; of a longer run, those of its first steps."""
+"""The most examples whose lengths are read; for a longer run, those of its first steps."""
 FEWEST_TOKENS = 16
 """The shortest micro-batch or sequence that is proposed where memory is not enough."""
 
@@ -44,7 +44,8 @@ class LongestExamples:
         self.planned, self.scored = planned, scored
 
     def find(self, step_bytes: int, known: Mapping[int, int] | None = None) -> LongestStep | None:
-        """The step that takes most, and the first that `step_bytes` are not enough for; None where all are alike.
+        """The step that takes most memory, and the first that needs more than `step_bytes`; None if all steps are
+        equal.
 
         `known` are the peaks of steps that were counted already.
         """

@@ -60,7 +60,7 @@ class TuningContext:
     tokenizer: Tokenizer
     encoder: ChatEncoder
     folder: Path
-    """The run's folder. A new run makes it after the method, which may look for files of its own there later."""
+    """The run's folder. A new run creates it after the method, which may read its own files there later."""
     setting: Setting
     base: LoadedModel | None = None
     """The base model of a new run; None when a run is resumed, which has weights of its own."""
@@ -91,7 +91,7 @@ class TuningMethod(Method):
     @classmethod
     @abstractmethod
     def open(cls, context: TuningContext) -> "TuningMethod":
-        """Open what the recipe names. Raises NapkinError where it cannot be used."""
+        """Open the models and files that the recipe names. Raises NapkinError for one that cannot be used."""
 
     @classmethod
     def begin(cls, recipe: Recipe, folder: Path, setting: Setting) -> "TuningMethod":
@@ -199,7 +199,7 @@ def encoder_of_run(run: Path, tokenizer: Tokenizer, train_on: TrainOn = "assista
 
 
 def conversation_files_of(encoder: ChatEncoder, base: LoadedModel) -> dict[str, bytes]:
-    """The files, by name, that let a tuned run be asked as it was trained."""
+    """The files, by name, with which a tuned run is prompted as it was trained."""
     kept = base.conversation_file(encoder.template)
     return conversation_files(msgspec.structs.replace(kept, stop_ids=encoder.stop_ids))
 

@@ -28,7 +28,7 @@ WIDTHS, HEIGHTS = 2, 4
 lognormal lengths these have less padding than other products up to eight."""
 
 PADDING = 0
-"""The id that fills rows. Any would do, since nothing sees it."""
+"""The id that fills rows; any would do, since no token attends to it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +95,8 @@ def micro_batches_of(
     temperature: float = 1.0,
     at_least: int = 0,
 ) -> list[SequenceMicroBatch]:
-    """Pack examples into micro-batches of at most `max_tokens` tokens, padding included; a larger example is alone in
-    its.
+    """Pack examples into micro-batches of at most `max_tokens` tokens, padding included; a larger example has a
+    micro-batch of its own.
 
     `row_length` is the most tokens of a row, the model's context length; rows are as long as the longest sequence of
     their micro-batch, with "bucketed" of few shapes. There are `at_least` that many micro-batches, if need be empty
@@ -154,7 +154,7 @@ def _groups_of(examples: Sequence[Example], max_tokens: int, row_length: int, pa
     order = sorted(range(len(examples)), key=lambda number: -_longest(examples[number]))
     groups: list[_Group] = []
     for number in order:
-        # Short examples fill what the rows of longer ones have left.
+        # Short examples fill the space left in the rows of longer ones.
         if not any(group.add(number, examples[number]) for group in groups[-_OPEN_GROUPS:]):
             groups.append(_Group(_longest(examples[number]), packing, max_tokens, row_length))
             groups[-1].add(number, examples[number])
@@ -281,14 +281,14 @@ def _joined(parts: Sequence[np.ndarray]) -> Int[Tensor, " n"]:
     return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64))
 
 
-# Examples that are made when they are asked for: only those of a batch are in memory, however many there are.
+# Examples that are made on access: only those of a batch are in memory, however many there are.
 
 EXAMPLES_PER_CHUNK = 256
 """Examples in memory at a time, where a pass goes over all of them."""
 
 
 class LazyExamples(Sequence[Example], ABC):
-    """Examples that a subclass makes by their number when they are asked for."""
+    """Examples that a subclass makes on access, by their number."""
 
     @abstractmethod
     def example(self, number: int) -> Example: ...

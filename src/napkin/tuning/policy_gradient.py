@@ -215,8 +215,8 @@ def sequence_ratios(
     return (sums / lengths.clamp(min=1)).exp()[sequence]
 
 
-# What limits a step away from the policy that answered. Each function returns the terms, and at which tokens the limit
-# acts.
+# Limits on a step away from the policy that generated the completions. Each function returns the terms, and at which
+# tokens the limit acts.
 
 
 def plain_terms(weights: Tokens, advantages: Tokens) -> Tokens:
@@ -326,7 +326,7 @@ class PolicyObjective:
         metrics = {name: values.detach().sum() / n_tokens for name, values in means.items()}
         metrics["policy_loss"] = policy_loss
         if "ratio_mean" in means:
-            # Without tokens there is no largest: 0 is below all ratios.
+            # Without tokens there is no maximum: 0 is below all ratios.
             ratios = means["ratio_mean"].detach()
             metrics["ratio_max"] = torch.cat([ratios, ratios.new_zeros(1)]).max()
         return loss, metrics
@@ -405,7 +405,7 @@ class FreshObjective:
         old = scores.log_probabilities.detach()
         loss, metrics = self.objective.loss(replace(part, values={**part.values, OLD: old}), scores, totals)
         if scores.weighted_sum is not None:
-            # Its gradient is the loss's, its value not.
+            # Its gradient equals the loss's, its value does not.
             loss = loss + (scores.weighted_sum - scores.weighted_sum.detach())
         gap = sampler_gap(part.values[SAMPLER].to(old.dtype), old)
         n_tokens = max(totals.tokens, 1)

@@ -39,7 +39,7 @@ class UnpairedExamples(LazyExamples):
         self.file = file
         first, last = (prompt_of(file[number][0]) for number in (0, -1))
         self._is_closed = np.array_equal(first, last)
-        """True if the last run of equal prompts goes on with the first."""
+        """True if the last run of equal prompts continues with the first one."""
 
     def __len__(self) -> int:
         return len(self.file)
@@ -112,7 +112,7 @@ class PreferenceMethod(ExampleMethod):
         return with_kl_estimate(examples, ratios)
 
     def planned(self, examples: Sequence[Example]) -> Sequence[Example]:
-        """Put zeros for the log-probabilities and the divergence that are not known yet."""
+        """Fill in zeros for the log-probabilities and the divergence, which are not known yet."""
         if not self.preference.has_reference:
             return examples
         referred = [with_stand_ins(example) for example in examples]

@@ -2,7 +2,7 @@
 
 First the losses, each a function on tensors with its equation; then the objectives around them, which take a
 completion's log-probability from a batch; last a reward model's calibration. DPO makes the policy its own reward model.
-IPO regresses a difference, so that it stays bounded where every pair agrees. SimPO has a target margin and no
+IPO regresses a difference, which stays bounded even where every pair agrees. SimPO has a target margin and no
 reference. ORPO is supervised tuning that also moves the odds. KTO is trained on single completions. A reward model
 gives each completion a number.
 """
@@ -69,7 +69,7 @@ def simpo_losses(
 
 
 _HIGHEST = -1e-6
-"""The largest log-probability per token whose odds are taken: they are infinite at 0."""
+"""The largest log-probability per token for which odds are computed: they are infinite at 0."""
 
 
 def orpo_losses(
@@ -247,7 +247,7 @@ def mismatched_number(runs: Sequence[int] | NDArray[np.int64], number: int, *, i
     prompt.
 
     `runs` gives each example the number of its run of neighbours with the same prompt, from 0 on; `is_closed` is
-    whether the last run goes on with the first. Where all prompts are equal it is the next example: then the estimate
+    whether the last run continues with the first. Where all prompts are equal it is the next example: then the estimate
     is of matching completions.
     """
     n = len(runs)

@@ -10,13 +10,13 @@ reference-train.safetensors and reference-held-out.safetensors in the folder of 
 and a header with one string, `reference`, a JSON object: `format`, `units` (checksum of the examples), `start`
 (fingerprint of the reference's weights), `precision` (that it was computed in), `checksum` (SHA-256 of the tensors'
 SHA-256, in their order). They are written as they are computed and memory-mapped where they are read. A file that is
-damaged, or of something else, is computed again.
+damaged, or of other examples or weights, is computed again.
 
 When the reference's log-probabilities are computed: before the first step, by the run's own model.
 
 Its weights are those of the reference until then, so there is never a second model in memory. A run that is resumed
-reads what it has kept; where that is gone, the model that it started from is loaded, used and dropped. Where adapters
-are trained, the model without them is the reference at any time.
+reads what it has kept; if the file is gone, the base model is loaded, used and freed. Where adapters are trained, the
+model without them is the reference at any time.
 """
 
 import json
@@ -240,7 +240,7 @@ class ReferencePass(Callback):
         self.base, self.examples, self.max_tokens = base, examples, max_tokens
         self.packing: Packing = packing
         self._computed: dict[str, int] = {}
-        """Tokens that this process has computed, by name."""
+        """Number of tokens that this process has computed, by name."""
 
     def on_start(self, loop: TrainingLoop) -> None:
         """Read the log-probabilities, or compute and write them; a collective. A signal interrupts it: the run takes no
@@ -266,7 +266,7 @@ class ReferencePass(Callback):
             fingerprint = loop.frozen or ("" if loop.step else open_base(self.base).fingerprint)
             return fingerprint, read_reference_scores(path, key_of(fingerprint), examples.n_sequences)[1]
 
-        # Ranks decide alike; then each reads for itself.
+        # All ranks decide the same; then each reads the file.
         fingerprint, problem = loop.ranks.broadcast_from_zero(look)
         if problem:
             if loop.ranks.is_rank_zero and path.exists():
@@ -280,7 +280,7 @@ class ReferencePass(Callback):
                 self._compute(loop, model, name, examples, path, key_of(fingerprint))
             except Interrupted:
                 return
-            # The others wait until the file is there.
+            # The other ranks wait until the file exists.
             loop.ranks.broadcast_from_zero(lambda: None)
         examples.scores, problem = read_reference_scores(path, key_of(fingerprint), examples.n_sequences)
         if examples.scores is None:

@@ -73,7 +73,7 @@ class LostSteps(Callback):
 
 
 class ReinforcementMethod(TuningMethod):
-    """Trains on rewards of the model's own completions; the prompts of step i follow from rl.seed and i alone."""
+    """Trains on rewards of the model's own completions; the prompts of step i depend on rl.seed and i alone."""
 
     @classmethod
     def open(cls, context: TuningContext) -> "ReinforcementMethod":
@@ -199,14 +199,14 @@ class ReinforcementStep(MeteredStep):
             self.method.settings,
             reference=self._reference,
             watch=watch if watch is no_watch else self._times.watching(watch),
-            # The loop's own does not give up a step that has changed weights.
+            # The loop's own watch, which does not abandon a step that has changed weights.
             later_watch=watch if watch is no_watch else loop.watch,
             is_fit=is_fit,
             phases=phases,
         )
 
     def _meter(self, loop: TrainingLoop, number: int, batch: Sequence[int], verdict: Verdict) -> None:
-        """Meter each phase apart."""
+        """Meter each phase separately."""
         train_state = loop.train_state
         reference = [] if self._reference is None else list(self._reference.parameters())
         meters = PhaseMeters(

@@ -337,7 +337,7 @@ def sum_of(by_phase: ByPhase, what: str) -> float | None:
 
 
 def joined(ledgers: Sequence[Ledger]) -> Ledger:
-    """One ledger of computations that follow each other; its bytes are those of the last."""
+    """One ledger of consecutive computations; its bytes are those of the last."""
     *before, last = ledgers
     n_before = sum(len(each.rows) for each in before)
     unknown = [Counter(each.unknown_operators) for each in ledgers]

@@ -54,7 +54,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class ReinforcementSettings:
-    """Everything that a step is made of, besides the model."""
+    """Everything that a step needs besides the model."""
 
     config: ReinforcementConfig
     environment: Environment
@@ -92,7 +92,7 @@ class ReinforcementOutcome:
     tokens: int
     """Sampled tokens that were trained on."""
     updates: int
-    """Updates made; parts with nothing to train on have none."""
+    """Number of updates made; parts with nothing to train on have none."""
     computed: dict[str, int]
     """Tokens through the model by phase, padding included, on this rank."""
     rollout: Rollout

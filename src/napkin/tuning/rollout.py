@@ -54,7 +54,7 @@ class BackgroundJudging:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._pool is not None:
-            # After an error nobody waits for what has not begun.
+            # After an error, judgements that have not begun are dropped.
             self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
 
@@ -144,7 +144,7 @@ class Rollout:
     cache_bytes: int
     """The size of the KV pool."""
     redrawn: int = 0
-    """Groups that were drawn in place of others whose completions all had the same reward."""
+    """Groups that replaced others whose completions all had the same reward."""
 
     @property
     def episodes(self) -> list[Episode]:
@@ -181,7 +181,7 @@ def roll_out(
             ]
         if not drafts:
             return Rollout([], 0, 0, 0, 0, 0, 0)
-        # As many tokens as the turns of tools take, unless each is as long as it may be.
+        # Enough for turns with tools, unless each output is as long as allowed.
         turns = getattr(environment, "most_turns", 1)
         longest = max(len(draft.ids) for draft in drafts) + turns * settings.max_completion_tokens
     with evaluation_mode(model), autocast(), BackgroundJudging(environment) as judging:

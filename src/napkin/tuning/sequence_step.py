@@ -89,7 +89,7 @@ class TaughtObjective(Protocol):
     """An objective that compares with a teacher's distributions."""
 
     def attach(self, train_state: TrainState) -> None:
-        """Hold the teacher beside the model in training, real or fake."""
+        """Keep the teacher in memory beside the model in training, real or fake."""
         ...
 
     def teaching(self, part: SequenceMicroBatch) -> Callable[[PackedRows], Distillation]:

@@ -1,4 +1,5 @@
-"""A teacher's likeliest tokens of all examples, computed once and kept: the teacher is not held while students train.
+"""A teacher's likeliest tokens for all examples, computed once and stored: the teacher is not in memory while students
+train.
 
 A safetensors file, whose header is padded to a fixed size:
 
@@ -46,7 +47,7 @@ _RADIX = 2**20
 
 
 class Likeliest(NamedTuple):
-    """Of each trained token of a sequence."""
+    """The teacher's likeliest tokens for each trained token of a sequence."""
 
     ids: NDArray[np.int32]
     log_probabilities: NDArray[np.float32]
@@ -54,7 +55,7 @@ class Likeliest(NamedTuple):
 
 @dataclass(frozen=True)
 class TeacherKey:
-    """What a file is of."""
+    """The key of a file: what it was computed from."""
 
     examples: str
     name: str

@@ -26,7 +26,7 @@ class BatchingRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     blocks: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 64
     block_size: Annotated[int, msgspec.Meta(ge=1, le=256)] = 4
     preset: str = "llama-3-8b"
-    """The published model whose bytes of keys and values are said."""
+    """The published model for the bytes of keys and values."""
 
 
 def batching_answer(asked: BatchingRequest) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def simulated(asked: BatchingRequest, requests: Sequence[tuple[int, int]], *, st
 
 
 def _spans(did: Sequence[dict[int, str]]) -> list[tuple[int, int, str, int, int]]:
-    """What each request did, steps of one kind in a row together."""
+    """The activity of each request, with consecutive steps of one kind joined."""
     spans: list[tuple[int, int, str, int, int]] = []
     open_: dict[int, tuple[str, int]] = {}
     for step, now in enumerate([*did, {}]):

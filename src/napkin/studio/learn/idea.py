@@ -1,4 +1,4 @@
-"""What a page of an idea says and what it asks: its texts stand beside the function that answers it."""
+"""A page of an idea: its texts, and the function that answers its requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ class Idea:
     """Paragraphs in plain sentences."""
     formula: str
     command: str
-    """A command that says the same."""
+    """A command that shows the same."""
     files: tuple[str, ...]
-    """Where the code is, in the order in which to read it."""
+    """The files with the code, in the order in which to read them."""
     request: type[msgspec.Struct]
-    """What the page's controls say, with its bounds."""
+    """The type of the page's request: the values of its controls, with bounds."""
     answer: Callable[[Any], dict[str, Any]]
 
     def page(self, template: str) -> str:

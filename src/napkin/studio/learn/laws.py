@@ -24,7 +24,7 @@ class IsoFlopRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The runs of the example that the law is fitted to, and the budget that it is asked about."""
 
     drop_highest: Annotated[int, msgspec.Meta(ge=0, le=MOST_DROPPED)] = 5
-    """Runs of highest loss that are left out."""
+    """Number of runs with the highest loss to leave out."""
     largest: Annotated[float, msgspec.Meta(ge=1e17, le=1e25)] = 1e22
     """FLOPs of the largest runs that count."""
     flops: Annotated[float, msgspec.Meta(ge=1e18, le=LARGEST_BUDGET)] = 5.76e23

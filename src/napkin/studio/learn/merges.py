@@ -25,7 +25,7 @@ TEXT = (
 
 
 class MergesRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A text, and after how many merges it is looked at."""
+    """A text, and the number of merges after which it is shown."""
 
     text: Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)] = TEXT
     merges: Annotated[int, msgspec.Meta(ge=0, le=MOST_MERGES)] = 4

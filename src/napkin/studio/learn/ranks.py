@@ -1,4 +1,4 @@
-"""What several devices wait for: the bubbles of a pipeline, and the steps of a collective on a ring."""
+"""Waiting among several devices: the bubbles of a pipeline, and the steps of a collective on a ring."""
 
 from typing import Annotated, Any, Literal
 
@@ -113,7 +113,7 @@ class RingRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Bytes of the whole tensor."""
     device: str = "H100-SXM-80GB"
     devices: Annotated[int, msgspec.Meta(ge=2, le=4096)] = 8
-    """Devices of the collective whose seconds are asked for."""
+    """Number of devices of the collective whose seconds are wanted."""
 
 
 def ring_answer(asked: RingRequest) -> dict[str, Any]:

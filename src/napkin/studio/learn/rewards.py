@@ -98,7 +98,7 @@ def _weights(lengths: list[int], trained_on: list[bool], normalisation: Any, con
         examples = [(sequence_of([0], [0] * lengths[number]),) for number in used]
         (part,) = micro_batches_of(examples, max_tokens=2**30, row_length=LONGEST + 1, packing="padded")
         of_tokens = normalised_weights(part, totals_of([part]), normalisation, constant, dtype=torch.float64)
-        # All tokens of a completion weigh the same; the micro-batch has an order of its own.
+        # All tokens of a completion have the same weight; the micro-batch has its own order.
         for place, weight in zip(part.sequence.tolist(), of_tokens.tolist(), strict=True):
             weights[used[part.example_numbers[place]]] = weight
     return weights

@@ -30,12 +30,12 @@ MOST_ELEMENTS = 512
 
 
 class ViewRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A tensor of numbers in a row, and what is done to it."""
+    """A tensor of consecutive numbers, and the operations on it."""
 
     rows: Annotated[int, msgspec.Meta(ge=1, le=8)] = 3
     columns: Annotated[int, msgspec.Meta(ge=1, le=8)] = 4
     steps: Annotated[str, msgspec.Meta(max_length=200)] = "x.T"
-    """What is done, with semicolons between."""
+    """The operations, separated by semicolons."""
 
 
 def view_answer(asked: ViewRequest) -> dict[str, Any]:

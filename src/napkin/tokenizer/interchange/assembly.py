@@ -10,7 +10,7 @@ GPT-2's representation of bytes as text: each byte is one printable character; a
 
 Bytes that are printable in Latin-1 represent themselves; the others, in order, are the characters from U+0100 on.
 
-What Hugging Face's and GPT-2's files have in common: tokens in GPT-2's byte alphabet, and a list of merges.
+Common to Hugging Face's and GPT-2's files: tokens in GPT-2's byte alphabet, and a list of merges.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -91,7 +91,7 @@ def assemble(vocabulary: Vocabulary) -> Tokenizer:
 def check_round_trip(path: object, tokenizer: Tokenizer, read: Callable[[], Tokenizer], format_name: str) -> None:
     """Raise NapkinError unless reading what was written in another library's format gives the same tokenizer.
 
-    Only the version of Unicode may be another: no format can store it, and all libraries have their own.
+    Only the version of Unicode may differ: no format can store it, and each library has its own.
     """
     try:
         reason = "" if _without_version(read()) == _without_version(tokenizer) else "it would give other ids"

@@ -138,7 +138,7 @@ def _array(metadata: Mapping[str, Any], key: str, kind: type) -> list[Any]:
 
 
 def first_and_last_ids(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens before every text, and those at which texts end."""
+    """The ids that precede every text, and those at which texts end."""
     adds = metadata.get("tokenizer.ggml.add_bos_token", metadata.get("tokenizer.ggml.model") == "llama")
     first = read_bos_id(metadata, tokenizer)
     known = tokenizer.special_tokens
@@ -161,9 +161,8 @@ def gguf_vocabulary(
     chat_template: str | None = None,
     bos: str | None = None,
 ) -> dict[str, Any]:
-    """The keys that describe a BPE tokenizer on bytes, what stands before texts and where they end.
-
-    `bos` is named in the file and not put before texts. Raises NapkinError for a tokenizer that llama.cpp lacks.
+    """The keys that describe a byte-level BPE tokenizer, the tokens before texts and those that end them. `bos` is
+    named in the file, but not put before texts. Raises NapkinError for a tokenizer that llama.cpp lacks.
     """
     if isinstance(tokenizer, CharacterBPETokenizer):
         raise NapkinError("a tokenizer on characters is not written as GGUF: leave it out")

@@ -215,7 +215,7 @@ def _pattern(step: Step | None) -> str:
 
 
 def _split_pattern(split: Step) -> str:
-    """The pattern of what stands before ByteLevel."""
+    """The pattern of the pre-tokenizers before ByteLevel."""
     if split.type == "Digits":
         return r"\p{N}" if split.individual_digits else r"\p{N}+"
     if split.type == "Punctuation":

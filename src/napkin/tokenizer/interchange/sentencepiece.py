@@ -45,7 +45,8 @@ def character_bpe(file: File, special_tokens: Mapping[str, int]) -> CharacterBPE
     unmade = {name for name in text_tokens_of(file) if name not in made and len(name) > 1}
     special = {token.content for token in file.added_tokens or [] if token.special}
     controls = special | unmade | (names.keys() - vocab.keys())
-    # What a text says can become a special token if that has spaces, which are written in another way in its name.
+    # Ordinary text could become a special token whose name contains spaces, since spaces are written differently in
+    # names.
     hidden = {names[name] for name in controls if SPACE not in name}
     return CharacterBPETokenizer(
         tokens,

@@ -1,4 +1,4 @@
-"""Vocabularies on characters for the compiled core: what an `Encoder` needs to know of one.
+"""Character vocabularies for the compiled core: the tables that an `Encoder` needs.
 
 Symbols are numbered so that texts in ASCII begin as they do with a vocabulary on bytes: symbols 0 to 127 are the ASCII
 characters, 128 to 255 the bytes of characters that the vocabulary lacks, then come its other characters, then the
@@ -163,7 +163,7 @@ def scan_pieces(text, start, stop, limit, classes, ends, room):
 
 
 def find_piece_end(cuts: NDArray[np.uint8], text: bytes, start: int, stop: int) -> int | None:
-    """The first place behind `start`, and before `stop`, at which `scan_pieces` cuts a text; None if there is none."""
+    """The first place after `start` and before `stop` at which `scan_pieces` cuts a text; None if there is none."""
     found = first_cut(np.frombuffer(text, np.uint8).ctypes.data, start, stop, cuts.ctypes.data)
     return found if found < stop else None
 

@@ -37,13 +37,14 @@ NEEDED_BYTES = 35
 NEW, N_NEW = 36, 37
 # What keys the hash tables: KEY and MULTIPLIER below.
 HASH_KEY, HASH_MULTIPLIER = 38, 39
-# Of a vocabulary on characters, the symbol of each code point as uint32; 0 for one on bytes. See characters.py.
+# For a vocabulary on characters, the symbol of each code point as uint32; 0 for a vocabulary on bytes. See
+# characters.py.
 SYMBOLS = 40
 # Masks of the bytes that a key holds, two uint64 for each length.
 KEY_MASKS = 41
 # The sum of the lengths of those in NEW: as many ids may have to be stored.
 N_RESERVED = 42
-# What is being merged in each lane, three int64; see apply_merges.py.
+# The state of the merge in each lane, three int64; see apply_merges.py.
 SHORT_LANES = 43
 # The end of the only document of a short text.
 ONLY_END = 44

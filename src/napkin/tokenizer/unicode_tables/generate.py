@@ -18,7 +18,7 @@ import regex
 CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co".split()
 # The number of letters in each version of Unicode.
 LETTERS = {132_028: "14.0", 136_477: "15.0", 137_099: "15.1", 141_028: "16.0", 158_172: "18.0"}
-# Without the surrogates, which are no characters.
+# Without the surrogates, which are not characters.
 _EVERYTHING = "".join(chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000)
 _AT_ONCE = 4096
 

@@ -76,5 +76,5 @@ class StandIns:
         self._search = re.compile(f"[{spans}]").search
 
     def apply(self, text: str) -> str:
-        """The text as the library is to see it, of the same length."""
+        """The text as given to the library, of the same length."""
         return text.translate(self._table) if self._search(text) else text
