@@ -91,7 +91,8 @@ def _catalogues(language: str) -> Iterator[str]:
         try:
             with open(file, "rb") as opened:
                 catalogue = gettext.GNUTranslations(opened)
-        except (OSError, ValueError, UnicodeDecodeError):
+        except (OSError, ValueError, IndexError):
+            # Some catalogues have headers that gettext cannot parse.
             continue
         messages = vars(catalogue)["_catalog"].values()
         yield "\n".join(message for message in messages if isinstance(message, str))

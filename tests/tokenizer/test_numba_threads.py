@@ -72,21 +72,13 @@ def test_an_encoder_serves_several_threads_of_the_program_at_once():
 def test_ids_stand_in_the_order_of_their_pieces_however_they_come():
     for seed in range(50):
         draw = random.Random(seed)
-        pieces = [[draw.choices(range(100), k=draw.randint(0, 5)) for _ in range(draw.randint(0, 4))] for _ in range(8)]
+        pieces = [draw.choices(range(100), k=draw.randint(0, 20)) for _ in range(8)]
         ids = np.zeros(1000, np.uint16)
         output = _OrderedOutput(ids)
-        steps = [number for number, parts in enumerate(pieces) for _ in range(len(parts) + 1)]
-        draw.shuffle(steps)
-        left = [iter(parts) for parts in pieces]
 
-        for number in steps:
-            part = next(left[number], None)
-            if part is None:
-                output.end(number)
-            else:
-                given = np.array(part, np.uint32)
-                output.add(number, given)
-                given[:] = 999
+        for number in draw.sample(range(8), 8):
+            given = np.array(pieces[number], np.uint16)
+            output.add(number, given)
+            given[:] = 999
 
-        expected = [i for parts in pieces for part in parts for i in part]
-        assert ids[: output.length].tolist() == expected, seed
+        assert ids[: output.length].tolist() == [i for piece in pieces for i in piece], seed

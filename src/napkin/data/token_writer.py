@@ -9,6 +9,7 @@ continues after them if their text is the same; if not, or with another tokenize
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -49,6 +50,9 @@ from napkin.tokenizer.base import Tokenizer
 
 # Text that is encoded at once.
 BYTES_PER_BATCH = 2**22
+# Batches that are encoded at the same time: one thread does not read faster than so many encode.
+_ENCODERS = 4
+_LARGE_BYTES = 2**25
 # With more tokens per document than this, ids are copied document by document; with fewer, all are placed by one sort.
 _TOKENS_PER_DOCUMENT = 512
 
@@ -88,7 +92,8 @@ def write_token_file(
     def encode_into(file: BinaryIO) -> Sidecar:
         writer = TokenWriter(file, tokenizer, threads)
         batches = _batches(((path, document) for document in documents), BYTES_PER_BATCH)
-        for _ in pipeline(batches, lambda batch: writer.encode(batch[1]), lambda _, encoded: writer.write(encoded)):
+        steps = lambda batch: writer.encode_beside_others(batch[1]), lambda _, encoded: writer.write(encoded)
+        for _ in pipeline(batches, *steps, threads=threads):
             if progress is not None:
                 progress(writer.text_bytes, writer.n_tokens)
         return writer.finish(path)
@@ -150,11 +155,18 @@ class TokenWriter:
         """Write documents, each after a separator; raises NapkinError if the tokenizer gives them special tokens."""
         self.write(self.encode(documents))
 
-    def encode(self, documents: Sequence[Document]) -> EncodedDocuments:
-        """Encode documents without writing them."""
+    def encode_beside_others(self, documents: Sequence[Document]) -> EncodedDocuments:
+        """Encode documents without writing them, in one thread but for a text that could not be split, while other
+        documents are encoded."""
+        is_large = sum(len(document.data) for document in documents) > _LARGE_BYTES
+        return self.encode(documents, threads=None if is_large else 1)
+
+    def encode(self, documents: Sequence[Document], *, threads: int | None = None) -> EncodedDocuments:
+        """Encode documents without writing them, in the writer's threads or as many as are given."""
         texts = [document.data for document in documents]
         data = b"".join(texts)
-        ids, counts = self.tokenizer.encode_utf8(data, list(accumulate(map(len, texts))), threads=self.threads)
+        threads = self.threads if threads is None else threads
+        ids, counts = self.tokenizer.encode_utf8(data, list(accumulate(map(len, texts))), threads=threads)
         starts = np.cumsum(counts) - counts
         if _any_outside(ids, self.tokenizer.vocab_size) or (ids == self.separator).any():
             wrong = (ids < 0) | (ids >= self.tokenizer.vocab_size) | (ids == self.separator)
@@ -223,28 +235,49 @@ def _any_outside(ids: NDArray, vocab_size: int) -> bool:
 
 
 def pipeline(
-    batches: Iterator[_Batch], encode: Callable[[_Batch], _Encoded], write: Callable[[_Batch, _Encoded], None]
+    batches: Iterator[_Batch],
+    encode: Callable[[_Batch], _Encoded],
+    write: Callable[[_Batch, _Encoded], None],
+    *,
+    threads: int = 1,
 ) -> Iterator[_Batch]:
-    """Encode and write each batch in order, and yield it once it is written.
+    """Encode up to `threads` batches, but not more than four, at a time; write all in order, and yield each once it is
+    written.
 
-    The following batch is read, and the preceding one written, each by its own thread, while one is encoded. If any of
-    the three raises, batches that were encoded before are written first.
+    The following batch is read, and a preceding one written, each by its own thread, while others are encoded. If any
+    of the three raises, batches that were encoded before are written first.
     """
-    with ThreadPoolExecutor(1) as reading, ThreadPoolExecutor(1) as writing:
-        upcoming = reading.submit(next, batches, None)
+    threads = min(threads, _ENCODERS)
+    with (
+        ThreadPoolExecutor(1) as reading,
+        ThreadPoolExecutor(threads) as encoding,
+        ThreadPoolExecutor(1) as writing,
+    ):
+        encoded: deque[tuple[_Batch, Future[_Encoded]]] = deque()
         written: tuple[_Batch, Future[None]] | None = None
-        while (batch := upcoming.result()) is not None:
-            upcoming = reading.submit(next, batches, None)
-            encoded = encode(batch)
+        upcoming, at_end = reading.submit(next, batches, None), False
+        while not at_end or encoded:
+            # One more than there are threads, so that none of them waits while a batch is written.
+            while not at_end and len(encoded) <= threads:
+                batch = None if upcoming.exception() else upcoming.result()
+                at_end = batch is None
+                if batch is not None:
+                    upcoming = reading.submit(next, batches, None)
+                    encoded.append((batch, encoding.submit(encode, batch)))
             if written is not None:
                 written[1].result()
                 yield written[0]
-            written = batch, writing.submit(write, batch, encoded)
-            # The next one needs the memory.
-            del batch, encoded
+                written = None
+            if encoded:
+                batch, ids = encoded.popleft()
+                written = batch, writing.submit(write, batch, ids.result())
+                # The next ones need the memory.
+                del batch, ids
         if written is not None:
             written[1].result()
             yield written[0]
+        # Raises what reading has raised.
+        upcoming.result()
 
 
 def write_token_files(
@@ -304,7 +337,7 @@ def _write(
             while partials is None:
                 started = {path: _PartialFile(path, files[path], tokenizer, threads) for path in some}
                 with contextlib.suppress(_Changed):
-                    _encode(started, documents, progress, bytes_per_record)
+                    _encode(started, documents, progress, threads, bytes_per_record)
                     partials = started
             for path, partial in partials.items():
                 sidecars[path] = partial.writer.finish(path).to_json()
@@ -429,7 +462,7 @@ class _PartialFile:
 
 
 def _encode(
-    partials: Mapping[Path, _PartialFile], documents: Routed, progress: Progress, bytes_per_record: int
+    partials: Mapping[Path, _PartialFile], documents: Routed, progress: Progress, threads: int, bytes_per_record: int
 ) -> None:
     unrecorded = 0
 
@@ -450,7 +483,11 @@ def _encode(
             partial.check_complete()
 
     batches = _batches(remaining(), min(bytes_per_record, BYTES_PER_BATCH))
-    for path, _ in pipeline(batches, lambda batch: partials[batch[0]].writer.encode(batch[1]), write):
+
+    def encode(batch: tuple[Path, list[Document]]) -> EncodedDocuments:
+        return partials[batch[0]].writer.encode_beside_others(batch[1])
+
+    for path, _ in pipeline(batches, encode, write, threads=threads):
         writer = partials[path].writer
         progress(path, writer.text_bytes, writer.n_tokens)
     # The next pass may take long.

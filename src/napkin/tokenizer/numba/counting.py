@@ -259,7 +259,7 @@ class PreTokenCounter:
             with self._lock:
                 self._long[bytes(text[start:end])] += 1
             table.state[fields.POSITION] = end
-        table.release_text()
+        table.release()
         with self._lock:
             self._idle.append(table)
 

@@ -8,7 +8,7 @@ threads. Plain twin: `merge_symbols` of each pre-token of `PreTokenizer.split`, 
 import ctypes
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +28,8 @@ from napkin.machine_code.pointers import (
     store_u8,
     store_u32,
     store_u64,
+    u16_at,
+    u32_at,
 )
 from napkin.tokenizer.numba import fields
 from napkin.tokenizer.numba.apply_merges import (
@@ -60,7 +62,7 @@ from napkin.tokenizer.numba.pre_token_table import (
     is_entry_of,
 )
 from napkin.tokenizer.numba.scanners import MARGIN
-from napkin.tokenizer.text_input import SPLITTABLE_PATTERNS, FindSplit, find_split_before, split_into_pieces
+from napkin.tokenizer.text_input import SPLITTABLE_PATTERNS, FindSplit, Piece, find_split_before, split_into_pieces
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 
 # Ids are stored four at a time, even when there are fewer.
@@ -87,6 +89,37 @@ def encode_documents(state):
             return status
         put(state, fields.DOCUMENT, document + 1)
     return fields.DONE
+
+
+@CompiledFunction
+def encode_into(state, function):
+    """Encode like `encode_documents`, whose address is `function`, and append the ids to OUT, of which the caller
+    guarantees that there is room for them.
+
+    IDS is emptied into OUT whenever it is full: NEEDS_IDS is returned only for a pre-token that is too long for it.
+    """
+    status, n_ids = fields.NEEDS_IDS, 1
+    while status == fields.NEEDS_IDS and n_ids:
+        put(state, fields.N_IDS, 0)
+        status = call_with_state(function, state)
+        n_ids = get(state, fields.N_IDS)
+        _append(state, n_ids)
+    return status
+
+
+@jitted
+def _append(state, n_ids):
+    """Append the ids in IDS to OUT."""
+    n_out, ids = get(state, fields.N_OUT), u32_at(get(state, fields.IDS))
+    if get(state, fields.OUT_BYTES) == 2:
+        narrow = u16_at(get(state, fields.OUT) + 2 * n_out)
+        for i in range(n_ids):
+            narrow[i] = ids[i]
+    else:
+        wide = u32_at(get(state, fields.OUT) + 4 * n_out)
+        for i in range(n_ids):
+            wide[i] = ids[i]
+    put(state, fields.N_OUT, n_out + n_ids)
 
 
 @CompiledFunction
@@ -345,46 +378,47 @@ class Encoder:
         n_ids = np.zeros(len(ends), np.int64)
         # A token has at least one byte. Pages that are never written take no memory.
         ids = np.empty(len(data), dtype)
-        size = _PIECE_BYTES if threads > 1 else len(text)
-        pieces = split_into_pieces(text, ends, size, self._find_split)
-        ordered = _OrderedOutput(ids)
-
-        def encode_piece(workspace: Workspace, number: int) -> None:
-            piece = pieces[number]
-            workspace.set_text(data, piece.document_ends, piece.start)
-            counts = np.zeros(piece.n_documents, np.int64)
-            for some in _encode(workspace, counts):
-                ordered.add(number, some)
-            ordered.end(number)
-            with adding:
-                n_ids[piece.first_document : piece.first_document + piece.n_documents] += counts
-
-        adding = threading.Lock()
-        self._run_on_threads(encode_piece, len(pieces), threads)
-        ids.resize(ordered.length, refcheck=False)
+        pieces = split_into_pieces(text, ends, _PIECE_BYTES, self._find_split) if threads > 1 else []
+        if len(pieces) > 1:
+            length = self._encode_pieces(data, pieces, ids, n_ids, threads)
+        else:
+            with self._workspace() as workspace:
+                workspace.set_text(data, ends)
+                length = _encode(workspace, ids, n_ids)
+        ids.resize(length, refcheck=False)
         return ids, n_ids
+
+    def _encode_pieces(
+        self, data: NDArray[np.uint8], pieces: list[Piece], ids: NDArray, n_ids: NDArray[np.int64], threads: int
+    ) -> int:
+        """Encode pieces in several threads; fills `ids`, of which it returns the number, and `n_ids`."""
+        ordered, numbers, adding = _OrderedOutput(ids), itertools.count(), threading.Lock()
+
+        def serve() -> None:
+            room = np.empty(0, ids.dtype)
+            with self._workspace() as workspace:
+                # next() on a count is atomic under the GIL.
+                while (number := next(numbers)) < len(pieces):
+                    piece = pieces[number]
+                    if len(room) < piece.stop - piece.start:
+                        room = np.empty(piece.stop - piece.start, ids.dtype)
+                    workspace.set_text(data, piece.document_ends, piece.start)
+                    counts = np.zeros(piece.n_documents, np.int64)
+                    ordered.add(number, room[: _encode(workspace, room, counts)])
+                    with adding:
+                        n_ids[piece.first_document : piece.first_document + piece.n_documents] += counts
+
+        n_threads = min(threads, len(pieces))
+        with ThreadPoolExecutor(n_threads) as pool:
+            for done in [pool.submit(serve) for _ in range(n_threads)]:
+                done.result()
+        return ordered.length
 
     @property
     def _find_split(self) -> FindSplit | None:
         if self._characters is not None:
             return partial(find_piece_end, self._characters.cuts)
         return find_split_before if self._pattern in SPLITTABLE_PATTERNS else None
-
-    def _run_on_threads(self, work: Callable[[Workspace, int], None], n_pieces: int, threads: int) -> None:
-        numbers = itertools.count()
-
-        def serve() -> None:
-            with self._workspace() as workspace:
-                # next() on a count is atomic under the GIL.
-                while (number := next(numbers)) < n_pieces:
-                    work(workspace, number)
-
-        if threads == 1 or n_pieces == 1:
-            serve()
-            return
-        with ThreadPoolExecutor(min(threads, n_pieces)) as pool:
-            for done in [pool.submit(serve) for _ in range(min(threads, n_pieces))]:
-                done.result()
 
     @contextmanager
     def _workspace(self) -> Iterator[Workspace]:
@@ -398,7 +432,7 @@ class Encoder:
         try:
             yield workspace
         finally:
-            workspace.release_text()
+            workspace.release()
             self._idle.append(workspace)
 
 
@@ -440,53 +474,46 @@ class _Vocabulary:
 class _OrderedOutput:
     """The ids of numbered pieces, written to `ids` in the order of the pieces, whichever thread finishes first.
 
-    The first unfinished piece is written to `ids` directly, only later ones are buffered. So little memory is touched
-    besides `ids`: a page fault costs as much time as encoding a few hundred bytes.
+    Ids of a piece whose turn has come are written to `ids` at once, only those of later ones are kept until then. So
+    little memory is touched besides `ids`: a page fault costs as much time as encoding a few hundred bytes.
     """
 
     def __init__(self, ids: NDArray) -> None:
         self._ids = ids
         self.length = 0
         self._turn = 0
-        self._waiting: dict[int, list[NDArray]] = {}
-        self._ended: set[int] = set()
+        self._waiting: dict[int, NDArray] = {}
         self._lock = threading.Lock()
 
     def add(self, number: int, ids: NDArray) -> None:
-        """Append ids to piece `number`; they are copied."""
+        """Add all ids of piece `number`; they are copied."""
         with self._lock:
-            if number == self._turn:
-                self._append(ids)
-            else:
-                self._waiting.setdefault(number, []).append(ids.astype(self._ids.dtype))
-
-    def end(self, number: int) -> None:
-        """Mark piece `number` as complete."""
-        with self._lock:
-            self._ended.add(number)
-            while self._turn in self._ended:
-                self._turn += 1
-                for ids in self._waiting.pop(self._turn, []):
-                    self._append(ids)
+            if number != self._turn:
+                self._waiting[number] = ids.copy()
+                return
+            self._append(ids)
+            while (waiting := self._waiting.pop(self._turn, None)) is not None:
+                self._append(waiting)
 
     def _append(self, ids: NDArray) -> None:
         self._ids[self.length : self.length + len(ids)] = ids
         self.length += len(ids)
+        self._turn += 1
 
 
-def _encode(workspace: Workspace, n_ids: NDArray[np.int64]) -> Iterator[NDArray[np.uint32]]:
-    """Encode the workspace's text. Yields ids, each array valid until the next; fills `n_ids` for each document."""
+def _encode(workspace: Workspace, ids: NDArray, n_ids: NDArray[np.int64]) -> int:
+    """Encode the workspace's text into `ids`, which has room for an id per byte; returns how many there are, and adds
+    them to `n_ids` for each document."""
     state = workspace.state
     workspace.point(fields.N_IDS_BY_DOCUMENT, n_ids)
-    while True:
-        state[fields.N_IDS] = 0
-        status = encode_documents(workspace.address)
-        yield workspace.array(fields.IDS)[: state[fields.N_IDS]]
-        if status == fields.DONE:
-            return
+    workspace.point(fields.OUT, ids)
+    state[fields.OUT_BYTES], state[fields.N_OUT] = ids.itemsize, 0
+    while (status := encode_into(workspace.address, encode_documents.address)) != fields.DONE:
         if status == fields.NEEDS_TABLE:
             workspace.make_room(may_clear=True)
         elif status == fields.NEEDS_LONG_ROOM:
             workspace.point(fields.PLACES, np.empty((state[fields.NEEDED_BYTES], 6), np.uint32), fields.LONG_ROOM)
-        elif (room := state[fields.NEEDED_BYTES] + IDS_MARGIN) > state[fields.IDS_ROOM]:
+        else:
+            room = state[fields.NEEDED_BYTES] + IDS_MARGIN
             workspace.point(fields.IDS, np.empty(room, np.uint32), fields.IDS_ROOM)
+    return int(state[fields.N_OUT])

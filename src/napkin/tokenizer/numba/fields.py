@@ -48,7 +48,9 @@ N_RESERVED = 42
 SHORT_LANES = 43
 # The end of the only document of a short text.
 ONLY_END = 44
-N_FIELDS = 45
+# The array that ids are collected in, the bytes of one in it (2 or 4), and how many it has.
+OUT, OUT_BYTES, N_OUT = range(45, 48)
+N_FIELDS = 48
 
 # What a compiled function returns: done, or the buffer that must be enlarged or emptied before it is called again.
 DONE, NEEDS_TABLE, NEEDS_IDS, NEEDS_LONG_ROOM = range(4)

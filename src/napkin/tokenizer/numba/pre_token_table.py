@@ -206,8 +206,10 @@ class Workspace(fields.State):
         self.state[fields.DOCUMENT] = 0
         self.state[fields.POSITION] = start
 
-    def release_text(self) -> None:
-        self._arrays.pop(fields.TEXT, None)
+    def release(self) -> None:
+        """Do not keep the text and its ids alive any longer."""
+        for field in (fields.TEXT, fields.OUT):
+            self._arrays.pop(field, None)
 
     def make_room(self, *, may_clear: bool) -> None:
         """Enlarge whichever is full, the table or LONG_BYTES and LONG_IDS; with `may_clear`, empty all if too large."""
