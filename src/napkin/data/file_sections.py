@@ -38,6 +38,16 @@ class Section(NamedTuple):
     continues: bool
 
 
+def small_file(descriptor: int, first_block: bytes, part_bytes: int | None) -> tuple[bytes, bool]:
+    """What has been read of an open file, of which `first_block` had been, and whether it is known to be all: a single
+    section. False where that is not cheaply found, as for larger files."""
+    is_short = len(first_block) < min(FIRST_BLOCK_BYTES, part_bytes or FIRST_BLOCK_BYTES)
+    if not is_short or SEPARATOR_LINE in first_block:
+        return first_block, False
+    more = os.read(descriptor, FIRST_BLOCK_BYTES)
+    return first_block + more, not more
+
+
 def read_sections(
     descriptor: int, first_block: bytes, part_bytes: int | None, on_inline: Callable[[], None] | None = None
 ) -> Iterator[Section]:
@@ -45,14 +55,6 @@ def read_sections(
 
     `on_inline` is called after the last one if there is a separator that is not a line of its own, and so is text.
     """
-    is_short = len(first_block) < min(FIRST_BLOCK_BYTES, part_bytes or FIRST_BLOCK_BYTES)
-    if is_short and SEPARATOR_LINE not in first_block:
-        # Nearly always a whole small file; finding that out below would take longer than reading it.
-        more = os.read(descriptor, FIRST_BLOCK_BYTES)
-        if not more:
-            yield Section(0, first_block, True, False)
-            return
-        first_block += more
     sections = _Sections(descriptor, first_block, part_bytes)
     yield from sections.read()
     if sections.has_inline and on_inline is not None:

@@ -11,6 +11,7 @@ to symbols before it; and between a letter and Chinese or Japanese punctuation.
 """
 
 import re
+from codecs import utf_8_decode
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,6 +251,24 @@ def decoded(data: bytes, path: StrPath, start: int) -> str:
         raise NapkinError(
             f"'{path}' is not UTF-8 at byte {start + error.start}: convert it (iconv -t UTF-8) or leave it out"
         ) from error
+
+
+# What is decoded at once to be checked: it stays in the processor's cache.
+_CHECKED_BYTES = 2**14
+
+
+def check_utf8(data: bytes, path: StrPath, start: int) -> None:
+    """Raise the error of `decoded` where bytes are not UTF-8, without making a string of them all."""
+    if data.isascii():
+        return
+    begin = 0
+    try:
+        while begin < len(data):
+            some = data[begin : begin + _CHECKED_BYTES]
+            # A character that is cut here is decoded with what follows.
+            begin += len(some) if some.isascii() else utf_8_decode(some, "strict", begin + len(some) == len(data))[1]
+    except UnicodeDecodeError:
+        decoded(data, path, start)
 
 
 def check_counted(counts: object) -> None:
