@@ -73,6 +73,14 @@ def test_a_sample_is_the_first_tokens_and_no_others(tokens: TokenFile, max_token
     assert seen[-2:] == [len(expected), len(expected)]
 
 
+def test_windows_beyond_the_sample_are_not_computed(tokens: TokenFile) -> None:
+    model, seen = make_model(), []
+    model.embedding.register_forward_hook(lambda module, given, result: seen.append(given[0].numel()))
+    mean_loss(model, tokens, FP32, max_tokens=20, stride=8, batch_size=8)
+    # A context of 16, then 8 more tokens by each window: two windows hold the first 20.
+    assert sum(seen) == 2 * 16
+
+
 def test_a_model_that_knows_nothing_pays_the_vocabulary_for_every_token(tokens: TokenFile) -> None:
     model = make_model()
     with torch.no_grad():

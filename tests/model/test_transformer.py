@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
@@ -63,6 +64,21 @@ def test_loss_and_all_gradients_equal_those_of_full_logits(config: ModelConfig) 
         torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters), strict=True
     ):
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
+
+
+def test_without_gradients_the_head_multiplies_only_what_has_a_target() -> None:
+    model, tokens, targets = perturbed(UNTIED), random_tokens(UNTIED), random_tokens(UNTIED, seed=1)
+    targets[1:, :6] = -1
+    expected = model.loss(tokens, targets).detach()
+
+    def flops_of(targets: Tensor) -> tuple[Tensor, int]:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            return model.loss(tokens, targets), counter.get_total_flops()
+
+    (found, some), (_, all_of_them) = flops_of(targets), flops_of(random_tokens(UNTIED, seed=1))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert all_of_them - some == 2 * int((targets == -1).sum()) * UNTIED.d_model * UNTIED.vocab_size
+    assert flops_of(torch.full_like(targets, -1))[0] == 0
 
 
 @CONFIGS

@@ -144,6 +144,9 @@ def mean_loss(
             scores = targets >= 0
             targets[scores & (scores.flatten().cumsum(0).view_as(scores) > total - done)] = IGNORE_INDEX
             scored = int((targets >= 0).sum())
+            # Windows after the last token of the sample have nothing to predict.
+            n_windows = int((targets >= 0).any(dim=1).sum())
+            inputs, targets = inputs[:n_windows], targets[:n_windows]
             missing = -len(inputs) % parallel_model.layout.batch_parts
             if missing:
                 # Every rank gets the same number of windows, padded with windows without targets.

@@ -178,6 +178,11 @@ def is_computed(*tensors: Tensor) -> bool:
     return all(x.device.type == "cpu" and x.dtype in COMPUTED and x.is_contiguous() for x in tensors)
 
 
+def has_numbers(x: Tensor) -> bool:
+    """True if Python may ask for a tensor's numbers: not while it is traced, and not of one that has none."""
+    return not (torch.compiler.is_compiling() or isinstance(x, FakeTensor) or x.is_meta)
+
+
 def may_be_compiled() -> bool:
     """True if loops may take the place of torch's operators: in inference mode, for tensors that have data."""
     faked = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None

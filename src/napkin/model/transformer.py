@@ -17,6 +17,7 @@ from napkin.kernels.attention.reference import softcap
 from napkin.kernels.loss.cross_entropy import CHUNK_SIZE, fused_linear_cross_entropy, linear_cross_entropy
 from napkin.kernels.loss.distillation import Distillation, linear_distillation
 from napkin.kernels.loss.log_probabilities import LinearScores, linear_log_probabilities
+from napkin.kernels.operators import has_numbers
 from napkin.kernels.products.linear import linear
 from napkin.model.attention import ForwardContext, Preparation, SharedAttention, SharedKeysAndValues
 from napkin.model.block import Block, Residual
@@ -314,15 +315,29 @@ def next_token_loss(
     At most chunk_size rows of logits exist at a time; they are bounded by a softcap if there is one. `compiled` is as
     in `linear_cross_entropy`.
     """
+    rows, ids = rearrange(hidden, "b t c -> (b t) c"), rearrange(targets, "b t -> (b t)")
+    if not torch.is_grad_enabled():
+        rows, ids = _counted(rows, ids)
     return linear_cross_entropy(
-        rearrange(hidden, "b t c -> (b t) c"),
+        rows,
         head_weight,
-        rearrange(targets, "b t -> (b t)"),
+        ids,
         chunk_size=chunk_size,
         z_weight=z_weight,
         logit_softcap=logit_softcap,
         compiled=compiled,
     )
+
+
+def _counted(
+    hidden: Float[Tensor, "row d_model"], targets: Int[Tensor, " row"]
+) -> tuple[Float[Tensor, "counted d_model"], Int[Tensor, " counted"]]:
+    """The rows whose targets count: half of them where windows overlap by half. Elsewhere than on a CPU all rows, since
+    the host would wait to know how many count."""
+    if hidden.device.type != "cpu" or not has_numbers(hidden):
+        return hidden, targets
+    counts = targets != -1
+    return (hidden, targets) if counts.all() else (hidden[counts], targets[counts])
 
 
 def fused_next_token_loss(
