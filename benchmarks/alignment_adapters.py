@@ -18,7 +18,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -46,6 +45,7 @@ from napkin.tuning.packing import micro_batches_of
 from napkin.tuning.sequence_step import totals_of, train_on_examples
 from napkin.units import format_bytes
 from result_files import no_options, write_result
+from turns import BRACKETS, seconds_of, spread
 
 MODEL = ModelConfig(vocab_size=8192, context_length=512, d_model=256, n_layers=4, n_heads=4, embedding_scale=1.0)
 N_SEQUENCES, LENGTH, RANK, ALPHA = 8, 256, 8, 16.0
@@ -54,6 +54,7 @@ OURS: dict[str, tuple[Any, Any]] = {
 }
 THEIRS = {f"peft {kind} {precision}": (kind, precision) for precision in ("fp32", "bf16") for kind in ("lora", "dora")}
 NEEDED = ("peft", "transformers")
+STEPS = 6
 Step = Callable[[], float]
 
 
@@ -64,7 +65,7 @@ def main() -> None:
         return
     no_options(__doc__)
     missing = [name for name in NEEDED if find_spec(name) is None]
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         save_huggingface(Transformer(MODEL), Path(folder) / "model")
         for name in [*OURS, *([] if missing else THEIRS)]:
@@ -75,7 +76,9 @@ def main() -> None:
         f"# A LoRA step beside peft: {detect_host().cpu_name}, {datetime.now(UTC):%Y-%m-%d %H:%M}, torch "
         f"{torch.__version__}, Python {platform.python_version()}",
         "",
-        "| who | first loss | trained | peak bytes | count | / peft | ms per step, one of three |",
+        BRACKETS,
+        "",
+        "| who | first loss | trained | peak bytes | count | / peft | ms per step |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in found.items():
@@ -84,7 +87,7 @@ def main() -> None:
         count = f"{row['count'] / row['peak']:.4f} of it" if "count" in row else ""
         lines.append(
             f"| {name} | {row['loss']:.4f} | {int(row['trained']):,} | {format_bytes(int(row['peak']))} | {count} | "
-            f"{ratio} | {1000 * row['seconds']:.0f} |"
+            f"{ratio} | {spread([1000 * each for each in row['seconds']], '{:.0f}'.format)} |"
         )
     if missing:
         lines.append(f"\n{', '.join(missing)} not installed: peft is left out")
@@ -92,10 +95,10 @@ def main() -> None:
     write_result("alignment-adapters", lines)
 
 
-def measured(name: str, folder: Path) -> dict[str, float]:
+def measured(name: str, folder: Path) -> dict[str, Any]:
     """The first loss, the peak of a step, and its seconds."""
     torch.manual_seed(0)
-    more: dict[str, float] = {}
+    more: dict[str, Any] = {}
     if name in OURS:
         module, step, more["count"] = napkin_step(*OURS[name], folder)
     else:
@@ -104,13 +107,9 @@ def measured(name: str, folder: Path) -> dict[str, float]:
             module, step = peft_step(*THEIRS[name], folder)
     loss = step()
     peak = record(module, step, warm_up=1).peak_bytes
-    seconds = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - begin)
+    seconds = [seconds_of(step) for _ in range(STEPS)]
     trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    return {"loss": loss, "peak": peak, "seconds": min(seconds), "trained": trained, **more}
+    return {"loss": loss, "peak": peak, "seconds": seconds, "trained": trained, **more}
 
 
 def batch() -> np.ndarray:

@@ -3,8 +3,8 @@
 One model in one folder, with the shape of a small Llama: 4 layers, width 256, vocabulary 8,192; one batch of 8 pairs of
 sequences of 150 tokens in the middle, of which the last half is the answer. The reference's log-probabilities are
 computed before the steps by all: by napkin always, by TRL where it is asked to; TRL's own default holds the reference's
-model, and computes it in each step. Each contender is a process of its own; they take their steps in turns, and the
-best of several counts. Peak bytes are those of tensors in a step, as `napkin.accounting.recording` watches them, the
+model, and computes it in each step. Each contender is a process of its own; they take their steps in turns.
+Peak bytes are those of tensors in a step, as `napkin.accounting.recording` watches them, the
 same for all; RSS is the most that the process has had, with all that it imports. Tokens are those of the sequences,
 padding left out. The first losses say that all compute the same: log 2, since the model is its reference.
 
@@ -46,6 +46,7 @@ from napkin.tuning.sequence_step import REFERENCE, score_examples, train_on_exam
 from napkin.units import format_bytes
 from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
 from result_files import write_result
+from turns import BRACKETS, Samples, fastest, ratio_spread, spread
 
 MODEL = ModelConfig(vocab_size=8192, context_length=512, d_model=256, n_layers=4, n_heads=4)
 N_PAIRS = 8
@@ -97,12 +98,14 @@ def main() -> None:
     write_result("alignment-dpo", lines)
 
 
-def table(workers: dict[str, Worker], seconds: dict[str, float], threads: int) -> list[str]:
+def table(workers: dict[str, Worker], seconds: Samples, threads: int) -> list[str]:
     """The figures, each beside the best of TRL in the same format."""
     n_tokens = sum(len(sequence.tokens) for pair in batch() for sequence in pair)
     lines = [
         f"# DPO beside TRL: {detect_host().cpu_name}, {threads} threads, {datetime.now(UTC):%Y-%m-%d %H:%M}, "
         f"torch {torch.__version__}, Python {platform.python_version()}",
+        "",
+        BRACKETS,
         "",
         "| who | first loss | tokens/s | × TRL, fastest in its format | peak bytes of tensors | / TRL, leanest in it | "
         "most RSS |",
@@ -110,10 +113,11 @@ def table(workers: dict[str, Worker], seconds: dict[str, float], threads: int) -
     ]
     for name, worker in workers.items():
         rivals = [each for each in TRL if each in seconds and ("bf16" in each) == ("bf16" in name)]
-        faster = f"{min(seconds[each] for each in rivals) / seconds[name]:.2f}" if rivals else ""
+        faster = ratio_spread(seconds[fastest(seconds, rivals)], seconds[name]) if rivals else ""
         leaner = f"{worker.peak_bytes / min(workers[each].peak_bytes for each in rivals):.2f}" if rivals else ""
+        tokens = spread([n_tokens / each for each in seconds[name]], "{:,.0f}".format)
         lines.append(
-            f"| {name} | {worker.loss:.4f} | {n_tokens / seconds[name]:,.0f} | {faster} | "
+            f"| {name} | {worker.loss:.4f} | {tokens} | {faster} | "
             f"{format_bytes(worker.peak_bytes)} | {leaner} | {format_bytes(worker.most_rss)} |"
         )
     return lines

@@ -3,7 +3,7 @@
 One model in one folder, with the shape of a small Llama: 4 layers, width 256, vocabulary 2,048. A step has 8 prompts of
 16 tokens and 8 answers to each, of 32 tokens, none of them ended early; the reward is the share of even tokens. All
 take one update of all answers; bf16 is autocast over weights in fp32, for answers and for updates. Each contender is a
-process of its own; they take their steps in turns, and the seconds are the least of each one's. Peak bytes are those of
+process of its own; they take their steps in turns. Peak bytes are those of
 tensors in one step, as `napkin.accounting.recording` watches them, the same for all; RSS is the most that the process
 has had, with all that it imports.
 
@@ -48,6 +48,7 @@ from napkin.tuning.reinforcement_step import ReinforcementSettings, train_on_rol
 from napkin.units import format_bytes
 from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
 from result_files import write_result
+from turns import BRACKETS, Samples, ratio_spread, spread
 
 MODEL = ModelConfig(vocab_size=2048, context_length=128, d_model=256, n_layers=4, n_heads=4)
 N_PROMPTS, GROUP, PROMPT, ANSWER = 8, 8, 16, 32
@@ -85,22 +86,25 @@ def main() -> None:
     write_result("alignment-grpo", lines)
 
 
-def table(workers: dict[str, Worker], seconds: dict[str, float], threads: int) -> list[str]:
+def table(workers: dict[str, Worker], seconds: Samples, threads: int) -> list[str]:
     """The figures, each beside TRL's in the same format."""
     n_tokens = N_PROMPTS * GROUP * ANSWER
     lines = [
         f"# GRPO beside TRL: {detect_host().cpu_name}, {threads} threads, {datetime.now(UTC):%Y-%m-%d %H:%M}, "
         f"torch {torch.__version__}, Python {platform.python_version()}",
         "",
+        BRACKETS,
+        "",
         "| who | seconds per step | generated tokens/s | × TRL | peak bytes of tensors | / TRL | most RSS |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, worker in workers.items():
         rival = f"TRL {name.split()[1]}"
-        faster = f"{seconds[rival] / seconds[name]:.2f}" if rival in seconds else ""
+        faster = ratio_spread(seconds[rival], seconds[name]) if rival in seconds else ""
         leaner = f"{worker.peak_bytes / workers[rival].peak_bytes:.2f}" if rival in seconds else ""
+        tokens = spread([n_tokens / each for each in seconds[name]], "{:,.0f}".format)
         lines.append(
-            f"| {name} | {seconds[name]:.3f} | {n_tokens / seconds[name]:,.0f} | {faster} | "
+            f"| {name} | {spread(seconds[name], '{:.3f}'.format)} | {tokens} | {faster} | "
             f"{format_bytes(worker.peak_bytes)} | {leaner} | {format_bytes(worker.most_rss)} |"
         )
     return lines

@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from napkin.hardware.host import cpu_name
 from napkin.kernels.attention.by_rows import compiled_attention
 from napkin.kernels.attention.reference import causal_mask, fused_attention, plain_attention
 from result_files import write_result
+from turns import BRACKETS, fastest, ratio_spread, spread
 
 FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--n-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--passes", type=int, default=6)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     lines = [
@@ -45,7 +45,7 @@ def main() -> None:
         f"{torch.__version__}, load before: {os.getloadavg()[0]:.1f}",
         "",
         f"ms of the forward and the backward pass, {options.tokens} tokens, {options.n_heads} heads of "
-        f"{options.head_dim}, causal",
+        f"{options.head_dim}, causal. {BRACKETS}",
         "",
         "| format | length | plain | sdpa | compiled | better of both / compiled |",
         "|---|---|---|---|---|---|",
@@ -54,15 +54,19 @@ def main() -> None:
     for name in options.formats:
         for length in options.lengths:
             seconds = _seconds(FORMATS[name], length, options)
-            ratio = min(sum(seconds["plain"]), sum(seconds["sdpa"])) / sum(seconds["compiled"])
-            cells = [f"{1e3 * forward:.1f} + {1e3 * backward:.1f}" for forward, backward in seconds.values()]
+            whole = {form: [sum(each) for each in passes] for form, passes in seconds.items()}
+            ratio = ratio_spread(whole[fastest(whole, ("plain", "sdpa"))], whole["compiled"])
+            cells = [
+                " + ".join(spread([1e3 * each for each in part], "{:.1f}".format) for part in zip(*passes, strict=True))
+                for passes in seconds.values()
+            ]
             lines.append(f"| {name} | {length} | {' | '.join(cells)} | {ratio:.2f} |")
             print(lines[-1], flush=True)
     write_result("attention-cpu", lines)
 
 
-def _seconds(dtype: torch.dtype, length: int, options: argparse.Namespace) -> dict[str, tuple[float, float]]:
-    """Medians of forward and backward pass, by form."""
+def _seconds(dtype: torch.dtype, length: int, options: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of forward and backward passes, by form."""
     shape = max(options.tokens // length, 1), length, options.n_heads, options.head_dim
     inputs = [torch.randn(shape).to(dtype).transpose(1, 2).requires_grad_() for _ in range(3)]
     upstream = torch.randn(shape).to(dtype).flatten(2)
@@ -83,10 +87,7 @@ def _seconds(dtype: torch.dtype, length: int, options: argparse.Namespace) -> di
             # The first pass makes what later ones use again.
             if turn:
                 samples[name].append((between - begin, time.perf_counter() - between))
-    return {
-        name: (median(forward for forward, _ in each), median(backward for _, backward in each))
-        for name, each in samples.items()
-    }
+    return samples
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ class Curve:
         return statistics.mean(self.losses[max(0, end - LAST) : end])
 
     @property
-    def seconds_per_step(self) -> float:
-        """The median; the first two steps warm up."""
-        return statistics.median(self.seconds[2:])
+    def warm_seconds(self) -> list[float]:
+        """Seconds of each step but the first two, which warm up."""
+        return self.seconds[2:]
 
 
 def state_of(model: ModelConfig, precision: Precision, steps: int, batch_size: int, **training: Any) -> TrainState:

@@ -6,7 +6,7 @@ int4, beside the same model in bf16, as `napkin generate` computes it and with t
 Lookup: a small model is trained for 25 seconds on a program that repeats itself, and continues it at temperature 0 with
 and without n-gram proposals.
 
-Contestants take turns, round by round, and each one's fastest round counts, so that other programs' work falls on all.
+Contestants take turns, round by round, so that other programs' work falls on all.
 """
 
 import argparse
@@ -30,21 +30,23 @@ from napkin.model.kernel_forms import use_decoding_kernels
 from napkin.model.quantized import quantize_model
 from napkin.model.transformer import Transformer
 from result_files import machine
+from turns import BRACKETS, in_turns, ratio_spread, spread
 
 
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=("quantized", "lookup"))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--train-seconds", type=float, default=25.0, help="of the small model")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"{machine()}; {options.threads} threads", flush=True)
+    print(f"{machine()}; {options.threads} threads\n{BRACKETS}", flush=True)
     if options.only != "lookup":
         quantized(options.rounds)
     if options.only != "quantized":
-        lookup(options.rounds)
+        lookup(options.rounds, options.train_seconds)
 
 
 def quantized(rounds: int) -> None:
@@ -64,10 +66,12 @@ def quantized(rounds: int) -> None:
         "torch's bf16": lambda: without_compiled(lambda: seconds_per_token(plain)),
         **{name: partial(seconds_per_token, each) for name, each in models.items()},
     }
-    fastest = in_turns(contestants, rounds)
-    print("\nd_model 2048, batch 1       tokens/s   of torch's bf16")
-    for name, seconds in fastest.items():
-        print(f"{name:<26} {1 / seconds:9.2f}   {fastest[next(iter(fastest))] / seconds:.2f}")
+    found = in_turns(contestants, rounds)
+    baseline = next(iter(found.values()))
+    print("\nd_model 2048, batch 1       tokens/s                   of torch's bf16")
+    for name, seconds in found.items():
+        rate = spread([1 / each for each in seconds])
+        print(f"{name:<26} {rate:<26} {ratio_spread(baseline, seconds)}")
 
 
 def without_compiled(measure: Callable[[], float]) -> float:
@@ -91,12 +95,12 @@ def seconds_per_token(model: Transformer, n_tokens: int = 12) -> float:
     return min(seconds[2:])
 
 
-def lookup(rounds: int) -> None:
+def lookup(rounds: int, train_seconds: float) -> None:
     """Tokens per second of code with repetition."""
     text = program(random.Random(0))
     config = ModelConfig(vocab_size=256, context_length=1024, d_model=512, n_layers=6, n_heads=8)
     model = Transformer(config)
-    train(model, text)
+    train(model, text, train_seconds)
     model = model.to(torch.bfloat16).eval()
     prompt, greedy, n_tokens = list(text[:700]), Sampling(temperature=0), 300
     made: dict[str, list[int]] = {}
@@ -114,10 +118,11 @@ def lookup(rounds: int) -> None:
         made["with"] = [drawn.token for drawn in draws]
         return time.perf_counter() - started
 
-    fastest = in_turns({"without": without, "lookup of 64 tokens": with_lookup}, rounds)
+    found = in_turns({"without": without, "lookup of 64 tokens": with_lookup}, rounds)
     print(f"\nn-gram proposals, {n_tokens} tokens of code   tokens/s")
-    for name, seconds in fastest.items():
-        print(f"{name:<34} {n_tokens / seconds:8.1f}   {fastest['without'] / seconds:.2f}")
+    for name, seconds in found.items():
+        rate = spread([n_tokens / each for each in seconds], "{:.1f}".format)
+        print(f"{name:<34} {rate:<26} {ratio_spread(found['without'], seconds)}")
     print(f"same tokens: {made['with'] == made['without']}; {meters[-1]}")
 
 
@@ -128,7 +133,7 @@ def program(draw: random.Random) -> bytes:
     return "".join(method.format(name) for _ in range(48) for name in names).encode()
 
 
-def train(model: Transformer, text: bytes, seconds: float = 25.0) -> None:
+def train(model: Transformer, text: bytes, seconds: float) -> None:
     """Some AdamW on the text."""
     tokens = torch.tensor(list(text))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -140,12 +145,6 @@ def train(model: Transformer, text: bytes, seconds: float = 25.0) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-
-
-def in_turns(contestants: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """The fewest seconds of each, over rounds in which all take turns."""
-    seconds = [{name: run() for name, run in contestants.items()} for _ in range(rounds)]
-    return {name: min(each[name] for each in seconds) for name in contestants}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 
 import torch
 
@@ -22,6 +23,7 @@ from napkin.inference import Engine, Request, Sampling
 from napkin.model import preset
 from napkin.model.transformer import Transformer
 from result_files import write_result
+from turns import BRACKETS, ratio_spread, spread
 
 VOCABULARY = 50257
 RUNNING = 16
@@ -47,12 +49,9 @@ def engine_seconds(model: Transformer, asked: Sequence[Request], running: int) -
     return seconds, [(completion.first_token_at or 0.0) - begin for completion in completions]
 
 
-def transformers_seconds(layers: int, asked: Sequence[Request]) -> tuple[float, list[float]] | None:
-    """The same of transformers' static batches; None where it is not installed."""
-    try:
-        from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return None
+def transformers_seconds(layers: int, asked: Sequence[Request]) -> tuple[float, list[float]]:
+    """The same of transformers' static batches."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=layers)).to(torch.bfloat16).eval()
     begin = time.perf_counter()
@@ -78,36 +77,45 @@ def transformers_seconds(layers: int, asked: Sequence[Request]) -> tuple[float, 
     return time.perf_counter() - begin, first
 
 
-def line(name: str, seconds: float, first: list[float], tokens: int) -> str:
+def line(name: str, rounds: list[tuple[float, list[float]]], baseline: list[float], tokens: int) -> str:
     """A row of the table."""
-    late = statistics.quantiles(first, n=20)[-1]
-    return f"{name:32} {tokens / seconds:8.1f} {seconds:8.1f} s {statistics.median(first):8.2f} s {late:8.2f} s"
+    seconds = [each for each, _ in rounds]
+    cells = [
+        spread([tokens / each for each in seconds], "{:.1f}".format),
+        ratio_spread(baseline, seconds),
+        spread([statistics.median(first) for _, first in rounds]),
+        spread([statistics.quantiles(first, n=20)[-1] for _, first in rounds]),
+    ]
+    return f"| {name} | {' | '.join(cells)} |"
 
 
-def main(number: int, layers: int) -> None:
+def main(number: int, layers: int, rounds: int) -> None:
     """Run all, and print the table."""
     asked = requests(number)
     tokens = sum(request.max_new_tokens for request in asked)
     config = dataclasses.replace(preset("gpt2"), n_layers=layers)
     model = Transformer(config, dtype=torch.bfloat16)
-    threads = torch.get_num_threads()
+    threads, theirs = torch.get_num_threads(), find_spec("transformers") is not None
     lines = [
         f"{number} requests, {tokens:,} tokens, {layers} layers, {platform.machine()}, {threads} threads, "
-        f"torch {torch.__version__}, {datetime.now(UTC):%Y-%m-%d}",
+        f"torch {torch.__version__}, {datetime.now(UTC):%Y-%m-%d}. {BRACKETS}",
         "",
-        f"{'':32} {'tokens/s':>8} {'in all':>10} {'first token':>10} {'95%':>10}",
+        "| who | tokens/s | × the first row | first token, s | its 95th percentile, s |",
+        "|---|---|---|---|---|",
     ]
-    ways: dict[str, Callable[[], tuple[float, list[float]] | None]] = {
-        "transformers, static batches": lambda: transformers_seconds(layers, asked),
+    ways: dict[str, Callable[[], tuple[float, list[float]]]] = {
+        **({"transformers, static batches": lambda: transformers_seconds(layers, asked)} if theirs else {}),
         "napkin, 16 at a time": lambda: engine_seconds(model, asked, RUNNING),
         "napkin, one at a time": lambda: engine_seconds(model, asked, 1),
     }
     engine_seconds(model, asked[:2], 2)  # kernels are compiled once
-    for name, run in ways.items():
-        found = run()
-        if found is not None:
-            lines.append(line(name, *found, tokens))
-            print(lines[-1], flush=True)
+    found: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in ways}
+    for turn in range(rounds):
+        for name in ways if turn % 2 == 0 else reversed(ways):
+            found[name].append(ways[name]())
+            print(f"round {turn + 1}: {name}, {found[name][-1][0]:.1f} s", flush=True)
+    baseline = [seconds for seconds, _ in next(iter(found.values()))]
+    lines += [line(name, each, baseline, tokens) for name, each in found.items()]
     print("\n" + "\n".join(lines))
     write_result("engine", lines)
 
@@ -116,5 +124,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=3, help="of all requests")
     arguments = parser.parse_args()
-    main(arguments.requests, arguments.layers)
+    main(arguments.requests, arguments.layers, arguments.rounds)

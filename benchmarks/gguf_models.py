@@ -13,7 +13,6 @@ import argparse
 import ast
 import itertools
 import os
-import statistics
 import subprocess
 import sys
 import sysconfig
@@ -124,6 +123,7 @@ class Worker:
 def compare_speed(path: Path, threads: int, rounds: int, tokens: int, llama: str | None) -> None:
     # The Python of llama.cpp may lack what napkin needs.
     from result_files import machine
+    from turns import BRACKETS, ratio_spread, spread
 
     pythons = {"napkin": sys.executable, "llama.cpp": llama, "transformers": sys.executable}
     workers = [Worker(library, python, path, threads) for library, python in pythons.items() if python]
@@ -132,17 +132,17 @@ def compare_speed(path: Path, threads: int, rounds: int, tokens: int, llama: str
         for worker in workers:
             taken[worker.library].append(worker.seconds(tokens))
     print(f"{path.name}, {threads} threads, {rounds} rounds of {tokens} tokens; {machine()}")
-    print(f"{'':14}{'tokens/s':>10}{'processor ms/token':>20}{'MB resident':>13}{'napkin is':>12}{'by processor':>14}")
+    print(f"{BRACKETS}\n\n| who | tokens/s | processor ms/token | MB resident | napkin is | by processor |")
+    print("|---|---|---|---|---|---|")
     for worker in workers:
         of, ours = taken[worker.library], taken["napkin"]
-        ratios = [
-            statistics.median(theirs[i] / mine[i] for theirs, mine in zip(of, ours, strict=True)) for i in range(2)
+        cells = [
+            spread([1 / each[0] for each in of], "{:.1f}".format),
+            spread([1e3 * each[1] for each in of]),
+            f"{worker.resident / 1e6:.0f}",
+            *(f"{ratio_spread([each[i] for each in of], [each[i] for each in ours])} ×" for i in range(2)),
         ]
-        rate, processor = 1 / statistics.median(each[0] for each in of), statistics.median(each[1] for each in of)
-        print(
-            f"{worker.library:14}{rate:10.1f}{processor * 1e3:20.2f}{worker.resident / 1e6:13.0f}"
-            f"{ratios[0]:11.2f}x{ratios[1]:13.2f}x"
-        )
+        print(f"| {worker.library} | {' | '.join(cells)} |")
         worker.process.stdin.close()  # pyright: ignore[reportOptionalMemberAccess]
 
 
@@ -199,7 +199,7 @@ def compare_texts(path: Path, n: int, tokens: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)

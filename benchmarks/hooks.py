@@ -2,23 +2,22 @@
 
     python benchmarks/hooks.py [--width 1024] [--steps 60]
 
-Prints the median step of each and the median ratio of pairs, with the range in which nine in ten of them lie. Nothing
-else may run beside it.
+Prints the median step of each and the median ratio of pairs, with their intervals. Nothing else may run beside it.
 """
 
 import argparse
 import contextlib
-import statistics
 import time
 
 import torch
 
 import napkin
 from result_files import machine
+from turns import BRACKETS, ratio_spread, spread
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=60)
     given = parser.parse_args()
@@ -45,12 +44,11 @@ def main() -> None:
                 seconds[kind].append(time.perf_counter() - begin)
     # The first steps are recorded operator by operator, once.
     pairs = list(zip(seconds["alone"], seconds["watched"], strict=True))[8:]
-    ratios = sorted(after / before for before, after in pairs)
-    low, high = ratios[len(ratios) // 20], ratios[-1 - len(ratios) // 20]
-    alone, with_it = (statistics.median(each) for each in zip(*pairs, strict=True))
+    alone, with_it = zip(*pairs, strict=True)
+    ms = [spread([1e3 * each for each in side], "{:.1f}".format) for side in (alone, with_it)]
     print(f"{machine()}; {torch.get_num_threads()} threads, {len(pairs)} pairs")
-    print(f"alone {alone * 1e3:.1f} ms, watched {with_it * 1e3:.1f} ms a step")
-    print(f"watched / alone {statistics.median(ratios):.4f}, nine in ten from {low:.4f} to {high:.4f}")
+    print(f"{BRACKETS}\nalone {ms[0]} ms per step, watched {ms[1]} ms per step")
+    print(f"watched / alone {ratio_spread(with_it, alone, '{:.4f}'.format)}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Decoding one sequence after prompts of 16, 512 and 1,000 tokens, beside transfor
 imported) and beside streaming: the fastest simple read of as many bytes in bf16 as the model has, by torch's sum of
 integers, by torch's product with a vector or by napkin's, which is what a token that reads every weight once would
 take. Several tokens at a time, as proposals are tested. The same model in int8 and int4. Then four continuations of
-one long context scored together, beside each alone. Contenders take turns, the best of several rounds counts.
+one long context scored together, beside each alone. Contenders take turns.
 
     pip install transformers
     python benchmarks/inference.py                     # two minutes
@@ -18,6 +18,7 @@ import platform
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from napkin.model.quantized import Format, quantize_model
 from napkin.model.transformer import Transformer
 from napkin.tensors import on_huge_pages
 from result_files import write_result
+from turns import BRACKETS, Samples, fastest, in_turns, ratio_spread, seconds_of, spread
 
 GPT2 = ModelConfig(
     vocab_size=50257, context_length=1024, d_model=768, n_layers=12, n_heads=12, positions="learned", norm="layer",
@@ -118,17 +120,11 @@ def scoring(model: Transformer) -> dict[str, Work]:
     }
 
 
-def best_seconds(works: dict[str, Work], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Each one's best time, taken in turns."""
-    seconds = dict.fromkeys(works, float("inf"))
-    for work in works.values():
-        work()
-    for _ in range(rounds):
-        for name, work in works.items():
-            begin = clock()
-            work()
-            seconds[name] = min(seconds[name], clock() - begin)
-    return seconds
+def sampled(works: dict[str, Work], rounds: int, clock: Callable[[], float]) -> Samples:
+    """Seconds of each one, taken in turns after a call that warms up."""
+    turns = {name: partial(seconds_of, work, clock) for name, work in works.items()}
+    in_turns(turns, 1)
+    return in_turns(turns, rounds)
 
 
 def main() -> None:
@@ -147,6 +143,8 @@ def main() -> None:
         f"# Inference: {host.cpu_name}, {options.threads} threads, {options.clock} clock, {now:%Y-%m-%d}, torch "
         f"{torch.__version__}, Python {platform.python_version()}",
         "",
+        BRACKETS,
+        "",
         "| what | ms | per second | best streaming / it | it / one token of bf16 |",
         "|---|---|---|---|---|",
     ]
@@ -155,15 +153,19 @@ def main() -> None:
         works |= {f"{n} tokens at a time": decoding(model, PROMPTS[0], n) for n in TOGETHER}
         for to in ("int8", "int4"):
             works[to] = decoding(quantized(to), PROMPTS[0])
-        seconds = best_seconds({**works, **transformers_decoding(PROMPTS)}, options.rounds, clock)
-        limit = min(taken for name, taken in seconds.items() if name.startswith("streaming"))
+        seconds = sampled({**works, **transformers_decoding(PROMPTS)}, options.rounds, clock)
+        limit = seconds[fastest(seconds, [name for name in seconds if name.startswith("streaming")])]
+        token = seconds[f"napkin, prompt {PROMPTS[0]}"]
         for name, taken in seconds.items():
-            beside = taken / seconds[f"napkin, prompt {PROMPTS[0]}"]
-            lines.append(f"| {name} | {taken * 1e3:.2f} | {1 / taken:.1f} | {limit / taken:.2f} | {beside:.2f} |")
-        scores = {} if options.only_decoding else best_seconds(scoring(model), max(1, options.rounds // 20), clock)
+            rate = spread([1 / each for each in taken], "{:.1f}".format)
+            lines.append(
+                f"| {name} | {spread([1e3 * each for each in taken])} | {rate} | {ratio_spread(limit, taken)} | "
+                f"{ratio_spread(taken, token)} |"
+            )
+        scores = {} if options.only_decoding else sampled(scoring(model), max(1, options.rounds // 6), clock)
     if scores:
         together, alone = scores.values()
-        found = f"{together:.2f} s, each alone {alone:.2f} s: {alone / together:.2f} ×"
+        found = f"{spread(together)} s, each alone {spread(alone)} s: {ratio_spread(alone, together)} ×"
         lines += ["", f"4 continuations of 900 tokens: {found}"]
     print("\n".join(lines), flush=True)
     write_result("inference", lines)

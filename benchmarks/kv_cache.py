@@ -4,7 +4,7 @@ Cost: a model is trained for a while on bytes of the standard library, and the e
 with keys and values in bf16 and in int8, in bits per byte.
 
 Gain: bytes per token, and seconds of a decoding step of a GPT-2-small shape in bf16, by sequences and by tokens that
-each holds. Contestants take turns, and each one's fastest round counts.
+each holds. Contestants take turns.
 """
 
 import argparse
@@ -15,7 +15,6 @@ from functools import partial
 
 import torch
 
-from decoding_options import in_turns
 from napkin.data.corpus import standard_library
 from napkin.inference.engine import Engine
 from napkin.inference.paged_cache import KVFormat, PagedCache, bytes_per_token
@@ -25,6 +24,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.units import format_bytes
 from result_files import machine
+from turns import BRACKETS, in_turns, ratio_spread, spread
 
 FORMATS: tuple[KVFormat, ...] = ("auto", "int8")
 
@@ -33,11 +33,11 @@ def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="of training")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"{machine()}; {options.threads} threads", flush=True)
+    print(f"{machine()}; {options.threads} threads\n{BRACKETS}", flush=True)
     cost(options.seconds)
     gain(options.rounds)
 
@@ -94,16 +94,19 @@ def gain(rounds: int) -> None:
     model = Transformer(config).to(torch.bfloat16).eval()
     of = {kv: bytes_per_token(config, torch.bfloat16, kv) for kv in FORMATS}
     print(f"\nbytes per token: bf16 {format_bytes(of['auto'])}, int8 {format_bytes(of['int8'])}", end="")
-    print(f" ({of['int8'] / of['auto']:.3f})\n\nsequences  tokens held   bf16 ms    int8 ms   bf16 / int8")
+    print(
+        f" ({of['int8'] / of['auto']:.3f})\n\n"
+        "| sequences | tokens held | bf16 ms | int8 ms | bf16 / int8 |\n|---|---|---|---|---|"
+    )
     for rows, context in ((1, 256), (1, 4000), (16, 256), (16, 1000)):
         each = -(-(context + 1) // 16)
         caches = {kv: PagedCache(config, rows * each, 16, dtype=torch.bfloat16, kv=kv) for kv in FORMATS}
         contestants = {kv: partial(step_seconds, model, caches[kv], rows, context) for kv in FORMATS}
-        fastest = in_turns(contestants, rounds)
-        ratio = fastest["auto"] / fastest["int8"]
+        in_turns(contestants, 1)
+        found = in_turns(contestants, rounds)
+        cells = [spread([1e3 * each for each in found[kv]], "{:.1f}".format) for kv in FORMATS]
         print(
-            f"{rows:9} {context:12} {fastest['auto'] * 1e3:9.1f} {fastest['int8'] * 1e3:10.1f} {ratio:13.2f}",
-            flush=True,
+            f"| {rows} | {context} | {' | '.join(cells)} | {ratio_spread(found['auto'], found['int8'])} |", flush=True
         )
 
 

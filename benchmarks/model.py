@@ -1,7 +1,7 @@
 """A training step of napkin's model beside transformers (with SDPA) and a plain torch.nn version of the same shape.
 
 GPT-2's and Llama's shape, 4 layers, widths 256 and 512, context 256, batch 16, in fp32 and bf16 (autocast); every
-contender eager and compiled, all with torch's fused AdamW, in turns, the best of several steps. Peak bytes are those
+contender eager and compiled, all with torch's fused AdamW, in turns. Peak bytes are those
 of tensors over an eager step, as `napkin.accounting.recording` watches them. Then head and loss alone at 50,304 words.
 
     pip install transformers
@@ -17,9 +17,10 @@ import argparse
 import itertools
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from napkin.model.transformer import Transformer
 from napkin.units import format_bytes
 from plain_models import PlainGPT2, PlainLlama
 from result_files import write_result
+from turns import BRACKETS, Samples, fastest, in_turns, ratio_spread, seconds_of, spread
 
 VOCAB_SIZE, LENGTH, BATCH_SIZE, N_LAYERS = 8192, 256, 16, 4
 Step = Callable[[], object]
@@ -120,17 +122,11 @@ def training_step(module: nn.Module, precision: str, *, compiled: bool) -> Step:
     return step
 
 
-def best_seconds(steps: dict[str, Step], clock: Callable[[], float], rounds: int) -> dict[str, float]:
-    """Each step's best time, taken in turns so that a busy minute hits all of them."""
-    for step in steps.values():
-        step()
-    seconds = dict.fromkeys(steps, float("inf"))
-    for _ in range(rounds):
-        for name, step in steps.items():
-            begin = clock()
-            step()
-            seconds[name] = min(seconds[name], clock() - begin)
-    return seconds
+def sampled(steps: dict[str, Step], clock: Callable[[], float], rounds: int) -> Samples:
+    """Seconds of each step, taken in turns so that a busy minute hits all of them, after one that warms up."""
+    turns = {name: partial(seconds_of, step, clock) for name, step in steps.items()}
+    in_turns(turns, 1)
+    return in_turns(turns, rounds)
 
 
 def compare_models(
@@ -145,21 +141,26 @@ def compare_models(
         for compiled in modes:
             step = eager if not compiled else training_step(module, precision, compiled=True)
             steps[f"{name}|{compiled}"] = step
-    seconds = best_seconds(steps, clock, rounds)
-    best = {name: min(seconds[f"{name}|{mode}"] for mode in modes) for name in built}
+    seconds = sampled(steps, clock, rounds)
+    best = {name: seconds[fastest(seconds, [f"{name}|{mode}" for mode in modes])] for name in built}
     peers = [name for name in built if not name.startswith("napkin")]
-    fastest, smallest = min(best[name] for name in peers), min(peaks[name] for name in peers)
+    best_peer, smallest = best[fastest(best, peers)], min(peaks[name] for name in peers)
     lines = []
     for name in built:
         rates = [
-            f"{BATCH_SIZE * LENGTH / seconds[f'{name}|{mode}']:,.0f}" if mode in modes else "–"
+            tokens_per_second(BATCH_SIZE * LENGTH, seconds[f"{name}|{mode}"]) if mode in modes else "–"
             for mode in (False, True)
         ]
         lines.append(
-            f"| {shape} d {d_model} {precision} | {name} | {' | '.join(rates)} | {fastest / best[name]:.2f} | "
-            f"{format_bytes(peaks[name])} | {peaks[name] / smallest:.2f} |"
+            f"| {shape} d {d_model} {precision} | {name} | {' | '.join(rates)} | "
+            f"{ratio_spread(best_peer, best[name])} | {format_bytes(peaks[name])} | {peaks[name] / smallest:.2f} |"
         )
     return lines
+
+
+def tokens_per_second(tokens: int, seconds: Sequence[float]) -> str:
+    """With its interval."""
+    return spread([tokens / each for each in seconds], "{:,.0f}".format)
 
 
 def compare_losses(precision: str, clock: Callable[[], float], rounds: int) -> list[str]:
@@ -179,12 +180,12 @@ def compare_losses(precision: str, clock: Callable[[], float], rounds: int) -> l
         "napkin": lambda: step(lambda: linear_cross_entropy(hidden, head.weight, targets)),
         "full logits": lambda: step(lambda: F.cross_entropy(F.linear(hidden, head.weight).float(), targets)),
     }
-    seconds = best_seconds(steps, clock, rounds)
+    seconds = sampled(steps, clock, rounds)
     ledgers = {name: record(head, one) for name, one in steps.items()}
     growth = {name: ledger.peak_bytes - ledger.resident_bytes for name, ledger in ledgers.items()}
     return [
-        f"| head and loss, V 50,304 {precision} | {name} | {4096 / seconds[name]:,.0f} | – | "
-        f"{seconds['full logits'] / seconds[name]:.2f} | {format_bytes(growth[name])} | "
+        f"| head and loss, V 50,304 {precision} | {name} | {tokens_per_second(4096, seconds[name])} | – | "
+        f"{ratio_spread(seconds['full logits'], seconds[name])} | {format_bytes(growth[name])} | "
         f"{growth[name] / growth['full logits']:.2f} |"
         for name in steps
     ]
@@ -210,6 +211,8 @@ def main() -> None:
     lines = [
         f"# Model beside its peers: {host.cpu_name}, {options.threads} threads, {options.clock} clock, {now:%Y-%m-%d}, "
         f"torch {torch.__version__}, Python {platform.python_version()}",
+        "",
+        BRACKETS,
         "",
         "| what | who | tokens/s eager | tokens/s compiled | best / best peer | peak bytes | / smallest peer |",
         "|---|---|---|---|---|---|---|",

@@ -1,7 +1,7 @@
 """What each switch of the model costs: parameters, FLOPs and peak bytes of a training step by count, seconds measured.
 
 The table of docs/models.md. Each row is the default recipe's model, 4,096 words, batch 4, with one thing changed; steps
-are taken in turns with the unchanged model's: the seconds are the best of them, the ratio is the median of the pairs'.
+are taken in turns with the unchanged model's: the ratio is the median of the pairs'.
 
     python benchmarks/model_switches.py [--clock cpu --threads 1]
 
@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from napkin.accounting.counting import count
-from napkin.hardware import Sampling, Timed, ratio_interval, sample_in_turns
+from napkin.hardware import Sampling, Timed, sample_in_turns
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.optim.adam import AdamW
 from napkin.units import format_bytes, format_count, format_flops
 from result_files import machine
+from turns import BRACKETS, ratio_spread, spread
 
 BASE = ModelConfig(vocab_size=4096)
 BATCH_SIZE = 4
@@ -94,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--threads", type=int, default=detect_host().cores)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     now = time.perf_counter if options.clock == "wall" else time.process_time
@@ -105,7 +106,7 @@ def main() -> None:
             step()
         return (now() - begin) / steps
 
-    print(machine(), flush=True)
+    print(f"{machine()}\n{BRACKETS}\n", flush=True)
     print("| switch | parameters | FLOPs per step | peak bytes | seconds | × |")
     print("|---|---|---|---|---|---|")
     reference = Trained(BASE)
@@ -114,10 +115,10 @@ def main() -> None:
         ledger = count(trained.module, trained.batch, optimizer=AdamW)
         steps = [Timed(trained.step), Timed(reference.step)]
         seconds, of_reference = sample_in_turns(steps, clock, Sampling(seconds=0, least=options.rounds))
-        ratio = ratio_interval(seconds, of_reference)
+        both = f"{spread(seconds, '{:.3f}'.format)} | {ratio_spread(seconds, of_reference)}"
         print(
             f"| {name} | {format_count(ledger.parameters)} | {format_flops(ledger.flops)} | "
-            f"{format_bytes(ledger.peak_bytes)} | {min(seconds):.3f} | {ratio.median:.2f} |",
+            f"{format_bytes(ledger.peak_bytes)} | {both} |",
             flush=True,
         )
 

@@ -23,6 +23,7 @@ from napkin.hardware.host import detect_host, keep_freed_memory
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import choose_device, choose_precision, usage_of
 from result_files import write_result
+from turns import BRACKETS, ratio_spread, spread
 
 
 def main() -> None:
@@ -59,7 +60,7 @@ def main() -> None:
         "",
         f"4 layers, d {options.width}, context {options.context}, batch {options.batch_size}, vocabulary "
         f"{options.vocab_size:,}, the same initial weights and batches for all; loss in nats per token, mean of the "
-        f"{LAST} steps before.",
+        f"{LAST} steps before. {BRACKETS}",
         "",
         *table(curves, options.steps),
         "",
@@ -77,8 +78,11 @@ def table(curves: dict[str, Curve], steps: int) -> list[str]:
         losses = [first.mean_loss(end), *(curve.mean_loss(end) for curve in list(curves.values())[1:])]
         cells = [f"{losses[0]:.4f}", *(f"{loss:.4f} ({loss - losses[0]:+.4f})" for loss in losses[1:])]
         rows.append(f"| {end} | {' | '.join(cells)} |")
-    seconds = [curve.seconds_per_step for curve in curves.values()]
-    cells = [f"{1e3 * each:.0f} ms ({seconds[0] / each:.2f} ×)" for each in seconds]
+    cells = [
+        f"{spread([1e3 * each for each in curve.warm_seconds], '{:.0f}'.format)} ms, "
+        f"{ratio_spread(first.warm_seconds, curve.warm_seconds)} ×"
+        for curve in curves.values()
+    ]
     return [*rows, f"| per step | {' | '.join(cells)} |"]
 
 

@@ -2,10 +2,11 @@
 
     python benchmarks/operator_forms.py
     python benchmarks/operator_forms.py --parts products decoding --every 3
-    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=... python ...
+    python benchmarks/operator_forms.py --instructions avx2     # as on a processor that has no more than these
 
 For each shape a form is chosen as for a run or a model, by `napkin.hardware.form_timing`, and nothing is kept. Then it
-is timed again beside torch's, in turns: the ratio is the median of pairs, and 1 by definition where torch's was chosen.
+is timed again beside torch's, in turns: the ratio is the median of pairs with its interval of 95%, and 1 by definition
+where torch's was chosen.
 Blocks are chosen at the bounded width at which they are timed, and compared at their own. `operators` are the compiled
 operators of a step, alone and in cache, forward and backward: they are not chosen one by one, but with their blocks.
 `quantized` are products with integers of 8 bits beside torch's packed operator. The table is also written to
@@ -16,6 +17,7 @@ import argparse
 import dataclasses
 import os
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
@@ -26,8 +28,10 @@ from torch import Tensor
 
 from napkin.benchmarking.case import Draw
 from napkin.benchmarking.operators import OPERATORS
-from napkin.hardware.form_timing import Forms, time_forms
+from napkin.hardware.competition import Sampler
+from napkin.hardware.form_timing import Forms, time_forms, undisturbed_clock
 from napkin.hardware.host import keep_freed_memory
+from napkin.hardware.sampling import Interval, Sampling, Timed, ratio_interval, sample_in_turns
 from napkin.inference.decoding_forms import forms_of_passes, forms_of_products
 from napkin.kernels.operator_forms import LIMITS_OF_LIBRARIES, pinned_forms, this_processor
 from napkin.kernels.products.linear import FEW_PRODUCTS, FEW_VECTORS
@@ -41,9 +45,18 @@ from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
 from result_files import write_result
+from turns import told
 
 SLOWER = 1.03
+MOST_TURNS = 4
+KEPT = Interval(1.0, 1.0, 1.0, 1.0, 0)
+"""The ratio of torch's own form."""
 LIMITS = (*LIMITS_OF_LIBRARIES, "NUMBA_CPU_NAME")
+INSTRUCTIONS = {
+    "avx512": ("AVX512_CORE", "skylake-avx512", ("avx512bf16", "avx512fp16", "avx512vnni", "avxvnni", "avx10", "amx")),
+    "avx2": ("AVX2", "haswell", ("avx512", "avxvnni", "avx10", "amx")),
+}
+"""What oneDNN and LLVM call a processor with no more than these, and beginnings of the features that it lacks."""
 LLAMA = ModelConfig(vocab_size=16, n_layers=1)
 GPT2 = dataclasses.replace(LLAMA, norm="layer", feed_forward="gelu_tanh", positions="learned", biases="all")
 BLOCKS = [
@@ -81,18 +94,24 @@ class Row(NamedTuple):
     part: str
     shape: str
     form: str
-    ratio: float
+    ratio: Interval
 
 
 def chosen_beside(part: str, shape: str, forms: Forms, torchs: str, seconds: float) -> Row:
     """Choose a form, and time it again beside torch's."""
     form = time_forms(part, (shape,), forms, default=torchs, seconds=seconds).form
-    return Row(part, shape, form, ratio_of(forms[form], forms[torchs], seconds) if form != torchs else 1.0)
+    return Row(part, shape, form, ratio_of(forms[form], forms[torchs], seconds) if form != torchs else KEPT)
 
 
-def ratio_of(own: Callable[[], object], torchs: Callable[[], object], seconds: float) -> float:
-    """The median of pairs of seconds."""
-    return time_forms("", (), {"torch": torchs, "own": own}, default="torch", seconds=seconds).ratios["own"]
+def ratio_of(own: Callable[[], object], torchs: Callable[[], object], seconds: float) -> Interval:
+    """The seconds of one form over those of the other, in pairs; more of them while it is open whether it is slower."""
+    first, second, turns = list[float](), list[float](), 0
+    with Sampler() as sampler:
+        while turns == 0 or (turns < MOST_TURNS and ratio_interval(first, second).high > SLOWER):
+            timed = [Timed(own), Timed(torchs)]
+            more = sample_in_turns(timed, undisturbed_clock(sampler), Sampling(seconds=seconds))
+            first, second, turns = [*first, *more[0]], [*second, *more[1]], turns + 1
+    return ratio_interval(first, second)
 
 
 def blocks(every: int) -> Iterator[Row]:
@@ -108,7 +127,7 @@ def blocks(every: int) -> Iterator[Row]:
             timed = {form: passes_of_blocks(narrowed(each), precision) for form, each in own.items()}
             form = time_forms("blocks", (), timed, default="plain sdpa").form
             whole, torchs = (passes_of_blocks(own[each], precision) for each in (form, "plain sdpa"))
-            ratio = 1.0 if form == "plain sdpa" else ratio_of(whole, torchs, 0.1)
+            ratio = KEPT if form == "plain sdpa" else ratio_of(whole, torchs, 0.1)
             yield Row("blocks", f"{name} {kind} {size} × {length} × {d_model}", form, ratio)
 
 
@@ -174,6 +193,22 @@ def quantized(every: int) -> Iterator[Row]:
             yield Row("quantized", f"int8 {n} × {columns} × {rows}", "integers", ratio)
 
 
+def limited(instructions: str) -> dict[str, str]:
+    """The environment in which torch, oneDNN and numba use no newer instructions."""
+    from llvmlite.binding import get_host_cpu_features
+
+    isa, name, missing = INSTRUCTIONS[instructions]
+    features = get_host_cpu_features()
+    features |= {each: False for each in features if each.startswith(missing)}
+    return {
+        "ATEN_CPU_CAPABILITY": instructions,
+        "ONEDNN_MAX_CPU_ISA": isa,
+        "DNNL_MAX_CPU_ISA": isa,
+        "NUMBA_CPU_NAME": name,
+        "NUMBA_CPU_FEATURES": ",".join(f"{'+' if has else '-'}{each}" for each, has in sorted(features.items())),
+    }
+
+
 PARTS = {each.__name__: each for each in (blocks, products, decoding, operators, quantized)}
 
 
@@ -183,14 +218,18 @@ def main() -> None:
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--every", type=int, default=1, help="time every n-th shape of a part")
+    parser.add_argument("--instructions", choices=INSTRUCTIONS, help="use no newer instructions than these")
     options = parser.parse_args()
+    if options.instructions and not os.environ.get("NUMBA_CPU_NAME"):
+        # Libraries read what they may use when they are imported.
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **limited(options.instructions)})
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     processor = this_processor()
-    told = [f"{name}={value}" for name in LIMITS if (value := os.environ.get(name))]
+    limits = [f"{name}={value}" for name in LIMITS if (value := os.environ.get(name))]
     lines = [
         f"# The fastest forms: {processor.name} ({processor.capability}), {processor.threads} threads",
-        *(["", f"Libraries are told to use less: {', '.join(told)}"] if told else []),
+        *(["", f"Libraries are told to use less: {', '.join(limits)}"] if limits else []),
         "",
         "| part | shape | form | seconds over torch's |",
         "|---|---|---|---|",
@@ -200,13 +239,16 @@ def main() -> None:
     for part in options.parts:
         for row in PARTS[part](options.every):
             rows.append(row)
-            lines.append(f"| {row.part} | {row.shape} | {row.form} | {row.ratio:.2f} |")
+            lines.append(f"| {row.part} | {row.shape} | {row.form} | {told(row.ratio)} |")
             print(lines[-1], flush=True)
     lines += ["", "| part | shapes | torch's kept | median | worst | slower than 1.03 |", "|---|---|---|---|---|---|"]
     for part in options.parts:
-        own = [row.ratio for row in rows if row.part == part]
-        kept, slower = sum(each == 1.0 for each in own), sum(each > SLOWER for each in own)
-        lines.append(f"| {part} | {len(own)} | {kept} | {statistics.median(own):.2f} | {max(own):.2f} | {slower} |")
+        own = [row.ratio.median for row in rows if row.part == part]
+        kept, slower = sum(row.part == part and row.ratio is KEPT for row in rows), sum(each > SLOWER for each in own)
+        surely = sum(row.part == part and row.ratio.low > SLOWER for row in rows)
+        lines.append(
+            f"| {part} | {len(own)} | {kept} | {statistics.median(own):.2f} | {max(own):.2f} | {slower}, {surely} surely |"
+        )
     print("\n".join(lines[-len(options.parts) - 2 :]))
     write_result("operator-forms", lines)
 

@@ -3,7 +3,7 @@
     python benchmarks/optimizers.py
     python benchmarks/optimizers.py --only adamw "muon fp32"   # without native bf16, Muon in bf16 takes minutes a step
 
-Each figure is the best of several steps, the contestants taking turns in one process: a busy machine slows all of them.
+The contestants take turns in one process: a busy machine slows all of them.
 torch's setting is the fastest of fused, foreach and one by one; the ratio is its time over ours, so that 1 is level and
 more is faster. torch has no Lion. Its Muon multiplies in bf16, whatever the machine: ours is shown in both formats,
 and both have the matrices of the blocks alone. The table is also written to benchmarks/results/.
@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from torch import Tensor
 from napkin.hardware.host import cpu_name
 from napkin.optim import SGD, Adafactor, AdaGrad, Adam, AdamW, Lion, Momentum, Muon, Nesterov, RMSProp
 from result_files import write_result
+from turns import BRACKETS, Samples, fastest, in_turns, ratio_spread, seconds_of, spread
 
 Build = Callable[..., torch.optim.Optimizer]
 SIZES = {
@@ -73,20 +73,16 @@ def forms_of(build: Build | None, parameters: list[Tensor]) -> Iterator[tuple[st
                 yield "one form", build(parameters)
 
 
-def race(contestants: dict[tuple[str, str], torch.optim.Optimizer], seconds: float) -> dict[tuple[str, str], float]:
-    """Best seconds of a step each, in turns, after one that makes the state."""
-    best: dict[tuple[str, str], float] = {}
-    for optimizer in contestants.values():
-        optimizer.step()
+def race(contestants: dict[str, torch.optim.Optimizer], seconds: float) -> Samples:
+    """Seconds of steps of each, in turns, after one that makes the state."""
+    turns = {who: partial(seconds_of, optimizer.step) for who, optimizer in contestants.items()}
+    in_turns(turns, 1)
+    samples = in_turns(turns, 6)
     until = time.perf_counter() + seconds
-    rounds = 0
-    while rounds < 3 or time.perf_counter() < until:
-        for who, optimizer in contestants.items():
-            begin = time.perf_counter()
-            optimizer.step()
-            best[who] = min(best.get(who, float("inf")), time.perf_counter() - begin)
-        rounds += 1
-    return best
+    while time.perf_counter() < until:
+        for who, more in in_turns(turns, 2).items():
+            samples[who] += more
+    return samples
 
 
 def main() -> None:
@@ -101,7 +97,7 @@ def main() -> None:
         f"# Optimizers beside torch's: {cpu_name()}, {options.threads} threads, {datetime.now(UTC):%Y-%m-%d %H:%M}, "
         f"torch {torch.__version__}, Python {platform.python_version()}, load before: {os.getloadavg()[0]:.1f}",
         "",
-        "ms per step, best of each form",
+        f"ms per step. {BRACKETS}",
         "",
         "| parameters | optimizer | one by one | foreach | fused | torch | in its form | torch / best of ours |",
         "|---|---|---|---|---|---|---|---|",
@@ -118,17 +114,19 @@ def main() -> None:
 def row(ours: Build, theirs: Build | None, size: dict[str, int], name: str, seconds: float) -> str:
     """All forms of ours, torch's best, and the ratio of best to best."""
     parameters = parameters_of(size, hidden=name.startswith("muon"))
-    contestants: dict[tuple[str, str], Any] = {("ours", form): o for form, o in forms_of(ours, parameters)}
-    contestants |= {("torch", form): o for form, o in forms_of(theirs, parameters)}
-    best = race(contestants, seconds)
-    of_ours = {form: t for (whose, form), t in best.items() if whose == "ours"}
-    of_torch = {form: t for (whose, form), t in best.items() if whose == "torch"}
-    cells = [f"{of_ours[form] * 1e3:.2f}" if form in of_ours else "–" for form in FORMS]
-    if not of_torch:
+    contestants = {f"ours {form}": o for form, o in forms_of(ours, parameters)}
+    contestants |= {f"torch {form}": o for form, o in forms_of(theirs, parameters)}
+    found = race(contestants, seconds)
+    cells = [_ms(found[f"ours {form}"]) if f"ours {form}" in found else "–" for form in FORMS]
+    if theirs is None:
         return " | ".join([*cells, "–", "–", "–"])
-    setting = min(of_torch, key=lambda form: of_torch[form])
-    fastest = of_torch[setting]
-    return " | ".join([*cells, f"{fastest * 1e3:.2f}", setting, f"{fastest / min(of_ours.values()):.2f}"])
+    best, setting = (fastest(found, [who for who in found if who.startswith(whose)]) for whose in ("ours", "torch"))
+    ratio = ratio_spread(found[setting], found[best])
+    return " | ".join([*cells, _ms(found[setting]), setting.removeprefix("torch "), ratio])
+
+
+def _ms(seconds: list[float]) -> str:
+    return spread([1e3 * each for each in seconds])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from napkin.accounting.recording import record, recording
+from turns import Samples, in_turns
 
 Step = Callable[[], float]
 """Takes a training step; its loss."""
@@ -59,14 +60,13 @@ class Worker:
         raise SystemExit(f"{self.name} has ended before it was done: its own message is above")
 
 
-def seconds_in_turns(workers: dict[str, Worker], rounds: int) -> dict[str, float]:
-    """Begin and end the workers; the least seconds of each one's steps."""
+def seconds_in_turns(workers: dict[str, Worker], rounds: int) -> Samples:
+    """Begin and end the workers; the seconds of each one's steps, after two that warm up."""
     for worker in workers.values():
         worker.begin()
-    seconds = {name: min(worker.turn() for _ in range(2)) for name, worker in workers.items()}
-    for _ in range(rounds):
-        for name, worker in workers.items():
-            seconds[name] = min(seconds[name], worker.turn())
+    turns = {name: worker.turn for name, worker in workers.items()}
+    in_turns(turns, 2)
+    seconds = in_turns(turns, rounds)
     for worker in workers.values():
         worker.finish()
     return seconds

@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from statistics import median
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from napkin.hardware.host import cpu_name
 from napkin.kernels.recurrences.delta_rule import chunked_delta_rule, plain_delta_rule
 from napkin.kernels.recurrences.state_space import chunked_scan, plain_scan
 from result_files import write_result
+from turns import BRACKETS, ratio_spread, spread
 
 Recurrence = Callable[..., tuple[Tensor, Tensor]]
 RULES: dict[str, tuple[Recurrence, Recurrence]] = {
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="of a batch; a context is at least one sequence")
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=6)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     lines = [
@@ -49,9 +49,9 @@ def main() -> None:
         f"{torch.__version__}, load before: {os.getloadavg()[0]:.1f}",
         "",
         f"Forward and backward, fp32, {options.tokens:,} tokens, {options.heads} heads that share keys and queries, "
-        f"{options.pairs} pairs",
+        f"{options.pairs} pairs. {BRACKETS}",
         "",
-        "| rule | context | state x head | token by token | by chunks | ratio (of the pairs) | difference |",
+        "| rule | context | state x head | token by token | by chunks | ratio | difference |",
         "|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
@@ -77,12 +77,10 @@ def _row(rule: str, context: int, sizes: str, options: argparse.Namespace) -> st
             difference = max(map(float, errors))
         else:
             pairs.append((plain_seconds, seconds))
-    ratios = sorted(plain / chunked for plain, chunked in pairs)
-    plain, chunked = (1e3 * median(each) for each in zip(*pairs, strict=True))
-    return (
-        f"| {rule} | {context:,} | {sizes} | {plain:.0f} ms | {chunked:.0f} ms | {median(ratios):.1f} "
-        f"({ratios[0]:.1f} to {ratios[-1]:.1f}) | {difference:.0e} |"
-    )
+    plain, chunked = zip(*pairs, strict=True)
+    shown = [spread([1e3 * each for each in side], "{:.0f} ms".format) for side in (plain, chunked)]
+    ratio = ratio_spread(plain, chunked, "{:.1f}".format)
+    return f"| {rule} | {context:,} | {sizes} | {' | '.join(shown)} | {ratio} | {difference:.0e} |"
 
 
 def _inputs(rule: str, shape: tuple[int, int], heads: int, state_size: int, head_dim: int) -> list[Tensor]:

@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,10 +36,12 @@ from napkin.tokenizer.numba.encoding import Encoder
 from napkin.tokenizer.pre_tokenization import PATTERNS
 from result_files import write_result
 from tokenizer_text import many_scripts_text, mixed_text
+from turns import BRACKETS, ratio_spread, spread
 
 PROMPT = "Write a short story about a robot that can't dance."[:50]
 PACKAGES = ("numba", "tiktoken", "tokenizers", "datasets", "gigatoken", "rustbpe", "sentencepiece")
-Measured = dict[str, tuple[float, float]]
+Measured = dict[str, list[tuple[float, float]]]
+"""Wall and processor seconds of each round."""
 
 # Each is run in a process of its own, to be told its peak memory and, of prompts, the first call.
 TRAIN = {
@@ -96,6 +99,8 @@ def main() -> None:
     lines = [
         f"# Tokenizers, {datetime.now(UTC):%Y-%m-%d}: {processor()}, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}, {versions}; load {os.getloadavg()[0]:.1f}",
+        "",
+        BRACKETS,
         *encoding_table("mixed text", text, tokenizer, options.rounds),
         *encoding_table("many scripts", scripts, tokenizer, options.rounds),
         *patterns_table(text + scripts),
@@ -139,15 +144,15 @@ def encoding_table(name: str, text: str, tokenizer: BPETokenizer, rounds: int) -
             peer = hugging_face_tokenizer(tokenizer.merges)
             part = text[: len(text) // 20]
             wall, cpu = timed(lambda peer=peer, part=part: peer.encode(part))
-            measured["Hugging Face, 1 thread"] = (20 * wall, 20 * cpu)
+            measured["Hugging Face, 1 thread"] = [(20 * wall, 20 * cpu)]
     beyond = sum(byte >= 0x80 for byte in data[:: max(len(data) // 10**6, 1)]) / len(
         data[:: max(len(data) // 10**6, 1)]
     )
     title = f"{name}, {len(data) / 1e6:.0f} MB, {beyond:.1%} of it beyond ASCII; napkin's ids equal to all others'"
     rows = [
-        f"| {what} | {len(data) / 1e6 / wall:.1f} | {len(data) / 1e6 / cpu:.1f} | {ratio(measured, what, 0)} | "
-        f"{ratio(measured, what, 1)} |"
-        for what, (wall, cpu) in measured.items()
+        f"| {what} | {speed(data, measured, what, 0)} | {speed(data, measured, what, 1)} | "
+        f"{ratio(measured, what, 0)} | {ratio(measured, what, 1)} |"
+        for what in measured
     ]
     head = ["| encode | MB/s wall | MB/s CPU | napkin / it, wall | CPU |", "|---|---|---|---|---|"]
     return show("", f"## {title}", "", *head, *rows)
@@ -159,7 +164,19 @@ def ratio(measured: Measured, what: str, clock: int) -> str:
         ours = "napkin, 1 thread, again"
     else:
         ours = "napkin, 2 threads, first pass" if "threads" in what else "napkin, 1 thread, first pass"
-    return f"{measured[what][clock] / measured[ours][clock]:.2f}"
+    theirs = seconds_by(measured, what, clock)
+    # Slow peers take part in the first round alone.
+    return ratio_spread(theirs, seconds_by(measured, ours, clock)[: len(theirs)])
+
+
+def seconds_by(measured: Measured, what: str, clock: int) -> list[float]:
+    """Seconds of each round, by the wall's clock (0) or the processor's (1)."""
+    return [each[clock] for each in measured[what]]
+
+
+def speed(data: bytes, measured: Measured, what: str, clock: int) -> str:
+    """MB/s with its interval."""
+    return spread([len(data) / 1e6 / each for each in seconds_by(measured, what, clock)], "{:.1f}".format)
 
 
 def patterns_table(text: str) -> list[str]:
@@ -239,10 +256,13 @@ def characters_table(text: str, scripts: str, rounds: int) -> list[str]:
         other = hugging_face_on_characters(tokenizer)
         part = documents[: max(len(documents) // 20, 1)]
         _, cpu = timed(lambda other=other, part=part: [other.encode(each).ids for each in part])
-        speeds = [size / measured[what][1] for what in ("first", "again", "sentencepiece")]
+        speeds = [
+            size / statistics.median(seconds_by(measured, what, 1)) for what in ("first", "again", "sentencepiece")
+        ]
         speeds.append(len("".join(part).encode()) / 1e6 / cpu)
         faster = " · ".join(f"{speeds[0] / each:.0f} ×" for each in speeds[2:])
-        cells = " | ".join(f"{each:.1f}" for each in speeds)
+        own = [speed(whole.encode(), measured, what, 1) for what in ("first", "again")]
+        cells = " | ".join([*own, *(f"{each:.1f}" for each in speeds[2:])])
         rows.append(f"| {name}, {size:.0f} MB | {cells} | {faster} | {'equal' if equal else 'DIFFER'} |")
     return show("", "## Characters with bytes as fallback, as in Llama 2 and Gemma", "", *rows)
 
@@ -275,9 +295,12 @@ def hostile_table(tokenizer: BPETokenizer, rounds: int) -> list[str]:
                 peer = gigatoken_tokenizer(tokenizer.merges)
                 note(measured, "peer", lambda peer=peer, small=small: peer.backend.encode(small.encode()))
         # Processor time: these are short, and what else the machine does would decide.
-        ours, longer = (measured[which][1] for which in ("small", "large"))
-        peer = f"{measured['peer'][1]:.4f} s | {measured['peer'][1] / ours:.2f}" if "peer" in measured else "- | -"
-        rows.append(f"| {name} | {ours:.4f} s | {longer:.4f} s | {longer / ours:.1f} | {peer} |")
+        found = {which: seconds_by(measured, which, 1) for which in measured}
+        cells = [*(spread(found[which], "{:.4f}".format) for which in ("small", "large"))]
+        cells.append(ratio_spread(found["large"], found["small"], "{:.1f}".format))
+        peer = found.get("peer")
+        cells += [spread(peer, "{:.4f}".format), ratio_spread(peer, found["small"])] if peer else ["-", "-"]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
     return show("", "## Hostile text, first pass, CPU seconds", "", *rows)
 
 
@@ -294,9 +317,9 @@ def prompt_table(tokenizer: BPETokenizer) -> list[str]:
         path.write_text(json.dumps(tokenizer.merges))
         for name, make in FIRST_CALL.items():
             if name == "napkin" or installed(name):
-                runs = [in_new_process(script.format(make=make), str(path)).split() for _ in range(3)]
-                first, warm = (min(float(run[i]) for run in runs) for i in range(2))
-                rows.append(f"| {name} | {first * 1e3:.2f} ms | {warm * 1e6:.2f} µs |")
+                runs = [in_new_process(script.format(make=make), str(path)).split() for _ in range(6)]
+                first, warm = ([scale * float(run[i]) for run in runs] for i, scale in ((0, 1e3), (1, 1e6)))
+                rows.append(f"| {name} | {spread(first)} ms | {spread(warm)} µs |")
     return show("", "## A prompt", "", *rows)
 
 
@@ -316,11 +339,14 @@ def training_table(text: str, rounds: int) -> list[str]:
                 if name == "napkin" or (installed(name) and (number == 0 or name == "gigatoken")):
                     output = in_new_process(script.format(train=train), str(path)).split()[-3:]
                     measured.setdefault(name, []).append([float(value) for value in output])
-    best = {name: [min(run[i] for run in runs) for i in range(3)] for name, runs in measured.items()}
     rows = ["| train 32,000 | wall | CPU | peak memory | wall / napkin | CPU / napkin |", "|---|---|---|---|---|---|"]
-    for name, (wall, cpu, kilobytes) in best.items():
-        faster, less = wall / best["napkin"][0], cpu / best["napkin"][1]
-        rows.append(f"| {name} | {wall:.1f} s | {cpu:.1f} s | {kilobytes / 1e3:.0f} MB | {faster:.2f} | {less:.2f} |")
+    ours = list(zip(*measured["napkin"], strict=True))
+    for name, runs in measured.items():
+        theirs = list(zip(*runs, strict=True))
+        cells = [f"{spread(each, '{:.1f}'.format)} s" for each in theirs[:2]]
+        cells.append(f"{min(theirs[2]) / 1e3:.0f} MB")
+        cells += [ratio_spread(theirs[i], ours[i][: len(runs)]) for i in range(2)]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
     return show("", "## Training, imports included", "", *rows)
 
 
@@ -351,9 +377,9 @@ def files_table(text: str, tokenizer: BPETokenizer, rounds: int) -> list[str]:
                     arguments = [str(each) for each in (path, folder / "tokenizer.json", out)]
                     output = in_new_process(script.format(encode=encode), *arguments).split()[-3:]
                     runs.append([float(value) for value in output])
-                wall, cpu, kilobytes = (min(run[i] for run in runs) for i in range(3))
                 size = len(text.encode()) / 1e6
-                rows.append(f"| {encoder}, {what} | {size / wall:.1f} | {size / cpu:.1f} | {kilobytes / 1e3:.0f} MB |")
+                cells = [spread([size / run[i] for run in runs], "{:.1f}".format) for i in range(2)]
+                rows.append(f"| {encoder}, {what} | {' | '.join(cells)} | {min(run[2] for run in runs) / 1e3:.0f} MB |")
     return show("", "## From files to tokens, imports included", "", *rows)
 
 
@@ -365,12 +391,11 @@ def fresh_encoder(tokenizer: BPETokenizer, threads: int = 1) -> Callable[[bytes]
 
 
 def note(measured: Measured, what: str, work: Callable[[], Any]) -> Any:
-    """Do the work and keep its time if it is the best so far."""
+    """Do the work and keep its time."""
     start, cpu = time.perf_counter(), time.process_time()
     result = work()
     taken = time.perf_counter() - start, time.process_time() - cpu
-    known = measured.get(what, taken)
-    measured[what] = min(known[0], taken[0]), min(known[1], taken[1])
+    measured.setdefault(what, []).append(taken)
     return result
 
 
@@ -378,7 +403,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, float]:
     """Wall and processor seconds."""
     measured: Measured = {}
     note(measured, "", work)
-    return measured[""]
+    return measured[""][0]
 
 
 def in_new_process(script: str, *arguments: str) -> str:

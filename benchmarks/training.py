@@ -1,9 +1,9 @@
 """Tokens/s and peak memory of a training step: napkin beside a plain loop, fp32 and bf16, and transformers' Trainer.
 
 One model for all, GPT-2's shape: 4 layers, context 256, batch 16, vocabulary 8,192, widths 256 and 512. Each contender
-is a process of its own, so that nobody's allocator settings help another; they take their steps in turns, and the best
-of several counts, so that a busy minute hits all of them. The measured bf16 peak is of 2048³ products in the same
-rounds. Peak bytes are those of tensors in an eager step, as `napkin.accounting.recording` watches them.
+is a process of its own, so that nobody's allocator settings help another; they take their steps in turns, so
+that a busy minute hits all of them. The bf16 peak is the best of 2048³ products in the same rounds. Peak bytes are
+those of tensors in an eager step, as `napkin.accounting.recording` watches them.
 
     python benchmarks/training.py                         # some ten minutes on two quiet cores
     python benchmarks/training.py --no-compiled --widths 256 --rounds 5
@@ -15,6 +15,7 @@ The table is also written to benchmarks/results/.
 import argparse
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -39,6 +40,7 @@ from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes
 from plain_models import PlainGPT2
 from result_files import write_result
+from turns import BRACKETS, fastest, in_turns, ratio_spread, spread
 
 VOCAB_SIZE, LENGTH, BATCH_SIZE, N_LAYERS = 8192, 256, 16, 4
 Step = Callable[[], object]
@@ -77,7 +79,8 @@ def main() -> None:
         f"# Training beside its peers: {host.cpu_name}, {options.threads} threads, {now:%Y-%m-%d %H:%M}, torch "
         f"{torch.__version__}, Python {platform.python_version()}, load before: {load:.1f}",
     ]
-    print(lines[0], flush=True)
+    lines += ["", BRACKETS]
+    print("\n".join(lines), flush=True)
     for width in options.widths:
         lines += (found := compare(width, options))
         print("\n".join(found), flush=True)
@@ -97,16 +100,13 @@ def compare(width: int, options: argparse.Namespace) -> list[str]:
     workers = {name: Worker(name, width, options) for name in names}
     for worker in workers.values():
         worker.warm_up()
-    seconds = dict.fromkeys(names, float("inf"))
-    for _ in range(options.rounds):
-        for name, worker in workers.items():
-            seconds[name] = min(seconds[name], worker.turn())
+    seconds = in_turns({name: worker.turn for name, worker in workers.items()}, options.rounds)
     peaks = {name: worker.finish() for name, worker in workers.items()}
     flops = count_step(ResolvedRecipe(recipe_of("fp32", width), Precision("fp32", "cpu"))).flops
-    best_rate = 2 * 2048**3 / seconds.pop(PEAK)
+    best_rate = 2 * 2048**3 / min(seconds.pop(PEAK))
     loops = [name for name in seconds if name not in OURS]
     rivals = [name for name in loops if name != LOOPS[0]]
-    against, leanest = min(seconds[name] for name in rivals), min(peaks[name] for name in loops)
+    against, leanest = seconds[fastest(seconds, rivals)], min(peaks[name] for name in loops)
     lines = [
         f"\n## d {width}: {flops / 1e9:.1f} GFLOP per step; bf16 products at most {best_rate / 1e9:.0f} GFLOP/s\n",
         "| who | tokens/s | × plain fp32 loop | × best of the others in bf16 | of the bf16 peak | peak bytes | "
@@ -114,10 +114,11 @@ def compare(width: int, options: argparse.Namespace) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for name, taken in seconds.items():
-        rate, slowest = BATCH_SIZE * LENGTH / taken, seconds[LOOPS[0]]
+        rate = spread([BATCH_SIZE * LENGTH / each for each in taken], "{:,.0f}".format)
         lines.append(
-            f"| {name} | {rate:,.0f} | {slowest / taken:.2f} | {against / taken:.2f} | "
-            f"{flops / taken / best_rate:.0%} | {format_bytes(peaks[name])} | {peaks[name] / leanest:.2f} |"
+            f"| {name} | {rate} | {ratio_spread(seconds[LOOPS[0]], taken)} | {ratio_spread(against, taken)} | "
+            f"{flops / statistics.median(taken) / best_rate:.0%} | "
+            f"{format_bytes(peaks[name])} | {peaks[name] / leanest:.2f} |"
         )
     return lines
 

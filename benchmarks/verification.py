@@ -7,7 +7,6 @@ verified yet, so nearly every window needs another block, the worst case; in tur
 """
 
 import os
-import statistics
 import tempfile
 import time
 from hashlib import sha256
@@ -26,6 +25,7 @@ from napkin.recipe.training_config import TrainingConfig
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.train_step.step import TrainState, build_train_state
 from result_files import machine, no_options
+from turns import BRACKETS, ratio_spread, spread
 
 TURNS, STEPS_PER_TURN = 4, 6
 MODEL = ModelConfig(8192, 128, d_model=128, n_layers=2)
@@ -34,16 +34,22 @@ MODEL = ModelConfig(8192, 128, d_model=128, n_layers=2)
 def main() -> None:
     """Print the seconds of a start, and of the steps."""
     no_options(__doc__)
-    print(machine(), flush=True)
+    print(f"{machine()}\n{BRACKETS}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name, size_bytes in (("1 MB", 10**6), ("1 TB", 10**12)):
             path = zeros(Path(folder) / name, size_bytes)
-            seconds = statistics.median(start_seconds(path) for _ in range(5))
-            print(f"start on {name}: {seconds:.3f} s, sidecar {sidecar_path(path).stat().st_size / 1e6:.3f} MB")
+            seconds = spread([start_seconds(path) for _ in range(6)], "{:.3f}".format)
+            print(f"start on {name}: {seconds} s, sidecar {sidecar_path(path).stat().st_size / 1e6:.3f} MB")
         found = step_seconds(random_bytes(Path(folder) / "random", 2**28))
-        print(f"{'batches':24}{'waiting':>12}{'step':>12}{'of the step':>14}")
-        for name, (waited, step) in found.items():
-            print(f"{name:24}{1e6 * waited:>9.0f} µs{1e3 * step:>9.1f} ms{waited / step:>13.2%}")
+        print("| batches | waiting, µs | step, ms | of the step |\n|---|---|---|---|")
+        for name, steps in found.items():
+            waited, whole = zip(*steps, strict=True)
+            cells = [spread([1e6 * each for each in waited], "{:.0f}".format)]
+            cells += [
+                spread([1e3 * each for each in whole], "{:.1f}".format),
+                ratio_spread(waited, whole, "{:.2%}".format),
+            ]
+            print(f"| {name} | {' | '.join(cells)} |")
 
 
 def start_seconds(path: Path) -> float:
@@ -55,8 +61,8 @@ def start_seconds(path: Path) -> float:
     return time.perf_counter() - begin
 
 
-def step_seconds(path: Path) -> dict[str, tuple[float, float]]:
-    """Seconds of waiting for the batch and of the whole step."""
+def step_seconds(path: Path) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of waiting for the batch and of the whole step, of each step."""
     resolved = resolve(Recipe(model=MODEL, training=TrainingConfig(batch_size=8)), ThisMachine())
     assert resolved.recipe.training.threads is not None
     torch.set_num_threads(resolved.recipe.training.threads)
@@ -77,10 +83,7 @@ def step_seconds(path: Path) -> dict[str, tuple[float, float]]:
             fetcher.close()
             # The first of a turn fills the queue; the first turn reads the file from the disk.
             taken[name] += steps[1:] if turn else []
-    return {
-        name: (statistics.median(each[0] for each in found), statistics.median(each[1] for each in found))
-        for name, found in taken.items()
-    }
+    return taken
 
 
 def one_step(train_state: TrainState, fetcher: BatchFetcher, number: int) -> tuple[float, float]:

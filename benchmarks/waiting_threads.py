@@ -2,19 +2,20 @@
 
 OpenMP's threads wait for each other at the end of every operator. GNU's library lets them spin for long by default,
 which is fastest on a machine of one's own and very slow where another program wants the core: napkin's commands have
-them sleep sooner (`napkin.cli.WAITING`). Each figure is the median of 12 steps in a process of its own.
+them sleep sooner (`napkin.cli.WAITING`). Each sample is the median of 12 steps in a process of its own.
 
     python benchmarks/waiting_threads.py
 """
 
+import argparse
 import os
-import statistics
 import subprocess
 import sys
 import time
 
 from napkin.cli import WAITING
-from result_files import machine, no_options
+from result_files import machine
+from turns import BRACKETS, Samples, in_turns, ratio_spread, spread
 
 STEP = """
 import statistics, time, torch
@@ -43,27 +44,28 @@ def step_seconds(settings: dict[str, str]) -> float:
     return float(done.stdout)
 
 
-def measure(rounds: int = 3) -> tuple[float, float]:
-    """Spinning and sleeping, in turns, the median of the rounds."""
-    pairs = [(step_seconds({}), step_seconds(WAITING)) for _ in range(rounds)]
-    spinning, sleeping = zip(*pairs, strict=True)
-    return statistics.median(spinning), statistics.median(sleeping)
+def measure(rounds: int) -> Samples:
+    """Spinning and sleeping, in turns."""
+    return in_turns({"spinning": lambda: step_seconds({}), "sleeping": lambda: step_seconds(WAITING)}, rounds)
 
 
 def main() -> None:
     """Print both cases and the ratio."""
-    no_options(__doc__)
-    print(machine(), flush=True)
-    alone = measure()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6)
+    options = parser.parse_args()
+    print(f"{machine()}\n{BRACKETS}", flush=True)
+    alone = measure(options.rounds)
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     time.sleep(1)
     try:
-        beside = measure()
+        beside = measure(options.rounds)
     finally:
         neighbour.kill()
-    print(f"{'':24}{'spinning':>12}{'sleeping':>12}{'ratio':>8}")
-    for case, (spinning, sleeping) in (("alone", alone), ("beside a busy program", beside)):
-        print(f"{case:24}{spinning:>10.3f} s{sleeping:>10.3f} s{spinning / sleeping:>8.2f}")
+    print("| case | spinning, s | sleeping, s | ratio |\n|---|---|---|---|")
+    for case, found in (("alone", alone), ("beside a busy program", beside)):
+        cells = [spread(each, "{:.3f}".format) for each in found.values()]
+        print(f"| {case} | {' | '.join(cells)} | {ratio_spread(found['spinning'], found['sleeping'])} |")
 
 
 if __name__ == "__main__":

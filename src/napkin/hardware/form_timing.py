@@ -12,7 +12,7 @@ from contextlib import nullcontext
 
 from napkin.errors import NapkinError
 from napkin.hardware.competition import Sampler
-from napkin.hardware.sampling import Interval, Sampling, Timed, ratio_interval, sample_in_turns
+from napkin.hardware.sampling import Clock, Interval, Sampling, Timed, ratio_interval, sample_in_turns
 from napkin.kernels.operator_forms import Choice, ShapeClass, are_measured, keep_choices, known_form
 
 GAIN = 0.02
@@ -75,10 +75,7 @@ def time_forms(
 ) -> Choice:
     """Time the forms of an operator in turns, each for about `seconds`, and choose one."""
     with Sampler() if sampler is None else nullcontext(sampler) as sampler:
-
-        def clock(call: Callable[[], object], calls: int) -> float:
-            sample = sampler.sample(call, calls)
-            return sample.processor if sampler.busy else sample.clock
+        clock = undisturbed_clock(sampler)
 
         def in_turns(names: Sequence[str], sampling: Sampling) -> dict[str, list[float]]:
             return dict(
@@ -111,6 +108,16 @@ def time_forms(
         ratios={name: ratios.get(name, each / quickest[default]) for name, each in quickest.items()},
         disturbed=conditions is not None and conditions.busy,
     )
+
+
+def undisturbed_clock(sampler: Sampler) -> Clock:
+    """The clock that forms are compared by: beside other processes the processor time of the busiest thread."""
+
+    def clock(call: Callable[[], object], calls: int) -> float:
+        sample = sampler.sample(call, calls)
+        return sample.processor if sampler.busy else sample.clock
+
+    return clock
 
 
 def fastest_of(samples: Mapping[str, Sequence[float]], default: str) -> tuple[str, dict[str, float]]:
