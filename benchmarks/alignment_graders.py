@@ -14,7 +14,6 @@ import contextlib
 import json
 import logging
 import platform
-import statistics
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from pathlib import Path
 from napkin.grading.mathematics.math_answer import math_score, number_score
 from napkin.hardware.host import detect_host
 from result_files import write_result
+from turns import BRACKETS, spread
 
 TABLES = Path(__file__).parent.parent / "tests" / "grading" / "mathematics"
 Grade = Callable[[str, str], float]
@@ -91,15 +91,17 @@ def row(name: str, what: str, grade: Grade, pairs: Pairs) -> str:
         with contextlib.suppress(Exception):
             rewarded += grade(answer, reference) > 0
         seconds.append(time.process_time() - begin)
-    middle, most = 1e3 * statistics.median(seconds), 1e3 * max(seconds)
+    middle, most = spread([1e3 * each for each in seconds], "{:.3f}".format), 1e3 * max(seconds)
     rate = len(pairs) / sum(seconds)
-    return f"| {what} | {name} | {len(pairs):,} | {rewarded:,} | {middle:.3f} | {most:.1f} | {rate:,.0f} |"
+    return f"| {what} | {name} | {len(pairs):,} | {rewarded:,} | {middle} | {most:.1f} | {rate:,.0f} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gsm8k", type=Path, help="folder of GSM8K's files")
+    parser.add_argument("--quick", action="store_true", help="every fiftieth answer")
     options = parser.parse_args()
+    every = slice(None, None, 50 if options.quick else 1)
     peer = math_verify()
     sets: dict[str, Pairs] = {
         "wrong answers, 0 are right": wrong_answers(),
@@ -114,7 +116,7 @@ def main() -> None:
         "| answers | grader | number | rewarded | median ms | most ms | per second |",
         "|---|---|---|---|---|---|---|",
     ]
-    for what, pairs in {**sets, **numbers}.items():
+    for what, pairs in {what: pairs[every] for what, pairs in {**sets, **numbers}.items()}.items():
         name, grade = ("napkin, number", number_score) if what in numbers else ("napkin, math", math_score)
         lines.append(row(name, what, grade, pairs))
         print(lines[-1], flush=True)
@@ -125,7 +127,7 @@ def main() -> None:
         lines.append("\nmath-verify is not installed: pip install math-verify")
     head = (
         f"# Graders of mathematical answers: {detect_host().cpu_name}, {datetime.now(UTC):%Y-%m-%d}, Python "
-        f"{platform.python_version()}, one process, processor time; math-verify on the first 1,000 of each"
+        f"{platform.python_version()}, one process, processor time; math-verify on the first 1,000 of each. {BRACKETS}"
     )
     write_result("alignment_graders", [head, "", *lines])
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from napkin.grading.reward import Reward, reward_named
 from napkin.hardware.host import detect_host, usable_cores
 from result_files import write_result
+from turns import BRACKETS, Samples, spread
 
 Pairs = list[tuple[str, str]]
 Judge = Callable[[Pairs], Sequence[float]]
@@ -98,6 +99,27 @@ def napkin_rates(seconds: float) -> dict[str, float]:
     return rates
 
 
+def plain_rates(seconds: float) -> dict[str, float]:
+    """Of an interpreter for each."""
+    ways: dict[str, Judge] = {
+        "one by one": lambda pairs: [plainly(*pair) for pair in pairs],
+        "together": plainly_together,
+    }
+    return {
+        f"{what}, {how}": measured(judge, pairs, seconds) for what, pairs in SETS.items() for how, judge in ways.items()
+    }
+
+
+def rounds_of(rates: Callable[[], dict[str, float]], rounds: int) -> Samples:
+    """All rates, measured again and again."""
+    found = [rates() for _ in range(rounds)]
+    return {what: [each[what] for each in found] for what in found[0]}
+
+
+def shown(rates: Sequence[float] | None) -> str:
+    return "" if rates is None else spread(rates, "{:,.0f}".format)
+
+
 def rates_of(source: str, seconds: float) -> dict[str, float]:
     """Of another checkout, by this script."""
     command = [sys.executable, __file__, "--json", "--seconds", str(seconds)]
@@ -108,27 +130,20 @@ def rates_of(source: str, seconds: float) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", help="src of a checkout to compare with")
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--json", action="store_true", help="print the rates of this checkout alone")
     options = parser.parse_args()
     if options.json:
         print(json.dumps(napkin_rates(options.seconds)))
         return
-    columns = {"napkin": napkin_rates(options.seconds)}
+    columns = {"napkin": rounds_of(lambda: napkin_rates(options.seconds), options.rounds)}
     if options.before:
-        columns["napkin before"] = rates_of(options.before, options.seconds)
-    columns["an interpreter for each"] = {
-        f"{what}, {how}": measured(judge, pairs, options.seconds)
-        for what, pairs in SETS.items()
-        for how, judge in (
-            ("one by one", lambda pairs: [plainly(*pair) for pair in pairs]),
-            ("together", plainly_together),
-        )
-    }
-    lines = [f"| judgements per second | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+        columns["napkin before"] = rounds_of(lambda: rates_of(options.before, options.seconds), options.rounds)
+    columns["an interpreter for each"] = rounds_of(lambda: plain_rates(options.seconds), options.rounds)
+    lines = [BRACKETS, "", f"| judgements per second | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     lines += [
-        f"| {what} | " + " | ".join(f"{rates[what]:,.0f}" if what in rates else "" for rates in columns.values()) + " |"
-        for what in columns["napkin"]
+        f"| {what} | {' | '.join(shown(rates.get(what)) for rates in columns.values())} |" for what in columns["napkin"]
     ]
     print("\n".join(lines))
     head = (

@@ -15,12 +15,14 @@ import re
 import textwrap
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from napkin.data import Document, read_documents, standard_library
 from napkin.evaluation.contamination import find_contamination
 from napkin.evaluation.tasks import Item, read_task
 from result_files import machine
+from turns import BRACKETS, in_turns, seconds_of, spread
 
 
 def main() -> None:
@@ -28,7 +30,7 @@ def main() -> None:
     parser.add_argument("task", nargs="+")
     parser.add_argument("--text", nargs="*", default=[])
     parser.add_argument("--planted", type=int, default=500)
-    parser.add_argument("--repeat", type=int, default=1, help="times the text is searched, for the speed")
+    parser.add_argument("--rounds", type=int, default=6, help="times the text is searched, for the speed")
     options = parser.parse_args()
     print(machine(), flush=True)
     items = read_task([Path(each) for each in options.task]).items
@@ -62,18 +64,20 @@ def main() -> None:
         if name == "all of these":
             for each in [each for each in found.found if each.item in wrong][:5]:
                 print(f"<!-- {each.item}: {each.share:.0%} in {each.document} -->")
-    clean = [Document(f"document {index}", each) for index, each in enumerate(text)] * options.repeat
-    sizes = sum(len(each.data) for each in clean)
+    clean = [Document(f"document {index}", each) for index, each in enumerate(text)]
+    megabytes = sum(len(each.data) for each in clean) / 1e6
     # The processor's seconds of this one thread: other programs do not count.
-    begin = time.process_time()
-    found = find_contamination(items, clean)
-    seconds = time.process_time() - begin
-    begin = time.process_time()
-    find_contamination(items, [Document("nothing", "nothing")])
-    index_seconds = time.process_time() - begin
+    works = {
+        "all": lambda: find_contamination(items, clean),
+        "items": lambda: find_contamination(items, [Document("nothing", "nothing")]),
+    }
+    turns = {name: partial(seconds_of, work, time.process_time) for name, work in works.items()}
+    seconds = in_turns(turns, options.rounds)
+    rates = [megabytes / (whole - own) for whole, own in zip(seconds["all"], seconds["items"], strict=True)]
     print(
-        f"\nwithout copies: {len(found.found)} of {len(items):,} items found; {sizes / 1e6:.0f} MB in {seconds:.2f} s, "
-        f"{index_seconds:.2f} s of which for the items: {sizes / 1e6 / (seconds - index_seconds):.0f} MB/s on one core"
+        f"\nwithout copies: {len(find_contamination(items, clean).found)} of {len(items):,} items found; "
+        f"{megabytes:.0f} MB in {spread(seconds['all'])} s, {spread(seconds['items'])} s of which for the items: "
+        f"{spread(rates, '{:.0f}'.format)} MB/s on one core. {BRACKETS}"
     )
 
 

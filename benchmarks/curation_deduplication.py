@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from result_files import machine
+from turns import BRACKETS, ratio_spread, spread
 
 FOLDERS = ("/usr/share/doc", "/usr/share/man", str(Path(os.__file__).parent))
 THRESHOLD, BANDS, ROWS, HASHES = 0.8, 9, 13, 128
@@ -236,6 +237,23 @@ def measured(function: str, argument: str) -> dict[str, Any] | None:
     return json.loads(child.stdout.splitlines()[-1])
 
 
+def rounds_of(function: str, argument: str, rounds: int) -> list[dict[str, Any]]:
+    """The same several times; nothing where it is left out."""
+    found: list[dict[str, Any]] = []
+    while len(found) < rounds and (each := measured(function, argument)) is not None:
+        found.append(each)
+    return found
+
+
+def seconds_in(found: list[dict[str, Any]]) -> list[float]:
+    return [each["seconds"] for each in found]
+
+
+def most_in(found: list[dict[str, Any]]) -> int:
+    """The most bytes of memory of all rounds."""
+    return max(each["peak"] for each in found)
+
+
 def planned_and_found(clusters: list[list[int]], pairs: list[tuple[int, int, float]]) -> Iterator[str]:
     """Planted pairs by their true similarity: how many should be found by the curve, and how many are."""
     from napkin.curation.deduplication import Banding
@@ -261,27 +279,30 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", default=FOLDERS)
     parser.add_argument("--megabytes", type=float, default=10, help="of real text for the comparison")
     parser.add_argument("--growth", nargs="*", default=[], help="megabytes of generated text instead: 100 1000 10000")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(globals()[options.child[0]](options.child[1])))
         return
-    print(machine(), flush=True)
+    print(f"{machine()}\n{BRACKETS}", flush=True)
     if options.growth:
         print("| generated MB | s | MB/s | peak MB |\n|---:|---:|---:|---:|")
         for megabytes in options.growth:
-            result = measured("grow", megabytes)
-            if result:
-                speed = float(megabytes) / result["seconds"]
+            found = rounds_of("grow", megabytes, options.rounds)
+            if found:
+                speeds = [float(megabytes) / each["seconds"] for each in found]
                 print(
-                    f"| {megabytes} | {result['seconds']:.2f} | {speed:.0f} | {result['peak'] / 1e6:.0f} |", flush=True
+                    f"| {megabytes} | {spread(seconds_in(found))} | {spread(speeds, '{:.0f}'.format)} | "
+                    f"{most_in(found) / 1e6:.0f} |",
+                    flush=True,
                 )
         return
     with tempfile.TemporaryDirectory() as folder:
-        compare(list(options.folders), int(options.megabytes * 1e6), Path(folder))
+        compare(list(options.folders), int(options.megabytes * 1e6), Path(folder), options.rounds)
 
 
-def compare(folders: list[str], size: int, folder: Path) -> None:
+def compare(folders: list[str], size: int, folder: Path, rounds: int) -> None:
     texts, pairs = planted(list(texts_below(folders, size)))
     path = folder / "texts.jsonl"
     path.write_text("".join(json.dumps({"text": t, "id": str(n)}) + "\n" for n, t in enumerate(texts)), "utf-8")
@@ -293,15 +314,16 @@ def compare(folders: list[str], size: int, folder: Path) -> None:
         ("sign", ("napkin", "datasketch", "rensa")),
         ("clusters", ("napkin", "datatrove", "text_dedup")),
     ):
-        own = None
+        own: list[float] = []
         for name in names:
-            result = measured(f"{what}_{name}", str(path))
-            if result is None:
+            found = rounds_of(f"{what}_{name}", str(path), rounds)
+            if not found:
                 continue
-            own = own or result["seconds"]
+            result, seconds = found[0], seconds_in(found)
+            own = own or seconds
             clusters = result.get("clusters", clusters)
-            row = [what, name, f"{result['seconds']:.2f}", f"{megabytes / result['seconds']:.1f}"]
-            row += [f"{result['peak'] / 1e6:.0f}", f"{result['seconds'] / own:.1f} ×"]
+            row = [what, name, spread(seconds), spread([megabytes / each for each in seconds], "{:.1f}".format)]
+            row += [f"{most_in(found) / 1e6:.0f}", f"{ratio_spread(seconds, own, '{:.1f}'.format)} ×"]
             print(f"| {' | '.join(row)} |", flush=True)
             if "kept" in result:
                 gone = len(texts) - result["kept"]
@@ -309,8 +331,10 @@ def compare(folders: list[str], size: int, folder: Path) -> None:
     for line in planned_and_found(clusters, pairs):
         print(line)
     print("\n| stage | s | MB/s |\n|---|---:|---:|")
-    for stage, seconds in (measured("stages_napkin", str(path)) or {}).items():
-        print(f"| {stage} | {seconds:.2f} | {megabytes / seconds:.0f} |")
+    stages = rounds_of("stages_napkin", str(path), rounds)
+    for stage in stages[0] if stages else ():
+        seconds = [each[stage] for each in stages]
+        print(f"| {stage} | {spread(seconds)} | {spread([megabytes / each for each in seconds], '{:.0f}'.format)} |")
 
 
 if __name__ == "__main__":

@@ -25,8 +25,10 @@ from napkin.curation.filters import C4, FineWeb, Gopher, GopherRepetition, Perso
 from napkin.curation.filters.compiled import FILTERS
 from napkin.curation.filters.document_counts import MODULES
 from result_files import machine
+from turns import BRACKETS, ratio_spread, seconds_of, spread
 
 MAX_CHARACTERS = 100_000
+RUNS = 6
 """Longer files are cut into documents of this size."""
 TOGETHER = ("gopher", "gopher-repetition", "c4")
 
@@ -37,7 +39,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=20.0)
     parser.add_argument("--peer-megabytes", type=float, default=2.0, help="for datatrove, spread over the documents")
     options = parser.parse_args()
-    print(machine(), flush=True)
+    print(f"{machine()}\n{BRACKETS}", flush=True)
     texts = gather(options.paths, options.megabytes * 1e6)
     every = max(1, round(options.megabytes / options.peer_megabytes))
     sample = texts[::every]
@@ -48,15 +50,14 @@ def main() -> None:
     stages = {stage.name: stage for stage in (Gopher(), GopherRepetition(), C4(), FineWeb(), PersonalData())}
     for name in (*stages, " + ".join(TOGETHER)):
         parts = name.split(" + ")
-        ours = size(texts) / seconds(lambda text, parts=parts: apply(text, [stages[part] for part in parts]), texts)
+        ours = rates(lambda text, parts=parts: apply(text, [stages[part] for part in parts]), texts)
         if all(part in peers for part in parts):
             made = [peers[part]() for part in parts]
-            theirs = size(sample) / seconds(
-                lambda text, made=made: [each.filter(document(text)) for each in made], sample
-            )
-            print(f"| {name} | {ours:.0f} | {theirs:.2f} | {ours / theirs:.0f} |", flush=True)
+            theirs = rates(lambda text, made=made: [each.filter(document(text)) for each in made], sample)
+            cells = [spread(theirs), ratio_spread(ours, theirs, "{:.0f}".format)]
         else:
-            print(f"| {name} | {ours:.0f} | – | – |", flush=True)
+            cells = ["–", "–"]
+        print(f"| {name} | {spread(ours, '{:.0f}'.format)} | {' | '.join(cells)} |", flush=True)
     if peers:
         agreement(sample)
 
@@ -87,15 +88,12 @@ def size(texts: list[str]) -> float:
     return sum(len(text.encode()) for text in texts) / 1e6
 
 
-def seconds(function: Callable[[str], Any], texts: list[str]) -> float:
-    """The least of two runs."""
-    found = []
-    for _ in range(2):
-        begin = time.process_time()
-        for text in texts:
-            function(text)
-        found.append(time.process_time() - begin)
-    return min(found)
+def rates(function: Callable[[str], Any], texts: list[str]) -> list[float]:
+    """MB per second of some runs, after one on the first text."""
+    function(texts[0])
+    return [
+        size(texts) / seconds_of(lambda: [function(text) for text in texts], time.process_time) for _ in range(RUNS)
+    ]
 
 
 def apply(text: str, stages: list[Any]) -> None:

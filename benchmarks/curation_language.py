@@ -22,6 +22,10 @@ from typing import Any
 from napkin.languages import packaged_classifier, reliability
 from napkin.languages.classifier import load_classifier
 from result_files import machine
+from turns import BRACKETS, ratio_spread, seconds_of, spread
+
+PARTS = 6
+"""Parts of the sentences, of which each is timed."""
 
 FILES = """
     af=afr ar=arb az=azj_latn be=bel bg=bul bn=ben bs=bos_latn ca=cat cs=ces cy=cym da=dan de=deu el=ell_monotonic
@@ -96,19 +100,26 @@ def peers(among: Sequence[str] | None) -> Iterator[tuple[str, Guess]]:
     yield "lingua", guess_of_lingua
 
 
-def measure(name: str, guess: Guess, texts: Sequence[tuple[str, str]]) -> tuple[float, float, float]:
-    """Print and return the accuracy, that of the languages of WEB, and the microseconds per sentence."""
+def measure(name: str, guess: Guess, texts: Sequence[tuple[str, str]]) -> tuple[float, float, list[float]]:
+    """Print and return the accuracy, that of the languages of WEB, and the microseconds per sentence of each part."""
     guess(texts[0][1])
-    start = time.perf_counter()
-    guesses = [guess(sentence) for _, sentence in texts]
-    microseconds = 1e6 * (time.perf_counter() - start) / len(texts)
+    guesses = [""] * len(texts)
+    microseconds: list[float] = []
+    for part in range(PARTS):
+        # Sentences of a language follow each other: each part has all languages.
+        some = slice(part, None, PARTS)
+        start = time.perf_counter()
+        guesses[some] = [guess(sentence) for _, sentence in texts[some]]
+        microseconds.append(1e6 * (time.perf_counter() - start) / max(1, len(texts[some])))
     right = [found == language for found, (language, _) in zip(guesses, texts, strict=True)]
     accuracy = sum(right) / len(right)
     of_the_web = [is_right for (language, _), is_right in zip(texts, right, strict=True) if language in WEB]
     web = sum(of_the_web) / len(of_the_web)
     wrong = Counter((lang, found) for found, (lang, _) in zip(guesses, texts, strict=True) if found != lang)
     confused = ", ".join(f"{lang}→{found or '?'} {count}" for (lang, found), count in wrong.most_common(6))
-    print(f"  {name:10} {accuracy:8.2%} {web:9.2%} {microseconds:12.1f}   {confused}", flush=True)
+    print(
+        f"  {name:10} {accuracy:8.2%} {web:9.2%} {spread(microseconds, '{:.1f}'.format):>26}   {confused}", flush=True
+    )
     return accuracy, web, microseconds
 
 
@@ -117,7 +128,7 @@ def main() -> None:
     parser.add_argument("archive", help="udhr2.zip")
     parser.add_argument("--classifier", help="a file of `napkin data train-languages` instead of the package's")
     options = parser.parse_args()
-    print(machine(), flush=True)
+    print(f"{machine()}\n{BRACKETS}", flush=True)
     classifier = load_classifier(options.classifier) if options.classifier else packaged_classifier()
     texts = sentences(options.archive, classifier.languages)[1::2]
     languages = sorted({language for language, _ in texts})
@@ -125,13 +136,13 @@ def main() -> None:
     print(f"{len(texts)} sentences of {len(languages)} languages, {letters:.0f} characters each: {' '.join(languages)}")
     for title, among in (("all of its languages", None), ("the languages of the test", languages)):
         print(f"choosing among {title}:")
-        print("  library    accuracy  WEB only  µs/sentence   most frequent errors: language→guess")
+        print("  library    accuracy  WEB only                µs/sentence   most frequent errors: language→guess")
         ours = classifier.among(languages) if among else classifier
         accuracy, web, microseconds = measure("napkin", lambda text, ours=ours: ours.identify(text, 0).language, texts)
         for name, guess in peers(among):
             theirs, their_web, longer = measure(name, guess, texts)
             points = f"{100 * (accuracy - theirs):+.2f} points, {100 * (web - their_web):+.2f} of WEB"
-            print(f"  {'':10} napkin: {points}, {longer / microseconds:.0f} × as fast")
+            print(f"  {'':10} napkin: {points}, {ratio_spread(longer, microseconds, '{:.0f}'.format)} × as fast")
     guesses = [classifier.identify(sentence, 0) for _, sentence in texts]
     right = [guess.language == language for guess, (language, _) in zip(guesses, texts, strict=True)]
     rows, error = reliability([guess.probability for guess in guesses], right)
@@ -139,10 +150,9 @@ def main() -> None:
     for row in rows:
         print(f"  {row.guesses:5} guesses of mean probability {row.probability:.3f}: {row.right:.3f} are right")
     long_text = "\n".join(sentence for _, sentence in texts)
-    start = time.perf_counter()
-    classifier.identify(long_text)
-    seconds = time.perf_counter() - start
-    print(f"one document of all sentences: {len(long_text.encode()) / seconds / 1e6:.0f} MB/s")
+    megabytes = len(long_text.encode()) / 1e6
+    rates = [megabytes / seconds_of(lambda: classifier.identify(long_text)) for _ in range(PARTS)]
+    print(f"one document of all sentences: {spread(rates, '{:.0f}'.format)} MB/s")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from napkin.model.huggingface import save_huggingface
 from napkin.model.transformer import Transformer
 from napkin.tokenizer import train_bpe
 from result_files import write_result
+from turns import BRACKETS, in_turns, ratio_spread, spread
 
 SHOTS = 5
 KINDS = ("continuations", "letters", "after examples")
@@ -112,6 +114,14 @@ def timed(model: Any, requests: Sequence[Any], clock: Callable[[], float]) -> tu
     return model.loglikelihood(list(requests), disable_tqdm=True), clock() - begin
 
 
+def answer(
+    answers: dict[str, Found], name: str, model: Any, requests: Sequence[Any], clock: Callable[[], float]
+) -> float:
+    """Keep a model's answers under its name; returns the seconds."""
+    answers[name], seconds = timed(model, requests, clock)
+    return seconds
+
+
 def differences(found: Found, expected: Found) -> str:
     """The largest one, and how many items have another likeliest choice."""
     largest = max(abs(one - other) for (one, _), (other, _) in zip(found, expected, strict=True))
@@ -131,6 +141,7 @@ def main() -> None:
     """Print and keep the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=16, help="of the Hugging Face backend")
     parser.add_argument("--threads", type=int, default=detect_host().cores)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of all threads together")
@@ -144,6 +155,8 @@ def main() -> None:
         f"# Log-likelihoods: {host.cpu_name}, {options.threads} threads, {options.clock} clock, {now:%Y-%m-%d}, torch "
         f"{torch.__version__}, lm_eval {lm_eval.__version__}, transformers {transformers.__version__}, Python "
         f"{platform.python_version()}; fp32",
+        "",
+        BRACKETS,
         "",
         "| items | by | seconds | × | largest difference, nats | from fp64, 50 items | other choices |",
         "|---|---|---|---|---|---|---|",
@@ -160,13 +173,20 @@ def main() -> None:
             requests = requests_of(n_items, kind)
             for model in (ours, theirs):
                 timed(model, requests[:40], clock)
-            expected, slow = timed(theirs, requests, clock)
-            found, fast = timed(ours, requests, clock)
+            answers: dict[str, Found] = {}
+            turns = {
+                name: partial(answer, answers, name, model, requests, clock)
+                for name, model in (("theirs", theirs), ("ours", ours))
+            }
+            slow, fast = in_turns(turns, options.rounds).values()
+            expected, found = answers["theirs"], answers["ours"]
             truth, _ = timed(exact, requests[:200], clock)
             distances = [differences(each[:200], truth).split(" |")[0] for each in (expected, found)]
             lines += [
-                f"| {n_items:,}, {kind} | lm_eval, transformers | {slow:.1f} | 1.00 | | {distances[0]} | |",
-                f"| | lm_eval, napkin | {fast:.1f} | {slow / fast:.2f} | {_cells(found, expected, distances[1])} |",
+                f"| {n_items:,}, {kind} | lm_eval, transformers | {spread(slow, '{:.1f}'.format)} | 1.00 | | "
+                f"{distances[0]} | |",
+                f"| | lm_eval, napkin | {spread(fast, '{:.1f}'.format)} | {ratio_spread(slow, fast)} | "
+                f"{_cells(found, expected, distances[1])} |",
             ]
             with client_of_server(folder) as client:
                 few = requests[:200]

@@ -29,6 +29,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import ParallelismConfig, TrainingConfig
 from napkin.train_step.step import build_train_state
 from result_files import write_result
+from turns import BRACKETS, spread
 
 TIMED_STEPS = 8
 MODEL = ModelConfig(4096, 256, d_model=256, n_layers=4, n_heads=4)
@@ -55,7 +56,7 @@ def layouts(ranks: int) -> dict[str, Recipe]:
     }
 
 
-def compare(recipe: Recipe, ranks: Ranks) -> dict[str, float]:
+def compare(recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
     """Planned and measured seconds of a step; all ranks call it."""
     machine = ThisMachine(ranks, device="cpu")
     resolved = resolve(recipe, machine)
@@ -77,7 +78,7 @@ def compare(recipe: Recipe, ranks: Ranks) -> dict[str, float]:
         begin = time.perf_counter()
         train_state.step(number, own, own)
         taken.append(time.perf_counter() - begin)
-    return {"planned": seconds, "divided": divided, "measured": statistics.median(taken[2:])}
+    return {"planned": seconds, "divided": divided, "measured": taken[2:]}
 
 
 def main(n_ranks: int) -> None:
@@ -86,22 +87,27 @@ def main(n_ranks: int) -> None:
         f"{n_ranks} gloo ranks, {platform.processor() or platform.machine()}, torch {torch.__version__}, "
         f"{datetime.now(UTC):%Y-%m-%d}",
         "",
-        f"{'layout':24} {'measured':>10} {'planned':>10} {'ratio':>6} {'1/ranks of one':>15} {'ratio':>6}",
+        BRACKETS,
+        "",
+        "| layout | measured | planned | ratio | 1/ranks of one | ratio |",
+        "|---|---|---|---|---|---|",
     ]
     errors: list[float] = []
     crude: list[float] = []
     with join_ranks(TrainingConfig(device="cpu", rank_timeout=300.0)) as ranks:
         for name, recipe in layouts(ranks.world_size).items():
             row = compare(recipe, ranks)
-            ratio, divided = row["planned"] / row["measured"], row["divided"] / row["measured"]
+            measured = statistics.median(row["measured"])
+            ratio, divided = row["planned"] / measured, row["divided"] / measured
             errors.append(abs(ratio - 1))
             crude.append(abs(divided - 1))
             lines.append(
-                f"{name:24} {row['measured']:8.3f} s {row['planned']:8.3f} s {ratio:6.2f} {row['divided']:13.3f} s "
-                f"{divided:6.2f}"
+                f"| {name} | {spread(row['measured'], '{:.3f} s'.format)} | {row['planned']:.3f} s | {ratio:.2f} | "
+                f"{row['divided']:.3f} s | {divided:.2f} |"
             )
             if ranks.is_rank_zero:
                 print(lines[-1], flush=True)
+        lines.append("")
         lines.append(
             f"median error: plan {statistics.median(errors):.1%}, 1/ranks of one process {statistics.median(crude):.1%}"
         )

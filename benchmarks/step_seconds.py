@@ -31,6 +31,7 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 from result_files import write_result
+from turns import BRACKETS, spread
 
 TIMED_STEPS = 12
 VOCAB_SIZES = {"cpu": 4096, "cuda": 50304}
@@ -57,8 +58,8 @@ def recipes(device: str, how_many: int) -> list[Recipe]:
     ]
 
 
-def measure(resolved: ResolvedRecipe) -> float:
-    """Median seconds of a step, after two that warm up."""
+def measure(resolved: ResolvedRecipe) -> list[float]:
+    """Seconds of steps, after two that warm up."""
     train_state, recipe, device_type = build_train_state(resolved), resolved.recipe, resolved.precision.device_type
     shape = (recipe.training.batch_size, recipe.model.context_length)
     tokens = torch.randint(recipe.model.vocab_size, shape, device=device_type)
@@ -69,21 +70,24 @@ def measure(resolved: ResolvedRecipe) -> float:
         if device_type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds[2:])
+    return seconds[2:]
 
 
-def compare(recipe: Recipe) -> tuple[str, float, float, float, float, float]:
-    """The shape's name, measured seconds, those over plan, roofline and rule, and the plan's stated factor."""
+def compare(recipe: Recipe) -> tuple[str, str, float, float, float, float]:
+    """The shape's name, measured milliseconds with their interval, the median over plan, roofline and rule, and the
+    plan's stated factor."""
     planned = plan(recipe)
     precision = planned.resolved.precision
     roofline = price(planned.ledger, calibration_of_this_machine(precision.device_type)).seconds
     flops = training_flops_rule(planned.rule_parameters, planned.tokens_per_step)
     rule = seconds_rule(flops, planned.site.matmul_peak, mfu=RULE_MFU)
-    taken = measure(planned.resolved)
+    seconds = measure(planned.resolved)
+    taken = statistics.median(seconds)
     model, training = planned.recipe.model, planned.recipe.training
     batch = f"{training.batch_size // training.resolved_micro_batch_size}×{training.resolved_micro_batch_size}"
     name = f"d {model.d_model} L {model.n_layers} B {batch} T {model.context_length} {precision.products}"
-    return name, taken, taken / planned.seconds_per_step, taken / roofline, taken / rule, planned.price.factor
+    shown = spread([1e3 * each for each in seconds], "{:.1f}".format)
+    return name, shown, taken / planned.seconds_per_step, taken / roofline, taken / rule, planned.price.factor
 
 
 def off(ratio: float) -> float:
@@ -114,6 +118,8 @@ def main() -> None:
         f"# Seconds per step: {ThisMachine(device=options.device).device_name}, {torch.get_num_threads()} threads, "
         f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, Python {platform.python_version()}",
         "",
+        BRACKETS,
+        "",
         "| shape (batch as micro-batches × sequences) | measured ms | over plan | stated | over roofline | over rule |",
         "|---|---|---|---|---|---|",
     ]
@@ -121,10 +127,10 @@ def main() -> None:
     ratios: list[tuple[float, float, float]] = []
     factors: list[float] = []
     for recipe in drawn:
-        name, taken, *of, factor = compare(recipe)
+        name, shown, *of, factor = compare(recipe)
         ratios.append((of[0], of[1], of[2]))
         factors.append(factor)
-        lines.append(f"| {name} | {1e3 * taken:.1f} | {of[0]:.3f} | {factor:.3f} | {of[1]:.3f} | {of[2]:.3f} |")
+        lines.append(f"| {name} | {shown} | {of[0]:.3f} | {factor:.3f} | {of[1]:.3f} | {of[2]:.3f} |")
         print(lines[-1], flush=True)
     summary = []
     for witness, column in zip(("plan", "roofline", "rule"), zip(*ratios, strict=True), strict=True):

@@ -30,6 +30,7 @@ from napkin.hardware.host import detect_host
 from napkin.json_files import add_checksum
 from napkin.runs.metrics import METRICS_FILE, MetricsFile, format_metrics
 from result_files import write_result
+from turns import BRACKETS, spread
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
@@ -97,7 +98,7 @@ def main() -> None:
             server.wait()
     title = f"Pages of the studio in Chromium, {options.runs} runs of {options.points:,} steps"
     heading = f"# {title}: {detect_host().cpu_name}, load {os.getloadavg()[0]:.1f}"
-    lines = [heading, "", "| what | median | all |", "|---|---|---|", *rows]
+    lines = [heading, "", BRACKETS, "", "| what | median | all |", "|---|---|---|", *rows]
     print("\n".join(lines))
     write_result("studio", lines)
 
@@ -199,8 +200,7 @@ def memory_rows(pid: int, growing: MetricsFile, minutes: float) -> list[str]:
 
 
 def row(what: str, values: list[float]) -> str:
-    shown = f"{min(values):.3g} to {max(values):.3g}" if len(values) > 1 else ""
-    return f"| {what} | {statistics.median(values):.3g} | {shown} |"
+    return f"| {what} | {spread(values, '{:.3g}'.format)} | {min(values):.3g} to {max(values):.3g} |"
 
 
 if __name__ == "__main__":
