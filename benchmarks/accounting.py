@@ -31,7 +31,7 @@ from calculators import flops, metering, peak_bytes, speed
 from calculators.models import CASES
 from napkin.hardware.host import cpu_name
 from napkin.units import format_bytes, format_flops, format_seconds
-from result_files import write_result
+from result_files import machine, write_result
 
 PEERS = "accelerate calflops deepspeed fvcore llm-analysis ptflops thop torchinfo transformers".split()
 GOAL = 0.005
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--only", choices=tuple(SECTIONS), action="append", help="one table; may be repeated")
     parser.add_argument("--quick", action="store_true", help="small models alone; nothing is written")
     given = parser.parse_args()
+    print(machine(*PEERS), flush=True)
     lines = []
     for line in _lines(given.only or tuple(SECTIONS), quick=given.quick):
         lines.append(line)
@@ -57,8 +58,8 @@ def _lines(sections: tuple[str, ...], *, quick: bool) -> Iterator[str]:
     missing = " ".join(name for name, version in versions.items() if not version)
     yield f"# The accountant beside other calculators: {datetime.now(UTC):%Y-%m-%d}"
     yield ""
-    machine = f"{cpu_name()}, {torch.get_num_threads()} threads"
-    yield f"{machine}, torch {torch.__version__}, Python {platform.python_version()}; {installed or 'no peers'}."
+    processor = f"{cpu_name()}, {torch.get_num_threads()} threads"
+    yield f"{processor}, torch {torch.__version__}, Python {platform.python_version()}; {installed or 'no peers'}."
     if missing:
         yield f"Left out, not installed: `pip install {missing}`."
     for section in sections:

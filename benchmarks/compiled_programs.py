@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from result_files import write_result
+from result_files import existing, machine, write_result
 
 PUBLISHED = Path(__file__).parent / "published_program_memory.csv"
 SECONDS = 3000
@@ -35,7 +35,7 @@ SECONDS = 3000
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=Path, required=True)
+    parser.add_argument("--programs", type=existing, required=True)
     parser.add_argument("--only", default="", help="scripts whose name has this in it")
     parser.add_argument("--answers", type=Path, help="a folder for the answers of rehearsals")
     parser.add_argument("--write", action="store_true", help="keep the table in results/")
@@ -49,7 +49,7 @@ def main() -> None:
         answers.mkdir(exist_ok=True)
         rows = {name: (found, answer_of(given.programs / name, found[0], answers)) for name, found in logs.items()}
     lines = table(rows)
-    print("\n".join(lines))
+    print("\n".join([machine(), "", *lines]))
     if given.write:
         write_result("compiled-programs", lines)
 

@@ -16,24 +16,23 @@ import textwrap
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from napkin.data import Document, read_documents, standard_library
 from napkin.evaluation.contamination import find_contamination
 from napkin.evaluation.tasks import Item, read_task
-from result_files import machine
+from result_files import existing, machine
 from turns import BRACKETS, in_turns, seconds_of, spread
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", nargs="+")
+    parser.add_argument("task", nargs="+", type=existing)
     parser.add_argument("--text", nargs="*", default=[])
     parser.add_argument("--planted", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=6, help="times the text is searched, for the speed")
     options = parser.parse_args()
     print(machine(), flush=True)
-    items = read_task([Path(each) for each in options.task]).items
+    items = read_task(options.task).items
     if options.planted >= len(items):
         parser.error(f"--planted {options.planted}: the task has {len(items):,} items, some must not be planted")
     text = [each.text for each in standard_library()]

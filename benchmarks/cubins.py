@@ -31,10 +31,16 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
-import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction
+
+from result_files import machine, needs, write_result
+
+try:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.jit import JITFunction
+except ImportError:
+    needs(__doc__, "triton")
 
 from napkin.hardware.device_file import find_device
 from napkin.kernels.attention import triton_decode, triton_flash
@@ -44,7 +50,6 @@ from napkin.kernels.norms import triton_norms
 from napkin.kernels.pointwise import triton_adamw, triton_pointwise
 from napkin.kernels.products import triton_fp8, triton_grouped, triton_quantized
 from napkin.kernels.triton_tiles import compiled_for
-from result_files import write_result
 
 BATCH, LENGTH, HEADS, KV_HEADS = 4, 2048, 16, 4
 WIDTH, VOCAB_SIZE = 4096, 50304
@@ -121,6 +126,7 @@ def main() -> int:
     parser.add_argument("--for", nargs="+", default=list(PROCESSORS), choices=PROCESSORS, dest="architectures")
     parser.add_argument("--show", action="store_true", help="print only, keep no file")
     options = parser.parse_args()
+    print(machine(), flush=True)
     lines = [
         f"# Triton {triton.__version__} kernels compiled ahead: {datetime.now(UTC):%Y-%m-%d}",
         "",

@@ -30,7 +30,7 @@ from napkin.extraction.compiled import fields as f
 from napkin.extraction.html_page import NAMES, block_features
 from napkin.extraction.page_metadata import decode_page
 from napkin.extraction.rendering import page_tables
-from result_files import machine
+from result_files import existing, machine
 from turns import BRACKETS, spread
 
 _WORD = re.compile(r"\w+")
@@ -42,7 +42,7 @@ Score = tuple[int, int, int]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=existing)
     parser.add_argument("--fit", action="store_true")
     arguments = parser.parse_args()
     print(f"{machine()}\n{BRACKETS}", flush=True)

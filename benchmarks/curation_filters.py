@@ -24,7 +24,7 @@ from napkin.curation import Dropped, Record
 from napkin.curation.filters import C4, FineWeb, Gopher, GopherRepetition, PersonalData
 from napkin.curation.filters.compiled import FILTERS
 from napkin.curation.filters.document_counts import MODULES
-from result_files import machine
+from result_files import existing, machine
 from turns import BRACKETS, ratio_spread, seconds_of, spread
 
 MAX_CHARACTERS = 100_000
@@ -35,7 +35,7 @@ TOGETHER = ("gopher", "gopher-repetition", "c4")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="+", type=Path)
+    parser.add_argument("paths", nargs="+", type=existing)
     parser.add_argument("--megabytes", type=float, default=20.0)
     parser.add_argument("--peer-megabytes", type=float, default=2.0, help="for datatrove, spread over the documents")
     options = parser.parse_args()

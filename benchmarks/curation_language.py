@@ -21,7 +21,7 @@ from typing import Any
 
 from napkin.languages import packaged_classifier, reliability
 from napkin.languages.classifier import load_classifier
-from result_files import machine
+from result_files import existing, machine
 from turns import BRACKETS, ratio_spread, seconds_of, spread
 
 PARTS = 6
@@ -125,7 +125,7 @@ def measure(name: str, guess: Guess, texts: Sequence[tuple[str, str]]) -> tuple[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("archive", help="udhr2.zip")
+    parser.add_argument("archive", type=existing, help="udhr2.zip")
     parser.add_argument("--classifier", help="a file of `napkin data train-languages` instead of the package's")
     options = parser.parse_args()
     print(f"{machine()}\n{BRACKETS}", flush=True)

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,9 @@ def main() -> None:
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of all threads together")
     options = parser.parse_args()
     clock = time.perf_counter if options.clock == "wall" else time.process_time
+    for package in ("lm_eval", "transformers"):
+        if find_spec(package) is None:
+            parser.error(f"{package} is not installed: pip install lm_eval[hf,api]")
     import lm_eval  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
 

@@ -18,6 +18,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,11 @@ def compare_speed(path: Path, threads: int, rounds: int, tokens: int, llama: str
     from result_files import machine
     from turns import BRACKETS, ratio_spread, spread
 
-    pythons = {"napkin": sys.executable, "llama.cpp": llama, "transformers": sys.executable}
+    pythons = {
+        "napkin": sys.executable,
+        "llama.cpp": llama,
+        "transformers": find_spec("transformers") and sys.executable,
+    }
     workers = [Worker(library, python, path, threads) for library, python in pythons.items() if python]
     taken: dict[str, list[list[float]]] = {worker.library: [] for worker in workers}
     for _ in range(rounds):
@@ -210,6 +215,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.worker:
         work(options.worker, options.file, options.threads)
+    elif not options.file.exists():
+        parser.error(f"'{options.file}' does not exist: name a GGUF file")
     elif options.texts:
         compare_texts(options.file, options.texts, min(options.tokens, 16))
     else:

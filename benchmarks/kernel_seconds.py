@@ -38,7 +38,7 @@ from napkin.hardware.kernel_curves import (
     kernel_curves,
     product_curve,
 )
-from result_files import write_result
+from result_files import existing, write_result
 
 TABLE = Path(__file__).parents[1] / "src" / "napkin" / "hardware" / "kernel_curves.toml"
 ROWS = 1100
@@ -381,7 +381,7 @@ def _toml(value: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measured", type=Path, help="folder of CSV files")
+    parser.add_argument("measured", type=existing, help="folder of CSV files")
     parser.add_argument("--fit", action="store_true", help="fit the constants and write them")
     parser.add_argument("--transfer", action="store_true", help="one generation's curves on the other's devices")
     arguments = parser.parse_args()

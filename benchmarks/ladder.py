@@ -102,8 +102,8 @@ def _write(ladder: Path, large: Path, threads: int) -> None:
 
 
 def _call(*command: str) -> None:
-    if napkin(list(command)):
-        raise SystemExit(f"napkin {' '.join(command)} has failed: its own message is above")
+    if status := napkin(list(command)):
+        raise SystemExit(status)
 
 
 if __name__ == "__main__":

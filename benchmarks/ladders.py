@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from napkin.cli import main as napkin
+from napkin.errors import NapkinError
 from napkin.files import cache_folder
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
@@ -56,7 +57,10 @@ def main() -> None:
     found = []
     for text in options.texts:
         name = f"{'stdlib' if text == 'stdlib:' else Path(text).stem}-{options.seed}"
-        found.append(climb(text, name, options.folder / name, options.flops, options.seed))
+        try:
+            found.append(climb(text, name, options.folder / name, options.flops, options.seed))
+        except NapkinError as error:
+            parser.error(f"--flops {options.flops:g}: {error}")
     write_result("ladders", table(found))
 
 
@@ -130,8 +134,8 @@ def table(found: list[Outcome]) -> list[str]:
 
 
 def _call(*command: str) -> None:
-    if napkin(list(command)):
-        raise SystemExit(f"napkin {' '.join(command)} has failed: its own message is above")
+    if status := napkin(list(command)):
+        raise SystemExit(status)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from compiled_programs import PUBLISHED, variables_of
-from result_files import write_result
+from result_files import existing, machine, write_result
 
 SECONDS, RANKS = 60, 8
 
@@ -236,9 +236,9 @@ def estimate_here(name: str, script: Path, environment: dict[str, str]) -> dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=Path, required=True)
-    parser.add_argument("--answers", type=Path, required=True)
-    parser.add_argument("--venvs", type=Path, required=True)
+    parser.add_argument("--programs", type=existing, required=True)
+    parser.add_argument("--answers", type=existing, required=True)
+    parser.add_argument("--venvs", type=existing, required=True)
     parser.add_argument("--only", default="", help="scripts whose name has this in it")
     parser.add_argument("--minutes", type=float, default=20, help="of each estimator, for all scripts")
     parser.add_argument("--write", action="store_true", help="keep the table in results/")
@@ -268,7 +268,7 @@ def main() -> None:
         table[name] = dict(lines) or {next(iter(scripts)): {"error": (said.strip().splitlines() or ["nothing"])[-1]}}
         print(f"{name}: done", file=sys.stderr, flush=True)
     found = lines_of(table, scripts)
-    print("\n".join(found))
+    print("\n".join([machine(), "", *found]))
     if given.write:
         write_result("memory-estimators", found)
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -82,7 +83,8 @@ def contenders(shape: str, d_model: int) -> dict[str, Callable[[], nn.Module]]:
         f"napkin, {form}": lambda form=form: LossOf(Transformer(ModelConfig(**{**vars(ours), "attention": form})))
         for form in ("plain", "sdpa")
     }
-    return {**with_form, "torch.nn": plain, "transformers": lambda: TheirLoss(_of_transformers(shape, ours))}
+    peer = {"transformers": lambda: TheirLoss(_of_transformers(shape, ours))}
+    return {**with_form, "torch.nn": plain, **(peer if find_spec("transformers") else {})}
 
 
 def _of_transformers(shape: str, config: ModelConfig) -> nn.Module:

@@ -25,7 +25,7 @@ from napkin.files import atomic_write_text
 from napkin.inference.generation import continue_prompt
 from napkin.inference.settings import Sampling, Speculation
 from napkin.inference.speculation import SpeculationMeter, speculate
-from result_files import machine
+from result_files import existing, machine
 
 TOPICS = (
     "the moon", "volcanoes", "bread", "the printing press", "honey bees", "glaciers", "chess", "the heart", "rivers",
@@ -141,7 +141,7 @@ def measured(model: napkin.LoadedModel, draft: Path, tokens: int, n: int) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a GGUF file of a model of conversations")
+    parser.add_argument("model", type=existing, help="a GGUF file of a model of conversations")
     parser.add_argument("--folder", type=Path, default=Path("draft"), help="where the draft is made")
     parser.add_argument("--n-layers", type=int, default=8, help="layers of the draft")
     parser.add_argument("--steps", type=int, default=10, help="steps of distillation, of 16 answers each; 0 is none")

@@ -36,6 +36,9 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=300_000, help="of each of the two texts")
     parser.add_argument("--random", type=int, default=20_000, help="sequences of random tokens")
     options = parser.parse_args()
+    for each in options.vocabularies:
+        if not Path(each.partition("=")[0]).exists():
+            parser.error(f"'{each}' does not exist: name a file")
     print(machine(), flush=True)
     texts = [*_pieces(mixed_text(options.bytes)), *_pieces(many_scripts_text(options.bytes))]
     differ = False

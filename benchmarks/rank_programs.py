@@ -33,7 +33,7 @@ from napkin.accounting.counting import plain_step
 from napkin.accounting.ledger import METERED_STEP
 from napkin.accounting.metering import meter_step
 from rank_bytes import METERED_STEPS, fork_ranks
-from result_files import write_result
+from result_files import machine, write_result
 
 VOCABULARY, LENGTH, WIDTH = 256, 32, 64
 
@@ -352,6 +352,7 @@ def main() -> None:
         "| program | ranks | rank: planned / metered |",
         "|---|---|---|",
     ]
+    print(machine(), flush=True)
     errors: list[float] = []
     for size in map(int, given.ranks.split(",")):
         metered = metered_ranks(size, names)

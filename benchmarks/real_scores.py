@@ -31,7 +31,7 @@ from typing import Any
 import napkin
 from napkin.hardware.host import detect_host
 from napkin.inference.lm_eval_adapter import harness_model
-from result_files import write_result
+from result_files import existing, write_result
 
 Rows = list[dict[str, Any]]
 SHOTS = 5
@@ -157,11 +157,13 @@ def by_harness(model: Any, task: dict[str, Any]) -> tuple[list[float], str, list
 def main() -> None:
     """Print and keep the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a GGUF file")
-    parser.add_argument("--blimp", type=Path, help="folder of BLiMP's JSONL files")
-    parser.add_argument("--mmlu", type=Path, help="folder of MMLU's CSV files")
-    parser.add_argument("--gsm8k", type=Path, help="GSM8K's JSONL file")
-    parser.add_argument("--gsm8k-train", type=Path, help=f"its training file: {SHOTS} examples before each question")
+    parser.add_argument("model", type=existing, help="a GGUF file")
+    parser.add_argument("--blimp", type=existing, help="folder of BLiMP's JSONL files")
+    parser.add_argument("--mmlu", type=existing, help="folder of MMLU's CSV files")
+    parser.add_argument("--gsm8k", type=existing, help="GSM8K's JSONL file")
+    parser.add_argument(
+        "--gsm8k-train", type=existing, help=f"its training file: {SHOTS} examples before each question"
+    )
     parser.add_argument("--items", type=int, nargs=3, default=[230, 300, 50], help="of BLiMP, MMLU and GSM8K")
     parser.add_argument("--answer-tokens", type=int, default=200)
     options = parser.parse_args()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NoReturn
 
 from napkin.hardware.host import cpu_name, instruction_sets, usable_cores
 
@@ -34,6 +35,21 @@ def machine(*packages: str) -> str:
 def no_options(about: str | None) -> None:
     """For a script without options: `--help` prints what it does, and anything else is refused."""
     argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+
+
+def existing(path: str) -> Path:
+    """The type of an argument that names a file or a folder: one that is missing is an error of one line."""
+    if not os.path.exists(path):
+        raise argparse.ArgumentTypeError(f"'{path}' does not exist: name a file or a folder that does")
+    return Path(path)
+
+
+def needs(about: str | None, package: str) -> NoReturn:
+    """For a script that can do nothing without a package that is not installed: `--help` prints what it does, and all
+    else ends with one line and status 2."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_known_args()
+    parser.error(f"{package} is not installed: pip install {package}")
 
 
 def write_result(name: str, lines: Iterable[str]) -> None:
