@@ -119,7 +119,7 @@ def test_an_answer_says_its_thought_as_tokens_and_a_user_cannot() -> None:
 
 @pytest.mark.parametrize(
     ("template", "line"),
-    [(THOUGHT, "message 2.*leaves out what was thought.*last"), (ASKS_FOR_MORE, "asks for .*<think>.*message 2")],
+    [(THOUGHT, "message 2.*leaves out the reasoning.*last"), (ASKS_FOR_MORE, "asks for .*<think>.*message 2")],
 )
 def test_a_thought_that_is_not_written_is_told_in_a_line(template: str, line: str) -> None:
     chat = [FOUR[0], Message("assistant", "<think>why</think>b"), *FOUR[2:]]

@@ -102,7 +102,7 @@ def test_the_command_says_what_differs_and_exits_with_1(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x = 1", "no program to check"),
+        ("x = 1", "not a program to check"),
         ("def build(): return 3\ndef loss(model, batch): pass", "build() returns a int"),
         ("import torch\ndef build(): return torch.nn.Embedding(9, 4)\ndef loss(m, b): return m(b['no'])", "KeyError"),
         ("import torch\ndef build(): return torch.nn.Linear(2, 2)\ndef loss(m, b): return 0", "define examples()"),

@@ -60,5 +60,5 @@ def test_a_rank_that_dies_leaves_no_one_waiting_and_is_named(job: Path) -> None:
     assert json.loads((job / "killed-0.json").read_text())
     assert not (job / "killed-1.json").exists()
     said = (job / "killed" / "verdict.txt").read_text()
-    assert "rank 1 told nothing at the end of the loop: its bytes are missing" in said
+    assert "rank 1 did not report at the end of the loop: its bytes are missing" in said
     assert (job / "killed" / "report.html").is_file()

@@ -326,7 +326,7 @@ def test_a_granite_whose_logits_are_divided_by_nothing_is_refused(tmp_path: Path
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "every so many-th"),
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "only a fixed period"),
         ({"layer_types": ["full_attention"]}, "layer_types names 1 layers: use .* each of 3"),
         ({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "one of 'chunked_attention'"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),

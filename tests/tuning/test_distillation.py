@@ -223,7 +223,7 @@ def test_a_file_of_other_examples_or_another_temperature_is_refused(folder: Path
     colder = dataclasses.replace(asked.distillation, temperature=1.0)
     for other, says in (
         (dataclasses.replace(asked, distillation=colder), "computed at temperature 2"),
-        (dataclasses.replace(asked, data=swapped), "tells of other examples"),
+        (dataclasses.replace(asked, data=swapped), "was made from other examples"),
         (recipe_of(folder, str(folder / "train.jsonl")), "not a file of a teacher"),
         (recipe_of(folder, ""), "no teacher is named"),
     ):

@@ -146,7 +146,7 @@ def _check_parameters(name: str, packet: torch._ops.OpOverloadPacket, function: 
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or int(value) != value or value < 0:
-        raise ValueError(f"{value!r} is no whole number, 0 or more")
+        raise ValueError(f"{value!r} is not a whole number of 0 or more")
     return int(value)
 
 

@@ -187,7 +187,7 @@ def _answered(prompt: list[int] | NapkinError, chats: Sequence[EncodedChat | Nap
         begin, end = chat.answers[-1]
         if chat.ids[:begin] != prompt:
             return NapkinError(
-                "the chat template writes the messages before an answer otherwise when it follows: use another template"
+                "the chat template changes the messages before an answer once the answer follows: use another template"
             )
         answers.append(chat.ids[begin:end])
     return Answered(prompt, answers)

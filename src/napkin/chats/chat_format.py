@@ -380,7 +380,7 @@ class _Rendering:
         if begin >= end:
             raise self._unstable(turn, "writes no answer")
         if any(each not in text[begin:end] for each in _thoughts(self.messages[turn])):
-            raise self._unstable(turn, "leaves out what was thought")
+            raise self._unstable(turn, "leaves out the reasoning")
         return found
 
     def _simple_answer(self, text: str, turn: int) -> tuple[int, int] | None:
@@ -411,7 +411,7 @@ class _Rendering:
         earliest = self._behind(text, turn - 1) if turn else 0
         begin = text.find(asks, earliest, self._behind(text, turn)) if asks else -1
         if begin < 0:
-            raise self._unstable(turn, "changes what stands before an answer")
+            raise self._unstable(turn, "changes the text before an answer")
         return begin + len(asks)
 
     def _end(self, text: str, turn: int) -> int:
@@ -431,14 +431,14 @@ class _Rendering:
         """The place in the whole text just after a message's content, found by replacing the content."""
         behind = self._follows(len(self.messages), message)
         if not text.endswith(behind):
-            raise self._unstable(message, "changes what stands behind it")
+            raise self._unstable(message, "changes the text after it")
         return len(text) - len(behind)
 
     def _follows(self, n: int, message: int) -> str:
         """The text behind the content of a message, in a text of the first n."""
         _, sign, behind = self.text("whole", n, message).partition(self._sign)
         if not sign or self._sign in behind:
-            raise self._unstable(message, "does not write the content as it is, once")
+            raise self._unstable(message, "does not write the content unchanged, exactly once")
         return behind
 
     def _unstable(self, turn: int, what: str) -> UnstableTemplate:

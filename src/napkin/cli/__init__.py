@@ -175,7 +175,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     "text": {
         "tokenizer": Command("train, compare, show, import or export one; encode text", TOKENIZER),
         "data": Command("make a corpus of raw pages and files, by pipelines of stages", "data"),
-        "contamination": Command("say which items of a task stand in a training text", "evaluate.contamination"),
+        "contamination": Command("find the items of a task that are in a training text", "evaluate.contamination"),
     },
     "plan, before anything runs": {
         "recipe": Command("print a recipe, the TOML file that says all that a run does", "plan.recipe:print_command"),

@@ -80,7 +80,7 @@ _STAGES = (
     ("perplexity", "filters.perplexity:Perplexity", "score documents by the bits per byte of an n-gram model"),
     ("personal-data", "filters.personal_data:PersonalData", "mask mail addresses, numbers of persons, and keys"),
     ("refinedweb", "filters.web_rules:RefinedWeb", "remove lines of menus and counters, by RefinedWeb's rules"),
-    ("rephrase", "napkin.inference.synthetic_documents:Rephrase", "have a model write documents anew, in a style"),
+    ("rephrase", "napkin.inference.synthetic_documents:Rephrase", "have a model rewrite documents in a style"),
     ("word-list", "filters.document_stages:WordList", "drop documents with words of a list"),
 )
 # Stages that need a room above this one are named by their whole path.

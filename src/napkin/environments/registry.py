@@ -251,7 +251,7 @@ def _right(row: dict[str, Any]) -> str:
         # HumanEval's rows: tests that define check(candidate), and the name of the candidate.
         return f"from program import {name}\n{tests}\n\ncheck({name})\n"
     if "answer" not in row:
-        raise NapkinError("it has no answer: give what is right as answer")
+        raise NapkinError("it has no answer: give the right one as answer")
     return row["answer"] if isinstance(row["answer"], str) else json.dumps(row["answer"])
 
 

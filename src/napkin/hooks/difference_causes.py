@@ -126,7 +126,7 @@ def cause_of(
             break
     if least > 1 - EXPLAINED:
         listed = ", ".join(f"{each:.3g}" for each in relative)
-        best = f"examples weigh {listed} times what they weigh in one micro-batch: look at what the loss is divided by"
+        best = f"examples weigh {listed} times what they weigh in one micro-batch: check what the loss is divided by"
     return Cause(best, relative)
 
 
@@ -178,7 +178,7 @@ def _of_groups(one: str, several: str, groups: Sequence[Sequence[int]], usual: T
 
 def _influence(checked: Checked, arrangement: Arrangement, bound: float) -> str:
     """Why examples that share a row change each other, by probes on two of them."""
-    general = "examples influence each other here: the gradient is no sum of their own gradients"
+    general = "examples influence each other here: the gradient is not a sum of their own gradients"
     if not arrangement.packed:
         return f"{general}; padding may be seen, or statistics of the batch be used"
     pair = [each for each in checked.examples if isinstance(each, Mapping) and len(each.get("input_ids", ())) > 3][:2]

@@ -148,7 +148,7 @@ def check(
             raise NapkinError(f"there is no arrangement '{kind}': {suggestion(kind, KINDS)}")
     if examples % 4 or not FEWEST_EXAMPLES <= examples <= MOST_EXAMPLES:
         raise NapkinError(
-            f"{examples} examples cannot be divided alike: use a multiple of 4 from {FEWEST_EXAMPLES} to "
+            f"{examples} examples cannot be divided evenly: use a multiple of 4 from {FEWEST_EXAMPLES} to "
             f"{MOST_EXAMPLES}"
         )
     if ranks < 1 or examples % ranks:
@@ -257,7 +257,7 @@ class _Check:
                 cause = f"dropout is on ({listed}): the step draws at random; what follows is compared without it"
                 self._measure()
             else:
-                cause = "the step draws at random, and no dropout of the model is why: look for what it samples"
+                cause = "the step is random, and not because of the model's dropout: look for what it samples"
             self._add("the same again", difference, found, cause)
             return
         self._add("the same again", difference, found)

@@ -24,8 +24,8 @@ def open_program(program: Any, n_examples: int) -> Checked:
         return CheckedTrainer(trainer, n_examples)
     name = getattr(program, "__name__", type(program).__name__)
     raise NapkinError(
-        f"'{name}' is no program to check: give it build() and loss(model, batch), or a function trainer(**arguments) "
-        "that returns a Trainer"
+        f"'{name}' is not a program to check: give it build() and loss(model, batch), or a function "
+        "trainer(**arguments) that returns a Trainer"
     )
 
 

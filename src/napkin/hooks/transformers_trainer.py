@@ -169,7 +169,7 @@ class TrainerHook(LoopHook):
             count=lambda batches: count_trainer_step(trainer, batches, self._items).peak_bytes,
         )
         if not batches.is_order_of(self._batches):
-            raise NapkinError("the order of the batches cannot be told before they are drawn")
+            raise NapkinError("the order of the batches is not known before they are drawn")
         return batches.find(step_bytes, first_peak)
 
     def _end_part(self, name: str) -> None:

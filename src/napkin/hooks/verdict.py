@@ -56,7 +56,7 @@ def _missing_ranks(loop: LoopFigures) -> list[str]:
         return []
     names, many = ", ".join(map(str, loop.ranks.missing)), len(loop.ranks.missing) > 1
     who, whose = (f"ranks {names}", "their") if many else (f"rank {names}", "its")
-    return [f"{who} told nothing at the end of the loop: {whose} bytes are missing"]
+    return [f"{who} did not report at the end of the loop: {whose} bytes are missing"]
 
 
 def _ranks(loop: LoopFigures) -> list[tuple[float, str]]:

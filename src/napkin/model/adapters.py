@@ -255,7 +255,7 @@ def _chosen(model: Transformer, modules: Sequence[str]) -> list[tuple[Linear, li
             raise NapkinError(f"adapter.modules names '{name}', and experts get no adapters: use attention")
         if not there.intersection(adapted_matrices(name)):
             raise NapkinError(
-                f"adapter.modules names '{name}', of which this model has none of its own: use "
+                f"adapter.modules names '{name}', which this model does not have as a matrix of its own: use "
                 f"{', '.join(each for each in ADAPTED_MATRICES if each in there)}"
             )
     wanted = {each for name in modules for each in adapted_matrices(name)}

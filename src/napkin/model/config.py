@@ -485,4 +485,4 @@ def refuse_unknown_matrices(modules: Sequence[str]) -> None:
     known = [*ADAPTED_GROUPS, *ADAPTED_MATRICES]
     for name in modules:
         if name not in known:
-            raise NapkinError(f"adapter.modules names '{name}', which is no matrix: {suggestion(name, known)}")
+            raise NapkinError(f"adapter.modules names '{name}', which is not a matrix: {suggestion(name, known)}")

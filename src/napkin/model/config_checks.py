@@ -238,7 +238,7 @@ def mixer_pattern(mixers: str) -> tuple[TokenMixer, ...]:
     for part in mixers.split(","):
         name, star, number = (each.strip() for each in part.partition("*"))
         if name not in TOKEN_MIXERS:
-            raise NapkinError(f"mixers names '{name}', which is no token mixer: {suggestion(name, TOKEN_MIXERS)}")
+            raise NapkinError(f"mixers names '{name}', which is not a token mixer: {suggestion(name, TOKEN_MIXERS)}")
         if star and not (number.isdecimal() and 1 <= int(number[:9]) <= MOST_MIXERS):
             raise NapkinError(f"mixers has '{part.strip()}': use 1 to {MOST_MIXERS} layers, as in {name}*5")
         mixer = cast(TokenMixer, name)

@@ -68,7 +68,7 @@ class DecodingStep:
     def obstacle(block: nn.Module) -> str | None:
         """Why a block has no decoding step; None if it has one."""
         if type(block) not in (Block, ParallelBlock):
-            return f"its blocks are {type(block).__name__}, whose norms stand behind products"
+            return f"its blocks are {type(block).__name__}, whose norms come after products"
         block = cast(Block | ParallelBlock, block)
         attention = block.attention
         if type(attention) is not CausalSelfAttention:
@@ -81,7 +81,7 @@ class DecodingStep:
         of_heads = attention.qk_norm
         if isinstance(of_heads, HeadQKNorm):
             if type(of_heads.query_norm) is not RMSNorm:
-                return "the norm of its queries and keys is no RMSNorm"
+                return "the norm of its queries and keys is not an RMSNorm"
         elif type(of_heads) is not NoQKNorm:
             return "queries of all heads are normed together"
         if attention.rotate not in (unrotated, *_HALVES, *_NEIGHBOURS):

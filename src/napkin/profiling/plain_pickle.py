@@ -165,7 +165,7 @@ class _Decoder:
     def _set_items(self, values: list[Any]) -> None:
         target = self._top()
         if type(target) is not dict or len(values) % 2:
-            self._refuse("it sets items of what is not a dict, or a key without a value")
+            self._refuse("it sets items of a value that is not a dict, or a key without a value")
         for key, value in zip(values[::2], values[1::2], strict=True):
             if type(key) not in (str, int):
                 self._refuse(f"a {type(key).__name__} is a key: strings and integers are")

@@ -95,7 +95,9 @@ def statements(profile: StepProfile) -> list[str]:
     else:
         lines.append("The seconds of an operator are those of its kernels; the device waits where none runs.")
     if profile.planned_ledger is not None:
-        lines.append("The planned seconds are the plan's, which spreads what is between operators over their rows.")
+        lines.append(
+            "The planned seconds are the plan's, which distributes the time between operators over their rows."
+        )
         if any(row.operator == COMPILED for row in profile.rows):
             lines.append("The plan's rows are those of the step before it is compiled.")
     elif profile.price is not None:
@@ -115,7 +117,7 @@ def statements(profile: StepProfile) -> list[str]:
 
 def _overhead(profile: StepProfile) -> str:
     pairs = profile.overheads
-    told = f"Under the profiler a step takes {_signed(profile.overhead)} than the one beside it without"
+    told = f"With the profiler a step takes {_signed(profile.overhead)} than the one beside it without"
     if len(pairs) < 2:
         return f"{told}; of one pair, that may be chance."
     return f"{told}: the median of {len(pairs)} pairs, which range from {pairs[0]:+.1%} to {pairs[-1]:+.1%}."

@@ -176,7 +176,7 @@ def widened(base: Recipe, width: int, *, mup: bool = True) -> Recipe:
     heads, rest = divmod(width, head_dim)
     if rest or not heads:
         raise NapkinError(
-            f"a width of {width} is no multiple of head_dim {head_dim}: use {head_dim}, {2 * head_dim}, …"
+            f"a width of {width} is not a multiple of head_dim {head_dim}: use {head_dim}, {2 * head_dim}, …"
         )
     shrunk = model.n_heads // model.resolved_n_kv_heads
     if heads % shrunk:

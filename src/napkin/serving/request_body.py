@@ -335,7 +335,9 @@ class ChatBody(SharedFields, kw_only=True):
             message = f"tools[{place}] has parameters of more than {MOST_NESTED} levels: use fewer"
             _refuse_unless(not is_nested_deeply(each.function.parameters), "tools", message)
         if self.tool_choice == "required":
-            _refuse_unless(bool(names), "tool_choice", "tool_choice is required, but there are no tools: give some")
+            _refuse_unless(
+                bool(names), "tool_choice", "tool_choice is required, but there are no tools: give at least one"
+            )
         elif isinstance(self.tool_choice, ChosenTool):
             chosen = self.tool_choice.function.name
             message = f"tool_choice names '{chosen[:100]}', which is not among tools: use one of them"

@@ -217,7 +217,7 @@ async def _vote(request: Request) -> Response:
     asked = await body_of(request, VoteRequest)
     found = request.app.state.rounds.find(asked.round)
     if found.is_over:
-        raise HTTPException(409, "the models of this round were told already: a vote is given before")
+        raise HTTPException(409, "the models of this round were shown already: vote before that")
     if not all(side.is_whole for side in found.sides):
         raise HTTPException(409, "an answer was not finished: a vote is between two whole ones")
     # From here on no other vote is accepted, however long this one takes.

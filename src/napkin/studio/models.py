@@ -163,7 +163,7 @@ class ModelShelf:
         if needed > most:
             raise NapkinError(
                 f"'{name}' needs {format_bytes(needed)} for weights and cache, and may take {format_bytes(most)}, "
-                f"{_FREE:.0%} of what is free: end other programs, or choose a smaller or a quantized model"
+                f"{_FREE:.0%} of the free memory: end other programs, or choose a smaller or a quantized model"
             )
         said = []
         while len(self._open) >= MOST_OPEN or needed > _FREE * free:

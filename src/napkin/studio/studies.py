@@ -208,7 +208,7 @@ def _result_of(summary: dict[str, Any] | None) -> dict[str, Any]:
 def _observations(folder: Path) -> tuple[tuple[Observation, ...], list[str]]:
     runs = [str(path) for path in runs_in(folder)]
     if not runs:
-        return (), ["No runs are beside the file of this law: its points are not known."]
+        return (), ["There are no runs beside the file of this law, so its points are not known."]
     try:
         found = read_run_observations(runs[:MOST_FILES])
     except NapkinError as error:

@@ -348,7 +348,7 @@ def open_teacher(folder: str, tokenizer: Tokenizer, student: ModelConfig) -> Loa
     if base.config.vocab_size != student.vocab_size:
         raise NapkinError(
             f"'{folder}' has logits for {base.config.vocab_size:,} tokens, the student for {student.vocab_size:,}: use "
-            "a teacher whose vocabulary is padded alike"
+            "a teacher whose vocabulary is padded to the same size"
         )
     if base.config.context_length < student.context_length:
         raise NapkinError(
@@ -361,8 +361,8 @@ def open_teacher(folder: str, tokenizer: Tokenizer, student: ModelConfig) -> Loa
 def _refuse_other_file(file: TeacherFile, config: DistillationConfig, checksum: str, n_sequences: int) -> None:
     if file.key.examples != checksum or file.n_sequences != n_sequences:
         raise NapkinError(
-            f"'{file.path}' tells of other examples than data.train and data.validation, or of other tokens of them: "
-            "make it with `napkin tune teach` from the same files and settings"
+            f"'{file.path}' was made from other examples than data.train and data.validation, or from other tokens of "
+            "them: make it with `napkin tune teach` from the same files and settings"
         )
     if file.key.temperature != config.temperature:
         raise NapkinError(

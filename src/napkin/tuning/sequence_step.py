@@ -222,7 +222,7 @@ def train_on_examples(
     if not totals.tokens:
         raise NapkinError(
             f"none of the {sum(len(each.tokens) for example in examples for each in example):,} tokens of a batch of "
-            f"{totals.examples} examples is trained on: choose what is trained on so that some are"
+            f"{totals.examples} examples is trained on: change which tokens are trained on so that some are"
         )
     parts = _micro_batches(model, own, max_tokens, packing, temperature)
     parts = with_known_coefficients(parts, objective, totals)

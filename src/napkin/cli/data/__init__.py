@@ -14,13 +14,13 @@ def _stage(name: str) -> Main:
 
 COMMANDS = {
     "run": Command(
-        "make a corpus of raw documents by the stages of a pipeline, or go on with it", "data.pipelines:run_command"
+        "make a corpus of raw documents by the stages of a pipeline, or continue it", "data.pipelines:run_command"
     ),
     "recipe": Command(
         "print a complete pipeline with a comment on each option, to begin with", "data.pipelines:recipe_command"
     ),
     "plan": Command(
-        "predict what a pipeline will leave and take, from a sample of its input", "data.pipelines:plan_command"
+        "predict what a pipeline will keep and cost, from a sample of its input", "data.pipelines:plan_command"
     ),
     "reconcile": Command("compare a corpus with its plan", "data.pipelines:reconcile_command"),
     "banding": Command(
@@ -32,7 +32,7 @@ COMMANDS = {
     "samples": Command(
         "write a page with samples of what each stage dropped, beside what remained", "data.pipelines:samples_command"
     ),
-    "chat": Command("turn conversations into tokens for tuning, and show what is learned of them", "data.chat"),
+    "chat": Command("turn conversations into tokens for tuning, and show which are trained on", "data.chat"),
     "train-classifier": Command(
         "train a classifier of texts on your positives and negatives, for the stage `classifier`",
         "data.classifiers:train_classifier_command",

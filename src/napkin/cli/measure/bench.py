@@ -249,7 +249,7 @@ def _compiled(options: OperatorOptions, machine: "ThisMachine") -> tuple[bool, .
     if missing is not None:
         if against_compiled or (wanted != "off" and options.compiled is not None):
             raise NapkinError(f"nothing can be compiled here: {missing}; use --compiled off")
-        notify(f"bench: what is compiled is left out: {missing}")
+        notify(f"bench: compiled forms are left out: {missing}")
         return (False,)
     return {"off": (False,), "on": (True,), "both": (False, True)}[wanted]
 

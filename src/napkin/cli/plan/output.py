@@ -286,7 +286,7 @@ def print_unknown_scratch(unknown_scratch: dict[str, int]) -> None:
     if unknown_scratch:
         names = ", ".join(f"{name} ({calls:,} ×)" for name, calls in unknown_scratch.items())
         say(
-            f"missing from the peak, or not known exactly: what a kernel takes while it runs {names}",
+            f"missing from the peak, or not known exactly: the scratch memory of {names}",
             style="dim",
         )
 

@@ -111,7 +111,7 @@ def _format(files: list[str]) -> Format:
         return "tiktoken"
     if b'"napkin-tokenizer"' in content[:100]:
         raise NapkinError(
-            f"'{files[0]}' is a tokenizer of napkin already, missing required field `model` of others: use it as it is"
+            f"'{files[0]}' is a tokenizer of napkin already, missing required field `model` of others: use it unchanged"
         )
     return "huggingface"
 

@@ -174,7 +174,7 @@ class _Worker:
                 task = msgspec.structs.replace(task, skipped=(*task.skipped, noted))
                 before = ""
             else:
-                self._tell(f"a worker ended ({how}) {where}: what it did is done again")
+                self._tell(f"a worker ended ({how}) {where}: its task is done again")
                 before = noted
             self.close()
             self._process = self._start()

@@ -171,7 +171,7 @@ class Decompressed:
         except self._errors as error:
             if self._n_members and not self._member_bytes:
                 # The members before it are whole, and gunzip returns them too.
-                how = f"what follows byte {self._taken:,} is not {self._kind} data; what comes before it is read"
+                how = f"the data after byte {self._taken:,} is not {self._kind} data; what comes before it is read"
                 self._rest = Unreadable("damaged", how)
                 return b""
             how = f"its {self._kind} data is damaged near byte {self._taken:,} ({error})"

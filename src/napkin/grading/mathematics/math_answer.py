@@ -57,7 +57,7 @@ def check_math_reference(reference: str) -> None:
     """Raises NapkinError for a reference that is empty, or too long to be compared."""
     wanted = reference_answer(reference)
     if not wanted:
-        raise NapkinError("the reference has no answer: give what is right")
+        raise NapkinError("the reference has no answer: give the right one")
     if len(wanted) > MOST_CHARACTERS:
         raise NapkinError(f"the reference has {len(wanted)} characters: use at most {MOST_CHARACTERS}")
 

@@ -62,7 +62,7 @@ def read_reference(reference: str) -> ReferenceTests:
     if tree is None:
         raise NapkinError("the reference is not a program of tests that Python can read: correct it")
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
-        raise NapkinError("the reference has no `assert`: tests without one pass whatever a program does")
+        raise NapkinError("the reference has no `assert`: tests without one would pass for any program")
     _refuse_missing_modules(tree)
     free, declared = _free_names(tests, tree), _imported_from_program(tree)
     _refuse_unresolved(tree, free)

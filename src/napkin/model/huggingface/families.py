@@ -415,7 +415,9 @@ def _read_windows(settings: Qwen2Settings | Gemma2Settings, full: list[bool]) ->
         return {"attention_window": settings.sliding_window}
     every = full.index(True) + 1
     if full != [(layer + 1) % every == 0 for layer in range(len(full))]:
-        raise NapkinError("layers have windows in a pattern that is not supported: every so many-th without one is")
+        raise NapkinError(
+            "layers have windows in a pattern that is not supported: only a fixed period of layers without one is"
+        )
     return {"attention_window": settings.sliding_window, "full_attention_every": every}
 
 

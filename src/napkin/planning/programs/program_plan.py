@@ -269,7 +269,7 @@ def plan_program(
         RankPlan(rank, tuple(represented[rank]), (rank,), ledgers[rank], times.get(rank)) for rank in sorted(traced)
     )
     if len(traced) < world_size:
-        notes.append(f"{len(traced)} of {world_size:,} ranks were traced, each stands for those that are alike")
+        notes.append(f"{len(traced)} of {world_size:,} ranks were traced, each represents those that do the same")
     if not classes.complete:
         notes.append(f"more than {most_traced} ranks differ: others are taken to do what the nearest traced one does")
     notes += dict.fromkeys(each.ledger.assumption for each in plans if each.ledger.assumption)

@@ -137,7 +137,7 @@ def compile_obstacle(resolved: ResolvedRecipe) -> str | None:
     if resolved.recipe.model.n_experts:
         return "the number of tokens per expert varies from step to step, but compiled code has fixed shapes"
     if resolved.recipe.model.kv_sharing > 1:
-        return "layers that share keys and values hand them on beside the residual stream, which compiled code does not"
+        return "layers that share keys and values pass them on beside the residual stream, which compiled code cannot"
     if training.recompute == "selective":
         return "selective recomputation works on single operators, which compiled code fuses"
     untested = {

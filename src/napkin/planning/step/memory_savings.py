@@ -120,7 +120,7 @@ def refuse_what_does_not_fit(plan: Plan) -> None:
     if large_enough and not site.measured:
         least = min(large_enough, key=lambda device: device.memory_bytes)
         room = format_bytes(least.usable_bytes)
-        ways.append(f"as it is, it would fit a {least.name}, which has {room} for tensors")
+        ways.append(f"unchanged, it would fit a {least.name}, which has {room} for tensors")
     raise _too_much(plan.peak_bytes, site.device_name, plan.resolved, site.memory_bytes, ways)
 
 

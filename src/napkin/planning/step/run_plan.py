@@ -245,7 +245,7 @@ class Plan:
         rule = int(adamw_bytes_rule(self.rule_parameters, bytes_per_parameter=per_parameter)) // parts
         yield QuantityRow("peak bytes", "bytes", rule, self.memory.peak_bytes, note=note)
         if (reserved := self.memory.reserved_bytes) is not None:
-            note = "what the caching allocator takes in segments, gaps included; it gives back what is free before it "
+            note = "the caching allocator's segments, gaps included; it returns free ones before it "
             yield QuantityRow("reserved bytes", "bytes", None, reserved, note=f"{note}fails")
 
         if self.graph_bytes:
