@@ -273,10 +273,6 @@ class Communication:
         """Bytes that each device sends per step."""
         return sum(collective.sent_bytes for collective in self.collectives)
 
-    def bytes_in(self, phase: Pass) -> float:
-        """Bytes that each device sends in one pass."""
-        return sum(collective.sent_bytes for collective in self._of(phase))
-
     def seconds(self, interconnect: Interconnect) -> float:
         """Seconds per step, hidden or not."""
         return sum(self._seconds_in(interconnect, phase) for phase in get_args(Pass))

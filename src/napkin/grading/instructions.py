@@ -11,10 +11,9 @@ aside; languages are those of `napkin.languages`. The published checks take thes
 answers at the boundary of a length may be judged otherwise.
 """
 
-import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from napkin.errors import NapkinError
@@ -256,8 +255,3 @@ PARAMETERS: dict[str, dict[str, type]] = {name: {} for name in CHECKS} | {
     "change_case:capital_word_frequency": {"capital_frequency": int},
 }
 """The parameters that each kind needs; a relation, where there is one, is 'at least' or 'less than'."""
-
-
-def format_instructions(names: Sequence[str], parameters: Sequence[Parameters]) -> str:
-    """The reference of instructions, which `instructions_followed` takes."""
-    return json.dumps([[name, dict(told)] for name, told in itertools.zip_longest(names, parameters, fillvalue={})])

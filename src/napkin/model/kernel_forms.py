@@ -252,11 +252,6 @@ def hold_frozen_narrow(model: Transformer, dtype: torch.dtype) -> None:
             layer.multiply = _held_linear
 
 
-def narrow_names(model: Transformer) -> list[str]:
-    """The parameters that `hold_frozen_narrow` holds in another format."""
-    return [f"{name}.weight" for name, _ in _narrow_layers(model)]
-
-
 def _narrow_layers(model: Transformer) -> list[tuple[str, Linear]]:
     routers = {module.router for module in model.modules() if isinstance(module, MixtureOfExperts)}
     return [

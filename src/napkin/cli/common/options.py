@@ -295,6 +295,13 @@ def field_docstrings(cls: type) -> dict[str, str]:
     return found
 
 
+def toml_comment(text: str) -> list[str]:
+    """A text as lines of a TOML comment."""
+    return textwrap.wrap(
+        " ".join(text.split()), 98, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+    )
+
+
 def _paragraphs(docstring: str) -> list[str]:
     """A docstring's paragraphs, each as one line."""
     return [" ".join(paragraph.split()) for paragraph in inspect.cleandoc(docstring).split("\n\n")]

@@ -5,7 +5,6 @@ say what became of documents.
 """
 
 import dataclasses
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ import tyro
 
 from napkin.cli.commands import Main
 from napkin.cli.common.files import folder_for
-from napkin.cli.common.options import INLINED, JsonOption, command, field_docstrings
+from napkin.cli.common.options import INLINED, JsonOption, command, field_docstrings, toml_comment
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.terminal import notify, print_json, print_table, print_verbatim, say
 from napkin.curation.engine.corpus_files import Amount, Manifest
@@ -407,8 +406,8 @@ def commented_pipeline(stages: tuple[str, ...] = ()) -> str:
     """
     memory = field_docstrings(Pipeline)["memory_bytes"]
     blocks = [
-        _comment(_INTRODUCTION),
-        [*_comment(memory), *_assigned("memory_bytes", Pipeline.memory_bytes)],
+        toml_comment(_INTRODUCTION),
+        [*toml_comment(memory), *_assigned("memory_bytes", Pipeline.memory_bytes)],
         ["[input]", *_options(InputOptions, "input")],
         *(_stage(name) for name in stages or STANDARD),
         *([f"# {line}".rstrip() for line in _stage(name)] for name in STAGES if not stages and name not in STANDARD),
@@ -420,7 +419,7 @@ def commented_pipeline(stages: tuple[str, ...] = ()) -> str:
 def _stage(name: str) -> list[str]:
     cls = stage_class(name)
     about = STAGES[name].about
-    return [*_comment(f"{about[0].upper()}{about[1:]}."), "[[stage]]", f'name = "{name}"', *_options(cls, name)]
+    return [*toml_comment(f"{about[0].upper()}{about[1:]}."), "[[stage]]", f'name = "{name}"', *_options(cls, name)]
 
 
 def _options(cls: type[Any], name: str) -> list[str]:
@@ -434,7 +433,7 @@ def _options(cls: type[Any], name: str) -> list[str]:
             value = each.default_factory()
         else:
             value, text = None, f"To be given: {text[0].lower()}{text[1:]}"
-        lines += _comment(text)
+        lines += toml_comment(text)
         lines += [f"# {each.name} = ..."] if value is None else _assigned(each.name, value)
     return lines
 
@@ -444,9 +443,3 @@ def _assigned(name: str, value: Any) -> list[str]:
     if isinstance(value, list):
         return [f"{name} = [{', '.join(_assigned('x', each)[0].removeprefix('x = ') for each in value)}]"]
     return tomli_w.dumps({name: value}).rstrip("\n").split("\n")
-
-
-def _comment(text: str) -> list[str]:
-    return textwrap.wrap(
-        " ".join(text.split()), 98, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
-    )

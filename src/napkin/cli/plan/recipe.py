@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import re
-import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import tomli_w
 from typing_extensions import TypedDict
 
-from napkin.cli.common.options import JsonOption, Switch, field_docstrings, option_choices, require_above_zero
+from napkin.cli.common.options import (
+    JsonOption,
+    Switch,
+    field_docstrings,
+    option_choices,
+    require_above_zero,
+    toml_comment,
+)
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.recipe_options import ForeignFiles, RecipeOptions, RecipeSource, recipe_command
 from napkin.cli.common.terminal import notify, print_json, print_table, print_verbatim, say
@@ -278,24 +284,18 @@ def _explained(recipe: Recipe, table: str, block: str, choices: dict[str, tuple[
             entries[found[1]] = []
         # A list may go over several lines.
         entries[next(reversed(entries))].append(line)
-    shown = [heading, *_comment((values.__doc__ or "").partition("\n\n")[0])]
+    shown = [heading, *toml_comment((values.__doc__ or "").partition("\n\n")[0])]
     for field in dataclasses.fields(values):
         entry = entries.get(field.name) or _unset_field(recipe, values, field)
         if entry:
             text = _SENTENCE.split(field_docstrings(type(values)).get(field.name, ""))[0].rstrip(".")
             allowed = ", ".join(choices.get(f"{table}.{field.name.replace('_', '-')}", ()))
-            shown += ["", *_comment(f"{text}. One of {allowed}." if allowed else f"{text}."), *entry]
+            shown += ["", *toml_comment(f"{text}. One of {allowed}." if allowed else f"{text}."), *entry]
     return "\n".join(shown)
 
 
 _ASSIGNMENT = re.compile(r"(\w+) = ")
 _SENTENCE = re.compile(r"(?<=[\w)`'])(?<!et al)\. (?=[A-Z0-9`])|\n\n")
-
-
-def _comment(text: str) -> list[str]:
-    return textwrap.wrap(
-        " ".join(text.split()), 98, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
-    )
 
 
 def _unset_field(recipe: Recipe, values: Any, field: dataclasses.Field[Any]) -> list[str]:

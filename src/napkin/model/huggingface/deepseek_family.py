@@ -9,7 +9,14 @@ from typing import Any
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
-from napkin.model.huggingface.families import Family, LlamaSettings, RopeSettings, WeightMapping, write_llama
+from napkin.model.huggingface.families import (
+    Family,
+    LlamaSettings,
+    RopeSettings,
+    WeightMapping,
+    score_scale,
+    write_llama,
+)
 
 
 def _mappings(config: ModelConfig) -> Iterator[WeightMapping]:
@@ -160,7 +167,7 @@ def _write_deepseek(config: ModelConfig) -> dict[str, Any]:
     }
     if config.rope_scaling == "yarn":
         # Scores are scaled by the square of the second.
-        of_scores = (_score_scale(config) * config.resolved_head_dim**0.5) ** 0.5
+        of_scores = (score_scale(config) * config.resolved_head_dim**0.5) ** 0.5
         more = math.log(config.rope_factor) / 10
         scales = {
             "mscale": (config.resolved_rope_length * of_scores - 1) / more,
@@ -184,10 +191,6 @@ def _deepseek_rope(settings: DeepseekV3Settings) -> DeepseekRopeSettings:
 
 def _yarn_scale(factor: float, weight: float) -> float:
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
-
-
-def _score_scale(config: ModelConfig) -> float:
-    return config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
 
 
 DEEPSEEK_V3 = Family(

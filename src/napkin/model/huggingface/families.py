@@ -347,7 +347,7 @@ def write_llama(config: ModelConfig) -> dict[str, Any]:
 
 def write_granite(config: ModelConfig) -> dict[str, Any]:
     """Granite's scales, those of weights being in the weights."""
-    return {"attention_multiplier": _scale(config), "residual_multiplier": 1.0, "logits_scaling": 1.0}
+    return {"attention_multiplier": score_scale(config), "residual_multiplier": 1.0, "logits_scaling": 1.0}
 
 
 def granite_factors(settings: GraniteSettings) -> dict[str, float]:
@@ -391,7 +391,7 @@ def _read_gemma2(settings: Gemma2Settings) -> dict[str, Any]:
 
 def _write_gemma2(config: ModelConfig) -> dict[str, Any]:
     return {
-        "query_pre_attn_scalar": round(_scale(config) ** -2),
+        "query_pre_attn_scalar": round(score_scale(config) ** -2),
         "attn_logit_softcapping": config.attention_softcap,
         "final_logit_softcapping": config.logit_softcap,
         "sliding_window": config.attention_window or 4096,
@@ -425,7 +425,8 @@ def _layer_types(config: ModelConfig) -> list[str]:
     return ["full_attention" if window is None else "sliding_attention" for window in config.attention_windows]
 
 
-def _scale(config: ModelConfig) -> float:
+def score_scale(config: ModelConfig) -> float:
+    """The factor of attention scores."""
     return config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
 
 
