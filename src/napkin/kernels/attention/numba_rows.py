@@ -14,6 +14,7 @@ from napkin.kernels.numba_numbers import (
     float_argument,
     hyperbolic_tangent,
     narrow_row,
+    narrow_scaled_row,
     widen_row,
     widened,
     zero_row,
@@ -58,10 +59,7 @@ def weights_of_scores(
             factor = np.float32(1)
         largest, total = exponentiate_scores(buffer, (n + 31) // 32 * 32, 0, n, factor)
         logsumexp_of[i] = largest + np.float32(log(total))
-        factor = np.float32(1) / total
-        for j in range(n):
-            row[j] *= factor
-        narrow_row(row, scores, is_bf16, begin + first, n)
+        narrow_scaled_row(row, np.float32(1) / total, scores, is_bf16, begin + first, n)
         zero_row(scores, is_bf16, begin, first)
         zero_row(scores, is_bf16, begin + first + n, n_keys - first - n)
 

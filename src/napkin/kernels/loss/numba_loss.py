@@ -11,7 +11,7 @@ from napkin.kernels.numba_numbers import (
     exponentiate_row,
     float_argument,
     hyperbolic_tangent,
-    narrow_row,
+    narrow_scaled_row,
     widen_row,
     widened,
 )
@@ -58,13 +58,11 @@ def loss_rows(
         if with_gradient:
             # The gradient of logsumexp² is 2 · logsumexp · softmax.
             factor = (np.float32(1) + np.float32(2) * z * logsumexp) / total
-            for j in range(n):
-                row[j] *= factor
-            row[target] -= np.float32(1)
+            row[target] -= np.float32(1) / factor
             if cap > 0:
                 for j in range(n):
                     row[j] *= slope[j]
-            narrow_row(row, logits, is_bf16, i * n, n)
+            narrow_scaled_row(row, factor, logits, is_bf16, i * n, n)
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
