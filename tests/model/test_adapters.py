@@ -178,8 +178,8 @@ def test_frozen_matrices_held_in_bf16_make_the_same_products() -> None:
     ("modules", "changes", "message"),
     [
         (("atention",), {}, "did you mean 'attention'"),
-        (("mlp.gate",), {"feed_forward": "gelu"}, "of which this model has none"),
-        (("head",), {"tie_embeddings": True}, "of which this model has none"),
+        (("mlp.gate",), {"feed_forward": "gelu"}, "does not have as a matrix of its own"),
+        (("head",), {"tie_embeddings": True}, "does not have as a matrix of its own"),
         (("attention", "mlp"), {"n_experts": 4}, "experts get no adapters: use attention"),
     ],
 )

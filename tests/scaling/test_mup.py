@@ -39,7 +39,7 @@ def test_a_recipe_is_widened_by_heads_of_the_same_width(base: Recipe) -> None:
     assert (wide.n_heads, wide.resolved_n_kv_heads, wide.resolved_head_dim, wide.d_ff) == (12, 6, 8, 144)
     assert wide.mup_base_d_model == 32
     assert widened(dataclasses.replace(base, model=wide), 192).model.mup_base_d_model == 32
-    for width, complaint in ((36, "no multiple of head_dim 8"), (24, "3 heads, which 2 queries per key")):
+    for width, complaint in ((36, "not a multiple of head_dim 8"), (24, "3 heads, which 2 queries per key")):
         with pytest.raises(NapkinError, match=complaint):
             widened(dataclasses.replace(base, model=model), width)
 
