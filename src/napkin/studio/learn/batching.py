@@ -156,14 +156,14 @@ def _spans(did: Sequence[dict[int, str]]) -> list[tuple[int, int, str, int, int]
 BATCHING = Idea(
     name="batching",
     title="The KV cache and continuous batching",
-    summary="A list of requests through the engine's scheduler: the slots over time, static beside continuous.",
+    summary="A list of requests through the engine's scheduler: the slots over time, static and continuous.",
     text=(
         "A model writes one token per step, and reads all of its weights for it. So a step with several sequences "
         "costs hardly more than a step with one, and a server wants all of its slots busy. The keys and values of "
-        "earlier tokens are kept in a cache, in blocks; they are what limits how many sequences run at once.",
-        "With static batching a batch ends with its longest answer, and slots of shorter ones stand empty. With "
+        "earlier tokens are kept in a cache, in blocks; they limit how many sequences run at once.",
+        "With static batching a batch ends with its longest answer, and the slots of shorter ones stay empty. With "
         "continuous batching a request takes a slot as soon as one is free, and its prompt is computed in chunks "
-        "beside the sequences that decode. Where blocks run out, the request that came last gives its own back and "
+        "beside the sequences that decode. If blocks run out, the request that came last releases its blocks and "
         "is computed again.",
     ),
     formula="cache bytes per token = 2 · layers · KV heads · head width · bytes per number\n"

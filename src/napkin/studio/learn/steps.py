@@ -103,12 +103,12 @@ MEMORY = Idea(
     title="A step's memory over time",
     summary="Bytes of a small GPT's training step by use, with recomputation off, selective and full.",
     text=(
-        "Parameters and optimizer state are there all the time. Activations grow through the forward pass, because the "
-        "backward pass needs them, and shrink again while gradients take their place. The peak is usually around the "
-        "loss, where logits over the vocabulary stand beside the activations of all layers.",
-        "Recomputation keeps less and computes it again in the backward pass. Full recomputation keeps only the "
-        "input of each block and costs another forward pass; selective recomputation keeps the products and computes "
-        "again what is cheap.",
+        "Parameters and optimizer state are in memory all the time. Activations grow through the forward pass, because "
+        "the backward pass needs them, and shrink again while gradients take their place. The peak is usually around "
+        "the loss, where logits over the vocabulary exist together with the activations of all layers.",
+        "Recomputation keeps fewer activations and computes the others again in the backward pass. Full "
+        "recomputation keeps only the input of each block and costs another forward pass; selective recomputation "
+        "keeps the products and recomputes cheap operators.",
     ),
     formula="bytes = parameters + optimizer state + gradients + activations kept so far\n"
     "full recomputation: FLOPs · 4/3, activations of one block and an input per block",
@@ -178,9 +178,9 @@ ROOFLINE = Idea(
     title="The roofline",
     summary="A product or attention of any shape on a device: whether arithmetic or memory bounds it, and by how much.",
     text=(
-        "A device computes at most so many FLOP/s and moves at most so many bytes per second. An operator with many "
-        "FLOPs per byte reaches the flat roof, the peak; one with few stops at the sloping roof, the bandwidth. Their "
-        "ratio, the operator's intensity, says which.",
+        "A device has a maximum rate of FLOP/s and of bytes per second. An operator with many FLOPs per "
+        "byte reaches the flat roof, the peak; one with few is limited by the sloping roof, the bandwidth. This ratio "
+        "is the operator's intensity.",
         "A large square product has hundreds of FLOPs per byte; the same weights for one token have one FLOP per "
         "byte in 16 bits. That is why training is bound by arithmetic, why decoding one sequence is bound by memory, "
         "and why a batch of sequences is nearly free.",

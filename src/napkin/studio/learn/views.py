@@ -107,7 +107,7 @@ def _steps(text: str) -> list[str]:
 VIEWS = Idea(
     name="strides",
     title="Strides and views",
-    summary="A tensor, what is done to it, and which places of its storage each view reads; when a copy is needed.",
+    summary="A tensor, the operations on it, which places of its storage each view reads, and when a copy is needed.",
     text=(
         "A tensor is a row of numbers in memory, its storage, and a rule for reading it: where to begin, and how far "
         "to step for each index. Transposing, slicing and expanding change the rule alone; they cost nothing and "
