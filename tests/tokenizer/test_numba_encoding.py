@@ -4,6 +4,7 @@ import copy
 import itertools
 import random
 import sys
+import tracemalloc
 from collections.abc import Iterable, Sequence
 from functools import cache
 
@@ -334,6 +335,26 @@ def test_short_texts_have_the_same_ids_once_the_core_is_there(pattern: str):
             if len(text) < 300
             else ids == tokenizer._encoder.encode(text.encode())[0].tolist()
         )
+
+
+def test_lists_of_the_ids_of_short_texts_are_freed():
+    encoder = Encoder(trained(), "gpt2")
+    text = SAMPLE.encode()
+    expected = encoder.encode(text)[0].tolist()
+    assert encoder.encode_short(text) == expected
+    tracemalloc.start()
+    try:
+        encoder.encode_short(text)
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(2_000):
+            encoder.encode_short(text)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    # Less than one byte for each list.
+    assert after - before < 2_000
+    assert encoder.encode_short(text) == expected
 
 
 def test_a_tokenizer_gives_long_texts_to_the_core_and_the_same_ids_in_all_ways():

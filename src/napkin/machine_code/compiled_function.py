@@ -6,6 +6,7 @@ run-time library is not there then: such functions use no arrays of numba's, onl
 """
 
 import ctypes
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property
@@ -63,6 +64,23 @@ class CompiledFunction:
         """
         return self._loaded.get_function_address(_parts_name(self.name))
 
+    def builtin(self, *numbers: int) -> Callable[[Any], Any]:
+        """A function of one Python object that runs its machine code, with a tenth of the overhead of a call; it keeps
+        the GIL.
+
+        The machine code takes two addresses: `numbers`, as int64, begin BEFORE_BYTES after the first, and the object
+        is at the second. It returns the address of a new reference, or 0 after an error of Python's.
+        """
+        table = b"".join(number.to_bytes(8, sys.byteorder, signed=True) for number in numbers)
+        return _new_builtin(ctypes.addressof(self._method), table, None)
+
+    @cached_property
+    def _method(self) -> "_Method":
+        method = _Method(self.name.encode(), self.address, _ONE_ARGUMENT, None)
+        # Functions made of it refer to it.
+        _engines.append(method)
+        return method
+
     @cached_property
     def _loaded(self) -> Any:
         return _load(_object_code(self) if self._code is None else self._code)
@@ -70,6 +88,31 @@ class CompiledFunction:
     @cached_property
     def _call(self) -> Callable[..., int]:
         return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * self.n_arguments)(self.address)
+
+
+class _Method(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("documentation", ctypes.c_char_p),
+    )
+
+
+_ONE_ARGUMENT = 8
+BEFORE_BYTES = bytes.__basicsize__ - 1
+"""What stands before the bytes of a bytes object, in bytes."""
+
+_new_builtin = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
+    ("PyCFunction_NewEx", ctypes.pythonapi)
+)
+
+
+def python_function(name: str) -> int:
+    """The address of a function of Python's C interface."""
+    return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
 
 
 def jitted(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -174,3 +174,10 @@ def call_with_state(builder: Any, function: Any, state: Any) -> Any:
     """Call the compiled function of one argument whose machine code is at address `function`."""
     kind = ir.FunctionType(_I64, [_I64])
     return builder.call(builder.inttoptr(function, kind.as_pointer()), [state])
+
+
+@operation(types.int64, types.int64, types.int64, types.int64, types.int64)
+def call_with_three(builder: Any, function: Any, first: Any, second: Any, third: Any) -> Any:
+    """Call the C function of three integers or pointers that is at address `function`; an int is its low 32 bits."""
+    kind = ir.FunctionType(_I64, [_I64, _I64, _I64])
+    return builder.call(builder.inttoptr(function, kind.as_pointer()), [first, second, third])

@@ -5,7 +5,6 @@ workspace with its own table of pre-tokens; only the vocabulary is shared, so th
 threads. Plain twin: `merge_symbols` of each pre-token of `PreTokenizer.split`, document by document.
 """
 
-import ctypes
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,9 +16,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.machine_code.compiled_function import CompiledFunction, jitted
+from napkin.machine_code.compiled_function import BEFORE_BYTES, CompiledFunction, jitted, python_function
 from napkin.machine_code.pointers import (
     call_with_state,
+    call_with_three,
     load_i64,
     load_u8,
     load_u32,
@@ -123,10 +123,16 @@ def _append(state, n_ids):
 
 
 @CompiledFunction
-def encode_short(state, function, text, n_bytes):
-    """Encode one document with `encode_documents`, whose address is `function`; returns the number of ids, or -1 if a
-    buffer must be enlarged or emptied first."""
-    put(state, fields.TEXT, text)
+def encode_short(numbers, text):
+    """The list of the ids of the bytes object `text`, made by Python's C interface; empty if a buffer must be enlarged
+    or emptied first.
+
+    `numbers` are, for `builtin`: the state, the address of `encode_documents`, and those of `_PYTHON_FUNCTIONS`.
+    """
+    numbers += BEFORE_BYTES
+    state, function = load_i64(numbers), load_i64(numbers + 8)
+    n_bytes = call_with_state(load_i64(numbers + 16), text)
+    put(state, fields.TEXT, call_with_state(load_i64(numbers + 24), text))
     put(state, fields.LIMIT, n_bytes)
     put(state, fields.POSITION, 0)
     put(state, fields.ONLY_END, n_bytes)
@@ -135,7 +141,19 @@ def encode_short(state, function, text, n_bytes):
     put(state, fields.DOCUMENT, 0)
     put(state, fields.N_IDS, 0)
     put(state, fields.N_IDS_BY_DOCUMENT, 0)
-    return get(state, fields.N_IDS) if call_with_state(function, state) == fields.DONE else -1
+    n_ids = 0
+    if call_with_state(function, state) == fields.DONE:
+        n_ids = get(state, fields.N_IDS)
+    made = call_with_state(load_i64(numbers + 32), n_ids)
+    for i in range(n_ids if made else 0):
+        number = call_with_state(load_i64(numbers + 40), load_u32(get(state, fields.IDS) + 4 * i))
+        if number == 0:
+            return 0
+        call_with_three(load_i64(numbers + 48), made, i, number)
+    return made
+
+
+_PYTHON_FUNCTIONS = ("PyBytes_Size", "PyBytes_AsString", "PyList_New", "PyLong_FromLong", "PyList_SetItem")
 
 
 @jitted
@@ -334,11 +352,7 @@ class Encoder:
         self._cache_bytes, self._unicode_version = cache_bytes, unicode_version
         CORE.load(*FOR_ENCODING)
         self._vocabulary = _Vocabulary(merges, characters)
-        self._idle: list[Workspace] = []
-        # Unlike other calls it keeps the GIL, which takes longer to get back than a few words to encode.
-        arguments = (ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
-        self._call_short = ctypes.PYFUNCTYPE(ctypes.c_int64, *arguments)(encode_short.address)
-        self._encode_documents = encode_documents.address
+        self._idle: list[_EncodingWorkspace] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy builds its own buffers: addresses are valid in the original only.
@@ -355,10 +369,9 @@ class Encoder:
             workspace = self._idle.pop()
         except IndexError:
             return self.encode(text)[0].tolist()
-        n_ids = self._call_short(workspace.address, self._encode_documents, text, len(text))
-        ids = workspace.array(fields.IDS)[: max(n_ids, 0)].tolist()
+        ids = workspace.encode_short(text)
         self._idle.append(workspace)
-        return self.encode(text)[0].tolist() if n_ids < 0 else ids
+        return ids or self.encode(text)[0].tolist()
 
     def encode(
         self,
@@ -421,14 +434,11 @@ class Encoder:
         return find_split_before if self._pattern in SPLITTABLE_PATTERNS else None
 
     @contextmanager
-    def _workspace(self) -> Iterator[Workspace]:
+    def _workspace(self) -> Iterator["_EncodingWorkspace"]:
         try:
             workspace = self._idle.pop()
         except IndexError:
-            workspace = Workspace(self._pattern, self._cache_bytes, self._unicode_version)
-            self._vocabulary.give_to(workspace)
-            workspace.point(fields.IDS, np.empty(_SCRATCH_IDS, np.uint32), fields.IDS_ROOM)
-            workspace.point(fields.PLACES, np.empty((255, 6), np.uint32), fields.LONG_ROOM)
+            workspace = _EncodingWorkspace(self._vocabulary, self._pattern, self._cache_bytes, self._unicode_version)
         try:
             yield workspace
         finally:
@@ -469,6 +479,18 @@ class _Vocabulary:
         workspace.point(fields.SHORT_LANES, np.zeros((LANES, 3), np.int64))
         workspace.point(fields.RANKS, np.full((self.size, 2), NEVER, np.uint32))
         workspace.point(fields.RANK_BITS, np.zeros(self.size // 64 + 1, np.uint64))
+
+
+class _EncodingWorkspace(Workspace):
+    """A workspace with a vocabulary and buffers for ids."""
+
+    def __init__(self, vocabulary: _Vocabulary, pattern: str, cache_bytes: int, unicode_version: str) -> None:
+        super().__init__(pattern, cache_bytes, unicode_version)
+        vocabulary.give_to(self)
+        self.point(fields.IDS, np.empty(_SCRATCH_IDS, np.uint32), fields.IDS_ROOM)
+        self.point(fields.PLACES, np.empty((255, 6), np.uint32), fields.LONG_ROOM)
+        functions = map(python_function, _PYTHON_FUNCTIONS)
+        self.encode_short = encode_short.builtin(self.address, encode_documents.address, *functions)
 
 
 class _OrderedOutput:
