@@ -6,7 +6,8 @@
 Peers that are not installed are left out. All have the same vocabulary of 50,000 merges, trained here, and GPT-2's
 pattern; the text is assembled from this machine (tokenizer_text.py). Peers take turns, and the best of the rounds
 counts: `wall` by the clock, `CPU` by the processor time of all threads, which a busy machine disturbs less. A first
-pass is that of a new encoder, whose cache is empty. Figures are for comparison within a run.
+pass is that of a new encoder, whose cache is empty. Figures are for comparison within a run. For `--sections files`, a
+text of any size may be given with `--text`.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from napkin.tokenizer.interchange.gguf import read_gguf_tokenizer
 from napkin.tokenizer.interchange.huggingface import write_huggingface
 from napkin.tokenizer.numba.encoding import Encoder
 from napkin.tokenizer.pre_tokenization import PATTERNS
-from result_files import write_result
+from result_files import existing, write_result
 from tokenizer_text import many_scripts_text, mixed_text
 from turns import BRACKETS, ratio_spread, spread
 
@@ -78,7 +79,10 @@ FROM_FILES = {
     "        numpy.array([0, *row['ids']], 'uint16').tofile(file)",
 }
 NEEDED = {"tiktoken and NumPy, as nanoGPT": ["tiktoken"], "datasets and tiktoken": ["datasets", "tiktoken"]}
-SMALL_FILE_CHARACTERS = 2500
+SMALL_FILE_CHARACTERS, SMALL_FILES = 2500, 100_000
+# Of a longer text, what tokenizers are trained on, and what slower peers encode.
+PART_CHARACTERS = 10**8
+SECTIONS = ("encoding", "patterns", "characters", "hostile", "prompt", "training", "files")
 FIRST_CALL = {
     "napkin": "from napkin.tokenizer.bpe import BPETokenizer\nencode = BPETokenizer(merges).encode",
     "tiktoken": "from tokenizer import tiktoken_encode\nencode = tiktoken_encode(merges)",
@@ -91,25 +95,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--text", type=existing, help="a file of documents to use instead of this machine's mixed text")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
     options = parser.parse_args()
-    text = mixed_text(options.megabytes * 10**6)
+    text = options.text.read_bytes().decode() if options.text else mixed_text(options.megabytes * 10**6)
     scripts = many_scripts_text(options.megabytes * 10**5)
-    tokenizer = distinct(train_bpe([text], 50257, ["<|endoftext|>"]))
+    tokenizer = distinct(train_bpe([text[:PART_CHARACTERS]], 50257, ["<|endoftext|>"], threads=2))
     versions = ", ".join(f"{name} {installed(name)}" for name in PACKAGES if installed(name))
     lines = [
         f"# Tokenizers, {datetime.now(UTC):%Y-%m-%d}: {processor()}, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}, {versions}; load {os.getloadavg()[0]:.1f}",
         "",
         BRACKETS,
-        *encoding_table("mixed text", text, tokenizer, options.rounds),
-        *encoding_table("many scripts", scripts, tokenizer, options.rounds),
-        *patterns_table(text + scripts),
-        *characters_table(text, scripts, options.rounds),
-        *hostile_table(tokenizer, options.rounds),
-        *prompt_table(tokenizer),
-        *training_table(text, options.rounds),
-        *files_table(text, tokenizer, options.rounds),
     ]
+    tables: dict[str, Callable[[], list[str]]] = {
+        "encoding": lambda: [
+            *encoding_table("mixed text", text, tokenizer, options.rounds),
+            *encoding_table("many scripts", scripts, tokenizer, options.rounds),
+        ],
+        "patterns": lambda: patterns_table(text + scripts),
+        "characters": lambda: characters_table(text, scripts, options.rounds),
+        "hostile": lambda: hostile_table(tokenizer, options.rounds),
+        "prompt": lambda: prompt_table(tokenizer),
+        "training": lambda: training_table(text[:PART_CHARACTERS], options.rounds),
+        "files": lambda: files_table(text, tokenizer, options.rounds),
+    }
+    for section in options.sections:
+        lines += tables[section]()
     write_result("tokenizer", lines)
 
 
@@ -357,30 +369,50 @@ def files_table(text: str, tokenizer: BPETokenizer, rounds: int) -> list[str]:
         "print(time.perf_counter() - start, time.process_time(), "
         "next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1])"
     )
-    rows = ["| from files to tokens | MB/s wall | MB/s CPU | peak memory |", "|---|---|---|---|"]
+    rows = [
+        "| from files to tokens | MB | MB/s wall | MB/s CPU | peak memory | napkin / it, wall |",
+        "|---|---|---|---|---|---|",
+    ]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with_separator = BPETokenizer(tokenizer.merges, ["<|endoftext|>"], tokenizer.pattern)
         with_separator.save(folder / "tokenizer.json")
-        (folder / "text.txt").write_text(text)
-        (folder / "small").mkdir()
-        starts = range(0, len(text), SMALL_FILE_CHARACTERS)
-        for number, start in enumerate(starts):
-            (folder / "small" / f"{number:07}.txt").write_text(text[start : start + SMALL_FILE_CHARACTERS])
-        for what, path in (("one file", folder / "text.txt"), (f"{len(starts):,} files", folder / "small")):
+        for kind, make in (("one file", as_one_file), ("files", as_small_files)):
+            ours: list[float] = []
             for encoder, encode in FROM_FILES.items():
                 if not all(map(installed, NEEDED.get(encoder, []))):
                     continue
+                path = folder / f"{kind} {encoder}"
+                n_files, size = make(text if encoder not in NEEDED else text[:PART_CHARACTERS], path)
                 runs: list[list[float]] = []
                 for turn in range(rounds if encoder not in NEEDED else 1):
                     out = folder / f"{len(rows)}-{turn}"
                     arguments = [str(each) for each in (path, folder / "tokenizer.json", out)]
                     output = in_new_process(script.format(encode=encode), *arguments).split()[-3:]
                     runs.append([float(value) for value in output])
-                size = len(text.encode()) / 1e6
-                cells = [spread([size / run[i] for run in runs], "{:.1f}".format) for i in range(2)]
-                rows.append(f"| {encoder}, {what} | {' | '.join(cells)} | {min(run[2] for run in runs) / 1e3:.0f} MB |")
+                walls, cpus = ([run[i] / size * 1e6 for run in runs] for i in range(2))
+                ours = ours or walls
+                cells = [spread([1 / each for each in taken], "{:.1f}".format) for taken in (walls, cpus)]
+                cells += [f"{min(run[2] for run in runs) / 1e3:.0f} MB", ratio_spread(walls, ours[: len(walls)])]
+                named = f"{encoder}, {n_files:,} file{'s'[: n_files - 1]}"
+                rows.append(f"| {named} | {size / 1e6:.0f} | {' | '.join(cells)} |")
     return show("", "## From files to tokens, imports included", "", *rows)
+
+
+def as_one_file(text: str, path: Path) -> tuple[int, int]:
+    """Write a file; returns that it is one, and its bytes."""
+    return 1, path.write_bytes(text.encode())
+
+
+def as_small_files(text: str, folder: Path) -> tuple[int, int]:
+    """Write a folder of files; returns their number and bytes."""
+    folder.mkdir()
+    starts = range(0, len(text), SMALL_FILE_CHARACTERS)[:SMALL_FILES]
+    sizes = [
+        (folder / f"{number:07}.txt").write_bytes(text[start : start + SMALL_FILE_CHARACTERS].encode())
+        for number, start in enumerate(starts)
+    ]
+    return len(sizes), sum(sizes)
 
 
 def fresh_encoder(tokenizer: BPETokenizer, threads: int = 1) -> Callable[[bytes], Any]:
