@@ -85,6 +85,8 @@ PART_CHARACTERS = 10**8
 SECTIONS = ("encoding", "patterns", "characters", "hostile", "prompt", "training", "files")
 FIRST_CALL = {
     "napkin": "from napkin.tokenizer.bpe import BPETokenizer\nencode = BPETokenizer(merges).encode",
+    "napkin, once it has encoded a long text": "from napkin.tokenizer.bpe import BPETokenizer\n"
+    "encode = BPETokenizer(merges).encode\nencode('a long text ' * 10**6)",
     "tiktoken": "from tokenizer import tiktoken_encode\nencode = tiktoken_encode(merges)",
     "gigatoken": "from tokenizer import gigatoken_tokenizer\nencode = gigatoken_tokenizer(merges).encode",
 }
@@ -328,7 +330,7 @@ def prompt_table(tokenizer: BPETokenizer) -> list[str]:
         path = Path(folder) / "merges.json"
         path.write_text(json.dumps(tokenizer.merges))
         for name, make in FIRST_CALL.items():
-            if name == "napkin" or installed(name):
+            if name.startswith("napkin") or installed(name):
                 runs = [in_new_process(script.format(make=make), str(path)).split() for _ in range(6)]
                 first, warm = ([scale * float(run[i]) for run in runs] for i, scale in ((0, 1e3), (1, 1e6)))
                 rows.append(f"| {name} | {spread(first)} ms | {spread(warm)} µs |")
