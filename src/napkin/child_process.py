@@ -16,7 +16,7 @@ from typing import IO
 _ROOT = os.path.abspath(os.sep)
 
 AnsweringProcess = subprocess.Popen[bytes]
-"""What `start_answering` returns."""
+"""A process of `start_answering`, with pipes for requests and answers."""
 
 
 def start_python(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:

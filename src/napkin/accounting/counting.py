@@ -131,7 +131,7 @@ def count_by_running(
     for parameter in twin.parameters():
         parameter.grad = None
     copies: dict[int, Tensor] = {}
-    # What is given twice is one tensor in the copy too.
+    # A tensor that is given twice is one tensor in the copy too.
     inputs = pytree.tree_map_only(Tensor, lambda tensor: copies.setdefault(id(tensor), _copied(tensor)), arguments)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:

@@ -23,7 +23,7 @@ from napkin.errors import NapkinError, first_line
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorWork:
-    """What one call of a custom operator does."""
+    """The work of one call of a custom operator."""
 
     flops: int = 0
     """FLOPs of its products: a multiply and an add are two."""

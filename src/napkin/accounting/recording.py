@@ -162,7 +162,7 @@ class Recorder(TorchDispatchMode):
     def begin(self, *, follow_all: bool = False) -> None:
         """Begin the step; what came before was warm-up."""
         if follow_all:
-            # What nobody refers to any more may be freed at any moment of the step, and is no part of it.
+            # Unreferenced objects may be freed at any moment of the step, and are not part of it.
             gc.collect()
             self.memory.claim_bystanders(tensors_alive({parameter.device for parameter in self.parameters}))
         self._claim_gradients()
@@ -200,7 +200,7 @@ class Recorder(TorchDispatchMode):
             # Asked by C++ several times in each call.
             return args[0].fake_device
         if self.paused or TracingContext.try_get() is not None:
-            # What torch.compile traces does not run.
+            # Code that torch.compile traces does not run.
             return operator(*args, **(kwargs or {}))
         if isinstance(operator, torch._ops.HigherOrderOperator):
             return self._run_higher_order(operator, args, kwargs or {})
@@ -402,7 +402,8 @@ class Recorder(TorchDispatchMode):
             # second derivative. A custom autograd function builds no graph inside, but may be called by one that does.
             again = _recomputes() or (torch.is_grad_enabled() and runs_in("torch.utils.checkpoint"))
             return "recompute" if again else "backward"
-        # What runs after a backward pass, outside of modules and without a graph, is part of the update: clipping.
+        # Operators after a backward pass, outside of modules and without a graph, are part of the update, such as
+        # clipping.
         updates = self.seen_backward and not self.attribution.stack and not torch.is_grad_enabled()
         if self.in_optimizer or (updates and not runs_in(_GATHERING)):
             return "optimizer"
@@ -512,7 +513,7 @@ class Recorder(TorchDispatchMode):
         # A product may be added to what is wider.
         factors = inputs[1:] if operator.overloadpacket in (aten.addmm, aten.baddbmm) else inputs
         sample = (factors if work else outputs or inputs)[:1]
-        # What is added to in place is read too.
+        # A tensor that is added to in place is read too.
         read = sum(tensor.nbytes for tensor in inputs) - getattr(kwargs.get("out"), "nbytes", 0) if moves else 0
         written = (sum(tensor.nbytes for tensor in outputs) if moves else 0) + mutated
         elementwise = elementwise_flops_of(operator, args, inputs + outputs)

@@ -61,7 +61,7 @@ class ForwardContext:
     rotation: Rotation = ()
     """The cosines and sines by which queries and keys are rotated."""
     mask: Any = None
-    """What the layer's `Preparation` made, of attention the mask: which tokens see each other."""
+    """The result of the layer's `Preparation`; for attention the mask, which says which tokens see each other."""
     cache: CachedPass | None = None
     """Keys and values of earlier positions, and states; None in training."""
     layer: int = 0

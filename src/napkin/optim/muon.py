@@ -119,7 +119,7 @@ class Muon(Optimizer):
     """
 
     rule = AdamW.rule
-    # Of matrices alone; torch's takes nothing else. Its eps keeps a norm from being 0, ours is AdamW's.
+    # For matrices alone, since torch's Muon takes nothing else. Its eps keeps a norm from being 0, ours is AdamW's.
     twin = TorchTwin(
         "Muon",
         fixed={

@@ -212,7 +212,7 @@ class _Reader:
         return "other", 0, 0, 0, ""
 
     def _place(self, of: dict[str, Any]) -> str:
-        """What a block holds, or the innermost module and operator, or the function that allocated it."""
+        """The contents of a block, or the innermost module and operator, or the function that allocated it."""
         told = of.get("user_metadata")
         if type(told) is str and told:
             return told[:_MOST_NAME]

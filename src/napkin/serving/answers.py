@@ -150,7 +150,7 @@ async def answer_at_once(receive: Receive, job: CompletionJob, form: AnswerForm)
 
 
 class EventStream(Response):
-    """A job's pieces as server-sent events; `on_piece` is told of each."""
+    """A job's pieces as server-sent events; `on_piece` is called with each."""
 
     def __init__(
         self,

@@ -41,7 +41,8 @@ def corpora_below(folder: StrPath) -> NamedPaths:
 
 
 def flow(corpus: Path) -> dict[str, Any]:
-    """What entered a pipeline, what each stage dropped by which rule, what remained, and the seconds of each stage."""
+    """The flow of documents: how many entered a pipeline, each stage dropped by each rule, and remained, with the
+    seconds of each stage."""
     manifest = read_manifest(corpus)
     n_samples = Counter((sample.stage, sample.rule) for sample in _samples(corpus))
     seconds = _seconds(corpus)

@@ -63,7 +63,7 @@ def piece_ends(expression: "regex.Pattern[str]", text: str) -> "array[int]":
 
     Raises NapkinError if that takes too long.
     """
-    # Of the text, the part up to the last end is divided, even if a pattern matches nothing, the empty string or
+    # Only the part of the text up to the last end is divided, even if a pattern matches nothing, the empty string or
     # backwards. All ends are found before any is used: the limit also counts the time between two matches.
     ends, done = array("Q"), 0
     try:

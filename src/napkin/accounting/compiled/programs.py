@@ -101,7 +101,8 @@ def _example(value: Any, running: FakeTensorMode) -> Any:
         return copied.requires_grad_(value.requires_grad)
 
 
-# What Inductor would measure, cache, or build. CUDA graphs keep buffers in a pool of their own, which is not counted.
+# Steps in which Inductor would measure, cache or build. CUDA graphs keep buffers in a pool of their own, which is not
+# counted.
 _WITHOUT_MEASURING: dict[str, Any] = {
     "fx_graph_cache": False,
     "fx_graph_remote_cache": False,

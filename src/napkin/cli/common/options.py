@@ -409,7 +409,7 @@ class Section:
         """Add a line of the box."""
         last = next(reversed(self.options.values()), None)
         if line.startswith(" -") and not (last and last[-1].endswith(",")):
-            # Of `-h, --help` and `--verify, --no-verify` the first long form is the name.
+            # In `-h, --help` and `--verify, --no-verify`, the first long form is the name.
             self.options[re.findall(r"--[\w.-]+", line)[0]] = [f" {line}"]
         elif last is not None:
             last.append(f" {line}")

@@ -40,7 +40,7 @@ class TimingOptions(JsonOption):
     """One or several, as in context_length=256,head_dim=64; dimensions that are not named keep their size. For parts of
     a model size=small, medium, large, xl or 2.7B stands for several."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What computes; auto is the GPU if there is one."""
+    """Device that computes; auto is the GPU if there is one."""
     threads: int | None = None
     """CPU threads; None is one per core."""
     sweep: Switch = False

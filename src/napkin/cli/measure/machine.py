@@ -51,7 +51,7 @@ class CalibrateOptions(JsonOption):
     timed again by the next plan that needs them."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What to measure; auto is the GPU if there is one."""
+    """Device to measure; auto is the GPU if there is one."""
 
     device_file: Path | None = None
     """Also write a TOML file that describes the device as measured: with `plan --on 64xFILE` its coefficients replace

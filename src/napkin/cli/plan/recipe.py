@@ -185,7 +185,7 @@ def count_command(options: CountOptions, _: RecipeSource) -> None:
 
         target, recipe = _target(options), options.recipe
         if target is not None:
-            # What the recipe leaves open is decided for the target, not for this machine.
+            # Open settings of the recipe are decided for the target, not for this machine.
             auto, formats = recipe.training.precision == "auto", "fp32" if target.capability < (8, 0) else "bf16"
             precision = formats if auto else recipe.training.precision
             model = replace(recipe.model, attention=recipe.model.resolved_attention)

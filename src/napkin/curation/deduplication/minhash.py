@@ -143,9 +143,9 @@ class Banding:
 def choose_banding(
     threshold: float, hashes: int, *, least_found: float = LEAST_FOUND, false_positive_weight: float = 0.5
 ) -> Banding:
-    """Of the bands and rows that find enough pairs at the threshold, those with the smallest weighted error: the area
-    under the curve below the threshold (pairs that are found and should not be), and the area above the curve from the
-    threshold on (pairs that are missed).
+    """Choose, among the bands and rows that find enough pairs at the threshold, those with the smallest weighted error:
+    the area under the curve below the threshold (pairs that are found and should not be), and the area above the curve
+    from the threshold on (pairs that are missed).
 
     Where no bands find that many, as with few hashes at a low threshold, those that find the most at the threshold.
     `least_found` is the probability with which a pair at the threshold is found, at least; 0 looks at the areas alone,

@@ -136,7 +136,7 @@ def train_quality_model(
     for name, texts in zip(("negative", "positive"), sides, strict=True):
         if len(texts) < MIN_TEXTS:
             raise NapkinError(f"there are {len(texts)} different {name} texts: use at least {MIN_TEXTS}")
-    # Of each ten texts of a side, one tests, one calibrates.
+    # Of every ten texts of a side, one is for testing and one for calibration.
     parts = [[[text for i, text in enumerate(texts) if i % 10 in part] for texts in sides] for part in _PARTS]
     train, calibrate, test = (_labelled(part, columns, max_n) for part in parts)
     weights = _fit(*train, penalty)

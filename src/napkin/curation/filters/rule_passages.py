@@ -39,8 +39,8 @@ class _PlacedLine:
 
 
 def passages_of(rule: str, detail: str, text: str) -> list[Passage]:
-    """What of a text a rule counted, in order and without overlaps; empty for a rule that has no passages. Without a
-    rule, what was masked in a document that remained."""
+    """The passages of a text that a rule counted, in order and without overlaps; empty for a rule that has no passages.
+    Without a rule, what was masked in a document that remained."""
     if not rule:
         return _matches(_MASKS, text)
     if rule in _OF_LINES:

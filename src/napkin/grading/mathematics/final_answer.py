@@ -139,7 +139,7 @@ _HEADING_LINE = re.compile(
 )
 _MATHEMATICS = (("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("$", "$"), ("**", "**"), ("__", "__"), ("`", "`"))
 _BOLD = re.compile(r"(?<![\w)}\]*])\*\*(?=[^\s*])([^*\n]{1,200}?)(?<=\S)\*\*(?![\w({\[\\*])")
-# What may stand between boxes that are one list, without the marks of mathematics and spaces.
+# Text that may come between boxes that form one list, without the marks of mathematics and spaces.
 _MARKS = re.compile(r"[\s$*]|\\[()\[\]]")
 _AND = re.compile(r"(?:,|;|,?(?:or|and)|\\text\{,?(?:or|and)\})(?:[A-Za-z]=)?")
 _BUT_NOT = re.compile(r",?(?:and|but)?not(?:[A-Za-z]=)?")

@@ -355,7 +355,7 @@ def _shard_seconds(costs: LayoutCosts, layout: Layout, content: StageContent) ->
         reduce_bytes = (OUTSIDE_BYTES if outside else costs.reduce_bytes) * parameters
         seconds = times * interconnect.seconds("all_gather", gather_bytes, group)
         gathering += seconds
-        # What lies outside of blocks stays whole between the two passes.
+        # Parameters outside of blocks stay gathered between the two passes.
         again += 0.0 if outside else seconds
         scattering += times * interconnect.seconds("reduce_scatter", reduce_bytes, group)
         if layout.data > 1:

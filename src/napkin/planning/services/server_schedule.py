@@ -145,8 +145,8 @@ class Timeline:
     preempted: int = 0
 
     def shares(self, weights: Array) -> tuple[Array, Array]:
-        """What the seconds of a step of each row add to the weighted means of the time to first token and of the time
-        per output token, of a closed load."""
+        """For a closed load, how much a second of a step in each row adds to the weighted means of the time to first
+        token and of the time per output token."""
         weights = weights / weights.sum()
 
         def added(values: Array, begin: NDArray[np.int64], end: NDArray[np.int64]) -> Array:

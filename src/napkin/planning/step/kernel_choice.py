@@ -39,7 +39,7 @@ def choose_kernels(
     *,
     progress: Progress = lambda doing: None,
 ) -> Recipe:
-    """The recipe with all written out.
+    """The recipe with the forms of its kernels and attention written out.
 
     On a CPU of this machine, for runs of more than some seconds, kernels and attention are those that are fastest by
     timing, see block_timing.py; for other machines, shorter runs, and without a machine they are torch's.

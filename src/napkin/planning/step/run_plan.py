@@ -59,7 +59,7 @@ class Plan:
     compiled: Ledger | None = None
     """The ledger of the step with compiled blocks, where the run compiles them; the plan's bytes are its."""
     deterministic: DeterministicPrice | None = None
-    """What deterministic algorithms cost, where the run takes them on a GPU."""
+    """The cost of deterministic algorithms, if the run uses them on a GPU."""
     graph_bytes: int = 0
     """Bytes that the private pool of a CUDA graph keeps reserved; 0 where none is recorded."""
     epochs: float | None = None
