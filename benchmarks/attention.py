@@ -60,7 +60,7 @@ def main() -> None:
                 " + ".join(spread([1e3 * each for each in part], "{:.1f}".format) for part in zip(*passes, strict=True))
                 for passes in seconds.values()
             ]
-            lines.append(f"| {name} | {length} | {' | '.join(cells)} | {ratio:.2f} |")
+            lines.append(f"| {name} | {length} | {' | '.join(cells)} | {ratio} |")
             print(lines[-1], flush=True)
     write_result("attention-cpu", lines)
 
