@@ -27,22 +27,26 @@ from result_files import machine
 from turns import BRACKETS, in_turns, ratio_spread, spread
 
 FORMATS: tuple[KVFormat, ...] = ("auto", "int8")
+SHAPES = ((1, 256), (1, 4000), (16, 256), (16, 1000))
+"""Sequences, and the tokens that each holds."""
 
 
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="of training")
+    parser.add_argument("--texts", type=int, default=100, help="texts of 512 bytes that are scored")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="of decoding steps, the smallest first")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"{machine()}; {options.threads} threads\n{BRACKETS}", flush=True)
-    cost(options.seconds)
-    gain(options.rounds)
+    cost(options.seconds, options.texts)
+    gain(options.rounds, options.shapes)
 
 
-def cost(seconds: float) -> None:
+def cost(seconds: float, n_texts: int) -> None:
     """Bits per byte of text that the model has not seen."""
     text = b"\n".join(document.text.encode() for document in standard_library())
     seen, unseen = text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :]
@@ -51,7 +55,7 @@ def cost(seconds: float) -> None:
     train(model, seen, seconds)
     model = model.to(torch.bfloat16).eval()
     draw = random.Random(2)
-    starts = [draw.randrange(len(unseen) - 512) for _ in range(100)]
+    starts = [draw.randrange(len(unseen) - 512) for _ in range(n_texts)]
     bits: dict[KVFormat, list[float]] = {}
     for kv in FORMATS:
         engine = Engine(model, kv=kv)
@@ -88,7 +92,7 @@ def train(model: Transformer, text: bytes, seconds: float) -> None:
 
 
 @torch.inference_mode()
-def gain(rounds: int) -> None:
+def gain(rounds: int, n_shapes: int) -> None:
     """Bytes and seconds at GPT-2-small's shape."""
     config = ModelConfig(vocab_size=50_257, context_length=4096, d_model=768, n_layers=12, n_heads=12)
     model = Transformer(config).to(torch.bfloat16).eval()
@@ -98,7 +102,7 @@ def gain(rounds: int) -> None:
         f" ({of['int8'] / of['auto']:.3f})\n\n"
         "| sequences | tokens held | bf16 ms | int8 ms | bf16 / int8 |\n|---|---|---|---|---|"
     )
-    for rows, context in ((1, 256), (1, 4000), (16, 256), (16, 1000)):
+    for rows, context in SHAPES[:n_shapes]:
         each = -(-(context + 1) // 16)
         caches = {kv: PagedCache(config, rows * each, 16, dtype=torch.bfloat16, kv=kv) for kv in FORMATS}
         contestants = {kv: partial(step_seconds, model, caches[kv], rows, context) for kv in FORMATS}

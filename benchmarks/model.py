@@ -76,9 +76,9 @@ def contenders(shape: str, d_model: int) -> dict[str, Callable[[], nn.Module]]:
         )
         plain = lambda: PlainGPT2(VOCAB_SIZE, LENGTH, N_LAYERS, d_model, n_heads)  # noqa: E731
     else:
-        ours = ModelConfig(**sizes, n_kv_heads=n_heads // 2, tie_embeddings=False)
+        ours = ModelConfig(**sizes, n_kv_heads=max(1, n_heads // 2), tie_embeddings=False)
         d_ff = ours.resolved_d_ff
-        plain = lambda: PlainLlama(VOCAB_SIZE, LENGTH, N_LAYERS, d_model, n_heads, n_heads // 2, d_ff)  # noqa: E731
+        plain = lambda: PlainLlama(VOCAB_SIZE, LENGTH, N_LAYERS, d_model, n_heads, max(1, n_heads // 2), d_ff)  # noqa: E731
     with_form = {
         f"napkin, {form}": lambda form=form: LossOf(Transformer(ModelConfig(**{**vars(ours), "attention": form})))
         for form in ("plain", "sdpa")

@@ -93,6 +93,7 @@ class Trained:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="parts of the names of the switches to measure; all by default")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--threads", type=int, default=detect_host().cores)
     parser.add_argument("--rounds", type=int, default=6)
@@ -110,7 +111,8 @@ def main() -> None:
     print("| switch | parameters | FLOPs per step | peak bytes | seconds | × |")
     print("|---|---|---|---|---|---|")
     reference = Trained(BASE)
-    for name, changes in SWITCHES.items():
+    chosen = {name: each for name, each in SWITCHES.items() if any(part in name for part in options.names or [""])}
+    for name, changes in chosen.items():
         trained = Trained(dataclasses.replace(BASE, **changes))
         ledger = count(trained.module, trained.batch, optimizer=AdamW)
         steps = [Timed(trained.step), Timed(reference.step)]
