@@ -105,6 +105,12 @@ def test_rotations_equal_the_plain_form_on_slices_of_heads(dtype: torch.dtype) -
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=2 * TOLERANCES[dtype], atol=2 * TOLERANCES[dtype])
 
 
+def test_tables_that_were_cast_with_their_model_are_rotated_by_as_the_plain_form_does() -> None:
+    heads = drawn(2, 9, 3, 16, dtype=torch.bfloat16)
+    tables = tuple(table.bfloat16() for table in RotaryEmbedding(16, 9)(9))
+    assert torch.equal(compiled_rotate_halves(heads, *tables), rotate_halves(heads, *tables))
+
+
 LOSSES = [{}, {"z_weight": 1e-2}, {"logit_softcap": 5.0}, {"z_weight": 1e-2, "logit_softcap": 5.0}]
 
 

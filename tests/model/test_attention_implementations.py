@@ -19,6 +19,7 @@ from napkin.model.attention import (
     document_ids,
 )
 from napkin.model.config import ModelConfig
+from napkin.model.kernel_forms import compiled_passes
 from napkin.model.positions import AlibiPositions, NoPositions, alibi_slopes, position_ids
 from napkin.model.transformer import Transformer
 from oracles.model_switches import BASE, random_tokens
@@ -195,3 +196,18 @@ def test_a_model_trains_with_compiled_attention_as_with_plain() -> None:
         curves.append(losses)
     assert curves[0][-1] < curves[0][0] - 0.1
     torch.testing.assert_close(curves[0], curves[1], rtol=1e-5, atol=0)
+
+
+def test_compiled_passes_are_as_close_to_float64_and_leave_the_model_as_it_was() -> None:
+    config = ModelConfig(vocab_size=61, context_length=300, d_model=128, n_heads=4, n_kv_heads=2, n_layers=2)
+    narrow = Transformer(config, dtype=torch.bfloat16).eval()
+    exact = Transformer(config, dtype=torch.float64).eval()
+    exact.load_state_dict(narrow.state_dict())
+    tokens, before = random_tokens(config, length=300), [block.attention.attend for block in narrow.blocks]
+    with torch.no_grad():
+        expected = exact.hidden(tokens)
+        plain = narrow.hidden(tokens)
+        with compiled_passes(narrow):
+            found = narrow.hidden(tokens)
+    assert (found - expected).norm() <= 1.1 * (plain - expected).norm()
+    assert [block.attention.attend for block in narrow.blocks] == before

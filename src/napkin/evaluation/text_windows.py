@@ -14,6 +14,7 @@ import hashlib
 import lzma
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,7 +30,8 @@ from napkin.errors import NapkinError
 from napkin.evaluation.ngrams.model import NgramModel
 from napkin.hardware.host import detect_host
 from napkin.kernels.loss.cross_entropy import target_log_probabilities
-from napkin.model.transformer import HasModes, evaluation_mode
+from napkin.model.kernel_forms import compiled_passes, is_worth_compiling
+from napkin.model.transformer import HasModes, Transformer, evaluation_mode
 from napkin.tokenizer.base import Tokenizer
 
 LEAST_WINDOWS = 100
@@ -181,9 +183,17 @@ def sampled_bits(
     n_bytes = _bytes_of_ids(tokenizer)
     taken: list[_Window] = []
     ratio, n_tokens, text_bytes = _Ratio(windows.n), 0, 0
+    n_most = min(len(documents.ids), max_tokens or len(documents.ids))
+    compiled = (
+        isinstance(model, Transformer)
+        and (model.device.type, model.dtype) == ("cpu", torch.bfloat16)
+        and is_worth_compiling(model.config, n_most, trained=False)
+    )
     for first in range(0, windows.n, _BATCH):
         batch = [windows[int(place)] for place in order(np.arange(first, min(windows.n, first + _BATCH)))]
-        for window, bits in zip(batch, _bits(model, documents, batch, start_ids, device), strict=True):
+        with compiled_passes(model) if compiled else nullcontext():
+            found = _bits(model, documents, batch, start_ids, device)
+        for window, bits in zip(batch, found, strict=True):
             surplus = 0 if window.skipped else int(documents.surplus[window.document])
             size = int(n_bytes[documents.ids[window.first : window.stop]].sum()) - surplus
             ratio.add(bits, size)

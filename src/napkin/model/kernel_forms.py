@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from napkin.kernels.attention.by_tiles import MULTIPLE, multiplies_pairs
 from napkin.kernels.loss.log_probabilities import linear_log_probabilities
 from napkin.kernels.norms.normalization import compiled_rms_norm, fused_layer_norm, fused_rms_norm, layer_norm, rms_norm
 from napkin.kernels.operators import triton_obstacle
@@ -20,6 +21,7 @@ from napkin.kernels.pointwise.activations import compiled_gelu_tanh, compiled_sw
 from napkin.kernels.pointwise.rotary import COMPILED_ROTATIONS, FUSED_ROTATIONS
 from napkin.kernels.products.grouped import fused_grouped_matmul, grouped_matmul
 from napkin.kernels.products.linear import Multiply, linear, takes_narrow
+from napkin.model.attention import CompiledAttention, FusedAttention
 from napkin.model.block import Block, ParallelBlock, PostNormBlock, ReorderedBlock
 from napkin.model.compiled_blocks import CompiledBlocks
 from napkin.model.config import ModelConfig
@@ -77,6 +79,30 @@ def compiled_kernels(model: Transformer) -> Iterator[None]:
     finally:
         for module, name, form in before:
             setattr(module, name, form)
+
+
+@contextmanager
+def compiled_passes(model: Transformer) -> Iterator[None]:
+    """While it lasts, a model in bf16 on a CPU computes with the compiled forms, and attention that is torch's fused
+    operator does so in tiles, where the processor and the heads suit."""
+    config = model.config
+    found: list[Any] = []
+    suits = config.positions != "alibi" and config.kv_lora_rank is None and not config.resolved_head_dim % MULTIPLE
+    if suits and multiplies_pairs():
+        found = [each for each in model.modules() if type(getattr(each, "attend", None)) is FusedAttention]
+    before: list[FusedAttention] = [each.attend for each in found]
+    # Layers that see the same tokens share one, and what it prepares.
+    made = {
+        each: CompiledAttention(each.n_heads, scale=each.scale, sees=each.sees, softcap=each.softcap) for each in before
+    }
+    try:
+        for module, attend in zip(found, before, strict=True):
+            module.attend = made[attend]
+        with compiled_kernels(model):
+            yield
+    finally:
+        for module, attend in zip(found, before, strict=True):
+            module.attend = attend
 
 
 def replacements(model: Transformer, forms: Forms) -> list[tuple[nn.Module, str, Callable[..., Any]]]:

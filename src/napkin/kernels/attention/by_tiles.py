@@ -27,11 +27,12 @@ def takes_tiles(query: Tensor, key: Tensor, value: Tensor) -> bool:
     if any(each.shape[-1] % MULTIPLE or not _is_paired(each) for each in (query, key, value)):
         return False
     shape_class = (*query.shape, key.shape[1], key.shape[2], value.shape[-1])
-    return fastest_form("compiled_attention", shape_class, "tiles" if _multiplies_pairs() else "rows") == "tiles"
+    return fastest_form("compiled_attention", shape_class, "tiles" if multiplies_pairs() else "rows") == "tiles"
 
 
 @functools.cache
-def _multiplies_pairs() -> bool:
+def multiplies_pairs() -> bool:
+    """True if this processor multiplies pairs of bf16 in vectors, and has no unit for tiles of them."""
     # These helpers are private to torch: a missing one counts as False.
     pairs, tiles = (
         bool(getattr(torch.cpu, name, lambda: False)())

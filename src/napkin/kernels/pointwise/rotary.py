@@ -54,7 +54,10 @@ COMPILED_ROTATIONS = {rotate_halves: compiled_rotate_halves, rotate_interleaved:
 
 
 def _suits(x: Tensor, cosines: Tensor, signed_sines: Tensor) -> bool:
-    if not is_computed(cosines, signed_sines) or cosines.ndim != 2 or x.ndim != 4 or x.dtype not in COMPUTED:
+    # Tables are read as fp32: those of a model that was cast as a whole are not.
+    if {cosines.dtype, signed_sines.dtype} != {torch.float32} or not is_computed(cosines, signed_sines):
+        return False
+    if cosines.ndim != 2 or x.ndim != 4 or x.dtype not in COMPUTED:
         return False
     # The heads of a token lie together, tokens at equal distances: as those of queries and keys beside values do.
     batch, head = x.stride(0), x.stride(2)
