@@ -237,10 +237,10 @@ def on_threads(
     smallest = _SMALLEST_SHARE_OF_PYTHON if team is None else _SMALLEST_SHARE
     n = min(n_threads, n_rows, max(n_rows * n_columns // smallest, 1))
     if n == 1:
-        loop(*first, 0, n_rows, *last, _buffer(buffer_size))
+        loop(*first, 0, n_rows, *last, buffer_of_thread(buffer_size))
         return
     size = (buffer_size // _LINE + 2) * _LINE
-    buffer = _buffer(n * size)
+    buffer = buffer_of_thread(n * size)
     ends = pairwise([n_rows * part // n for part in range(n + 1)])
     parts = [(*first, start, stop, *last, buffer + 4 * size * part) for part, (start, stop) in enumerate(ends)]
     if team is None:
@@ -324,11 +324,14 @@ def _pool(process: int, n: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n)
 
 
-def _buffer(size: int) -> int:
-    held = getattr(_buffers, "held", None)
+def buffer_of_thread(size: int) -> int:
+    """The address of `size` float32 that stay this thread's own: it is the same for each that asks there."""
+    held, address = getattr(_buffers, "held", (None, 0))
     if held is None or held.size < size:
-        held = _buffers.held = np.empty(size, np.float32)
-    return held.ctypes.data
+        held = np.empty(size, np.float32)
+        address = held.ctypes.data
+        _buffers.held = held, address
+    return address
 
 
 @functools.cache
