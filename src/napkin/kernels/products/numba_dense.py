@@ -1,9 +1,11 @@
 """Products of a few vectors with the rows of a matrix in bf16 or float32, which is read once, compiled for a CPU.
 
 Memory sets the speed. One vector is multiplied row by row, as they stand in memory; more, by four rows at a time, so
-that up to four vectors are multiplied by a piece of the rows while it is in registers. The product of a vector does not
-depend on the number of other vectors. In bf16 a processor with AVX512-BF16 multiplies and adds pairs in one
-instruction; others widen numbers to float32 in registers. Sums are in float32.
+that up to four vectors are multiplied by a piece of the rows while it is in registers. Up to four vectors wait for
+memory, and take rows that stand far apart: a processor foresees four streams, but not four neighbours in a page. More
+vectors wait for products, while rows are fetched ahead. What a vector's product is does not depend on how many more
+there are. In bf16 a processor with AVX512-BF16 multiplies and adds pairs in one instruction; others widen numbers to
+float32 in registers. Sums are in float32.
 """
 
 from typing import Any
@@ -26,11 +28,11 @@ memory waits for products."""
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
-def _dots(is_bf16: bool, n_rows: int, n_vectors: int) -> Any:
+def _dots(is_bf16: bool, n_rows: int, n_vectors: int, *, are_neighbours: bool = True) -> Any:
     """The operation that writes the products of so many vectors, which have the matrix's format, with so many rows.
 
     Row i and vector v begin `row_bytes` and `vector_bytes` after the one before; v's products are written `y_bytes`
-    after those of the one before.
+    after those of the one before, side by side for neighbours, and otherwise `y_step` bytes apart.
     """
     size = 2 if is_bf16 else 4
 
@@ -43,6 +45,7 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int) -> Any:
         n_columns: Any,
         y: Any,
         y_bytes: Any,
+        y_step: Any,
     ) -> None:
         int64, features = weights.type, processor_features()
         n_lanes = 16 if "avx512f" in features else 8
@@ -75,10 +78,11 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int) -> Any:
             offset = builder.mul(index, int64(size * STEP))
             of_rows = [numbers(builder.add(row, offset)) for row in rows]
             totals = list(totals)
-            # Rows are prefetched line by line, in their order in memory.
-            place = builder.add(builder.add(weights, int64(_AHEAD[n_rows])), builder.mul(offset, int64(n_rows)))
-            for line in range(0, size * STEP * n_rows, 64):
-                prefetch(builder, builder.add(place, int64(line)))
+            if are_neighbours:
+                # Rows are prefetched line by line, in their order in memory.
+                place = builder.add(builder.add(weights, int64(_AHEAD[n_rows])), builder.mul(offset, int64(n_rows)))
+                for line in range(0, size * STEP * n_rows, 64):
+                    prefetch(builder, builder.add(place, int64(line)))
             for v, vector in enumerate(columns):
                 right = numbers(builder.add(vector, offset))
                 for i, left in enumerate(of_rows):
@@ -92,14 +96,20 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int) -> Any:
         totals = [folded(builder, total) for total in totals]
         for v, to in enumerate(starts(y, y_bytes, n_vectors)):
             result = row_sums(builder, totals[v * n_rows : (v + 1) * n_rows])
-            builder.store(result, builder.inttoptr(to, result.type.as_pointer())).align = 4
+            if are_neighbours:
+                builder.store(result, builder.inttoptr(to, result.type.as_pointer())).align = 4
+                continue
+            for i, at in enumerate(starts(to, y_step, n_rows)):
+                number = builder.extract_element(result, _I32(i))
+                builder.store(number, builder.inttoptr(at, number.type.as_pointer())).align = 4
 
-    return operation(types.void, *[types.int64] * 7)(emit)
+    return operation(types.void, *[types.int64] * 8)(emit)
 
 
 def _products(is_bf16: bool) -> Any:
     size = 2 if is_bf16 else 4
     four_by_four, four_by_one, one_by_one = (_dots(is_bf16, *each) for each in ((_ROWS, _VECTORS), (_ROWS, 1), (1, 1)))
+    far_by_four, far_by_one = (_dots(is_bf16, _ROWS, n_vectors, are_neighbours=False) for n_vectors in (_VECTORS, 1))
 
     @jitted_with(fastmath=FASTMATH)
     def multiply(vectors, weight, y, start, stop, n_vectors, n_columns, y_row):
@@ -107,6 +117,17 @@ def _products(is_bf16: bool) -> Any:
         per vector."""
         row_bytes, y_bytes = size * n_columns, 4 * y_row
         i = start
+        if 1 < n_vectors <= _VECTORS:
+            n = (stop - start) // _ROWS
+            gap, y_gap = n * row_bytes, 4 * n
+            for i in range(start, start + n):
+                at, to = weight + i * row_bytes, y + 4 * i
+                if n_vectors == _VECTORS:
+                    far_by_four(at, gap, vectors, row_bytes, n_columns, to, y_bytes, y_gap)
+                else:
+                    for v in range(n_vectors):
+                        far_by_one(at, gap, vectors + v * row_bytes, row_bytes, n_columns, to + v * y_bytes, 0, y_gap)
+            i = start + n * _ROWS
         while i < stop:
             n_rows = _ROWS if n_vectors > 1 and i + _ROWS <= stop else 1
             at = weight + i * row_bytes
@@ -114,13 +135,13 @@ def _products(is_bf16: bool) -> Any:
             while v < n_vectors:
                 x, to = vectors + v * row_bytes, y + v * y_bytes + 4 * i
                 if n_rows == 1:
-                    one_by_one(at, row_bytes, x, row_bytes, n_columns, to, y_bytes)
+                    one_by_one(at, row_bytes, x, row_bytes, n_columns, to, y_bytes, 4)
                     v += 1
                 elif v + _VECTORS <= n_vectors:
-                    four_by_four(at, row_bytes, x, row_bytes, n_columns, to, y_bytes)
+                    four_by_four(at, row_bytes, x, row_bytes, n_columns, to, y_bytes, 4)
                     v += _VECTORS
                 else:
-                    four_by_one(at, row_bytes, x, row_bytes, n_columns, to, y_bytes)
+                    four_by_one(at, row_bytes, x, row_bytes, n_columns, to, y_bytes, 4)
                     v += 1
             i += n_rows
 
