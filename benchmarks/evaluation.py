@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of all threads together")
     options = parser.parse_args()
     clock = time.perf_counter if options.clock == "wall" else time.process_time
-    for package in ("lm_eval", "transformers"):
+    for package in ("lm_eval", "transformers", "tenacity"):
         if find_spec(package) is None:
             parser.error(f"{package} is not installed: pip install lm_eval[hf,api]")
     import lm_eval  # pyright: ignore[reportMissingImports]
