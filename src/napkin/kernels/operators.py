@@ -237,10 +237,10 @@ def on_threads(
     smallest = _SMALLEST_SHARE_OF_PYTHON if team is None else _SMALLEST_SHARE
     n = min(n_threads, n_rows, max(n_rows * n_columns // smallest, 1))
     if n == 1:
-        loop(*first, 0, n_rows, *last, buffer_of_thread(buffer_size))
+        loop(*first, 0, n_rows, *last, _buffer(buffer_size))
         return
     size = (buffer_size // _LINE + 2) * _LINE
-    buffer = buffer_of_thread(n * size)
+    buffer = _buffer(n * size)
     ends = pairwise([n_rows * part // n for part in range(n + 1)])
     parts = [(*first, start, stop, *last, buffer + 4 * size * part) for part, (start, stop) in enumerate(ends)]
     if team is None:
@@ -324,14 +324,11 @@ def _pool(process: int, n: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n)
 
 
-def buffer_of_thread(size: int) -> int:
-    """The address of `size` float32 that stay this thread's own: it is the same for each that asks there."""
-    held, address = getattr(_buffers, "held", (None, 0))
+def _buffer(size: int) -> int:
+    held = getattr(_buffers, "held", None)
     if held is None or held.size < size:
-        held = np.empty(size, np.float32)
-        address = held.ctypes.data
-        _buffers.held = held, address
-    return address
+        held = _buffers.held = np.empty(size, np.float32)
+    return held.ctypes.data
 
 
 @functools.cache

@@ -32,11 +32,10 @@ _SMALLEST_MODEL = 2**21
 
 
 class CompiledBlocks:
-    """Computes what a model's blocks and the norm after them do, and declines where the pass has no compiled form:
-    another architecture, many tokens, a cache that is not read in place, training, autocast, and while a meter looks at
-    operators.
+    """Computes what a model's blocks do, and declines where the pass has no compiled form: another architecture, many
+    tokens, a cache that is not read in place, training, autocast, and while a meter looks at operators.
 
-    The numbers are those of the modules but for the order of sums.
+    The numbers are those of the blocks but for the order of sums.
     """
 
     def __init__(self) -> None:
@@ -80,15 +79,19 @@ class CompiledBlocks:
 
 def class_of_pass(weights: Blocks, n_rows: int) -> ShapeClass:
     """The class of a pass of few tokens, at most the last of FEW_ROWS, over the blocks of a model."""
-    return (next(each for each in FEW_ROWS if n_rows <= each), *weights.kind)
+    matrices = weights.blocks[0].matrices
+    widths = [each.n_columns for each in matrices]
+    kinds = str(weights.dtype).removeprefix("torch."), weights.norm, weights.activation
+    heads = weights.n_heads, weights.n_kv_heads, weights.head_dim
+    return (next(each for each in FEW_ROWS if n_rows <= each), *kinds, *heads, widths[0], widths[-1])
 
 
 class _Parts:
-    """The modules and tensors of a model's blocks and of its last norm, which may be moved, or replaced by others."""
+    """The modules and tensors of a model's blocks, which may be moved, or replaced by others."""
 
     def __init__(self, model: Transformer) -> None:
-        registries: list[dict[str, Any]] = [model._modules, model.blocks._modules]
-        for module in (*model.blocks.modules(), model.norm):
+        registries: list[dict[str, Any]] = [model.blocks._modules]
+        for module in model.blocks.modules():
             registries += [module._modules, module._parameters, module._buffers]
         self._held = [(registry, dict(registry)) for registry in registries if registry]
         tensors = (each for _, held in self._held for each in held.values() if isinstance(each, Tensor))
@@ -106,7 +109,6 @@ def weights_of_blocks(model: Transformer) -> Blocks | None:
     """Return the weights of a model's blocks for the compiled pass; None where it computes something else."""
     made: list[BlockWeights] = []
     shared: set[tuple[Any, ...]] = set()
-    last_norm: Any = model.norm
     for block in model.blocks:
         if type(block) is not Block:
             return None
@@ -115,7 +117,7 @@ def weights_of_blocks(model: Transformer) -> Blocks | None:
         if (
             type(feed_forward) not in (SwiGLU, TanhGELU)
             or type(norms[0]) not in (RMSNorm, LayerNorm)
-            or any(type(each) is not type(last_norm) for each in norms)
+            or type(norms[0]) is not type(norms[1])
             or type(attention) is not CausalSelfAttention
             or type(attention.qk_norm) is not NoQKNorm
             or attention.rotate not in (rotate_halves, compiled_rotate_halves, unrotated)
@@ -134,13 +136,12 @@ def weights_of_blocks(model: Transformer) -> Blocks | None:
         sizes = attention.n_heads, attention.n_kv_heads, attention.head_dim
         kinds = "layer" if centred else "rms", "swiglu" if gated else "gelu_tanh"
         shared.add((*kinds, *sizes, norms[0].eps, norms[1].eps, attention.attend.scale))
-    last = last_norm.gain, getattr(last_norm, "bias", None)
-    if len(shared) != 1 or not _have_one_format(made, last):
+    if len(shared) != 1 or not _have_one_format(made):
         return None
     ((norm, activation, n_heads, n_kv_heads, head_dim, eps, other_eps, scale),) = shared
-    if {eps, other_eps} != {last_norm.eps} or head_dim % 2:
+    if eps != other_eps or head_dim % 2:
         return None
-    return Blocks(made, *last, norm, activation, n_heads, n_kv_heads, head_dim, eps, scale)
+    return Blocks(made, norm, activation, n_heads, n_kv_heads, head_dim, eps, scale)
 
 
 def _is_special(attend: PlainAttention) -> bool:
@@ -159,15 +160,14 @@ def _matrix(layer: nn.Module) -> IntegerMatrix | Matrix | None:
     return matrix if matrix.is_read else None
 
 
-def _have_one_format(blocks: list[BlockWeights], last: tuple[Tensor, Tensor | None]) -> bool:
-    """True if all numbers of the blocks and of that norm are fp32 or all bf16, and if no matrices have integers,
-    there are enough."""
+def _have_one_format(blocks: list[BlockWeights]) -> bool:
+    """True if all numbers of the blocks are fp32 or all bf16, and if no matrices of integers, there are enough."""
     matrices = [matrix for block in blocks for matrix in block.matrices]
     numbers = [each for each in matrices if isinstance(each, Matrix)]
     if numbers and len(numbers) < len(matrices):
         return False
     vectors = [each for block in blocks for each in (*block.gains, *block.shifts, *(m.biases for m in block.matrices))]
-    formats = {each.dtype for each in (*vectors, *last, *matrices) if each is not None}
+    formats = {each.dtype for each in (*vectors, *matrices) if each is not None}
     if numbers and sum(each.weight.numel() for each in numbers) < _SMALLEST_MODEL:
         return False
     return len(formats) == 1 and formats <= {torch.bfloat16, torch.float32}

@@ -149,8 +149,6 @@ class ContiguousCache(KVCache):
         held = [(n + 1) * (has and own) for n, has, own in zip(self.n_slots, attends, makes, strict=True)]
         self.keys, self.values = ([torch.zeros(batch_size, heads, n, width, **place) for n in held] for width in widths)
         self.device = self.keys[0].device
-        self.rows = torch.arange(batch_size, device=self.device)[:, None]
-        """The number of each sequence, as a table of blocks."""
         self.states = None if all(attends) else RecurrentStates(config, batch_size, dtype, self.device)
         self.nbytes = sum(tensor.nbytes for tensor in (*self.keys, *self.values))
         self.nbytes += 0 if self.states is None else self.states.nbytes
@@ -265,7 +263,8 @@ class ExtendingPass(CachedPass):
         if not reads_slots(held.dtype, held.device, held.shape[1] * held.shape[3]):
             return None
         n_seen = [max(1, min(length, cache.n_slots[layer])) for length in cache.lengths]
-        return Slots(torch.tensor(n_seen, device=cache.device), cache.rows, max(n_seen))
+        rows = torch.arange(len(n_seen), device=cache.device)
+        return Slots(torch.tensor(n_seen, device=cache.device), rows[:, None], max(n_seen))
 
     def slots_of_each(self) -> Slots | None:
         cache, held, start = self.cache, self.cache.keys[0], self.start

@@ -106,7 +106,7 @@ class Transformer(nn.Module):
                 else Linear(config.d_model, config.vocab_size, std=head_std, generator=generator)
             )
             self.decode_blocks: Callable[..., Tensor | None] | None = None
-            """Computes the blocks and the last norm for a few new tokens in one compiled pass; it may decline."""
+            """Computes the blocks for one new token of each sequence, in one compiled pass; it may decline."""
             self.quantized_head: Any = None
             """A `napkin.model.quantized.Int8Linear` that multiplies in place of the head."""
             self.scalar_head: Linear | None = None
@@ -251,10 +251,7 @@ class Transformer(nn.Module):
         return x
 
     def _hidden_cached(self, tokens: Tokens, cache: CachedPass) -> Float[Tensor, "batch position d_model"]:
-        x = self.embedding(tokens)
-        # A factor of 1 is left out: of a token, an operator is a part that counts.
-        x = x if self.input_scale == 1 else x * self.input_scale
-        x = self.positions.embed(x, None, cache.document_positions)
+        x = self.positions.embed(self.embedding(tokens) * self.input_scale, None, cache.document_positions)
         start, n_new = cache.start, tokens.shape[1]
         rotation = (
             self.positions.rotation_at(cache.positions)
@@ -262,7 +259,7 @@ class Transformer(nn.Module):
             else self.positions.rotation(start + n_new, query_offset=start)
         )
         if self.decode_blocks is not None and (decoded := self.decode_blocks(self, x, rotation, cache)) is not None:
-            return self.output_scale(decoded)
+            return self.normalized(decoded)
         masks: dict[Preparation, Any] = {}
         keys_and_values = None
         for index, (block, layer) in enumerate(zip(self.blocks, self.config.kv_sources, strict=True)):

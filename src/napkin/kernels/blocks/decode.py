@@ -5,14 +5,14 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from napkin.kernels.attention.decode import Slots
-from napkin.kernels.operators import KERNELS, buffer_of_thread, may_be_compiled, team_of_threads
+from napkin.kernels.operators import KERNELS, may_be_compiled, team_of_threads
 from napkin.kernels.products.linear import MULTIPLE_OF_COLUMNS
 from napkin.kernels.products.quantized import PIECE, SCALE_FORMATS, integer_form, products_dtype
 
@@ -101,14 +101,12 @@ class BlockWeights:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The weights of pre-norm blocks with full attention and of the norm after the last, and sizes that all share.
+    """The weights of pre-norm blocks with full attention, and sizes that all share.
 
     Gains, shifts and biases are in fp32, or all numbers in bf16. Their tensors stay where they are as long as it lives.
     """
 
     blocks: Sequence[BlockWeights]
-    last_gain: Float[Tensor, " d_model"]
-    last_shift: Float[Tensor, " d_model"] | None
     norm: Literal["rms", "layer"]
     activation: Literal["swiglu", "gelu_tanh"]
     n_heads: int
@@ -119,16 +117,18 @@ class Blocks:
     """Factor of the scores."""
 
     @cached_property
-    def dtype(self) -> torch.dtype:
-        """The format of gains, and of keys and values."""
-        return self.last_gain.dtype
+    def described(self) -> Int[Tensor, "block numbers"]:
+        """The numbers that describe each block to the compiled pass; those of keys and values are still 0."""
+        return torch.tensor([
+            [*map(_address, (*each.gains, *each.shifts)), 0, 0]
+            + [number for matrix in each.matrices for number in matrix.described()]
+            for each in self.blocks
+        ])  # fmt: skip
 
     @cached_property
-    def kind(self) -> tuple[str | int, ...]:
-        """What the time of a pass depends on, beside its tokens."""
-        widths = [each.n_columns for each in self.blocks[0].matrices]
-        kinds = str(self.dtype).removeprefix("torch."), self.norm, self.activation
-        return (*kinds, self.n_heads, self.n_kv_heads, self.head_dim, widths[0], widths[-1])
+    def dtype(self) -> torch.dtype:
+        """The format of gains, and of keys and values."""
+        return self.blocks[0].gains[0].dtype
 
     def decode(
         self,
@@ -138,8 +138,7 @@ class Blocks:
         held: Sequence[tuple[Tensor, Tensor]],
         n_new: int = 1,
     ) -> Float[Tensor, "row d_model"]:
-        """The norm of the residual stream after the blocks, of new tokens: `n_new` rows are those of one sequence, in
-        their order. x is in `dtype`.
+        """The residual stream after the blocks, of new tokens: `n_new` rows are those of one sequence, in their order.
 
         `rotation` are the cosines and signed sines of positions, one for all rows or one for each; `held` each layer's
         keys and values [block, kv_heads, slot, head_dim] in `dtype`. For each row `slots` counts the slots that it
@@ -148,86 +147,43 @@ class Blocks:
         KERNELS.load("blocks.numba_blocks")
         from napkin.kernels.blocks.numba_blocks import decode
 
-        # What the weights have driven out of the caches is slow: as few of torch's operators as can be are called here,
-        # each of which takes as long as reading half a megabyte of weights.
-        x, (n_rows, d_model) = x.contiguous(), x.shape
-        result = torch.empty_like(x)
+        n_rows, d_model = x.shape
+        result = x.to(torch.float32, copy=True).contiguous()
         tables = [] if rotation is None else [each.float().contiguous() for each in rotation]
         counts, table, (keys, _) = slots.counts, slots.table.contiguous(), held[0]
-        layers, (widest, most_rows, d_ff, of_all) = self._layers_with(held), self._sizes
+        assert keys.dtype == self.dtype
+        assert all(each.stride() == keys.stride() for pair in held for each in pair)
+        assert keys.stride()[2:] == (self.head_dim, 1)
+        layers = self.described.clone()
+        layers[:, 4:6] = torch.tensor([[each.data_ptr() for each in pair] for pair in held])
 
+        widest = max(each.n_columns for each in self.blocks[0].matrices)
+        up_width, most_rows = _rows_of(self.blocks[0].up), max(map(_rows_of, self.blocks[0].matrices))
+        group, d_ff = self.n_heads // self.n_kv_heads, up_width // (2 if self.activation == "swiglu" else 1)
         # A row, the numbers that matrices are multiplied by, their scales and sums by pieces, and a buffer.
         of_row = 4 * widest + n_rows * (4 * (widest + PIECE) + 8 * (widest // PIECE)) + 32
-        seen = self.n_heads // self.n_kv_heads * (slots.longest + 1)
-        own_bytes = of_row + 4 * max(12 * (widest // PIECE) + 16, seen, self.head_dim, most_rows)
+        buffer = max(12 * (widest // PIECE) + 16, group * (slots.longest + 1), self.head_dim, most_rows)
+        own_bytes = of_row + 4 * buffer
         own_bytes += -own_bytes % _LINE + _LINE
+        of_all = (2 * self.n_heads + 2 * self.n_kv_heads) * self.head_dim + up_width + d_model
         team, n_threads = team_of_threads()
-        shared_bytes = 4 * n_rows * of_all
-        shared_bytes += -shared_bytes % _LINE
-        shared = buffer_of_thread((shared_bytes + n_threads * own_bytes + _LINE) // 4)
-        shared += -shared % _LINE
+        shared, own = torch.empty(n_rows * of_all), torch.empty(n_threads * own_bytes // 4)
         turns = tables and len(tables[0]) > 1
         given = [
             *((0, 0, 0) if team is None else team.functions),
-            *(
-                x.data_ptr(),
-                result.data_ptr(),
-                ctypes.addressof(layers),
-                len(self.blocks),
-                n_rows,
-                n_new,
-                d_model,
-                d_ff,
-            ),
+            *(result.data_ptr(), layers.data_ptr(), len(self.blocks), n_rows, n_new, d_model, d_ff),
             *(int(self.dtype == torch.bfloat16), _NORMS[self.norm], _ACTIVATIONS[self.activation]),
             *(self.n_heads, self.n_kv_heads, self.head_dim, _bits(self.eps), _bits(self.scale)),
             *(counts.data_ptr(), table.data_ptr(), table.shape[1], keys.shape[2], keys.stride(0), keys.stride(1)),
             *(slots.longest, *([each.data_ptr() for each in tables] or [0, 0]), self.head_dim if turns else 0),
-            *(shared, shared + shared_bytes, own_bytes, widest, _address(self.last_gain), _address(self.last_shift)),
+            *(shared.data_ptr(), own.data_ptr(), own_bytes, widest),
         ]
         numbers = (ctypes.c_int64 * len(given))(*given)
         if team is None:
             decode(ctypes.addressof(numbers))
         else:
             team.parallel(decode.address, numbers, n_threads, 0)
-        return result
-
-    @cached_property
-    def _sizes(self) -> tuple[int, int, int, int]:
-        """The most columns and the most rows of a matrix, the width of the feed-forward layers, and the numbers that
-        all threads share of a row of x."""
-        first = self.blocks[0]
-        up_rows = _rows_of(first.up)
-        d_ff = up_rows // (2 if self.activation == "swiglu" else 1)
-        of_all = (2 * self.n_heads + 2 * self.n_kv_heads) * self.head_dim + up_rows + 2 * len(self.last_gain)
-        return max(each.n_columns for each in first.matrices), max(map(_rows_of, first.matrices)), d_ff, of_all
-
-    def _layers_with(self, held: Sequence[tuple[Tensor, Tensor]]) -> Any:
-        """The numbers that describe each block with its keys and values to the compiled pass."""
-        places = tuple(each.data_ptr() for pair in held for each in pair)
-        if (known := self._described.get(places)) is not None:
-            return known
-        keys, _ = held[0]
-        assert keys.dtype == self.dtype
-        assert keys.stride()[2:] == (self.head_dim, 1)
-        assert all(each.stride() == keys.stride() for pair in held for each in pair)
-        numbers = [
-            number
-            for block, pair in zip(self.blocks, held, strict=True)
-            for number in (
-                *map(_address, (*block.gains, *block.shifts, *pair)),
-                *(number for matrix in block.matrices for number in matrix.described()),
-            )
-        ]
-        layers = (ctypes.c_int64 * len(numbers))(*numbers)
-        self._described.clear()
-        self._described[places] = layers
-        return layers
-
-    @cached_property
-    def _described(self) -> dict[tuple[int, ...], Any]:
-        """What `_layers_with` made last, by the addresses of keys and values: a sequence's stay where they are."""
-        return {}
+        return result.to(x.dtype)
 
 
 def can_decode() -> bool:

@@ -260,21 +260,20 @@ def decode(given):
     """Run through all layers, as one of the threads of a team.
 
     `given` is the address of int64: the addresses of omp_get_thread_num, omp_get_num_threads and GOMP_barrier, or 0 for
-    no team; then those that the assignments below name. `given_x` is the residual stream before the first block
-    [rows, d_model], and `result` the norm of that after the last one, both in the model's format; `n_new` rows in a row
-    are new tokens of one sequence. Row b is a token of a sequence that has counts[b] tokens with it, in blocks table[b]
-    of keys and values, as in `attend_float32`.
+    no team; then those that the assignment below names. x is float32 [rows, d_model] and becomes the residual stream
+    after the last block; `n_new` rows in a row are new tokens of one sequence. Row b is a token of a sequence that has
+    counts[b] tokens with it, in blocks table[b] of keys and values, as in `attend_float32`.
     """
     a = i64_at(given)
     thread, n_threads, barrier = 0, 1, a[2]
     if barrier:
         thread, n_threads = _asked(a[0]), _asked(a[1])
-    given_x, result, layers, n_layers, n_rows, n_new, d_model, d_ff = a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]
-    is_bf16, norm, activation, n_heads, n_kv_heads, width = a[11], a[12], a[13], a[14], a[15], a[16]
-    eps, scale, counts, table, n_blocks, block_size = float_argument(a[17]), a[18], a[19], a[20], a[21], a[22]
-    block_stride, head_stride, longest, rotation_row = a[23], a[24], a[25], a[28]
-    shared, own, own_bytes, widest, last_gain, last_shift = a[29], a[30], a[31], a[32], a[33], a[34]
-    rotation = i64_at(given + 8 * 26)
+    x, layers, n_layers, n_rows, n_new, d_model, d_ff, is_bf16 = a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]
+    norm, activation, n_heads, n_kv_heads, width = a[11], a[12], a[13], a[14], a[15]
+    eps, scale, counts, table, n_blocks, block_size = float_argument(a[16]), a[17], a[18], a[19], a[20], a[21]
+    block_stride, head_stride, longest, rotation_row = a[22], a[23], a[24], a[27]
+    shared, own, own_bytes, widest = a[28], a[29], a[30], a[31]
+    rotation = i64_at(given + 8 * 25)
 
     qkv_width, mixed_width = (n_heads + 2 * n_kv_heads) * width, n_heads * width
     wide_row = 2 * d_ff if activation == SWIGLU else d_ff
@@ -282,7 +281,6 @@ def decode(given):
     mixed = qkv + 4 * n_rows * qkv_width
     wide = mixed + 4 * n_rows * mixed_width
     written = wide + 4 * n_rows * wide_row
-    x = written + 4 * n_rows * d_model
     row = own + thread * own_bytes
     pieces = (widest + PIECE - 1) // PIECE
     numbers = row + 4 * pieces * PIECE
@@ -290,10 +288,6 @@ def decode(given):
     sums = scales + 4 * pieces * n_rows
     # Sums are read in eights.
     buffer = sums + 4 * pieces * n_rows + 32
-
-    for b in range(thread, n_rows, n_threads):
-        widen_row(given_x, is_bf16, b * d_model, d_model, f32_at(x + 4 * b * d_model))
-    _wait(barrier)
 
     for layer in range(n_layers):
         at = layers + 8 * LAYER * layer
@@ -350,7 +344,3 @@ def decode(given):
         _multiply(of_down, is_bf16, numbers, scales, sums, written, d_model, first, last, n_rows, buffer)
         _add(x, written, is_bf16, n_rows, d_model, first, last)
         _wait(barrier)
-
-    for b in range(thread, n_rows, n_threads):
-        _norm_row(x + 4 * b * d_model, last_gain, last_shift, norm, is_bf16, eps, d_model, row)
-        narrow_row(f32_at(row), result, is_bf16, b * d_model, d_model)
