@@ -121,7 +121,7 @@ def test_a_thought_in_a_field_of_its_own_is_what_the_template_reads() -> None:
     thinks = CHATML.replace("message.content", "(message.reasoning_content or '') + message.content")
     assert learned_texts(encoder_of(thinks), chat) == ["Hm.No.<|im_end|>"]
     # A template that does not read it would teach to answer without.
-    with pytest.raises(NapkinError, match=r"message 2.*thought"):
+    with pytest.raises(NapkinError, match=r"message 2.*reasoning"):
         encoder_of(CHATML).sequence(chat)
 
 

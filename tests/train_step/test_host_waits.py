@@ -76,6 +76,8 @@ def test_an_evaluations_sums_stay_on_the_device(monkeypatch: pytest.MonkeyPatch)
     tokens = torch.randint(61, (6, 16), generator=torch.Generator().manual_seed(0))
     targets = tokens.roll(-1, 1).masked_fill(torch.arange(16) % 3 == 0, -1)
     state.model.eval()
+    # On a CPU, whose numbers are there at once, the head leaves out rows without a target; elsewhere it takes all.
+    monkeypatch.setattr("napkin.model.transformer.has_numbers", lambda x: False)
     with torch.no_grad(), host_waits(monkeypatch.setattr) as waits:
         nats = state.parallel_model.evaluation_nats(tokens, targets)
     assert waits.total == 0

@@ -445,7 +445,7 @@ class _Rendering:
         remedy = "use a template with {% generation %}"
         if turn + 1 < len(self.messages):
             remedy = f"learn only the last answer, or {remedy}"
-        return UnstableTemplate(f"of message {turn + 1}, the chat template {what}: {remedy}")
+        return UnstableTemplate(f"in message {turn + 1} the chat template {what}: {remedy}")
 
     def marked_answers(self) -> tuple[str, list[tuple[int, int]]]:
         """The text, and the ranges that a template marks in it."""

@@ -14,8 +14,9 @@ import hashlib
 import lzma
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -184,14 +185,10 @@ def sampled_bits(
     taken: list[_Window] = []
     ratio, n_tokens, text_bytes = _Ratio(windows.n), 0, 0
     n_most = min(len(documents.ids), max_tokens or len(documents.ids))
-    compiled = (
-        isinstance(model, Transformer)
-        and (model.device.type, model.dtype) == ("cpu", torch.bfloat16)
-        and is_worth_compiling(model.config, n_most, trained=False)
-    )
+    passes = _passes(model, n_most)
     for first in range(0, windows.n, _BATCH):
         batch = [windows[int(place)] for place in order(np.arange(first, min(windows.n, first + _BATCH)))]
-        with compiled_passes(model) if compiled else nullcontext():
+        with passes():
             found = _bits(model, documents, batch, start_ids, device)
         for window, bits in zip(batch, found, strict=True):
             surplus = 0 if window.skipped else int(documents.surplus[window.document])
@@ -275,6 +272,13 @@ class _Windows:
             stop=min(end, start + self._in_first + skipped),
             skipped=skipped,
         )
+
+
+def _passes(model: ScoringModel, n_tokens: int) -> Callable[[], AbstractContextManager[None]]:
+    """The context in which a model reads that many tokens: compiled kernels in bf16 on a CPU, where they save time."""
+    if not isinstance(model, Transformer) or (model.device.type, model.dtype) != ("cpu", torch.bfloat16):
+        return nullcontext
+    return partial(compiled_passes, model) if is_worth_compiling(model.config, n_tokens, trained=False) else nullcontext
 
 
 def _bits(
