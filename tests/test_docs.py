@@ -148,7 +148,8 @@ def test_the_table_of_optimizers_states_their_options() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.torture)])
-def test_the_table_of_switches_states_what_a_count_finds(every: int) -> None:
+def test_the_table_of_switches_states_what_a_count_finds(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     benchmark = runpy.run_path(str(ROOT / "benchmarks" / "model_switches.py"))
     rows = rows_of("models.md", "| switch | parameters | FLOPs per step | peak bytes | seconds | × |")
     configs = {
