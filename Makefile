@@ -2,8 +2,8 @@
 # make align-demo   train an arithmetic model from scratch, then teach it by rewards, in five minutes
 # make chat   set up .venv, download a small model (93 MB), and talk with it on a page: CHAT="--port 8001" adds options
 # make tune-chat  tune that model in four stages, planned and metered, with scores before and after: one page at the end
-# make test   set up .venv and check: lint, types, and the tests that find most: 9 minutes on two cores
-# make thorough  the other tests: more cases of the same, and the long ones: 31 minutes of two busy cores
+# make test   set up .venv and check: lint, types, and the tests that find most: 8 minutes on two cores
+# make thorough  the other tests: more cases of the same, and the long ones: 9 minutes on two quiet cores
 # make peers  set up .venv-peers (3 GB) and compare with transformers, TRL, lm-eval and other libraries; run the kernels
 #             for GPUs in Triton's interpreter and as compiled, and a pipeline on two nodes of a Ray cluster on this
 #             machine
