@@ -23,10 +23,11 @@ from pathlib import Path
 from napkin.cli.common.files import STANDARD_LIBRARY
 from napkin.cli.demo import demo_recipe
 from napkin.files import atomic_write_text
-from napkin.hardware.sampling import Interval, median_interval
+from napkin.hardware.sampling import median_interval
 from napkin.recipe.toml_file import format_recipe
 from napkin.runs.metrics import METRICS_FILE
 from result_files import machine, write_result
+from turns import told
 
 NAPKIN = (sys.executable, "-m", "napkin")
 FIRST_STEP = "train to the first step"
@@ -140,14 +141,10 @@ def table(samples: dict[str, list[tuple[float, float]]], cold: dict[str, tuple[f
     for name, found in samples.items():
         wall, used = (median_interval(each) for each in zip(*found, strict=True))
         once = "{:.1f}, {:.1f}".format(*cold[name]) if name in cold else ""
-        lines.append(f"| {name} | {shown(wall)} | {shown(used)} | {once} |")
+        lines.append(f"| {name} | {told(wall)} | {told(used)} | {once} |")
     covered = median_interval([wall for wall, _ in next(iter(samples.values()))])
     lines.append(f"\n{covered.samples} samples of each in turns; intervals cover {covered.coverage:.0%}.")
     return lines
-
-
-def shown(interval: Interval) -> str:
-    return f"{interval.median:.2f} ({interval.low:.2f} to {interval.high:.2f})"
 
 
 if __name__ == "__main__":

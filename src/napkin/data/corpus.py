@@ -432,7 +432,7 @@ def split_into_sides(documents: Iterable[Document], fraction: float) -> Iterator
     Raises NapkinError if the fraction is out of range.
     """
     _check_fraction(fraction)
-    held_out, first = fraction * 2**64, True
+    bound, first = fraction * 2**64, True
     # The following one tells whether a document comes in parts, or is the only one.
     for document, following in itertools.pairwise(itertools.chain(documents, [None])):
         assert document is not None
@@ -444,8 +444,7 @@ def split_into_sides(documents: Iterable[Document], fraction: float) -> Iterator
                 if has_text(half.data):
                     yield side, half
         else:
-            # As `is_validation` tells, whose check of the fraction need not be repeated for each.
-            yield "validation" if int.from_bytes(document.digest, "little") < held_out else "training", document
+            yield "validation" if _is_below(document, bound) else "training", document
 
 
 def is_validation(document: Document, fraction: float) -> bool:
@@ -455,7 +454,11 @@ def is_validation(document: Document, fraction: float) -> bool:
     the other documents do not matter; and a larger fraction holds out everything that a smaller one does.
     """
     _check_fraction(fraction)
-    return int.from_bytes(document.digest, "little") < fraction * 2**64
+    return _is_below(document, fraction * 2**64)
+
+
+def _is_below(document: Document, bound: float) -> bool:
+    return int.from_bytes(document.digest, "little") < bound
 
 
 def _cut(document: Document, fraction: float) -> Iterator[tuple[Side, Document]]:

@@ -116,19 +116,6 @@ def widen_row(address, is_bf16, start, n, row):
 
 
 @jitted_with(fastmath=FASTMATH)
-def narrow_row(row, address, is_bf16, start, n):
-    """The n numbers from `start` on = row[0:n]."""
-    if is_bf16:
-        narrow = bf16_at(address)
-        for j in range(n):
-            narrow[start + j] = narrowed(row[j])
-    else:
-        wide = f32_at(address)
-        for j in range(n):
-            wide[start + j] = row[j]
-
-
-@jitted_with(fastmath=FASTMATH)
 def narrow_scaled_row(row, factor, address, is_bf16, start, n):
     """The n numbers from `start` on = factor · row[0:n]: a row that fills the first cache is read once for both."""
     if is_bf16:
@@ -139,6 +126,12 @@ def narrow_scaled_row(row, factor, address, is_bf16, start, n):
         wide = f32_at(address)
         for j in range(n):
             wide[start + j] = factor * row[j]
+
+
+@jitted_with(fastmath=FASTMATH)
+def narrow_row(row, address, is_bf16, start, n):
+    """The n numbers from `start` on = row[0:n]."""
+    narrow_scaled_row(row, np.float32(1), address, is_bf16, start, n)
 
 
 @jitted_with(fastmath=FASTMATH)

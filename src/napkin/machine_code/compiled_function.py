@@ -76,10 +76,8 @@ class CompiledFunction:
 
     @cached_property
     def _method(self) -> "_Method":
-        method = _Method(self.name.encode(), self.address, _ONE_ARGUMENT, None)
-        # Functions made of it refer to it.
-        _engines.append(method)
-        return method
+        # Stored with this function, which lives as long as the program: builtins refer to it.
+        return _Method(self.name.encode(), self.address, _ONE_ARGUMENT, None)
 
     @cached_property
     def _loaded(self) -> Any:
