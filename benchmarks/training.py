@@ -1,7 +1,7 @@
 """Tokens/s and peak memory of a training step: napkin beside a plain loop, fp32 and bf16, and transformers' Trainer.
 
 One model for all, GPT-2's shape: 4 layers, context 256, batch 16, vocabulary 8,192, widths 256 and 512. Each contender
-is a process of its own, so that nobody's allocator settings help another; they take their steps in turns, so
+is a separate process, so that the allocator settings of one do not affect another; they take their steps in turns, so
 that a busy minute hits all of them. The bf16 peak is the best of 2048³ products in the same rounds. Peak bytes are
 those of tensors in an eager step, as `napkin.accounting.recording` watches them.
 

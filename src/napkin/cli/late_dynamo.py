@@ -21,7 +21,7 @@ _FIRST = f"{NAME}.config"
 
 
 def load_late() -> None:
-    """From now on `import torch._dynamo` gives the placeholder, unless the real module is loaded already."""
+    """Make `import torch._dynamo` give the placeholder, unless the real module is loaded already."""
     if NAME not in sys.modules and not any(isinstance(each, _Finder) for each in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 

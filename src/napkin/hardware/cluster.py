@@ -160,7 +160,7 @@ class Interconnect:
 
     link_bandwidth: float
     network_bandwidth: float
-    """Bandwidth between nodes; that of the link if there is no network."""
+    """Bandwidth between nodes; without a network, the bandwidth of the link."""
     devices_per_node: int
     start_seconds: float = START_SECONDS
     link_hop_seconds: float = LINK_HOP_SECONDS

@@ -1,8 +1,8 @@
 """The folder of a program that napkin watches: the files of a run, without a model of napkin's.
 
 run.json, recipe.toml (the program's own settings, in a table [program]), plan.json, metrics.jsonl, measurement.json and
-report.html are those of any run, so that `napkin runs` and `napkin report` read them. There are no checkpoints and no
-tokenizer: the program keeps its own.
+report.html are those of any run, so that `napkin runs` and `napkin report` read them. The program saves checkpoints and
+its tokenizer by itself, elsewhere.
 """
 
 import math

@@ -44,7 +44,7 @@ class Draw:
 
     token: int
     logprob: float | None = None
-    """Its log-probability in nats under the model alone, before any setting; None if `logprobs` is None."""
+    """Log-probability of the token in nats under the model alone, before any setting; None if `logprobs` is None."""
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens and their log-probabilities, as many as `logprobs` says."""
     sampled_logprob: float | None = None

@@ -289,7 +289,7 @@ def keep_choices(device: Device, choices: list[Choice]) -> Path:
 
 
 def load_choices(device: Device) -> TunedTiles | None:
-    """The stored choices for a device; None if there is no valid file."""
+    """The stored choices for a device; None if their file is missing or invalid."""
     found = _read(cache_path(KIND, device))
     return found if found is not None and found.device == device else None
 

@@ -61,7 +61,7 @@ class MachineCode:
         return self._loaded.issuperset(modules)
 
     def not_cached(self, modules: tuple[str, ...]) -> list[str]:
-        """Those of the given modules whose machine code is neither loaded nor on disk."""
+        """The names of given modules whose machine code is neither loaded nor on disk."""
         return [name for name in modules if name not in self._loaded and not self._cache.has(name)]
 
     def build(self, module: str) -> None:

@@ -34,7 +34,7 @@ class Rows:
     """The rows of a linear layer that are one matrix."""
 
     name: str
-    """Its name in a recipe, such as attention.query."""
+    """Name of the matrix in a recipe, such as attention.query."""
     start: int
     stop: int
 

@@ -160,7 +160,7 @@ class ModelConfig:
 
     full_attention_every: Annotated[int | None, Bounds(2, 4096)] = None
     """Every n-th block sees all earlier tokens, the others only attention_window: 2 is every second block (Gemma 2);
-    None is no block."""
+    None means that no block does."""
 
     attention_softcap: Annotated[float | None, Bounds(1e-3, 10**6)] = None
     """Bounds scores, as cap · tanh(score / cap) (Gemma 2); None is no bound. Not available with sdpa."""

@@ -147,7 +147,7 @@ def write_report(
     `training` is whether a process is training the run; None is unknown. If one is, the page says so, when it was
     written and when the next one is due, and reloads itself then. `every` is called when everything else is ready, and
     returns the seconds until the next page can be written, once the current step has ended; long after that time, the
-    page says that there is no sign of life.
+    page warns that the run was probably killed.
 
     The page makes no network requests: the data of its charts and the scripts that draw them are in it. Unless the run
     is in training, the same run gives the same bytes. Files that the run has not written yet are named as missing.

@@ -260,7 +260,7 @@ class Service:
 
 
 REQUEST_DUE = "request_due"
-"""In a request's state: its deadline for being complete, by the event loop's clock."""
+"""Key in a request's state of the deadline by which the request must be complete, by the event loop's clock."""
 _GRACE_SECONDS = 1.0
 """Seconds in which a late client can still be sent an error."""
 _FIRST_SECONDS = 1.0

@@ -62,7 +62,7 @@ class Teacher(Protocol):
         ...
 
     def taught(self, part: SequenceMicroBatch, rows: PackedRows) -> TaughtRows:
-        """Its distributions for a micro-batch's trained tokens; `rows` are that micro-batch's, real or fake."""
+        """The teacher's distributions for a micro-batch's trained tokens; `rows` are its packed rows, real or fake."""
         ...
 
 

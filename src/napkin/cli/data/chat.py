@@ -65,7 +65,7 @@ class ChatDataOptions(JsonOption):
     """A file with the chat template, in jinja's language; "" is the model's own, or for one without it the built-in: a
     line per message that begins with its role."""
     learned: Literal["assistant", "last", "all"] = "assistant"
-    """Which tokens count in the loss: all turns of the assistant, only its last turn, or all tokens."""
+    """Choice of the tokens that count in the loss: all turns of the assistant, only its last turn, or all tokens."""
     max_length: int = 0
     """Longest conversation in tokens, longer ones are left out; 0 is the model's context length."""
     out: str = ""

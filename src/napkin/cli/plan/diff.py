@@ -41,7 +41,7 @@ class DiffOptions(JsonOption):
     on: str = "H100"
     """Devices of the catalogue that both steps are planned for, as in 8xH100."""
     by: By = "module"
-    """Which parts are compared: component, operator, module or phase."""
+    """Kind of the parts that are compared: component, operator, module or phase."""
     limit: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """How much a figure may grow, as in peak_bytes=2% or flops=0; the exit status is 1 where it grew by more. Can be
     given several times."""

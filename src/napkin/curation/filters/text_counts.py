@@ -121,7 +121,7 @@ class Line:
 
 
 Repetition = Literal["all", "lines", "none"]
-"""Which counts of repetition are requested; those of lines alone are cheap."""
+"""Choice of the counts of repetition; those of lines alone are cheap."""
 
 
 def plain_statistics(text: str, *, repetition: Repetition = "all") -> TextStatistics:

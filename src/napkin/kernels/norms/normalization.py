@@ -61,7 +61,7 @@ class _RMSNorm(torch.autograd.Function):
 
 def compiled_rms_norm(x: Vectors, gain: Gain, eps: float, *, narrow: bool = False) -> Vectors:
     """`rms_norm` in a compiled loop on a CPU; with `narrow`, under autocast, the result has autocast's format, which
-    the product that reads it takes. Plain `rms_norm` where there is no such loop.
+    the product that reads it takes. Where the loop does not support the input, `rms_norm` computes.
     """
     result = _normalize_rows(x, gain, None, eps, centred=False, narrow=narrow)
     return rms_norm(x, gain, eps) if result is None else result
@@ -81,8 +81,8 @@ def layer_norm(x: Vectors, gain: Gain, bias: Gain | None, eps: float) -> Vectors
 
 def compiled_layer_norm(x: Vectors, gain: Gain, bias: Gain | None, eps: float, *, narrow: bool = False) -> Vectors:
     """`layer_norm` in a compiled loop on a CPU; with `narrow`, under autocast, the result has autocast's format, which
-    the product that reads it takes. Plain `layer_norm` where there is no such loop. Models take `layer_norm`, which is
-    faster between the products of a step.
+    the product that reads it takes. Where the loop does not support the input, `layer_norm` computes. Models use
+    `layer_norm`, which is faster between the products of a step.
     """
     result = _normalize_rows(x, gain, bias, eps, centred=True, narrow=narrow)
     return layer_norm(x, gain, bias, eps) if result is None else result

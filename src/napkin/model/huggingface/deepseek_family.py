@@ -34,7 +34,7 @@ def _mappings(config: ModelConfig) -> Iterator[WeightMapping]:
 
 
 def _attention_mappings(config: ModelConfig, ours: str, theirs: str) -> Iterator[WeightMapping]:
-    """In these folders, the queries' part of the matrix that makes latents is a separate tensor."""
+    """Mappings of a layer's attention: in these folders the queries have a matrix for latents of their own."""
     assert config.kv_lora_rank is not None
     names, rows = (f"{theirs}.kv_a_proj_with_mqa.weight",), (config.kv_lora_rank + config.resolved_qk_rope_head_dim,)
     if config.q_lora_rank is None:

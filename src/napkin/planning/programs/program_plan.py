@@ -53,7 +53,7 @@ class RankPlan:
     stands_for: tuple[int, ...]
     """All ranks that are taken to do the same, including this one."""
     traced: tuple[int, ...]
-    """Those of these ranks that were traced."""
+    """Ranks among them that were traced."""
     ledger: Ledger
     time: RankTime | None
     """Seconds of the rank; None if no device was named."""

@@ -86,7 +86,7 @@ class ServiceWork:
     whole_bytes: float
     """Bytes per token that unfused elementwise operators read and write, of norms and the residual stream."""
     divided_bytes: float
-    """Those bytes within attention and feed-forward layers, which ranks of tensor divide."""
+    """Bytes per token that such operators move within attention and feed-forward layers, divided among tensor ranks."""
 
     @property
     def compares_latents(self) -> bool:

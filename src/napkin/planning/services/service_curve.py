@@ -47,7 +47,7 @@ class ServiceCurve:
     tensor: int
     points: tuple[ServicePoint, ...]
     reason: str | None
-    """Why there are no points; empty if there are some."""
+    """Reason why no point could be planned; None if some were."""
 
     @property
     def knee(self) -> ServicePoint | None:
