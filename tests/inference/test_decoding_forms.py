@@ -1,7 +1,7 @@
 """How a model decodes few tokens is what was fastest on its own weights."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +64,21 @@ class Timing:
 
 def operators_of(model: Transformer, n_tokens: int) -> set[str]:
     """The operators of napkin that some new tokens go through, and "one pass" where that takes the blocks' place."""
-    passes = CompiledBlocks.__call__
     found: set[str] = set()
 
-    def watched(blocks: CompiledBlocks, *arguments: Any) -> Any:
-        result = passes(blocks, *arguments)
-        found.update(["one pass"] * (result is not None))
-        return result
+    def watched(passes: Callable[..., Any]) -> Callable[..., Any]:
+        def watching(blocks: CompiledBlocks, *arguments: Any) -> Any:
+            result = passes(blocks, *arguments)
+            found.update(["one pass"] * (result is not None))
+            return result
+
+        return watching
 
     cache = cache_for(model, 1, 40)
     prefill(model, [[1, 2, 3] * 8], cache)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CompiledBlocks, "__call__", watched)
+        for name in ("__call__", "logits"):
+            patch.setattr(CompiledBlocks, name, watched(getattr(CompiledBlocks, name)))
         prefill(model, [[1] * n_tokens], cache)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         model.decode_blocks, before = None, model.decode_blocks

@@ -1,4 +1,4 @@
-"""The blocks of a model of integers in one compiled pass, beside the model's own modules."""
+"""The blocks of a model, or the whole model, in one compiled pass, beside the model's own modules."""
 
 import copy
 import dataclasses
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from napkin.accounting.recording import record
+from napkin.errors import NapkinError
 from napkin.inference.engine import Engine
-from napkin.inference.generation import cache_for, generate, prefill
+from napkin.inference.generation import cache_for, generate, last_logits, prefill
 from napkin.inference.requests import Request
 from napkin.inference.settings import Sampling
-from napkin.kernels.blocks.decode import Blocks
+from napkin.kernels.blocks.decode import Blocks, TokenPass
 from napkin.kernels.operator_forms import pinned_forms
+from napkin.kernels.products.linear import FEW_PRODUCTS
 from napkin.model.compiled_blocks import DECODING, CompiledBlocks, weights_of_blocks
 from napkin.model.config import ModelConfig
 from napkin.model.gguf import load_gguf, save_gguf
@@ -33,17 +35,30 @@ LLAMA = ModelConfig(
 
 
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of sequences of each compiled pass, in a list."""
+def whole(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of tokens of each call from tokens to logits, in a list."""
     seen: list[int] = []
+    call = TokenPass.__call__
+
+    def counted(self: TokenPass, tokens: list[int], *more: Any) -> Tensor:
+        seen.append(len(tokens))
+        return call(self, tokens, *more)
+
+    monkeypatch.setattr(TokenPass, "__call__", counted)
+    return seen
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch, whole: list[int]) -> list[int]:
+    """The number of tokens of each compiled pass, of the blocks or the whole, in a list."""
     decode = Blocks.decode
 
     def counted(self: Blocks, x: Tensor, *more: Any) -> Tensor:
-        seen.append(len(x))
+        whole.append(len(x))
         return decode(self, x, *more)
 
     monkeypatch.setattr(Blocks, "decode", counted)
-    return seen
+    return whole
 
 
 @pytest.fixture
@@ -143,6 +158,80 @@ def test_the_compiled_pass_of_numbers_gives_the_logits_of_the_modules(
             bound = 1e-5 if form == "fp32" else 2e-2
             assert (ours - theirs).float().norm() < bound * theirs.float().norm()
             assert torch.equal(ours, threaded)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [(NUMBERS, {}), (NUMBERS, {"tie_embeddings": False, "positions": "none"}), (GPT2, {"embedding_scale": 1.0})],
+    ids=["llama", "own head", "gpt2"],
+)
+def test_one_call_from_tokens_to_logits_gives_those_of_the_modules(
+    config: ModelConfig, changes: dict[str, Any], form: str, whole: list[int], threads: None
+) -> None:
+    model = held_in(form, dataclasses.replace(config, vocab_size=1024, **changes))
+    use_decoding_kernels(model)
+    plain = by_modules(model)
+    prompt, made = list(range(300, 309)), {}
+    for n_threads in (1, 3):
+        torch.set_num_threads(n_threads)
+        # Two texts take turns, as a draft's and its model's might.
+        texts = [(cache_for(each, 1, 40), each) for each in (model, model, plain)]
+        rows = [[last_logits(each, prompt, cache, 2)] for cache, each in texts]
+        for tokens, n_last in (([7], 1), ([1023, 0, 512], 3), ([5], 1), ([9, 8], 1)):
+            for made_rows, (cache, each) in zip(rows, texts, strict=True):
+                made_rows.append(last_logits(each, tokens, cache, n_last))
+        assert [cache.lengths for cache, _ in texts] == [[16]] * 3
+        first, second, expected = map(torch.cat, rows)
+        assert torch.equal(first, second)
+        assert first.dtype == torch.float32
+        assert (first - expected).norm() < 2e-2 * expected.norm()
+        made[n_threads] = first
+    assert torch.equal(made[1], made[3])
+    assert len(whole) == 20
+
+
+@torch.inference_mode()
+def test_what_the_one_call_has_no_form_for_goes_through_the_modules(whole: list[int]) -> None:
+    model = held_in("bf16", dataclasses.replace(GPT2, vocab_size=1024))
+    use_decoding_kernels(model)
+    cache = cache_for(model, 1, 12)
+    with pytest.raises(IndexError):
+        last_logits(model, [1024], cache, 1)
+    cache = cache_for(model, 1, 12)
+    last_logits(model, [1] * 12, cache, 1)
+    with pytest.raises(NapkinError, match=r"13 tokens exceeds the 12 of its KV cache"):
+        last_logits(model, [1], cache, 1)
+    assert cache.lengths == [12]
+    assert whole == [12]
+    documents = cache_for(model, 1, 12)
+    model.hidden(torch.tensor([[1, 2]]), cache=documents.extend(2, documents=torch.tensor([[0, 1]])))
+    by_documents = last_logits(model, [3], documents, 1)
+    alone = cache_for(model, 1, 12)
+    last_logits(model, [2], alone, 1)
+    assert (by_documents - last_logits(model, [3], alone, 1)).norm() < 2e-2 * by_documents.norm()
+    assert whole == [12, 1, 1]
+    with pinned_forms({FEW_PRODUCTS: "torch"}):
+        last_logits(model, [3], alone, 1)
+    for changes in ({"logit_softcap": 5.0}, {"mup_base_d_model": 64}):
+        other = held_in("bf16", dataclasses.replace(NUMBERS, vocab_size=1024, **changes))
+        use_decoding_kernels(other)
+        assert torch.equal(prefill(other, [[5]], cache_for(other, 1, 9)), prefill(other, [[5]], cache_for(other, 1, 9)))
+    assert whole == [12, 1, 1]
+
+
+@torch.inference_mode()
+def test_an_embedding_or_a_head_that_is_replaced_is_read_where_it_is(whole: list[int]) -> None:
+    model = held_in("bf16", dataclasses.replace(GPT2, vocab_size=1024, tie_embeddings=False))
+    use_decoding_kernels(model)
+    before = last_logits(model, [5], cache_for(model, 1, 9), 1)
+    head: Any = model.head
+    head.weight = torch.nn.Parameter(-head.weight)
+    assert torch.equal(last_logits(model, [5], cache_for(model, 1, 9), 1), -before)
+    model.embedding.weight = torch.nn.Parameter(model.embedding.weight.roll(1, 0))
+    assert torch.equal(last_logits(model, [6], cache_for(model, 1, 9), 1), -before)
+    assert whole == [1, 1, 1]
 
 
 @pytest.mark.parametrize("to", ["int8", "int4"])

@@ -64,7 +64,7 @@ def continue_prompt(
         if cache.lengths[0] + len(new) > limit:
             cache.truncate(0)
             new = tokens[-kept_tokens(limit) :]
-        logits = prefill(model, [new], cache, chunk_size=chunk_size)
+        logits = last_logits(model, new, cache, 1, chunk_size=chunk_size)
         (drawn,) = draw(logits, [sampling], [number], [tokens])
         if drawn.token in ends:
             return
@@ -88,6 +88,8 @@ def prefill(
 
     Logits are computed for the last position only.
     """
+    if len(sequences) == 1:
+        return last_logits(model, sequences[0], cache, 1, chunk_size=chunk_size)
     last: dict[int, Tensor] = {}
     for hidden, counts in hidden_states(model, sequences, cache, chunk_size):
         last |= {row: hidden[row, count - 1] for row, count in enumerate(counts) if count}
@@ -116,6 +118,10 @@ def last_logits(
     model: Transformer, tokens: Sequence[int], cache: ContiguousCache, n_last: int, *, chunk_size: int = PREFILL_CHUNK
 ) -> Float[Tensor, "n_last vocab_size"]:
     """Extend a cache of one sequence by tokens, a chunk at a time; the logits after each of the last `n_last`."""
+    if model.decode_blocks is not None:
+        logits = model.decode_blocks.logits(model, tokens, cache, n_last)
+        if logits is not None:
+            return logits
     parts = [hidden[0, -n_last:] for hidden, _ in hidden_states(model, [tokens], cache, chunk_size)]
     return model.logits_of(torch.cat(parts)[-n_last:]).float()
 

@@ -276,7 +276,7 @@ def _as_integers(arguments: Sequence[Tensor | float | None]) -> list[int]:
     ]
 
 
-class _Team(NamedTuple):
+class Team(NamedTuple):
     """GNU's OpenMP library, as torch has loaded it."""
 
     parallel: Callable[..., None]
@@ -298,7 +298,7 @@ class _Team(NamedTuple):
 
 
 @functools.cache
-def _team() -> _Team | None:
+def _team() -> Team | None:
     try:
         library = ctypes.CDLL(torch._C.__file__)
         parallel, *asked = (
@@ -309,10 +309,10 @@ def _team() -> _Team | None:
         return None
     parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     parallel.restype = None
-    return _Team(parallel, *(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in asked))
+    return Team(parallel, *(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in asked))
 
 
-def team_of_threads() -> tuple[_Team | None, int]:
+def team_of_threads() -> tuple[Team | None, int]:
     """The team that computes torch's operators, and how many threads it has; None and 1 where this thread is alone."""
     n_threads = torch.get_num_threads()
     team = _team() if n_threads > 1 and os.getpid() == _process else None

@@ -1,22 +1,26 @@
-"""The blocks of a model in one compiled pass on a CPU, for new tokens of sequences in a cache."""
+"""The blocks of a model in one compiled pass on a CPU, for new tokens of sequences in a cache; or the whole model, from
+tokens to logits, for those of one sequence."""
 
+import weakref
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from napkin.kernels.blocks.decode import Blocks, BlockWeights, IntegerMatrix, Matrix, can_decode
+from napkin.kernels.blocks.decode import Blocks, BlockWeights, Ends, IntegerMatrix, Matrix, TokenPass, can_decode
 from napkin.kernels.operator_forms import ShapeClass, fastest_form
 from napkin.kernels.pointwise.rotary import compiled_rotate_halves, rotate_halves
-from napkin.kernels.products.linear import linear
+from napkin.kernels.products.linear import has_compiled_product, is_fastest, linear
 from napkin.model.attention import CausalSelfAttention, PlainAttention
 from napkin.model.block import Block
 from napkin.model.feed_forward import SwiGLU, TanhGELU
-from napkin.model.kv_cache import CachedPass
-from napkin.model.layers import Linear
+from napkin.model.kv_cache import CachedPass, ContiguousCache, KVCache
+from napkin.model.layers import Embedding, Linear
 from napkin.model.norm import LayerNorm, NoQKNorm, RMSNorm
-from napkin.model.positions import Rotation, unrotated
+from napkin.model.positions import LearnedPositions, NoPositions, RotaryPositions, Rotation, unrotated
 from napkin.model.quantized import QuantizedLinear
 from napkin.model.transformer import Transformer
 
@@ -40,7 +44,10 @@ class CompiledBlocks:
 
     def __init__(self) -> None:
         self._weights: Blocks | None = None
+        self._ends: Ends | None = None
         self._parts: _Parts | None = None
+        self._prepared: tuple[Any, TokenPass] | None = None
+        """A weak reference to a cache, and the pass that was prepared for it."""
 
     def __deepcopy__(self, memo: Any) -> "CompiledBlocks":
         # The copy of a model has weights in other places.
@@ -49,20 +56,10 @@ class CompiledBlocks:
     def __call__(
         self, model: Transformer, x: Float[Tensor, "batch new d_model"], rotation: Rotation, cache: CachedPass
     ) -> Float[Tensor, "batch new d_model"] | None:
-        if model.training or x.device.type != "cpu" or not can_decode() or torch.is_autocast_enabled("cpu"):
-            return None
-        # Checked with each prompt only: the check takes a twentieth of the time of a small model's token.
-        begins = x.shape[1] > 1 or cache.start == 0
-        if self._parts is None or (begins and not self._parts.are_those()):
-            self._parts, self._weights = _Parts(model), weights_of_blocks(model)
-        weights, (n_sequences, n_new, _) = self._weights, x.shape
+        n_sequences, n_new, _ = x.shape
+        begins = n_new > 1 or cache.start == 0
+        weights = self._weights_for(model, n_sequences * n_new, n_new, begins=begins)
         if weights is None:
-            return None
-        n_rows, of_numbers = n_sequences * n_new, isinstance(weights.blocks[0].up, Matrix)
-        if n_rows > (FEW_ROWS[-1] if of_numbers else USUALLY_FEW) and (n_new > 1 or of_numbers):
-            return None
-        default = "one pass" if n_rows <= USUALLY_FEW else "block by block"
-        if of_numbers and fastest_form(DECODING, class_of_pass(weights, n_rows), default) != "one pass":
             return None
         slots = cache.slots(0) if n_new == 1 else cache.slots_of_each()
         if slots is None or slots.scales is not None:
@@ -76,22 +73,64 @@ class CompiledBlocks:
         decoded = weights.decode(x.flatten(0, 1), turned, slots, held, n_new)
         return decoded.view(x.shape)
 
+    def logits(
+        self, model: Transformer, tokens: Sequence[int], cache: KVCache, n_last: int
+    ) -> Float[Tensor, "n_last vocab_size"] | None:
+        """The logits, in fp32, after each of the last `n_last` new tokens of the one sequence in a cache, which then
+        holds them; None where the pass has no form for it, and the cache is as before."""
+        n_rows = len(tokens)
+        if type(cache) is not ContiguousCache or not cache.is_one_text:
+            return None
+        weights = self._weights_for(model, n_rows, n_rows, begins=n_rows > 1 or cache.lengths == [0])
+        if weights is None or (ends := self._ends) is None or not 0 <= min(tokens) <= max(tokens) < ends.vocab_size:
+            return None
+        if isinstance(ends.head, Matrix) and not is_fastest(ends.head.weight, n_last):
+            return None
+        known, prepared = self._prepared or (None, None)
+        if known is None or prepared is None or known() is not cache or not prepared.takes(n_rows):
+            if not cache.is_read_in_place or cache.keys[0].dtype != weights.dtype:
+                return None
+            prepared = TokenPass(weights, ends, list(zip(cache.keys, cache.values, strict=True)), n_rows)
+            self._prepared = weakref.ref(cache), prepared
+        (start,) = cache.grow([n_rows])
+        x = None
+        if ends.embedding is None:
+            positions = torch.arange(start, start + n_rows)[None]
+            x = model.positions.embed(model.embedding(torch.tensor([tokens])) * model.input_scale, None, positions)[0]
+        return prepared(tokens, start, n_last, x)
+
+    def _weights_for(self, model: Transformer, n_rows: int, n_new: int, *, begins: bool) -> Blocks | None:
+        """The weights that the pass reads for so many rows, `n_new` of each sequence; None where the modules compute.
+        That all stand where they did is checked where a text `begins` alone: it takes a twentieth of the time of a
+        small model's token."""
+        if model.training or not can_decode() or torch.is_autocast_enabled("cpu"):
+            return None
+        if self._parts is None or (begins and not self._parts.are_those()):
+            self._parts, self._prepared = _Parts(model), None
+            self._weights = weights_of_blocks(model) if model.device.type == "cpu" else None
+            self._ends = None if self._weights is None else ends_of_pass(model, self._weights)
+        if (weights := self._weights) is None:
+            return None
+        of_numbers = isinstance(weights.blocks[0].up, Matrix)
+        if n_rows > (FEW_ROWS[-1] if of_numbers else USUALLY_FEW) and (n_new > 1 or of_numbers):
+            return None
+        default = "one pass" if n_rows <= USUALLY_FEW else "block by block"
+        if of_numbers and fastest_form(DECODING, class_of_pass(weights, n_rows), default) != "one pass":
+            return None
+        return weights
+
 
 def class_of_pass(weights: Blocks, n_rows: int) -> ShapeClass:
     """The class of a pass of few tokens, at most the last of FEW_ROWS, over the blocks of a model."""
-    matrices = weights.blocks[0].matrices
-    widths = [each.n_columns for each in matrices]
-    kinds = str(weights.dtype).removeprefix("torch."), weights.norm, weights.activation
-    heads = weights.n_heads, weights.n_kv_heads, weights.head_dim
-    return (next(each for each in FEW_ROWS if n_rows <= each), *kinds, *heads, widths[0], widths[-1])
+    return (next(each for each in FEW_ROWS if n_rows <= each), *weights.kind)
 
 
 class _Parts:
-    """The modules and tensors of a model's blocks, which may be moved, or replaced by others."""
+    """The modules and tensors of a model, which may be moved, or replaced by others."""
 
     def __init__(self, model: Transformer) -> None:
-        registries: list[dict[str, Any]] = [model.blocks._modules]
-        for module in model.blocks.modules():
+        registries: list[dict[str, Any]] = []
+        for module in model.modules():
             registries += [module._modules, module._parameters, module._buffers]
         self._held = [(registry, dict(registry)) for registry in registries if registry]
         tensors = (each for _, held in self._held for each in held.values() if isinstance(each, Tensor))
@@ -142,6 +181,39 @@ def weights_of_blocks(model: Transformer) -> Blocks | None:
     if eps != other_eps or head_dim % 2:
         return None
     return Blocks(made, norm, activation, n_heads, n_kv_heads, head_dim, eps, scale)
+
+
+def ends_of_pass(model: Transformer, blocks: Blocks) -> Ends | None:
+    """What the compiled pass reads before the blocks and after them; None where it computes something else."""
+    first, norm, positions, embedding = (
+        cast(Any, each)
+        for each in (
+            cast(Block, model.blocks[0]).attention_norm, model.norm, model.positions, model.embedding
+        )
+    )  # fmt: skip
+    if type(norm) is not type(first) or norm.eps != first.eps or type(model.output_scale) is not nn.Identity:
+        return None
+    if model.config.logit_softcap is not None or type(positions) not in _POSITIONS:
+        return None
+    own_head = model.head if model.quantized_head is None else model.quantized_head
+    head = Matrix(model.head_weight.detach(), None) if own_head is None else _matrix(own_head)
+    if head is None or (isinstance(head, Matrix) and not has_compiled_product(head.weight)):
+        return None
+    is_plain = type(embedding) is Embedding and embedding.look_up is F.embedding
+    learned = positions.weight.detach() if type(positions) is LearnedPositions else None
+    tables = positions.embedding if isinstance(positions, RotaryPositions) else None
+    rotation = None if tables is None else (tables.cosines, tables.signed_sines)
+    vectors = embedding.weight.detach() if is_plain else None
+    found = norm.gain, getattr(norm, "bias", None), head, learned, vectors
+    if any(each.dtype != blocks.dtype for each in found if each is not None):
+        return None
+    if any(not each.is_contiguous() for each in (learned, vectors, *(rotation or ())) if each is not None):
+        return None
+    return Ends(vectors, model.input_scale, learned, rotation, norm.gain.detach(), found[1], head)
+
+
+_POSITIONS = (NoPositions, LearnedPositions, RotaryPositions)
+"""What the compiled pass adds or rotates by."""
 
 
 def _is_special(attend: PlainAttention) -> bool:

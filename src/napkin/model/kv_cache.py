@@ -165,18 +165,36 @@ class ContiguousCache(KVCache):
         `documents` numbers their documents; None continues the last one. The lengths grow now: run the pass once.
         Raises NapkinError where a sequence would exceed the capacity.
         """
+        counts = [n_new] * len(self.lengths) if counts is None else list(counts)
+        before = self.grow(counts)
+        if documents is not None and self._documents is None:
+            self._documents = Documents(self)
+        return ExtendingPass(self, before, counts, n_new, self._documents, documents)
+
+    def grow(self, counts: Sequence[int]) -> list[int]:
+        """Let each sequence have so many tokens more, whose keys and values another will write; the lengths before.
+        Raises NapkinError where a sequence would exceed the capacity."""
         before = self.lengths
-        counts = [n_new] * len(before) if counts is None else list(counts)
         after = [length + count for length, count in zip(before, counts, strict=True)]
         if max(after) > self.capacity:
             raise NapkinError(
                 f"a sequence of {max(after)} tokens exceeds the {self.capacity} of its KV cache: make the cache with a "
                 "larger capacity"
             )
-        if documents is not None and self._documents is None:
-            self._documents = Documents(self)
         self.lengths = after
-        return ExtendingPass(self, before, counts, n_new, self._documents, documents)
+        return before
+
+    @property
+    def is_one_text(self) -> bool:
+        """True for one sequence that is not divided into documents."""
+        return len(self.lengths) == 1 and self._documents is None
+
+    @property
+    def is_read_in_place(self) -> bool:
+        """True if all positions have slots of their own in all layers, of a size that a compiled loop reads there."""
+        held = self.keys[0]
+        whole = self.states is None and min(self.n_slots) == self.capacity
+        return whole and reads_slots(held.dtype, held.device, held.shape[1] * held.shape[3])
 
     def branch(self, positions: Int[Tensor, " new"], sees: Bool[Tensor, "new new"]) -> "BranchingPass":
         """A pass over tokens that continue the sequence of a batch of one in several ways, and are not kept.

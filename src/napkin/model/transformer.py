@@ -105,8 +105,9 @@ class Transformer(nn.Module):
                 if config.tie_embeddings
                 else Linear(config.d_model, config.vocab_size, std=head_std, generator=generator)
             )
-            self.decode_blocks: Callable[..., Tensor | None] | None = None
-            """Computes the blocks for one new token of each sequence, in one compiled pass; it may decline."""
+            self.decode_blocks: Any = None
+            """A `napkin.model.compiled_blocks.CompiledBlocks` that computes the blocks for new tokens, or all of the
+            model, in one compiled pass; it may decline."""
             self.quantized_head: Any = None
             """A `napkin.model.quantized.Int8Linear` that multiplies in place of the head."""
             self.scalar_head: Linear | None = None

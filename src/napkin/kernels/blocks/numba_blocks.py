@@ -1,9 +1,10 @@
 """All blocks of a model for new tokens of some sequences, compiled: pre-norm blocks with RMSNorm or LayerNorm, rotated
-queries and keys or none, SwiGLU or GELU, and matrices of integers, bf16 or float32.
+queries and keys or none, SwiGLU or GELU, and matrices of integers, bf16 or float32. Before them the tokens' vectors may
+be looked up, after them the last norm and the head computed.
 
-Operator by operator, a small model's token is mostly the calls of its operators. Here all threads of a team run through
-all layers, each with its share of the rows of every matrix, and wait for each other where one reads what all wrote.
-What is short, as a norm, each thread computes for itself.
+Operator by operator, a small model's token is mostly the calls of its operators, and a large one drives what they need
+out of the caches. Here all threads of a team run through all layers, each with its share of the rows of every matrix,
+and wait for each other where one reads what all wrote. What is short, as a norm, each thread computes for itself.
 
 Numbers between products are float32. In a model of bf16 they are rounded where its modules round them.
 """
@@ -247,6 +248,27 @@ def _attend(
         )  # fmt: skip
 
 
+@jitted_with(fastmath=FASTMATH)
+def _embed(embedding, token, scale, positions, position, is_bf16, n, x):
+    """x = the vector of a token, n float32 times a scale, and that of its position, unless positions is 0."""
+    numbers = f32_at(x)
+    widen_row(embedding, is_bf16, token * n, n, numbers)
+    for j in range(n):
+        numbers[j] *= scale
+    if is_bf16:
+        _round(x, n)
+    if positions:
+        if is_bf16:
+            narrow = bf16_at(positions)
+            for j in range(n):
+                numbers[j] += widened(narrow[position * n + j])
+            _round(x, n)
+        else:
+            wide = f32_at(positions)
+            for j in range(n):
+                numbers[j] += wide[position * n + j]
+
+
 MATRIX = 9
 """Numbers that describe a matrix, see `_multiply`."""
 FIRST_MATRIX = 6
@@ -260,9 +282,13 @@ def decode(given):
     """Run through all layers, as one of the threads of a team.
 
     `given` is the address of int64: the addresses of omp_get_thread_num, omp_get_num_threads and GOMP_barrier, or 0 for
-    no team; then those that the assignment below names. x is float32 [rows, d_model] and becomes the residual stream
+    no team; then those that the assignments below name. x is float32 [rows, d_model] and becomes the residual stream
     after the last block; `n_new` rows in a row are new tokens of one sequence. Row b is a token of a sequence that has
     counts[b] tokens with it, in blocks table[b] of keys and values, as in `attend_float32`.
+
+    Unless `embedding` is 0, x is made here of `tokens`. Unless `cosine_table` is 0, `rotation` are float32
+    [rows, width] that are taken from both tables here. Unless `head` is 0, its products with the norms of the last
+    `n_last` rows are written to `logits`, float32 [n_last, vocab_size].
     """
     a = i64_at(given)
     thread, n_threads, barrier = 0, 1, a[2]
@@ -274,6 +300,9 @@ def decode(given):
     block_stride, head_stride, longest, rotation_row = a[22], a[23], a[24], a[27]
     shared, own, own_bytes, widest = a[28], a[29], a[30], a[31]
     rotation = i64_at(given + 8 * 25)
+    tokens, embedding, input_scale, positions = a[32], a[33], float_argument(a[34]), a[35]
+    cosine_table, sine_table, has_bf16_tables = a[36], a[37], a[38]
+    last_gain, last_shift, head, vocab_size, logits, n_last = a[39], a[40], a[41], a[42], a[43], a[44]
 
     qkv_width, mixed_width = (n_heads + 2 * n_kv_heads) * width, n_heads * width
     wide_row = 2 * d_ff if activation == SWIGLU else d_ff
@@ -288,6 +317,18 @@ def decode(given):
     sums = scales + 4 * pieces * n_rows
     # Sums are read in eights.
     buffer = sums + 4 * pieces * n_rows + 32
+
+    for b in range(thread, n_rows, n_threads):
+        position = i64_at(counts)[b] - 1
+        if embedding:
+            at = x + 4 * b * d_model
+            _embed(embedding, i64_at(tokens)[b], input_scale, positions, position, is_bf16, d_model, at)
+        if cosine_table:
+            first, of_row = position * width, 4 * b * width
+            widen_row(cosine_table, has_bf16_tables, first, width, f32_at(rotation[0] + of_row))
+            widen_row(sine_table, has_bf16_tables, first, width, f32_at(rotation[1] + of_row))
+    if embedding or cosine_table:
+        _wait(barrier)
 
     for layer in range(n_layers):
         at = layers + 8 * LAYER * layer
@@ -344,3 +385,12 @@ def decode(given):
         _multiply(of_down, is_bf16, numbers, scales, sums, written, d_model, first, last, n_rows, buffer)
         _add(x, written, is_bf16, n_rows, d_model, first, last)
         _wait(barrier)
+
+    if head:
+        of_head, last_rows = i64_at(head), x + 4 * (n_rows - n_last) * d_model
+        _take(
+            last_rows, d_model, last_gain, last_shift, norm, is_bf16, eps, n_last, d_model, of_head, row, numbers,
+            scales, sums,
+        )  # fmt: skip
+        first, last = _share(vocab_size, thread, n_threads), _share(vocab_size, thread + 1, n_threads)
+        _multiply(of_head, is_bf16, numbers, scales, sums, logits, vocab_size, first, last, n_last, buffer)

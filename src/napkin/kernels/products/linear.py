@@ -71,15 +71,15 @@ def linear(x: Rows, weight: Weight, bias: Bias | None = None) -> Result:
     The loop is an operator, which a meter sees: what is computed does not depend on whether it is metered.
     """
     # torch.compile cannot trace the question for inference mode, and is for training.
-    if torch.compiler.is_compiling() or not may_be_compiled() or not _is_fastest(weight, x):
+    if torch.compiler.is_compiling() or not may_be_compiled():
+        return F.linear(x, weight, bias)
+    if x.dtype != torch.bfloat16 or not has_compiled_product(weight) or not is_fastest(weight, x.shape[:-1].numel()):
         return F.linear(x, weight, bias)
     return multiply_vectors(x, weight, bias)
 
 
-def _is_fastest(weight: Tensor, x: Tensor) -> bool:
-    if x.dtype != torch.bfloat16 or not has_compiled_product(weight):
-        return False
-    n_vectors = x.numel() // x.shape[-1]
+def is_fastest(weight: Tensor, n_vectors: int) -> bool:
+    """True if the compiled product of so many vectors with a matrix that has one is faster than torch's."""
     if not 0 < n_vectors <= FEW_VECTORS[-1]:
         return False
     default = "compiled" if n_vectors <= USUALLY_FEW else "torch"
