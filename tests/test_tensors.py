@@ -8,9 +8,10 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 
 from napkin import tensors
-from napkin.tensors import _HUGE_PAGES, inspect, on_huge_pages, storage_bytes, view_obstacle
+from napkin.tensors import _HUGE_PAGES, inspect, on_huge_pages, storage_bytes, view_obstacle, zeros_side_by_side
 
 
 def test_bytes_of_a_4_by_8_fp32_tensor_are_128() -> None:
@@ -124,3 +125,21 @@ def test_a_model_on_huge_pages_is_the_same_model(monkeypatch: pytest.MonkeyPatch
     assert cast(Any, model.part)[0, 0] == -1
     kept = copy.deepcopy(model)
     assert torch.equal(kept[0].weight, before["0.weight"])  # pyright: ignore
+
+
+def test_large_zeros_stand_side_by_side_on_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = [(3, 5), (0, 4), (7,)]
+    small = zeros_side_by_side(shapes, torch.bfloat16, "cpu")
+    monkeypatch.setattr("napkin.tensors._SMALLEST_ON_HUGE_PAGES", 1)
+    large = zeros_side_by_side(shapes, torch.bfloat16, "cpu")
+    for found in (small, large):
+        assert [(tuple(each.shape), each.dtype, bool(each.any())) for each in found] == [
+            (shape, torch.bfloat16, False) for shape in shapes
+        ]
+    if _HUGE_PAGES.exists() and "[never]" not in _HUGE_PAGES.read_text():
+        assert large[0].data_ptr() % 2**21 == 0
+        assert large[2].data_ptr() == large[0].data_ptr() + 64
+    large[0].fill_(1)
+    assert not large[2].any()
+    with FakeTensorMode():
+        assert all(is_fake(each) for each in zeros_side_by_side(shapes, torch.bfloat16, "cpu"))

@@ -55,6 +55,19 @@ def on_huge_pages(module: Module) -> Module:
     return module
 
 
+def zeros_side_by_side(shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device | str) -> list[Tensor]:
+    """Tensors of zeros; on a CPU, where they are large together, they stand on pages as in `on_huge_pages`."""
+    sizes = [-(-math.prod(shape) * dtype.itemsize // 64) * 64 for shape in shapes]
+    is_large = torch.device(device).type == "cpu" and sum(sizes) >= _SMALLEST_ON_HUGE_PAGES
+    # What looks at operators, or fakes them, sees torch's.
+    is_watched = torch._C._len_torch_dispatch_stack() > 0
+    if not is_large or is_watched or (huge := _huge_pages(sum(sizes))) is None:
+        return [torch.zeros(tuple(shape), dtype=dtype, device=device) for shape in shapes]
+    # The system gives pages of zeros.
+    parts = (part[: math.prod(shape) * dtype.itemsize] for part, shape in zip(huge.split(sizes), shapes, strict=True))
+    return [part.view(dtype).view(tuple(shape)) for part, shape in zip(parts, shapes, strict=True)]
+
+
 def _address_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 

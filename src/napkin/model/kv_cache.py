@@ -22,6 +22,7 @@ from napkin.kernels.attention.decode import Slots, reads_slots
 from napkin.kernels.decoding.block_step import NewSlots
 from napkin.model.config import ModelConfig
 from napkin.model.recurrent_state import RecurrentStates, StatePass
+from napkin.tensors import zeros_side_by_side
 
 NewKeys = Float[Tensor, "batch kv_heads new head_dim"]
 NewValues = Float[Tensor, "batch kv_heads new value_dim"]
@@ -141,13 +142,15 @@ class ContiguousCache(KVCache):
         self.slack = slack if min(windows) < capacity else 0
         self.n_slots = [min(window + self.slack, capacity) for window in windows]
         """Slots of a sequence in each layer."""
-        (heads, *widths), place = config.cached_widths, {"dtype": dtype, "device": device}
+        heads, *widths = config.cached_widths
         # An extra slot takes what padding writes. Initialised to zeros, since hidden values are multiplied by 0, not
         # left out.
         attends = [mixer == "attention" for mixer in config.layer_mixers]
         makes = [source == layer for layer, source in enumerate(config.kv_sources)]
         held = [(n + 1) * (has and own) for n, has, own in zip(self.n_slots, attends, makes, strict=True)]
-        self.keys, self.values = ([torch.zeros(batch_size, heads, n, width, **place) for n in held] for width in widths)
+        shapes = [(batch_size, heads, n, width) for width in widths for n in held]
+        both = zeros_side_by_side(shapes, dtype, device)
+        self.keys, self.values = both[: len(held)], both[len(held) :]
         self.device = self.keys[0].device
         self.states = None if all(attends) else RecurrentStates(config, batch_size, dtype, self.device)
         self.nbytes = sum(tensor.nbytes for tensor in (*self.keys, *self.values))
