@@ -40,6 +40,7 @@ from napkin.hardware.device import Device
 from napkin.hardware.device_file import find_device
 from napkin.hardware.service_efficiency import FITTED, Schedule, ServiceEfficiency, service_efficiencies
 from napkin.model.config import preset
+from napkin.planning.services.device_service import interval_of
 from napkin.planning.services.replica import (
     Replica,
     ServiceWork,
@@ -48,7 +49,6 @@ from napkin.planning.services.replica import (
     timeline_of,
 )
 from napkin.planning.services.server_schedule import Load, Timeline
-from napkin.planning.services.service_plan import interval_of
 from result_files import write_result
 
 FOLDER = Path(__file__).parent

@@ -13,7 +13,7 @@ from napkin.inference.speculation import improvement
 from napkin.model.config import ModelConfig, preset
 from napkin.model.transformer import Transformer
 from napkin.planning.services.replica import count_parameters
-from napkin.planning.services.service_plan import plan_service
+from napkin.planning.services.service_planner import plan_service
 from napkin.planning.services.this_machine import StepSeconds, speculating_steps
 
 MODEL = ModelConfig(300, context_length=128, d_model=32, n_layers=3, n_heads=4, n_kv_heads=2)

@@ -10,7 +10,7 @@ from napkin.cli import main
 from napkin.errors import NapkinError
 from napkin.model.config import preset
 from napkin.planning.services.service_curve import ServiceCurve, ServicePoint, service_curves
-from napkin.planning.services.service_plan import plan_service
+from napkin.planning.services.service_planner import plan_service
 
 LOAD: dict[str, Any] = {"input_tokens": 512, "output_tokens": 64}
 

@@ -16,9 +16,11 @@ from napkin.hardware.service_efficiency import (
     service_efficiencies,
 )
 from napkin.model.config import preset
+from napkin.planning.services.device_service import interval_of
 from napkin.planning.services.replica import Replica, count_work, service_times, timeline_of
 from napkin.planning.services.server_schedule import Load
-from napkin.planning.services.service_plan import ServiceDegree, interval_of, plan_service
+from napkin.planning.services.service_plan import ServiceDegree
+from napkin.planning.services.service_planner import plan_service
 from oracles.serving_simulation import Server, simulate
 
 H100 = find_device("H100")
@@ -141,7 +143,7 @@ def test_intervals_are_wider_where_nothing_was_measured() -> None:
 def test_an_interval_of_one_uncertain_constant_is_that_constants_own(monkeypatch: pytest.MonkeyPatch) -> None:
     # All seconds are in the weights' bytes: by as much as their bandwidth is off, the time is.
     spread = dict.fromkeys(FITTED, 0.0) | {"weight_share": 0.2}
-    monkeypatch.setattr("napkin.planning.services.service_plan.generation_spread", lambda: spread)
+    monkeypatch.setattr("napkin.planning.services.device_service.generation_spread", lambda: spread)
     load = Load(1, 1, 2)
     found = interval_of(llama(), load, timeline_of(llama(), load))
     assert found.tpot == pytest.approx(math.exp(1.645 * 0.2), rel=0.01)

@@ -13,7 +13,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.planning.rules import state_bytes_by_rule
 from napkin.planning.services.replica import count_work
-from napkin.planning.services.service_plan import plan_service
+from napkin.planning.services.service_planner import plan_service
 
 HYBRID = ModelConfig(
     97, context_length=256, d_model=64, n_layers=6, n_heads=4, mixers="mamba2*2,attention", state_head_dim=16,

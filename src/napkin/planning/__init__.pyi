@@ -27,7 +27,7 @@ from .services.service_curve import ServiceCurves as ServiceCurves
 from .services.service_curve import service_curves as service_curves
 from .services.service_plan import ServiceDegree as ServiceDegree
 from .services.service_plan import ServicePlan as ServicePlan
-from .services.service_plan import plan_service as plan_service
+from .services.service_planner import plan_service as plan_service
 from .step.machine import CatalogueMachine as CatalogueMachine
 from .step.machine import Machine as Machine
 from .step.machine import ThisMachine as ThisMachine

@@ -80,7 +80,7 @@ def main(options: ServiceOptions, _: RecipeSource) -> None:
         _curve(options)
         return
     with progress_line("counting prefill and decode") as line:
-        from napkin.planning.services.service_plan import plan_service
+        from napkin.planning.services.service_planner import plan_service
 
         plan = plan_service(
             options.recipe.model,

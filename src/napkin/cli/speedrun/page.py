@@ -124,7 +124,7 @@ def _facts(file: "SpeedrunFile") -> dict[str, str]:
 def plan_large(file: "SpeedrunFile", progress: Progress) -> list[dict[str, Any]]:
     """The plan of the same stages for GPT-2's smallest model on eight H100: what each takes, and how that is known."""
     from napkin.planning.planner import plan as make_plan
-    from napkin.planning.services.service_plan import plan_service
+    from napkin.planning.services.service_planner import plan_service
     from napkin.scaling.budget_answer import flops_per_step
 
     model = preset(LARGE_MODEL)

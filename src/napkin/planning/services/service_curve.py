@@ -11,7 +11,8 @@ from typing import Any
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.planning.services.replica import ServiceTimes
-from napkin.planning.services.service_plan import ServiceDegree, ServicePlan, plan_service
+from napkin.planning.services.service_plan import ServiceDegree, ServicePlan
+from napkin.planning.services.service_planner import plan_service
 
 CONCURRENCIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """The numbers of requests in flight, on all devices together, that a curve has by default."""
