@@ -4,6 +4,8 @@ Every function here is arithmetic on numbers, and calls nothing but other rules:
 JavaScript, so that a page computes what Python computes while its controls are dragged.
 """
 
+from typing import Any
+
 from napkin.accounting.failures import daly_interval, mtbf_of_devices
 from napkin.accounting.rules import (
     attention_flops_rule,
@@ -50,7 +52,7 @@ def block_kept_bytes_rule(
     return norms + attention + number_bytes * (4 if gated else 2) * d_ff
 
 
-def step_rule(
+def model_rule(
     *,
     vocab_size: int,
     context_length: int,
@@ -74,6 +76,121 @@ def step_rule(
     q_lora_rank: int | None = None,
     qk_nope_head_dim: int = 0,
     qk_rope_head_dim: int = 0,
+    residual_bytes: int = 4,
+    number_bytes: int = 2,
+) -> dict[str, float]:
+    """What a model is by rule, of its sizes: `parameters`, those a token is multiplied with, those of routed experts.
+
+    `attention_flops` are those of a training step per token, over pairs of tokens. `kept_bytes` are those that
+    `block_kept_bytes_rule` has for a token and a block, whose feed-forward layer is as wide as the experts that a token
+    uses; `cache_bytes` are those of a sequence of `context_length` tokens. Norms and biases are missing.
+    """
+    attention = None
+    cache_bytes = kv_cache_bytes_rule(
+        n_layers=n_layers - n_sharing_layers, n_kv_heads=n_kv_heads, head_dim=head_dim, context_length=context_length
+    )
+    if kv_lora_rank is not None:
+        attention = latent_attention_parameters_rule(
+            d_model=d_model,
+            n_heads=n_heads,
+            kv_lora_rank=kv_lora_rank,
+            q_lora_rank=q_lora_rank,
+            qk_nope_head_dim=qk_nope_head_dim,
+            qk_rope_head_dim=qk_rope_head_dim,
+            v_head_dim=v_head_dim,
+        )
+        cache_bytes = latent_cache_bytes_rule(
+            n_layers=n_layers,
+            kv_lora_rank=kv_lora_rank,
+            qk_rope_head_dim=qk_rope_head_dim,
+            context_length=context_length,
+        )
+    positions = context_length if learned_positions else 0
+    parameters = layered_parameters_rule(
+        vocab_size=vocab_size,
+        d_model=d_model,
+        n_layers=n_layers,
+        d_ff=d_ff,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        tied=tied,
+        gated=gated,
+        n_experts=n_experts + n_shared_experts if n_experts > 0 else 0,
+        n_routed=n_experts,
+        d_expert=d_expert,
+        n_dense_layers=n_dense_layers,
+        positions=positions,
+        attention=attention,
+        n_sharing_layers=n_sharing_layers,
+    )
+    # One expert in each of the layers that have them.
+    expert = (n_layers - n_dense_layers if n_experts > 0 else 0) * (3 if gated else 2) * d_model * d_expert
+    looked_up = ((0 if tied else vocab_size) + positions) * d_model
+    kept_bytes = block_kept_bytes_rule(
+        d_model=d_model,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        d_ff=(experts_per_token + n_shared_experts) * d_expert if n_experts > 0 else d_ff,
+        gated=gated,
+        residual_bytes=residual_bytes,
+        number_bytes=number_bytes,
+    )
+    return {
+        "parameters": parameters,
+        "multiplying": parameters - (n_experts - experts_per_token) * expert - looked_up,
+        "expert_parameters": n_experts * expert,
+        "attention_flops": attention_flops_rule(
+            n_layers=n_layers,
+            d_model=n_heads * (head_dim + v_head_dim) / 2,
+            context_length=context_length,
+            tokens=1,
+        ),
+        "kept_bytes": kept_bytes,
+        "cache_bytes": cache_bytes,
+    }
+
+
+def rank_state_rule(
+    *,
+    parameters: float,
+    gathered: float,
+    gathered_gradients: float,
+    weight_bytes: int,
+    gradient_bytes: int,
+    state_bytes: int,
+    product_bytes: int,
+    shard: int,
+    copies: int,
+    shard_optimizer: bool,
+) -> dict[str, float]:
+    """Bytes of weights, gradients, optimizer's state and copies of weights on a rank, whose part of the model has so
+    many `parameters`, divided among `shard` ranks, `copies` times.
+
+    State is 16 bytes per parameter of AdamW in fp32, divided among the ranks that share it (Rajbhandari et al. 2020,
+    "ZeRO"). Gradients that whole copies of a model exchange are held twice, in buckets. Copies of weights are those in
+    16 bits or, where ranks share a model, what is whole for a time: `gathered` weights and `gathered_gradients`.
+    """
+    weight_copies = product_bytes * parameters if product_bytes < weight_bytes else 0
+    if shard > 1:
+        weight_copies = product_bytes * gathered + gradient_bytes * gathered_gradients
+    buckets = gradient_bytes * parameters if shard == 1 and copies > 1 else 0
+    return {
+        "parameters": weight_bytes * parameters / shard,
+        "gradients": gradient_bytes * parameters / shard + buckets,
+        "optimizer_state": state_bytes * parameters / (shard * (copies if shard_optimizer else 1)),
+        "weight_copies": weight_copies,
+    }
+
+
+def step_rule(
+    *,
+    vocab_size: int,
+    context_length: int,
+    d_model: int,
+    n_layers: int,
+    tied: bool,
     batch_size: int,
     micro_batch_size: int,
     loss_chunk_size: int,
@@ -91,146 +208,89 @@ def step_rule(
     shard_optimizer: bool = False,
     peak: float,
     efficiency: float = 0.5,
+    **sizes: Any,
 ) -> dict[str, float]:
     """What one step takes by rule: `parameters`, those a token is multiplied with, `flops` of the model,
     `computed_flops` with what is computed again, seconds, MFU, and bytes of the first rank by what they are for.
 
-    Sizes are those of a recipe. A number of a weight takes `weight_bytes`, of its gradient `gradient_bytes`, of the
-    optimizer's state `state_bytes`, of a product `product_bytes`. `peak` is one device's dense FLOP/s, of which
-    products reach `efficiency` while they compute; waiting in a pipeline comes on top.
+    Sizes are those of a recipe; `sizes` are the others of `model_rule`. A number of a weight takes `weight_bytes`, of
+    its gradient `gradient_bytes`, of the optimizer's state `state_bytes`, of a product `product_bytes`. `peak` is one
+    device's dense FLOP/s, of which products reach `efficiency` while they compute; waiting in a pipeline comes on top.
 
-    State is 16 bytes per parameter of AdamW in fp32, divided among the ranks that share it (Rajbhandari et al. 2020,
-    "ZeRO"); gradients that whole copies of a model exchange are held twice, in buckets. Copies of weights are those in
-    16 bits or, where ranks share a model, what is whole for a time: the tables, two blocks, and gradients of the tables
-    and a block. Kept activations are those of `block_kept_bytes_rule`, of as many micro-batches as there are ranks in
-    the pipeline, or with full recomputation what each block reads, and one block. Logits take 8 bytes each, of a chunk
-    at a time. Not included: norms, biases, what a caching allocator wastes, waiting for collectives.
+    Weights, gradients and state are those of `rank_state_rule`; the tables and two blocks are gathered at a time, and
+    gradients of the tables and a block. Kept activations are those of `block_kept_bytes_rule`, of as many micro-batches
+    as there are ranks in the pipeline, or with full recomputation what each block reads, and one block. Logits take 8
+    bytes each, of a chunk at a time. Not included: norms, biases, what a caching allocator wastes, waiting for
+    collectives.
     """
-    attention = None
-    if kv_lora_rank is not None:
-        attention = latent_attention_parameters_rule(
-            d_model=d_model,
-            n_heads=n_heads,
-            kv_lora_rank=kv_lora_rank,
-            q_lora_rank=q_lora_rank,
-            qk_nope_head_dim=qk_nope_head_dim,
-            qk_rope_head_dim=qk_rope_head_dim,
-            v_head_dim=v_head_dim,
-        )
-    positions = context_length if learned_positions else 0
-    matrices = 3 if gated else 2
-    sparse_layers = n_layers - n_dense_layers if n_experts > 0 else 0
-    all_experts = n_experts + n_shared_experts if n_experts > 0 else 0
-    used_experts = experts_per_token + n_shared_experts if n_experts > 0 else 0
-    parameters = layered_parameters_rule(
+    residual_bytes = max(weight_bytes, product_bytes)
+    model = model_rule(
         vocab_size=vocab_size,
+        context_length=context_length,
         d_model=d_model,
         n_layers=n_layers,
-        d_ff=d_ff,
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
         tied=tied,
-        gated=gated,
-        n_experts=all_experts,
-        n_routed=n_experts,
-        d_expert=d_expert,
-        n_dense_layers=n_dense_layers,
-        positions=positions,
-        attention=attention,
-        n_sharing_layers=n_sharing_layers,
+        residual_bytes=residual_bytes,
+        number_bytes=product_bytes,
+        **sizes,
     )
-    unused = sparse_layers * (all_experts - used_experts) * matrices * d_model * d_expert
-    looked_up = ((0 if tied else vocab_size) + positions) * d_model
-    multiplying = parameters - unused - looked_up
+    parameters = model["parameters"]
     tokens = batch_size * context_length
-    of_pairs = attention_flops_rule(
-        n_layers=n_layers,
-        d_model=n_heads * (head_dim + v_head_dim) / 2,
-        context_length=context_length,
-        tokens=tokens,
-    )
-    flops = training_flops_rule(multiplying, tokens) + of_pairs
-    head = training_flops_rule(vocab_size * d_model, tokens)
+    attention_flops = tokens * model["attention_flops"]
+    flops = training_flops_rule(model["multiplying"], tokens) + attention_flops
     again = 0.0
     if recompute == "full":
+        head = training_flops_rule(vocab_size * d_model, tokens)
         again = (flops - head) / 3
     computed = flops + again
 
-    # Seconds.
     devices = data * shard * tensor * pipeline * context
     micro_batches = batch_size / (data * shard * micro_batch_size)
     bubble = bubble_rule(pipeline, micro_batches)
     seconds = computed / (devices * peak * efficiency) * (1 + bubble)
 
-    # Bytes of the first rank.
-    of_experts = sparse_layers * n_experts * matrices * d_model * d_expert
-    held = (parameters - of_experts + of_experts / expert) / (tensor * pipeline)
-    replicas = shard * (data * context if shard_optimizer else 1)
-    tables = (1 if tied or pipeline > 1 else 2) * vocab_size * d_model / tensor
-    block = (parameters - (1 if tied else 2) * vocab_size * d_model - of_experts + of_experts / expert) / n_layers
-    block = block / tensor
-    gathered = product_bytes * (tables + 2 * block) + gradient_bytes * (tables + block)
-    copies = gathered if shard > 1 else product_bytes * held if product_bytes < weight_bytes else 0
-    buckets = gradient_bytes * held if shard == 1 and data * context > 1 else 0
-    positions_held = micro_batch_size * context_length / (tensor * context)
-    width = experts_per_token * d_expert + n_shared_experts * d_expert if n_experts > 0 else d_ff
-    residual_bytes = max(weight_bytes, product_bytes)
-    kept = block_kept_bytes_rule(
-        d_model=d_model,
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
-        d_ff=width,
-        gated=gated,
-        residual_bytes=residual_bytes,
-        number_bytes=product_bytes,
+    # Parameters of the first rank, and of what is gathered for a time.
+    with_own_experts = parameters - model["expert_parameters"] + model["expert_parameters"] / expert
+    table = vocab_size * d_model
+    tables = (1 if tied or pipeline > 1 else 2) * table / tensor
+    block = (with_own_experts - (1 if tied else 2) * table) / n_layers / tensor
+    state = rank_state_rule(
+        parameters=with_own_experts / (tensor * pipeline),
+        gathered=tables + 2 * block,
+        gathered_gradients=tables + block,
+        weight_bytes=weight_bytes,
+        gradient_bytes=gradient_bytes,
+        state_bytes=state_bytes,
+        product_bytes=product_bytes,
+        shard=shard,
+        copies=data * context,
+        shard_optimizer=shard_optimizer,
     )
-    in_flight = min(pipeline, micro_batches)
-    blocks = n_layers / pipeline
-    activations = in_flight * blocks * kept * positions_held
+    rank_tokens = micro_batch_size * context_length / (tensor * context)
+    blocks_in_flight = min(pipeline, micro_batches) * (n_layers / pipeline)
+    activations = blocks_in_flight * model["kept_bytes"] * rank_tokens
     if recompute == "full":
-        activations = (in_flight * blocks * residual_bytes * d_model + kept) * positions_held
+        activations = (blocks_in_flight * residual_bytes * d_model + model["kept_bytes"]) * rank_tokens
     rows = min(loss_chunk_size, micro_batch_size * context_length / context)
     logits = 8 * rows * vocab_size / tensor
-    own = {
-        "parameters": weight_bytes * held / shard,
-        "gradients": gradient_bytes * held / shard + buckets,
-        "optimizer_state": state_bytes * held / replicas,
-        "weight_copies": copies,
+    weights_and_state = state["parameters"] + state["gradients"] + state["optimizer_state"] + state["weight_copies"]
+    return {
+        **state,
         "activations": activations,
         "logits": logits,
-    }
-    cache = kv_cache_bytes_rule(
-        n_layers=n_layers - n_sharing_layers, n_kv_heads=n_kv_heads, head_dim=head_dim, context_length=context_length
-    )
-    if kv_lora_rank is not None:
-        cache = latent_cache_bytes_rule(
-            n_layers=n_layers,
-            kv_lora_rank=kv_lora_rank,
-            qk_rope_head_dim=qk_rope_head_dim,
-            context_length=context_length,
-        )
-    return {
-        **own,
-        "bytes": own["parameters"]
-        + own["gradients"]
-        + own["optimizer_state"]
-        + own["weight_copies"]
-        + own["activations"]
-        + own["logits"],
+        "bytes": weights_and_state + activations + logits,
         "all_parameters": parameters,
-        "multiplying": multiplying,
+        "multiplying": model["multiplying"],
         "tokens": tokens,
         "flops": flops,
         "computed_flops": computed,
-        "attention_flops": of_pairs,
+        "attention_flops": attention_flops,
         "devices": devices,
         "micro_batches": micro_batches,
         "bubble": bubble,
         "seconds": seconds,
         "mfu": flops / (devices * peak * seconds),
-        "cache_bytes": cache,
+        "cache_bytes": model["cache_bytes"],
     }
 
 

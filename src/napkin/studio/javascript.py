@@ -2,8 +2,8 @@
 
 A rule is arithmetic on numbers. Translated are assignments, `if`, `return`; numbers, strings, None, dictionaries with
 names; the operators of Python that have a twin, `min`, `max`, the functions of `math`, and calls of other rules.
-Parameters that Python takes by name alone are the fields of one object. Everything else is refused, with its line, so
-that no rule is translated partly.
+Parameters that Python takes by name alone are the fields of one object, and `**others` the rest of them. Everything
+else is refused, with its line, so that no rule is translated partly.
 """
 
 import ast
@@ -67,7 +67,7 @@ class _Translation:
         self._function = found
         arguments = found.args
         self._assigned: list[str] = []
-        self._local = {each.arg for each in (*arguments.args, *arguments.kwonlyargs)}
+        self._local = {each.arg for each in (*arguments.args, *arguments.kwonlyargs, arguments.kwarg) if each}
 
     def text(self) -> str:
         """The declaration."""
@@ -82,6 +82,8 @@ class _Translation:
                 self._parameter(each, default)
                 for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
             ]
+            if arguments.kwarg:
+                named.append(f"...{arguments.kwarg.arg}")
             given.append(f"{{ {', '.join(named)} }}" + (" = {}" if all(arguments.kw_defaults) else ""))
         body = self._block(self._function.body, "  ")
         # In Python a name has the scope of the whole function, wherever it is first assigned.
@@ -168,15 +170,17 @@ class _Translation:
         parameters = inspect.signature(rule).parameters
         places = [name for name, each in parameters.items() if each.kind is not inspect.Parameter.KEYWORD_ONLY]
         given = {name: self._value(value) for name, value in zip(places, node.args, strict=False)}
+        others: list[str] = []
         for keyword in node.keywords:
             if keyword.arg is None:
-                raise self._refusal(node)
-            given[keyword.arg] = self._value(keyword.value)
+                others.append(f"...{self._value(keyword.value)}")
+            else:
+                given[keyword.arg] = self._value(keyword.value)
         if len(node.args) > len(places):
             raise self._refusal(node)
         last = max((place for place, name in enumerate(places) if name in given), default=-1)
         arguments = [given.get(name, "undefined") for name in places[: last + 1]]
-        named = [f"{name}: {value}" for name, value in given.items() if name not in places]
+        named = [f"{name}: {value}" for name, value in given.items() if name not in places] + others
         if named:
             arguments += ["undefined"] * (len(places) - len(arguments))
             arguments.append(f"{{ {', '.join(named)} }}")
