@@ -20,10 +20,26 @@ WIDEST_FLASH_HEAD = 256
 _MAY_BE_ZERO = frozenset(
     "vocab_size dropout n_experts n_shared_experts n_dense_layers balance_weight router_z_weight z_weight".split()
 )
+_OF_LATENTS = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_NOT_OF_LATENTS = {
+    "head_dim": "whose heads are qk_nope_head_dim + qk_rope_head_dim wide",
+    "mup_base_d_model": "whose layers have no multipliers",
+}
 
 
 def problems_of(config: Any) -> Iterator[str]:
     """Values that are impossible or do not fit the others; each may rest on those before it being none."""
+    yield from _problems_of_numbers(config)
+    yield from _problems_of_heads(config)
+    yield from _problems_of_latents(config)
+    yield from _problems_of_positions(config)
+    yield from _problems_of_attention(config)
+    yield from _problems_of_mixers(config)
+    yield from _problems_of_sharing(config)
+    yield from _problems_of_experts(config)
+
+
+def _problems_of_numbers(config: Any) -> Iterator[str]:
     for name, value in vars(config).items():
         if value is None or isinstance(value, (bool, str)):
             continue
@@ -37,6 +53,9 @@ def problems_of(config: Any) -> Iterator[str]:
             yield f"{name} is infinite: use a finite number"
     if config.dropout >= 1:
         yield f"dropout is {config.dropout}: use less than 1, or nothing is left"
+
+
+def _problems_of_heads(config: Any) -> Iterator[str]:
     width = "head_dim" if config.kv_lora_rank is None else "qk_nope_head_dim"
     if getattr(config, width) is None and config.d_model % config.n_heads:
         yield (
@@ -49,7 +68,32 @@ def problems_of(config: Any) -> Iterator[str]:
             f"a divisor of {config.n_heads}"
         )
 
-    yield from _problems_of_latents(config)
+
+def _problems_of_latents(config: Any) -> Iterator[str]:
+    """Values that latent attention does not go with, or that only it has."""
+    if config.kv_lora_rank is None:
+        for name in _OF_LATENTS:
+            if getattr(config, name) is not None:
+                yield f"{name} is {getattr(config, name)} and there is no latent attention: set kv_lora_rank too"
+        return
+    of = f"kv_lora_rank is {config.kv_lora_rank}, of latent attention"
+    for name, why in _NOT_OF_LATENTS.items():
+        if getattr(config, name) is not None:
+            yield f"{name} is {getattr(config, name)} and {of}, {why}: leave {name} out"
+    if config.resolved_n_kv_heads != config.n_heads:
+        yield f"n_kv_heads is {config.n_kv_heads} and {of}, which makes a key for each query head: leave n_kv_heads out"
+    if config.qk_norm != "none":
+        yield f"qk_norm is '{config.qk_norm}' and {of}, which norms its latents instead: use qk_norm 'none'"
+    if config.biases != "none":
+        yield f"biases is '{config.biases}' and {of}, which has none: use biases 'none'"
+    if config.positions == "rope" and config.resolved_qk_rope_head_dim % 2:
+        yield (
+            f"qk_rope_head_dim is {config.qk_rope_head_dim}, rotary positions need an even number: use "
+            f"{config.resolved_qk_rope_head_dim + 1}"
+        )
+
+
+def _problems_of_positions(config: Any) -> Iterator[str]:
     if config.positions == "rope" and config.kv_lora_rank is None and config.resolved_head_dim % 2:
         yield (
             f"d_model {config.d_model} over n_heads {config.n_heads} makes heads of {config.resolved_head_dim}, rotary "
@@ -79,6 +123,8 @@ def problems_of(config: Any) -> Iterator[str]:
     if config.rope_scaling == "ntk" and config.resolved_qk_rope_head_dim == 2:
         yield "rope_scaling is 'ntk' and heads are 2 wide: their one wavelength cannot be scaled, use 'linear'"
 
+
+def _problems_of_attention(config: Any) -> Iterator[str]:
     if config.attention_softcap is not None and config.attention == "sdpa":
         yield (
             f"attention_softcap is {config.attention_softcap}, which attention 'sdpa' does not support: use "
@@ -101,56 +147,6 @@ def problems_of(config: Any) -> Iterator[str]:
         yield (
             f"qk_norm is '{config.qk_norm}' and norm is 'none', which says how queries and keys are normed too: use "
             "norm 'rms' or 'layer', or qk_norm 'none'"
-        )
-
-    yield from _problems_of_mixers(config)
-    yield from _problems_of_sharing(config)
-    if not config.n_experts:
-        for name in ("n_shared_experts", "n_dense_layers", "d_expert", "expert_capacity", "router_bias"):
-            if getattr(config, name):
-                yield f"{name} is {getattr(config, name)} and there are no experts: set n_experts too"
-        return
-    if config.n_experts < config.experts_per_token:
-        yield (
-            f"experts_per_token {config.experts_per_token} exceeds n_experts {config.n_experts}: use at most "
-            f"{config.n_experts}"
-        )
-    groups = config.n_expert_groups
-    if config.n_experts % groups:
-        yield f"n_expert_groups {groups} does not divide n_experts {config.n_experts}: use a divisor of it"
-    if config.expert_groups_per_token > groups:
-        yield f"expert_groups_per_token {config.expert_groups_per_token} exceeds n_expert_groups: use at most {groups}"
-    in_groups = config.n_experts // groups * config.expert_groups_per_token
-    if config.experts_per_token > in_groups:
-        yield (
-            f"experts_per_token {config.experts_per_token} exceeds the {in_groups} experts of a token's groups: use "
-            "more expert_groups_per_token"
-        )
-    if config.router == "sigmoid" and 1 < groups == config.n_experts:
-        yield f"n_expert_groups {groups} leaves groups of one expert, of which two are summed: use fewer groups"
-    if config.biases == "all":
-        yield "biases 'all' and n_experts: experts have no biases, use 'none' or 'qkv'"
-    if config.mup_base_d_model is not None:
-        yield "mup_base_d_model and n_experts: experts have no multipliers, use one or the other"
-    if config.n_dense_layers >= config.n_layers:
-        yield (
-            f"n_dense_layers {config.n_dense_layers} leaves none of n_layers {config.n_layers} to the experts: use at "
-            f"most {config.n_layers - 1}"
-        )
-
-
-def _problems_of_sharing(config: Any) -> Iterator[str]:
-    if config.kv_sharing == 1:
-        return
-    of = f"kv_sharing is {config.kv_sharing}, of layers that share keys and values"
-    if config.kv_lora_rank is not None:
-        yield f"kv_lora_rank is {config.kv_lora_rank} and {of}: latents are not shared, use one or the other"
-    if any(mixer != "attention" for mixer in mixer_pattern(config.mixers)):
-        yield f"mixers is '{config.mixers}' and {of}: use mixers 'attention', or kv_sharing 1"
-    if config.full_attention_every is not None:
-        yield (
-            f"full_attention_every is {config.full_attention_every} and {of}: they see the same tokens, leave "
-            "full_attention_every out"
         )
 
 
@@ -190,34 +186,53 @@ def _problems_of_mixers(config: Any) -> Iterator[str]:
         )
 
 
-_OF_LATENTS = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-_NOT_OF_LATENTS = {
-    "head_dim": "whose heads are qk_nope_head_dim + qk_rope_head_dim wide",
-    "mup_base_d_model": "whose layers have no multipliers",
-}
-
-
-def _problems_of_latents(config: Any) -> Iterator[str]:
-    """Values that latent attention does not go with, or that only it has."""
-    if config.kv_lora_rank is None:
-        for name in _OF_LATENTS:
-            if getattr(config, name) is not None:
-                yield f"{name} is {getattr(config, name)} and there is no latent attention: set kv_lora_rank too"
+def _problems_of_sharing(config: Any) -> Iterator[str]:
+    if config.kv_sharing == 1:
         return
-    of = f"kv_lora_rank is {config.kv_lora_rank}, of latent attention"
-    for name, why in _NOT_OF_LATENTS.items():
-        if getattr(config, name) is not None:
-            yield f"{name} is {getattr(config, name)} and {of}, {why}: leave {name} out"
-    if config.resolved_n_kv_heads != config.n_heads:
-        yield f"n_kv_heads is {config.n_kv_heads} and {of}, which makes a key for each query head: leave n_kv_heads out"
-    if config.qk_norm != "none":
-        yield f"qk_norm is '{config.qk_norm}' and {of}, which norms its latents instead: use qk_norm 'none'"
-    if config.biases != "none":
-        yield f"biases is '{config.biases}' and {of}, which has none: use biases 'none'"
-    if config.positions == "rope" and config.resolved_qk_rope_head_dim % 2:
+    of = f"kv_sharing is {config.kv_sharing}, of layers that share keys and values"
+    if config.kv_lora_rank is not None:
+        yield f"kv_lora_rank is {config.kv_lora_rank} and {of}: latents are not shared, use one or the other"
+    if any(mixer != "attention" for mixer in mixer_pattern(config.mixers)):
+        yield f"mixers is '{config.mixers}' and {of}: use mixers 'attention', or kv_sharing 1"
+    if config.full_attention_every is not None:
         yield (
-            f"qk_rope_head_dim is {config.qk_rope_head_dim}, rotary positions need an even number: use "
-            f"{config.resolved_qk_rope_head_dim + 1}"
+            f"full_attention_every is {config.full_attention_every} and {of}: they see the same tokens, leave "
+            "full_attention_every out"
+        )
+
+
+def _problems_of_experts(config: Any) -> Iterator[str]:
+    if not config.n_experts:
+        for name in ("n_shared_experts", "n_dense_layers", "d_expert", "expert_capacity", "router_bias"):
+            if getattr(config, name):
+                yield f"{name} is {getattr(config, name)} and there are no experts: set n_experts too"
+        return
+    if config.n_experts < config.experts_per_token:
+        yield (
+            f"experts_per_token {config.experts_per_token} exceeds n_experts {config.n_experts}: use at most "
+            f"{config.n_experts}"
+        )
+    groups = config.n_expert_groups
+    if config.n_experts % groups:
+        yield f"n_expert_groups {groups} does not divide n_experts {config.n_experts}: use a divisor of it"
+    if config.expert_groups_per_token > groups:
+        yield f"expert_groups_per_token {config.expert_groups_per_token} exceeds n_expert_groups: use at most {groups}"
+    in_groups = config.n_experts // groups * config.expert_groups_per_token
+    if config.experts_per_token > in_groups:
+        yield (
+            f"experts_per_token {config.experts_per_token} exceeds the {in_groups} experts of a token's groups: use "
+            "more expert_groups_per_token"
+        )
+    if config.router == "sigmoid" and 1 < groups == config.n_experts:
+        yield f"n_expert_groups {groups} leaves groups of one expert, of which two are summed: use fewer groups"
+    if config.biases == "all":
+        yield "biases 'all' and n_experts: experts have no biases, use 'none' or 'qkv'"
+    if config.mup_base_d_model is not None:
+        yield "mup_base_d_model and n_experts: experts have no multipliers, use one or the other"
+    if config.n_dense_layers >= config.n_layers:
+        yield (
+            f"n_dense_layers {config.n_dense_layers} leaves none of n_layers {config.n_layers} to the experts: use at "
+            f"most {config.n_layers - 1}"
         )
 
 
