@@ -9,7 +9,14 @@ PAGE, N_BYTES, TAGS, AUTOMATON, FOUND = range(5)
 ELEMENTS, BLOCKS, ROOM, N_ELEMENTS, N_BLOCKS = range(5, 10)
 # Room for as many bytes as the page has, and how many of them are text: UTF-8, references decoded.
 TEXT, N_TEXT = 10, 11
-N_STATE = 12
+# Where the scan is: the row of the open element; where the row of the block that is being read begins, or NO_BLOCK; the
+# links and the bold elements that are open; how far code within a sentence is read; line breaks since the block's last
+# text; 1 if a space stands before its next character.
+CURRENT, BLOCK, OPEN_LINKS, OPEN_BOLD, CODE, BREAKS, SPACED = range(12, 19)
+N_STATE = 19
+NO_BLOCK = -1
+# Code within a sentence: none, its tag was read, its first character was.
+NO_CODE, CODE_WANTED, IN_CODE = range(3)
 
 # In the text these stand where code begins or ends within a sentence, and where a line was broken. Other control
 # characters of the page are left out.

@@ -26,54 +26,26 @@ from napkin.machine_code.pointers import i64_at, load_u8, store_u8
 _A, _BR, _B, _STRONG, _CODE = (TAG[name] for name in ("a", "br", "b", "strong", "code"))
 _CODE_BIT = 1 << PLACE_BIT["code"]
 _LT, _GT, _SLASH, _BANG = (ord(c) for c in "<>/!")
-_NONE = -1
-# Code within a sentence: none, its tag was read, its first character was.
-_NO_CODE, _CODE_WANTED, _IN_CODE = range(3)
+_NO_ROOM = -1
 
 
 @CompiledFunction
 def scan_page(state):
     """Fill the tables and the text of the state; 0 if there was room, else 1."""
     s = i64_at(state)
-    page, n, text = s[f.PAGE], s[f.N_BYTES], s[f.TEXT]
-    tags, automaton, found = s[f.TAGS], s[f.AUTOMATON], s[f.FOUND]
-    elements, blocks, room = i64_at(s[f.ELEMENTS]), i64_at(s[f.BLOCKS]), s[f.ROOM]
-    n_elements, n_blocks, n_text, current = 1, 0, 0, 0
-    _clear(elements, f.N_ELEMENT)
+    page, n, elements = s[f.PAGE], s[f.N_BYTES], i64_at(s[f.ELEMENTS])
+    for j in range(f.N_ELEMENT):
+        elements[j] = 0
     elements[f.END] = n
-    # The block that is being read, or _NONE; what is open around it; line breaks since its last text; whether a space
-    # stands before the next character.
-    block, links, bold, code, breaks, spaced = _NONE, 0, 0, _NO_CODE, 0, False
+    s[f.N_ELEMENTS], s[f.N_BLOCKS], s[f.N_TEXT], s[f.CURRENT] = 1, 0, 0, 0
+    s[f.OPEN_LINKS], s[f.OPEN_BOLD], s[f.SPACED] = 0, 0, 0
+    _end_block(s)
     i = 0
     while i < n:
         if load_u8(page + i) != _LT:
-            end = find(page, i, n, _LT)
-            has_text = skip_space(page, i, end) < end
-            is_code = (elements[current * f.N_ELEMENT + f.ALL_EVIDENCE] & _CODE_BIT) != 0
-            if has_text and (block == _NONE or (breaks > 1 and not is_code)):
-                if n_blocks >= room:
-                    return 1
-                block = n_blocks * f.N_BLOCK
-                n_blocks += 1
-                _clear_row(blocks, block, current, i, n_text)
-                breaks, spaced = 0, False
-            if block == _NONE:
-                i = end
-                continue
-            if breaks > 0 and (has_text or is_code):
-                store_u8(text + n_text, f.LINE_BREAK)
-                n_text += 1
-                breaks, spaced = 0, False
-            if is_code:
-                n_text = copy_code(page, i, end, text, n_text, blocks, block)
-            elif has_text:
-                marked = code == _CODE_WANTED
-                code = _IN_CODE if marked else code
-                n_text, spaced = read_text(page, i, end, text, n_text, blocks, block, spaced, links, bold, marked)
-            else:
-                spaced = True
-            blocks[block + f.STOP] = n_text
-            i = end
+            i = _read_run(s, i, find(page, i, n, _LT))
+            if i == _NO_ROOM:
+                return 1
             continue
         c = load_u8(page + i + 1) if i + 1 < n else 0
         if c == _BANG:
@@ -84,64 +56,135 @@ def scan_page(state):
         if after == name:
             # Not a tag; the parser would not write this.
             i += 1
-            continue
-        row = find_tag(tags, key)
-        tag, kind, place = i64_at(tags)[row * 4 + 1], i64_at(tags)[row * 4 + 2], i64_at(tags)[row * 4 + 3]
-        kind = BLOCK if tag == 0 else kind
-        if c == _SLASH:
-            if kind == BLOCK:
-                block, breaks, code = _NONE, 0, _NO_CODE
-                if elements[current * f.N_ELEMENT + f.TAG] == tag and current > 0:
-                    elements[current * f.N_ELEMENT + f.END] = i
-                    current = elements[current * f.N_ELEMENT + f.PARENT]
-            elif tag == _A:
-                links = max(links - 1, 0)
-            elif tag in (_B, _STRONG):
-                bold = max(bold - 1, 0)
-            elif tag == _CODE:
-                if code == _IN_CODE and block != _NONE:
-                    store_u8(text + n_text, f.CODE_MARK)
-                    n_text += 1
-                    blocks[block + f.STOP] = n_text
-                code = _NO_CODE
+        elif c == _SLASH:
+            _close(s, key, i)
             i = min(find(page, after, n, _GT) + 1, n)
-            continue
-        evidence = 0
-        if kind in (BLOCK, PHRASE):
-            evidence, end = read_attributes(page, after, n, automaton, found)
         else:
-            end = skip_attributes(page, after, n)
-        if kind == RAW:
-            end = skip_raw(page, end, n, key)
-        elif kind == SKIPPED or (kind == PHRASE and evidence & HIDDEN_BIT):
-            end = skip_element(page, end, n, key, tags)
-        elif kind == BLOCK:
-            if n_elements >= room:
+            i = _open(s, key, i, after)
+            if i == _NO_ROOM:
                 return 1
-            _open_element(elements, n_elements, current, tag, i, n, evidence | place)
-            current = n_elements
-            n_elements += 1
-            block, breaks, code = _NONE, 0, _NO_CODE
-        elif tag == _A:
-            links += 1
-            if block != _NONE:
-                blocks[block + f.LINKS] += 1
-        elif tag in (_B, _STRONG):
-            bold += 1
-        elif tag == _BR:
-            breaks += 1
-        elif tag == _CODE:
-            code = _CODE_WANTED
-        i = end
-    s[f.N_ELEMENTS], s[f.N_BLOCKS], s[f.N_TEXT] = n_elements, n_blocks, n_text
-    _sum_up(elements, n_elements, blocks, n_blocks)
+    _sum_up(elements, s[f.N_ELEMENTS], i64_at(s[f.BLOCKS]), s[f.N_BLOCKS])
     return 0
 
 
 @jitted
-def _clear(row, n):
-    for j in range(n):
-        row[j] = 0
+def _end_block(s):
+    """The next text begins a block."""
+    s[f.BLOCK], s[f.BREAKS], s[f.CODE] = f.NO_BLOCK, 0, f.NO_CODE
+
+
+@jitted
+def _read_run(s, i, end):
+    """Add bytes i to end, without markup, to the block that is being read, or to a new one; `end`, or _NO_ROOM."""
+    page, text, blocks = s[f.PAGE], s[f.TEXT], i64_at(s[f.BLOCKS])
+    has_text = skip_space(page, i, end) < end
+    is_code = (i64_at(s[f.ELEMENTS])[s[f.CURRENT] * f.N_ELEMENT + f.ALL_EVIDENCE] & _CODE_BIT) != 0
+    if has_text and (s[f.BLOCK] == f.NO_BLOCK or (s[f.BREAKS] > 1 and not is_code)):
+        if s[f.N_BLOCKS] >= s[f.ROOM]:
+            return _NO_ROOM
+        s[f.BLOCK] = s[f.N_BLOCKS] * f.N_BLOCK
+        s[f.N_BLOCKS] += 1
+        _clear_row(blocks, s[f.BLOCK], s[f.CURRENT], i, s[f.N_TEXT])
+        s[f.BREAKS], s[f.SPACED] = 0, 0
+    block, n_text = s[f.BLOCK], s[f.N_TEXT]
+    if block == f.NO_BLOCK:
+        return end
+    if s[f.BREAKS] > 0 and (has_text or is_code):
+        store_u8(text + n_text, f.LINE_BREAK)
+        n_text += 1
+        s[f.BREAKS], s[f.SPACED] = 0, 0
+    if is_code:
+        n_text = copy_code(page, i, end, text, n_text, blocks, block)
+    elif has_text:
+        begins_code = s[f.CODE] == f.CODE_WANTED
+        if begins_code:
+            s[f.CODE] = f.IN_CODE
+        n_text, spaced = read_text(
+            page,
+            i,
+            end,
+            text,
+            n_text,
+            blocks,
+            block,
+            s[f.SPACED] == 1,
+            s[f.OPEN_LINKS],
+            s[f.OPEN_BOLD],
+            begins_code,
+        )
+        s[f.SPACED] = 1 if spaced else 0
+    else:
+        s[f.SPACED] = 1
+    blocks[block + f.STOP], s[f.N_TEXT] = n_text, n_text
+    return end
+
+
+@jitted
+def _close(s, key, i):
+    """Close the element whose end tag begins at i."""
+    tag, kind, _ = _tag_of(s, key)
+    if kind == BLOCK:
+        _end_block(s)
+        elements, row = i64_at(s[f.ELEMENTS]), s[f.CURRENT] * f.N_ELEMENT
+        if elements[row + f.TAG] == tag and row > 0:
+            elements[row + f.END] = i
+            s[f.CURRENT] = elements[row + f.PARENT]
+    elif tag == _A:
+        s[f.OPEN_LINKS] = max(s[f.OPEN_LINKS] - 1, 0)
+    elif tag in (_B, _STRONG):
+        s[f.OPEN_BOLD] = max(s[f.OPEN_BOLD] - 1, 0)
+    elif tag == _CODE:
+        if s[f.CODE] == f.IN_CODE and s[f.BLOCK] != f.NO_BLOCK:
+            store_u8(s[f.TEXT] + s[f.N_TEXT], f.CODE_MARK)
+            s[f.N_TEXT] += 1
+            i64_at(s[f.BLOCKS])[s[f.BLOCK] + f.STOP] = s[f.N_TEXT]
+        s[f.CODE] = f.NO_CODE
+
+
+@jitted
+def _open(s, key, i, after):
+    """Open the element whose start tag begins at i, its name ending at `after`; where its content begins, or _NO_ROOM.
+
+    What is not shown is passed over: then it is where the element ends.
+    """
+    page, n = s[f.PAGE], s[f.N_BYTES]
+    tag, kind, place = _tag_of(s, key)
+    evidence = 0
+    if kind in (BLOCK, PHRASE):
+        evidence, end = read_attributes(page, after, n, s[f.AUTOMATON], s[f.FOUND])
+    else:
+        end = skip_attributes(page, after, n)
+    if kind == RAW:
+        return skip_raw(page, end, n, key)
+    if kind == SKIPPED or (kind == PHRASE and evidence & HIDDEN_BIT):
+        return skip_element(page, end, n, key, s[f.TAGS])
+    if kind == BLOCK:
+        if s[f.N_ELEMENTS] >= s[f.ROOM]:
+            return _NO_ROOM
+        _begin_element(i64_at(s[f.ELEMENTS]), s[f.N_ELEMENTS], s[f.CURRENT], tag, i, n, evidence | place)
+        s[f.CURRENT] = s[f.N_ELEMENTS]
+        s[f.N_ELEMENTS] += 1
+        _end_block(s)
+    elif tag == _A:
+        s[f.OPEN_LINKS] += 1
+        if s[f.BLOCK] != f.NO_BLOCK:
+            i64_at(s[f.BLOCKS])[s[f.BLOCK] + f.LINKS] += 1
+    elif tag in (_B, _STRONG):
+        s[f.OPEN_BOLD] += 1
+    elif tag == _BR:
+        s[f.BREAKS] += 1
+    elif tag == _CODE:
+        s[f.CODE] = f.CODE_WANTED
+    return end
+
+
+@jitted
+def _tag_of(s, key):
+    """The number of a tag by the hash of its name, its kind, and its bits of places; an unknown one is a block."""
+    row = find_tag(s[f.TAGS], key) * 4
+    tags = i64_at(s[f.TAGS])
+    tag = tags[row + 1]
+    return tag, BLOCK if tag == 0 else tags[row + 2], tags[row + 3]
 
 
 @jitted
@@ -156,7 +199,7 @@ def _clear_row(blocks, block, element, place, n_text):
 
 
 @jitted
-def _open_element(elements, number, current, tag, place, n, evidence):
+def _begin_element(elements, number, current, tag, place, n, evidence):
     """Begin the row of an element within the current one."""
     row, above = number * f.N_ELEMENT, current * f.N_ELEMENT
     for j in range(f.N_ELEMENT):
