@@ -17,7 +17,7 @@ from napkin.hardware.service_efficiency import (
 )
 from napkin.model.config import preset
 from napkin.planning.services.device_service import interval_of
-from napkin.planning.services.replica import Replica, count_work, service_times, timeline_of
+from napkin.planning.services.replica import Replica, ServiceTimes, count_work, timeline_of, times_of
 from napkin.planning.services.server_schedule import Load
 from napkin.planning.services.service_plan import ServiceDegree
 from napkin.planning.services.service_planner import plan_service
@@ -74,6 +74,10 @@ def test_ranks_of_tensor_divide_bytes_and_flops_and_add_all_reduces() -> None:
     # One token's residual stream to each of seven others, over a link that is as fast as in training, twice.
     sent = 7 * 2 * 4096 / (2.0 * 0.8761 * 450e9)
     assert llama(free, 8).step_seconds(1, 100) == pytest.approx(alone.step_seconds(1, 100) / 8 + 64 * sent, rel=1e-3)
+
+
+def service_times(replica: Replica, load: Load) -> ServiceTimes:
+    return times_of(replica, load, timeline_of(replica, load))
 
 
 def test_as_many_sequences_fit_as_their_keys_and_values_have_room_beside_the_weights() -> None:

@@ -50,7 +50,6 @@ def _pointer(kind: Any, llvm_kind: Any) -> Any:
 
 i8_at = _pointer(types.int8, _I8)
 u8_at = _pointer(types.uint8, _I8)
-i16_at = _pointer(types.int16, _I16)
 u16_at = _pointer(types.uint16, _I16)
 i32_at = _pointer(types.int32, _I32)
 u32_at = _pointer(types.uint32, _I32)

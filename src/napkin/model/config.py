@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from napkin.bounds import Bounds
 from napkin.errors import NapkinError, same_name, suggestion
-from napkin.model.config_checks import TokenMixer, mixer_pattern, problems_of, round_up, same_pattern
+from napkin.model.config_checks import TokenMixer, mixer_pattern, problems_of, round_up
 from napkin.toml_files import packaged_toml
 
 Positions = Literal["rope", "learned", "sinusoidal", "alibi", "none"]
@@ -339,11 +339,6 @@ class ModelConfig:
         """The token mixer of each layer."""
         pattern = mixer_pattern(self.mixers)
         return [pattern[layer % len(pattern)] for layer in range(self.n_layers)]
-
-    @property
-    def resolved_mixers(self) -> str:
-        """mixers for all layers, in one way of writing it."""
-        return same_pattern(self.layer_mixers)
 
     @property
     def n_attention_layers(self) -> int:

@@ -24,10 +24,6 @@ class GradientNoise:
         """The progress of a step with this batch size over that of one with the exact gradient: 1/(1 + B_simple/B)."""
         return 1 / (1 + self.simple_noise_scale / batch_size)
 
-    def more_examples(self, batch_size: float) -> float:
-        """Examples to a loss with this batch size, over the least possible: 1 + B/B_simple (equation 2.11)."""
-        return 1 + batch_size / self.simple_noise_scale
-
 
 def noise_of_gradients(
     small_batch: float, small_squared_norm: float, large_batch: float, large_squared_norm: float

@@ -38,7 +38,6 @@ from napkin.tuning.reference_scores import described_tensor, digest_of_next, joi
 from napkin.units import format_bytes
 
 FORMAT = "napkin teacher 1"
-SUFFIX = ".teacher.safetensors"
 _HEADER_BYTES = 4096
 _LONGEST_NAME = 2048
 _HIGH, _LOW = "teacher row, high", "teacher row, low"

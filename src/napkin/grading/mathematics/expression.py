@@ -120,11 +120,6 @@ class Complex:
     def is_real(self) -> bool:
         return self.imaginary == 0
 
-    @property
-    def is_exact(self) -> bool:
-        """True if it is rational and known exactly."""
-        return isinstance(self.real, Fraction) and isinstance(self.imaginary, Fraction)
-
 
 ZERO, ONE = Complex(Fraction(0)), Complex(Fraction(1))
 

@@ -50,11 +50,6 @@ class BlockFormat:
     encode: Callable[[Numbers], Blocks] = _not_written
     integers: Callable[[Blocks], Integers] | None = None
 
-    @property
-    def bits_per_number(self) -> float:
-        """Bits of a number, with its share of the scales."""
-        return 8 * self.n_bytes / self.n_numbers
-
 
 def _floats(dtype: torch.dtype) -> tuple[Callable[[Blocks], Numbers], Callable[[Numbers], Blocks]]:
     return (

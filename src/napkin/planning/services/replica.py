@@ -453,14 +453,6 @@ class ServiceTimes:
     """Fraction of the time in which prompts are computed."""
 
 
-def service_times(replica: Replica, load: Load) -> ServiceTimes:
-    """Times of the requests of a load, by simulation of the server's schedule.
-
-    Raises NapkinError where not one sequence fits.
-    """
-    return times_of(replica, load, timeline_of(replica, load))
-
-
 def timeline_of(replica: Replica, load: Load) -> Timeline:
     """The steps of a replica under a load.
 

@@ -53,10 +53,6 @@ class CharacterVocabulary:
     joined: Collection[tuple[int, int]]
     """The code points between which a merge may reach, as last and next."""
 
-    @property
-    def n_made(self) -> int:
-        return len(self.ids) - _N_BYTES - len(self.characters)
-
     @cached_property
     def symbols(self) -> NDArray[np.uint32]:
         """The symbol of each code point, 0 where it has none; a page that is never looked up takes no memory."""
