@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from napkin.accounting.recording import record
 from napkin.kernels.attention.decode import Slots, attend_to_slots, attend_to_slots_reference
-from napkin.kernels.products.linear import linear
+from napkin.kernels.products.linear import linear, multiply_vectors
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import ContiguousCache
 from napkin.model.transformer import Transformer
@@ -24,6 +24,17 @@ def test_a_bf16_matrix_times_a_vector_is_rounded_once(n_rows: int, n_columns: in
     assert found.dtype == torch.bfloat16
     # Half a unit in the last of 8 bits, relative to the smallest number that has them, and the fp32 sum's own rounding.
     assert ((found.double() - exact).abs() <= 2**-8 * exact.abs() * 1.001 + 1e-4).all()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("n_columns", [512, 1024, 1056, 3072, 4128])
+def test_a_vector_has_the_same_product_whatever_the_width_and_the_number_of_others(n_columns: int) -> None:
+    weight, x = randn(533, n_columns), randn(21, n_columns, seed=1)
+    alone = torch.cat([multiply_vectors(row[None], weight, None) for row in x])
+    exact = x.double() @ weight.double().T
+    assert ((alone.double() - exact).abs() <= 2**-8 * exact.abs() * 1.001 + 1e-3).all()
+    for n in range(2, len(x) + 1):
+        assert torch.equal(multiply_vectors(x[:n], weight, None), alone[:n])
 
 
 @torch.inference_mode()

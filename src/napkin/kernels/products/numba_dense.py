@@ -1,17 +1,20 @@
 """Products of a few vectors with the rows of a matrix in bf16 or float32, which is read once, compiled for a CPU.
 
-Memory sets the speed. One vector is multiplied row by row, as they stand in memory; more, by four rows at a time, so
-that up to four vectors are multiplied by a piece of the rows while it is in registers. Up to four vectors wait for
-memory, and take rows that stand far apart: a processor foresees four streams, but not four neighbours in a page. More
-vectors wait for products, while rows are fetched ahead. What a vector's product is does not depend on how many more
-there are. In bf16 a processor with AVX512-BF16 multiplies and adds pairs in one instruction; others widen numbers to
-float32 in registers. Sums are in float32.
+Memory sets the speed. One vector is multiplied row by row, as they stand in memory; more, by four rows at a time, as
+others are fetched ahead. Up to four vectors wait for memory (three, if numbers are widened): each is multiplied by four
+rows, which are in the first cache then, and fetches the lines ahead again, some of which a waiting processor has
+dropped. More vectors wait for products, and four of them are multiplied by a piece of the rows while it is in
+registers. Of eight or more, wide rows are multiplied part by part, sixteen rows at a time, so that the vectors' parts
+stay in the first cache; sums wait in memory. What a vector's product is does not depend on how many more there are. In
+bf16 a processor with AVX512-BF16 multiplies and adds pairs in one instruction; others widen numbers to float32 in
+registers. Sums are in float32.
 """
 
 from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from napkin.kernels.numba_numbers import FASTMATH
 from napkin.kernels.products.numba_dots import called, constants, folded, fused, load, looped, prefetch, row_sums
@@ -21,18 +24,38 @@ from napkin.machine_code.pointers import operation
 STEP = 32
 """The number of columns must be a multiple of this."""
 _ROWS, _VECTORS = 4, 4
-_AHEAD = {1: 4096, _ROWS: 24576}
-"""Bytes ahead of those that are multiplied that rows are fetched, by how many are read side by side: more of them where
+_AHEAD, _AHEAD_OF_FOUR = 4096, 24576
+"""Bytes ahead of those that are multiplied that rows are fetched, one by one and four side by side: more of them where
 memory waits for products."""
+_TILE = 4
+"""Fours of rows that are multiplied while as many are fetched."""
+_COLUMNS = 1024
+"""Columns of a part of wide rows: as many numbers of eight vectors stay in the first cache from row to row."""
+_GROUPS = 2
+"""Fours of vectors that a part of the rows is multiplied by before the next part is read."""
+_OF_GROUP = _ROWS * _VECTORS * 64
+"""Bytes of the sums of four rows and four vectors."""
 
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
-def _dots(is_bf16: bool, n_rows: int, n_vectors: int, *, are_neighbours: bool = True) -> Any:
+def _has_pairs() -> bool:
+    """True if the processor multiplies pairs of bf16 and adds them to float32."""
+    return {"avx512bf16", "avx512f"} <= processor_features()
+
+
+@operation(types.int64)
+def _widens_bf16(builder: Any) -> Any:
+    """1 if numbers in bf16 are widened before they are multiplied, which takes longer than to read them; else 0."""
+    return ir.IntType(64)(int(not _has_pairs()))
+
+
+def _dots(is_bf16: bool, n_rows: int, n_vectors: int, *, begins: bool = True, ends: bool = True) -> Any:
     """The operation that writes the products of so many vectors, which have the matrix's format, with so many rows.
 
     Row i and vector v begin `row_bytes` and `vector_bytes` after the one before; v's products are written `y_bytes`
-    after those of the one before, side by side for neighbours, and otherwise `y_step` bytes apart.
+    after those of the one before. As many lines as are read are fetched from `ahead` on. Where rows are multiplied part
+    by part, sums that a part does not begin or end are `held`.
     """
     size = 2 if is_bf16 else 4
 
@@ -45,11 +68,11 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int, *, are_neighbours: bool = 
         n_columns: Any,
         y: Any,
         y_bytes: Any,
-        y_step: Any,
+        ahead: Any,
+        held: Any,
     ) -> None:
-        int64, features = weights.type, processor_features()
-        n_lanes = 16 if "avx512f" in features else 8
-        multiplies_pairs = is_bf16 and {"avx512bf16", "avx512f"} <= features
+        int64, multiplies_pairs = weights.type, is_bf16 and _has_pairs()
+        n_lanes = 16 if "avx512f" in processor_features() else 8
         sums = ir.VectorType(_F32, n_lanes)
         multiply = fused(builder, sums)
 
@@ -78,11 +101,10 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int, *, are_neighbours: bool = 
             offset = builder.mul(index, int64(size * STEP))
             of_rows = [numbers(builder.add(row, offset)) for row in rows]
             totals = list(totals)
-            if are_neighbours:
-                # Rows are prefetched line by line, in their order in memory.
-                place = builder.add(builder.add(weights, int64(_AHEAD[n_rows])), builder.mul(offset, int64(n_rows)))
-                for line in range(0, size * STEP * n_rows, 64):
-                    prefetch(builder, builder.add(place, int64(line)))
+            # Rows are prefetched line by line, in their order in memory.
+            place = builder.add(ahead, builder.mul(offset, int64(n_rows)))
+            for line in range(0, size * STEP * n_rows, 64):
+                prefetch(builder, builder.add(place, int64(line)))
             for v, vector in enumerate(columns):
                 right = numbers(builder.add(vector, offset))
                 for i, left in enumerate(of_rows):
@@ -91,57 +113,85 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int, *, are_neighbours: bool = 
                         totals[place] = added(totals[place], one, other)
             return totals
 
-        zeros = [constants(sums, 0.0)] * (n_rows * n_vectors)
+        places = starts(held, int64(4 * n_lanes), n_rows * n_vectors)
+        zeros = [constants(sums, 0.0) if begins else load(builder, place, sums) for place in places]
         totals = looped(builder, builder.udiv(n_columns, int64(STEP)), zeros, step)
+        if not ends:
+            for place, total in zip(places, totals, strict=True):
+                builder.store(total, builder.inttoptr(place, sums.as_pointer())).align = 4
+            return
         totals = [folded(builder, total) for total in totals]
         for v, to in enumerate(starts(y, y_bytes, n_vectors)):
             result = row_sums(builder, totals[v * n_rows : (v + 1) * n_rows])
-            if are_neighbours:
-                builder.store(result, builder.inttoptr(to, result.type.as_pointer())).align = 4
-                continue
-            for i, at in enumerate(starts(to, y_step, n_rows)):
-                number = builder.extract_element(result, _I32(i))
-                builder.store(number, builder.inttoptr(at, number.type.as_pointer())).align = 4
+            builder.store(result, builder.inttoptr(to, result.type.as_pointer())).align = 4
 
-    return operation(types.void, *[types.int64] * 8)(emit)
+    return operation(types.void, *[types.int64] * 9)(emit)
+
+
+@operation(types.int64)
+def _held_sums(builder: Any) -> Any:
+    """The address of room for the sums of a tile of rows with a few groups of vectors, on the stack."""
+    room = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), _TILE * _GROUPS * _OF_GROUP))
+    room.align = 64
+    return builder.ptrtoint(room, ir.IntType(64))
 
 
 def _products(is_bf16: bool) -> Any:
     size = 2 if is_bf16 else 4
     four_by_four, four_by_one, one_by_one = (_dots(is_bf16, *each) for each in ((_ROWS, _VECTORS), (_ROWS, 1), (1, 1)))
-    far_by_four, far_by_one = (_dots(is_bf16, _ROWS, n_vectors, are_neighbours=False) for n_vectors in (_VECTORS, 1))
+    first_part, middle_part, last_part = (
+        _dots(is_bf16, _ROWS, _VECTORS, begins=begins, ends=ends)
+        for begins, ends in ((True, False), (False, False), (False, True))
+    )
+
+    @jitted_with(fastmath=FASTMATH)
+    def multiply_wide(vectors, weight, y, i, n_vectors, n_columns, y_row):
+        """The products of a tile of rows from i on, part by part, with vectors in whole fours."""
+        row_bytes, y_bytes, held = size * n_columns, 4 * y_row, _held_sums()
+        for v in range(0, n_vectors, _GROUPS * _VECTORS):
+            for first in range(0, n_columns, _COLUMNS):
+                n = min(n_columns - first, _COLUMNS)
+                for r in range(_TILE):
+                    at = weight + (i + r * _ROWS) * row_bytes + size * first
+                    # As many lines of the next tile, in their order.
+                    ahead = weight + (i + _TILE * _ROWS) * row_bytes + size * _ROWS * (_TILE * first + r * n)
+                    for w in range(v, min(v + _GROUPS * _VECTORS, n_vectors), _VECTORS):
+                        x, to = vectors + w * row_bytes + size * first, y + w * y_bytes + 4 * (i + r * _ROWS)
+                        kept = held + (r * _GROUPS + (w - v) // _VECTORS) * _OF_GROUP
+                        if first == 0:
+                            first_part(at, row_bytes, x, row_bytes, n, to, y_bytes, ahead, kept)
+                        elif first + n < n_columns:
+                            middle_part(at, row_bytes, x, row_bytes, n, to, y_bytes, ahead, kept)
+                        else:
+                            last_part(at, row_bytes, x, row_bytes, n, to, y_bytes, ahead, kept)
 
     @jitted_with(fastmath=FASTMATH)
     def multiply(vectors, weight, y, start, stop, n_vectors, n_columns, y_row):
         """y[v, i] = the product of vector v and the row i, for the rows start to stop; y is float32 with y_row numbers
         per vector."""
         row_bytes, y_bytes = size * n_columns, 4 * y_row
+        is_wide = n_columns > _COLUMNS and n_vectors >= _GROUPS * _VECTORS
+        fewest_together = _VECTORS if is_bf16 and _widens_bf16() else _VECTORS + 1
         i = start
-        if 1 < n_vectors <= _VECTORS:
-            n = (stop - start) // _ROWS
-            gap, y_gap = n * row_bytes, 4 * n
-            for i in range(start, start + n):
-                at, to = weight + i * row_bytes, y + 4 * i
-                if n_vectors == _VECTORS:
-                    far_by_four(at, gap, vectors, row_bytes, n_columns, to, y_bytes, y_gap)
-                else:
-                    for v in range(n_vectors):
-                        far_by_one(at, gap, vectors + v * row_bytes, row_bytes, n_columns, to + v * y_bytes, 0, y_gap)
-            i = start + n * _ROWS
         while i < stop:
             n_rows = _ROWS if n_vectors > 1 and i + _ROWS <= stop else 1
             at = weight + i * row_bytes
             v = 0
+            if is_wide and i + _TILE * _ROWS <= stop:
+                n_rows, v = _TILE * _ROWS, n_vectors - n_vectors % _VECTORS
+                multiply_wide(vectors, weight, y, i, v, n_columns, y_row)
             while v < n_vectors:
                 x, to = vectors + v * row_bytes, y + v * y_bytes + 4 * i
                 if n_rows == 1:
-                    one_by_one(at, row_bytes, x, row_bytes, n_columns, to, y_bytes, 4)
+                    one_by_one(at, row_bytes, x, row_bytes, n_columns, to, y_bytes, at + _AHEAD, 0)
                     v += 1
-                elif v + _VECTORS <= n_vectors:
-                    four_by_four(at, row_bytes, x, row_bytes, n_columns, to, y_bytes, 4)
+                elif n_vectors >= fewest_together and v + _VECTORS <= n_vectors:
+                    four_by_four(at, row_bytes, x, row_bytes, n_columns, to, y_bytes, at + _AHEAD_OF_FOUR, 0)
                     v += _VECTORS
                 else:
-                    four_by_one(at, row_bytes, x, row_bytes, n_columns, to, y_bytes, 4)
+                    for r in range(0, n_rows, _ROWS):
+                        rows, these = at + r * row_bytes, to + 4 * r
+                        four_by_one(rows, row_bytes, x, row_bytes, n_columns, these, y_bytes, rows + _AHEAD_OF_FOUR, 0)
                     v += 1
             i += n_rows
 
