@@ -15,14 +15,8 @@ from napkin.chats.chat_format import Message
 from napkin.chats.chat_template import ChatTemplate
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import ByteTokenizer
-from napkin.tuning.example_file import (
-    ExampleFile,
-    ExampleKind,
-    encoded_pairs,
-    encoded_unpaired_preferences,
-    example_file_of,
-    write_example_file,
-)
+from napkin.tuning.example_file import ExampleFile, ExampleKind, example_file_of, write_example_file
+from napkin.tuning.preference_file import encoded_pairs, encoded_unpaired_preferences
 from napkin.tuning.preference_method import UnpairedExamples
 from napkin.tuning.preferences import DESIRABLE
 from napkin.tuning.reference_scores import ReferencedExamples, ReferenceKey, read_reference_scores, reference_writer

@@ -10,7 +10,7 @@ from napkin.chats.chat_encoder import ChatEncoder, LeftOut
 from napkin.chats.chat_format import Message
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import ByteTokenizer
-from napkin.tuning.example_file import encoded_pairs, read_pairs, read_unpaired_preferences
+from napkin.tuning.preference_file import encoded_pairs, read_pairs, read_unpaired_preferences
 
 TOKENIZER = ByteTokenizer(["<|endoftext|>"])
 PAIR = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
