@@ -366,54 +366,25 @@ def finish_corpus(
     while searching for input files; `folders` has the results of each pass for each shard. Each step can be repeated
     after a kill.
     """
-    passes = divide_into_passes(pipeline.stages)
     counts = [
         [msgspec.json.decode((folder / COUNTS).read_bytes(), type=Counts) for folder in of_shard]
         for of_shard in folders
     ]
     all_folders = [folder for of_shard in folders for folder in of_shard]
-
-    for name in (DOCUMENTS, DROPPED_FOLDER):
-        (out / name).mkdir(exist_ok=True)
-    for shard, (of_shard, counted) in enumerate(zip(folders, counts, strict=True)):
-        for file in counted[-1].files:
-            # Moved before the command was killed.
-            with suppress(FileNotFoundError):
-                (of_shard[-1] / file.name).rename(out / DOCUMENTS / file.name)
-        if any(books.dropped for each in counted for books in each.stages):
-            # Concatenated zstd frames are a valid zstd file.
-            _join_files([folder / DROPPED for folder in of_shard], out / DROPPED_FOLDER / f"{shard:05d}.jsonl.zst")
-    sync_folder(out / DOCUMENTS)
-    sync_folder(out / DROPPED_FOLDER)
+    _move_documents(out, folders, counts)
     first_lines = b"".join(msgspec.json.encode(each) + b"\n" for each in found)
     _join_files([folder / SET_ASIDE for folder in all_folders], out / SET_ASIDE, first_lines)
-    samples = Samples(pipeline.output.samples)
-    for folder in all_folders:
-        with open(folder / SAMPLES, "rb") as lines:
-            for line in lines:
-                samples.add(msgspec.json.decode(line, type=Sample))
-    with atomic_file(out / SAMPLES, overwrite=True) as file:
-        file.writelines(msgspec.json.encode(sample) + b"\n" for sample in samples.sorted())
+    _join_samples([folder / SAMPLES for folder in all_folders], out / SAMPLES, pipeline.output.samples)
     write_inputs(out / INPUTS, shards)
 
-    stages = [StageBooks(stage.name, stage_version(stage)) for stage in pipeline.stages]
-    seconds, read, reasons = [0.0] * len(stages), Amount(), Counter(each.reason for each in found)
+    stages, seconds = _books_of_stages(pipeline, counts)
+    atomic_write_bytes(out / METER, msgspec.json.encode({"stage_seconds": seconds}) + b"\n", overwrite=True)
+    files = tuple(file for counted in counts for file in counted[-1].files)
+    read, reasons = Amount(), Counter(each.reason for each in found)
     for counted in counts:
         read += counted[0].read
-        for pass_, each in zip(passes, counted, strict=True):
+        for each in counted:
             reasons.update(each.set_aside)
-            for number, (books, spent) in enumerate(zip(each.stages, each.seconds, strict=True), pass_.first_stage):
-                stages[number] += books
-                seconds[number] += spent
-    for books in stages:
-        books.dropped = dict(sorted(books.dropped.items()))
-    atomic_write_bytes(out / METER, msgspec.json.encode({"stage_seconds": seconds}) + b"\n", overwrite=True)
-
-    files = tuple(file for counted in counts for file in counted[-1].files)
-    checksums: dict[str, str] = {}
-    for path in (out / SET_ASIDE, out / SAMPLES, out / INPUTS, *sorted((out / DROPPED_FOLDER).iterdir())):
-        with open(path, "rb") as file:
-            checksums[path.relative_to(out).as_posix()] = file_digest(file, "sha256").hexdigest()
     manifest = Manifest(
         kind=KIND,
         schema_version=SCHEMA_VERSION,
@@ -430,11 +401,61 @@ def finish_corpus(
         text_bytes=sum(file.text_bytes for file in files),
         files=files,
         files_of_options=files_of_options(pipeline),
-        checksums=checksums,
+        checksums=_checksums(out),
     )
     write_json(out / NAME, manifest)
     shutil.rmtree(out / WORK, ignore_errors=True)
     return manifest
+
+
+def _move_documents(out: Path, folders: Sequence[Sequence[Path]], counts: Sequence[Sequence[Counts]]) -> None:
+    """Move the documents of the last pass to the corpus, and join the dropped ones of all passes by shard."""
+    for name in (DOCUMENTS, DROPPED_FOLDER):
+        (out / name).mkdir(exist_ok=True)
+    for shard, (of_shard, counted) in enumerate(zip(folders, counts, strict=True)):
+        for file in counted[-1].files:
+            # Moved before the command was killed.
+            with suppress(FileNotFoundError):
+                (of_shard[-1] / file.name).rename(out / DOCUMENTS / file.name)
+        if any(books.dropped for each in counted for books in each.stages):
+            # Concatenated zstd frames are a valid zstd file.
+            _join_files([folder / DROPPED for folder in of_shard], out / DROPPED_FOLDER / f"{shard:05d}.jsonl.zst")
+    sync_folder(out / DOCUMENTS)
+    sync_folder(out / DROPPED_FOLDER)
+
+
+def _join_samples(paths: Sequence[Path], target: Path, most: int) -> None:
+    samples = Samples(most)
+    for path in paths:
+        with open(path, "rb") as lines:
+            for line in lines:
+                samples.add(msgspec.json.decode(line, type=Sample))
+    with atomic_file(target, overwrite=True) as file:
+        file.writelines(msgspec.json.encode(sample) + b"\n" for sample in samples.sorted())
+
+
+def _books_of_stages(pipeline: Pipeline, counts: Sequence[Sequence[Counts]]) -> tuple[list[StageBooks], list[float]]:
+    """What each stage read, kept and dropped in all shards, and its seconds."""
+    passes = divide_into_passes(pipeline.stages)
+    stages = [StageBooks(stage.name, stage_version(stage)) for stage in pipeline.stages]
+    seconds = [0.0] * len(stages)
+    for counted in counts:
+        for pass_, each in zip(passes, counted, strict=True):
+            for number, (books, spent) in enumerate(zip(each.stages, each.seconds, strict=True), pass_.first_stage):
+                stages[number] += books
+                seconds[number] += spent
+    for books in stages:
+        books.dropped = dict(sorted(books.dropped.items()))
+    return stages, seconds
+
+
+def _checksums(out: Path) -> dict[str, str]:
+    """SHA-256, in hexadecimal, of the corpus' files besides its documents, by their paths in it."""
+    checksums: dict[str, str] = {}
+    for path in (out / SET_ASIDE, out / SAMPLES, out / INPUTS, *sorted((out / DROPPED_FOLDER).iterdir())):
+        with open(path, "rb") as file:
+            checksums[path.relative_to(out).as_posix()] = file_digest(file, "sha256").hexdigest()
+    return checksums
 
 
 def _join_files(paths: Sequence[Path], target: Path, beginning: bytes = b"") -> None:
