@@ -123,12 +123,12 @@ def _own_environment() -> dict[str, str]:
 
 def failure_of(process: subprocess.Popen[str]) -> str | None:
     """Wait for a process of `start_python`; why it failed, in one line, or None if it did not."""
-    _, told = process.communicate()
+    _, output = process.communicate()
     if process.returncode == 0:
         return None
     if process.returncode < 0:
         return f"signal {-process.returncode}"
-    lines = told.strip().splitlines()
+    lines = output.strip().splitlines()
     return lines[-1] if lines else f"exit status {process.returncode}"
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from napkin.accounting.collectives import CollectiveClock
-from napkin.accounting.rank_seconds import on_one_clock, seconds_of_ranks, told
+from napkin.accounting.rank_seconds import on_one_clock, seconds_of_ranks, step_report
 from napkin.distributed.process_group import ProcessGroupRanks
 from napkin.distributed.ranks import RankInfo
 from reliability.ranks import fork_ranks
@@ -91,12 +91,12 @@ def work(rank: int) -> None:
             time.sleep(0.01 * rank)
             with clock.timing():
                 case(rank)
-            everyone = ranks.all_gather(told(clock, 0))
+            everyone = ranks.all_gather(step_report(clock, 0))
             if device_type == "cuda":
                 named[f"{case.__name__}, events"] = seconds_of_ranks(on_one_clock(everyone), pipelined=False)[1]
                 continue
             named[f"{case.__name__}, host"] = seconds_of_ranks(everyone, pipelined=False)[1]
-            apart = ranks.all_gather(told(clock, 0, offset=1000.0 * rank))
+            apart = ranks.all_gather(step_report(clock, 0, offset=1000.0 * rank))
             named[f"{case.__name__}, clocks apart"] = seconds_of_ranks(on_one_clock(apart), pipelined=False)[1]
     if rank == 0:
         (folder / "named.json").write_text(json.dumps(named))

@@ -1,7 +1,7 @@
 """Tokens of a tokenizer that puts a space before a text, in the text that a client sees."""
 
 from napkin.inference.sampling import Draw
-from napkin.serving.completion_job import GrowingText, told_prompt
+from napkin.serving.completion_job import GrowingText, placed_prompt
 from napkin.tokenizer import CharacterBPETokenizer
 
 WORDS = [" ", "t", "h", "e", "c", "a", "th", " th", " the", "ca", " ca"]
@@ -15,7 +15,7 @@ def test_places_of_a_prompts_tokens_are_those_in_the_text_that_was_given() -> No
     ids = TOKENIZER.encode("the cat é the")
     texts = [TOKENIZER.vocabulary[i] for i in ids]
     assert texts == [b" the", b" ca", b"t", b" ", b"\xc3", b"\xa9", b" the"]
-    offsets = [told.offset for told in told_prompt([Draw(i) for i in ids], TOKENIZER)]
+    offsets = [token.offset for token in placed_prompt([Draw(i) for i in ids], TOKENIZER)]
     assert offsets == [0, 3, 6, 7, 8, 8, 9]
 
 

@@ -274,11 +274,13 @@ def _add_waits_of_cpp(unwaited: list[TimedCollective], operators: list[tuple[flo
     waited_until = 0.0
     starts = [start for start, _ in operators]
     pending = [(timed.done, timed) for timed in unwaited if timed.done is not None]
-    for told, timed in sorted(pending, key=lambda pair: pair[0]):
-        free, done = told, told
-        for after in range(bisect.bisect_right(starts, told - LATEST_CALLBACK), bisect.bisect_right(starts, told) + 1):
+    for reported, timed in sorted(pending, key=lambda pair: pair[0]):
+        free, done = reported, reported
+        for after in range(
+            bisect.bisect_right(starts, reported - LATEST_CALLBACK), bisect.bisect_right(starts, reported) + 1
+        ):
             begin = max(operators[after - 1][1] if after else 0.0, waited_until, timed.entered)
-            end = min(told, starts[after]) if after < len(starts) else told
+            end = min(reported, starts[after]) if after < len(starts) else reported
             if end - begin > done - free:
                 free, done = begin, end
         if done > free:

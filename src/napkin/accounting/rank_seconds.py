@@ -103,7 +103,7 @@ def ranks_to_show(ranks: Sequence[RankSeconds], straggler: int | None) -> list[R
     return [each for each in ranks if each.rank in numbers]
 
 
-def told(clock: "CollectiveClock", peak_bytes: int, offset: float = 0.0) -> dict[str, Any]:
+def step_report(clock: "CollectiveClock", peak_bytes: int, offset: float = 0.0) -> dict[str, Any]:
     """The report of a rank to the others on its step, as JSON; `offset` is subtracted from its clock."""
     calls = [
         [

@@ -333,8 +333,8 @@ def keep_measured() -> None:
     for known in _by_machine.values():
         if known.grown:
             known.grown = False
-            told = {key: measured for key, measured in known.calls.items() if measured is not None}
-            newest = list({**_read(known.path), **told}.items())[-_MOST_KEPT:]
+            measurements = {key: measured for key, measured in known.calls.items() if measured is not None}
+            newest = list({**_read(known.path), **measurements}.items())[-_MOST_KEPT:]
             with contextlib.suppress(OSError, NapkinError):
                 write_cached(known.path, _Kept(dict(newest)))
 

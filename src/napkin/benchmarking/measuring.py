@@ -236,8 +236,8 @@ def moment(device_type: str) -> dict[str, Any]:
         index = os.environ.get("LOCAL_RANK", "0")
         command = ["nvidia-smi", f"--query-gpu={_NVIDIA_SMI}", "--format=csv,noheader", f"--id={index}"]
         with contextlib.suppress(OSError):
-            told = run_program(command, most_seconds=10)
-            values = [value.strip() for value in told.stdout.decode(errors="replace").split(",")]
-            if told.returncode == 0:
+            answer = run_program(command, most_seconds=10)
+            values = [value.strip() for value in answer.stdout.decode(errors="replace").split(",")]
+            if answer.returncode == 0:
                 found["gpu"] = dict(zip(_NVIDIA_SMI.split(","), values, strict=False))
     return found

@@ -155,13 +155,13 @@ class ChatTemplate:
         try:
             process.stdin.write(line.encode() + b"\n")
             process.stdin.flush()
-            told = process.stdout.readline(_MOST_ANSWER)
+            answer = process.stdout.readline(_MOST_ANSWER)
         except OSError:
-            told = b""
+            answer = b""
         finally:
             timer.cancel()
-        if told.endswith(b"\n"):
-            return json.loads(told)
+        if answer.endswith(b"\n"):
+            return json.loads(answer)
         self._end()
         if late.is_set():
             raise _Ended(f"the chat template takes longer than {seconds:g} s: use another template")

@@ -64,10 +64,10 @@ def read_call(text: str, names: Iterable[str], field: str = "arguments") -> tupl
     Raises NapkinError for what is not JSON, and for a function that is not among `names`.
     """
     try:
-        told = msgspec.json.decode(text)
+        decoded = msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
         raise NapkinError(f"the call is not JSON: {first_line(error)}") from None
-    name, value = (told.get("name"), told.get(field)) if isinstance(told, dict) else (None, None)
+    name, value = (decoded.get("name"), decoded.get(field)) if isinstance(decoded, dict) else (None, None)
     if not isinstance(name, str) or name not in names:
         raise NapkinError(f"there is no such tool: use {', '.join(names)}")
     return name, value

@@ -124,8 +124,8 @@ def submit(scheduler: Scheduler, script: str) -> str:
         raise NapkinError(f"{program} cannot be started ({error.strerror}): leave --submit out") from None
     answer = " ".join(done.stdout.decode(errors="replace").split())
     if done.returncode:
-        told = " ".join(done.stderr.decode(errors="replace").split()) or f"exit status {done.returncode}"
-        raise NapkinError(f"{program} did not take the job ({told}): leave --submit out to see the script")
+        message = " ".join(done.stderr.decode(errors="replace").split()) or f"exit status {done.returncode}"
+        raise NapkinError(f"{program} did not take the job ({message}): leave --submit out to see the script")
     return answer or f"{program} took the job"
 
 

@@ -73,12 +73,12 @@ def _vote(row: Any) -> Vote:
     names = [row.get(side) for side in ("a", "b")]
     if not all(isinstance(name, str) and name for name in names) or names[0] == names[1]:
         raise NapkinError("a and b are not the names of two models")
-    told = row.get("winner")
-    winner: Winner | None = "a" if told == names[0] else "b" if told == names[1] else None
+    named = row.get("winner")
+    winner: Winner | None = "a" if named == names[0] else "b" if named == names[1] else None
     for each in get_args(Winner):
-        winner = each if winner is None and told == each else winner
+        winner = each if winner is None and named == each else winner
     if winner is None:
-        raise NapkinError(f"winner is {str(told)[:40]!r}: use a, b, tie, or the name of one of the two")
+        raise NapkinError(f"winner is {str(named)[:40]!r}: use a, b, tie, or the name of one of the two")
     return Vote(str(names[0]), str(names[1]), winner, str(row.get("item", "")))
 
 

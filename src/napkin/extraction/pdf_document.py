@@ -115,9 +115,9 @@ def extract_pdf(data: bytes, *, limits: PdfLimits = PdfLimits()) -> ExtractedPdf
     if len(data) > limits.most_bytes:
         raise NotExtracted("PDF bytes", f"{len(data):,} > {limits.most_bytes:,}")
     import_extra("pypdfium2", "a PDF")
-    told = json.dumps(asdict(limits))
+    settings = json.dumps(asdict(limits))
     try:
-        process = run_program([sys.executable, "-P", "-c", _PROCESS, told], data, most_seconds=limits.most_seconds)
+        process = run_program([sys.executable, "-P", "-c", _PROCESS, settings], data, most_seconds=limits.most_seconds)
     except TimeoutError:
         raise NotExtracted("PDF seconds", f"more than {limits.most_seconds:g}") from None
     if process.returncode:

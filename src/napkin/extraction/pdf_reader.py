@@ -9,9 +9,9 @@ import sys
 from typing import Any
 
 
-def main(told: str) -> None:
+def main(settings: str) -> None:
     """Read the document within the given limits, and write the answer."""
-    limits = json.loads(told)
+    limits = json.loads(settings)
     _limit_process(limits["most_memory"], limits["most_seconds"])
     sys.stdout.write(json.dumps(_answer(sys.stdin.buffer.read(), limits)))
 

@@ -55,12 +55,12 @@ def read_instructions(reference: str) -> list[tuple[str, dict[str, Any]]]:
         raise NapkinError("the instructions are not a list of [identifier, parameters]: correct them")
     found = []
     for each in listed:
-        name, told = each if isinstance(each, list) and len(each) == 2 else (None, None)
-        if not isinstance(name, str) or not isinstance(told, dict):
+        name, arguments = each if isinstance(each, list) and len(each) == 2 else (None, None)
+        if not isinstance(name, str) or not isinstance(arguments, dict):
             raise NapkinError("an instruction is not [identifier, parameters]: correct it")
         if name not in CHECKS:
             raise NapkinError(f"there is no instruction {name[:60]!r}: use one of IFEval's 25")
-        parameters = {key: value for key, value in told.items() if value is not None}
+        parameters = {key: value for key, value in arguments.items() if value is not None}
         for key, kind in PARAMETERS[name].items():
             value = parameters.get(key)
             if not isinstance(value, kind) or isinstance(value, bool):

@@ -69,10 +69,10 @@ class ProgramRanks:
         return found
 
 
-def seconds_by_rank(told: Sequence[dict[str, Any]]) -> tuple[list[RankSeconds], int | None]:
+def seconds_by_rank(reports: Sequence[dict[str, Any]]) -> tuple[list[RankSeconds], int | None]:
     """Bytes and seconds of each rank's step, and the straggler; none unless all ranks have timed their collectives."""
-    steps = [each["step"] for each in told if each.get("step")]
-    if not len(steps) == len(told) > 1:
+    steps = [each["step"] for each in reports if each.get("step")]
+    if not len(steps) == len(reports) > 1:
         return [], None
     steps = on_one_clock(steps) if any(step.get("own_clock") for step in steps) else steps
     return seconds_of_ranks(steps, pipelined=False)

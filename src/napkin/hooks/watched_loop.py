@@ -28,7 +28,7 @@ from napkin.accounting.collectives import CollectiveClock
 from napkin.accounting.ledger import METERED_STEP, Ledger
 from napkin.accounting.metering import metering
 from napkin.accounting.quantities import Line, QuantityTable
-from napkin.accounting.rank_seconds import told
+from napkin.accounting.rank_seconds import step_report
 from napkin.errors import NapkinError, first_line
 from napkin.files import StrPath
 from napkin.hardware.competition import Watch
@@ -417,7 +417,7 @@ class WatchedLoop(LoopFigures):
         found, clock = self.measurement, self._clock
         step = None
         if found is not None and clock is not None and clock.seconds:
-            step = told(clock, found.peak_bytes)
+            step = step_report(clock, found.peak_bytes)
             step["own_clock"] = self.device.type == "cuda" or not self.ranks.has_one_clock
         own = {"peak_bytes": None if found is None else found.peak_bytes, "steps": self.steps, "step": step}
         if self.ranks.rank:

@@ -95,7 +95,7 @@ class PrefixStore:
         return len(known) * engine.pool.block_size
 
 
-def told(n_tokens: int, engine: Engine, what: str) -> str:
+def prefix_message(n_tokens: int, engine: Engine, what: str) -> str:
     """A sentence on prefixes that were kept or restored."""
     n_blocks = n_tokens // engine.pool.block_size
     n_bytes = n_blocks * sum(tensor[0].nbytes for tensor in _tensors(engine))

@@ -74,7 +74,7 @@ class _ByModel:
         if not 0 < self.max_similarity <= 1:
             raise NapkinError(f"max_similarity is {self.max_similarity:g}: use a number above 0, up to 1")
 
-    def _provenance(self, record: Record, prompts: Sequence[str], told: "_Told") -> dict[str, Any]:
+    def _provenance(self, record: Record, prompts: Sequence[str], tally: "_Tally") -> dict[str, Any]:
         """The provenance that is stored with a document: its source, and the model, prompt, settings and tokens of its
         new text."""
         return {
@@ -86,10 +86,10 @@ class _ByModel:
             "top_p": self.top_p,
             "seed": self.seed,
             "max_tokens": self.max_tokens,
-            "passages": told.passages,
-            "left_out": dict(sorted(told.left_out.items())),
-            "prompt_tokens": told.prompt_tokens,
-            "tokens": told.tokens,
+            "passages": tally.passages,
+            "left_out": dict(sorted(tally.left_out.items())),
+            "prompt_tokens": tally.prompt_tokens,
+            "tokens": tally.tokens,
         }
 
 
@@ -118,27 +118,27 @@ class Rephrase(_ByModel):
             raise NapkinError(f"least is {self.least:g} and most {self.most:g}: use 0 or more, most not below least")
 
     def apply(self, record: Record) -> Record | Dropped:
-        told = _Told()
+        tally = _Tally()
         instruction = self.prompt or PROMPTS[self.style]
         passages = passages_of(record.text, self.passage_characters)
         asked = [
             (f"{instruction}\n\n{passage}", _seed(self.seed, record.identity, n)) for n, passage in enumerate(passages)
         ]
         texts: list[str] = []
-        for passage, found in zip(passages, _written(self, asked, told), strict=True):
+        for passage, found in zip(passages, _written(self, asked, tally), strict=True):
             rule = (
                 found.rule
                 or self._length_rule(passage, found.text)
                 or _copied(passage, found.text, self.max_similarity)
             )
             if rule:
-                told.left_out[rule] += 1
+                tally.left_out[rule] += 1
             else:
                 texts.append(found.text)
-        told.passages = len(texts)
+        tally.passages = len(texts)
         if not texts:
-            return told.dropped()
-        provenance = self._provenance(record, [instruction], told)
+            return tally.dropped()
+        provenance = self._provenance(record, [instruction], tally)
         return _noted(record, "\n\n".join(texts), self.name, {"style": "" if self.prompt else self.style, **provenance})
 
     def _length_rule(self, passage: str, text: str) -> str:
@@ -162,16 +162,16 @@ class Conversations(_ByModel):
     """Whether the user says the passage before the question; without it the model's answer is from memory."""
 
     def apply(self, record: Record) -> Record | Dropped:
-        told = _Told()
+        tally = _Tally()
         passages = passages_of(record.text, self.passage_characters)
         asked = [
             (f"{ASK}\n\n{passage}", _seed(self.seed, record.identity, 2 * n)) for n, passage in enumerate(passages)
         ]
         questions: list[tuple[int, str]] = []
-        for number, found in enumerate(_written(self, asked, told)):
+        for number, found in enumerate(_written(self, asked, tally)):
             rule = found.rule or ("" if found.text.endswith("?") else "no question")
             if rule:
-                told.left_out[rule] += 1
+                tally.left_out[rule] += 1
             else:
                 questions.append((number, found.text))
         asked = [
@@ -179,17 +179,17 @@ class Conversations(_ByModel):
             for n, question in questions
         ]
         messages: list[dict[str, str]] = []
-        for (number, question), found in zip(questions, _written(self, asked, told), strict=True):
+        for (number, question), found in zip(questions, _written(self, asked, tally), strict=True):
             rule = found.rule or _copied(passages[number], found.text, self.max_similarity)
             if rule:
-                told.left_out[rule] += 1
+                tally.left_out[rule] += 1
                 continue
             said = f"{passages[number]}\n\n{question}" if self.with_passage else question
             messages += [{"role": "user", "content": said}, {"role": "assistant", "content": found.text}]
-        told.passages = len(messages) // 2
+        tally.passages = len(messages) // 2
         if not messages:
-            return told.dropped()
-        provenance = self._provenance(record, [ASK, ANSWER], told)
+            return tally.dropped()
+        provenance = self._provenance(record, [ASK, ANSWER], tally)
         text = "".join(f"{each['role']}: {each['content']}\n" for each in messages)
         record = _noted(record, text, self.name, provenance)
         record.fields["messages"] = messages
@@ -203,7 +203,7 @@ class Written(NamedTuple):
     rule: str
 
 
-class _Told:
+class _Tally:
     """Tokens that a document took, and its passages left out, by rule."""
 
     def __init__(self) -> None:
@@ -253,7 +253,7 @@ def _joined(pieces: Sequence[str], characters: int, joint: str) -> list[str]:
     return found
 
 
-def _written(stage: _ByModel, asked: Sequence[tuple[str, int]], told: _Told) -> list[Written]:
+def _written(stage: _ByModel, asked: Sequence[tuple[str, int]], tally: _Tally) -> list[Written]:
     """The model's answers to prompts, each with its seed, drawn together by an engine that has seen no others."""
     from napkin.chats.chat_format import Message
     from napkin.inference.requests import Request
@@ -278,8 +278,8 @@ def _written(stage: _ByModel, asked: Sequence[tuple[str, int]], told: _Told) -> 
         if completion is None:
             found.append(Written("", "longer than the context"))
             continue
-        told.prompt_tokens += len(prompt)
-        told.tokens += len(completion.draws) + (completion.stop_draw is not None)
+        tally.prompt_tokens += len(prompt)
+        tally.tokens += len(completion.draws) + (completion.stop_draw is not None)
         text = opened.tokenizer.decode(completion.tokens)
         ends = [at for stop in opened.chat_format.stop if (at := text.find(stop)) >= 0]
         is_ended = completion.finish == "stop" or bool(ends)

@@ -217,13 +217,13 @@ def train_languages(
     """
     # Both are needed: one message if they must be compiled.
     CORE.load("descend", "sum_rows")
-    told = progress or (lambda done, total, what: None)
+    report = progress or (lambda done, total, what: None)
     texts = read_training_texts(folder, options.characters, options.seed)
     short = replace(options, examples=-(-options.examples // 10))
-    first = _trained(texts, short, lambda done, total: told(done, total, "first pass"))
+    first = _trained(texts, short, lambda done, total: report(done, total, "first pass"))
     texts = [(language, _without_other_languages(first, language, paragraphs)) for language, paragraphs in texts]
     held_out = [scanned(language, paragraphs[: len(paragraphs) // _HELD_OUT + 1]) for language, paragraphs in texts]
-    classifier = _trained(texts, options, lambda done, total: told(done, total, "second pass"))
+    classifier = _trained(texts, options, lambda done, total: report(done, total, "second pass"))
     classifier = replace(classifier, sources=read_sources(folder))
     return fit_sharpness(classifier, *labelled_examples(held_out, 200, options.seed + 1))
 

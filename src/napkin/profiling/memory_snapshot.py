@@ -120,9 +120,9 @@ def _cpu_snapshot(step: Callable[[], Any], module: nn.Module, used: dict[int, Ca
 
 
 def _block(address: int, size: int, frames: list[Frame], category: str) -> dict[str, Any]:
-    told = {"user_metadata": category} if category else {}
+    metadata = {"user_metadata": category} if category else {}
     common = {"address": address, "size": size, "requested_size": size, "state": "active_allocated"}
-    return {**common, "frames": frames, **told}
+    return {**common, "frames": frames, **metadata}
 
 
 def _segment(block: dict[str, Any]) -> dict[str, Any]:

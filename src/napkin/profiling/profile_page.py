@@ -93,9 +93,9 @@ def _draw(
     opacity = 1.0 if box.outside else 0.75 if level < 2 or not box.parts else 0.45
     y = level * _ROW + 1
     full = (*path, box.name) if level else (box.name,)
-    told = f"{' · '.join(full)}: {format_seconds(box.seconds)}, {format_share(box.seconds / whole)}"
+    title = f"{' · '.join(full)}: {format_seconds(box.seconds)}, {format_share(box.seconds / whole)}"
     yield (
-        f'<g><title>{escape(_plain(told))}</title><rect class="box" x="{x:.2f}" y="{y}" width="{width:.2f}" '
+        f'<g><title>{escape(_plain(title))}</title><rect class="box" x="{x:.2f}" y="{y}" width="{width:.2f}" '
         f'height="{_ROW - 1}" fill="{fill}" fill-opacity="{opacity}" stroke="#ffffff" stroke-width="0.6"/>'
     )
     room = int((width - 6) / _CHARACTER)

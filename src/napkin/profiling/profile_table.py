@@ -117,10 +117,10 @@ def statements(profile: StepProfile) -> list[str]:
 
 def _overhead(profile: StepProfile) -> str:
     pairs = profile.overheads
-    told = f"With the profiler a step takes {_signed(profile.overhead)} than the one beside it without"
+    sentence = f"With the profiler a step takes {_signed(profile.overhead)} than the one beside it without"
     if len(pairs) < 2:
-        return f"{told}; of one pair, that may be chance."
-    return f"{told}: the median of {len(pairs)} pairs, which range from {pairs[0]:+.1%} to {pairs[-1]:+.1%}."
+        return f"{sentence}; of one pair, that may be chance."
+    return f"{sentence}: the median of {len(pairs)} pairs, which range from {pairs[0]:+.1%} to {pairs[-1]:+.1%}."
 
 
 def _signed(overhead: float) -> str:
@@ -183,16 +183,16 @@ def _ranges(
         yield _range(name or "other", category, inside[0].begin, max(span.end for span in inside), line)
 
 
-def _range(name: str, category: str, begin: int, end: int, line: int, **told: Any) -> Event:
+def _range(name: str, category: str, begin: int, end: int, line: int, **details: Any) -> Event:
     event = {"name": name, "cat": category, "ph": "X", "pid": 1, "tid": line}
-    return {**event, "ts": begin / 1e3, "dur": (end - begin) / 1e3, **({"args": told} if told else {})}
+    return {**event, "ts": begin / 1e3, "dur": (end - begin) / 1e3, **({"args": details} if details else {})}
 
 
 def _operator(span: ProfiledSpan, line: int) -> Event:
-    told: dict[str, Any] = {"operator": span.operator, "module": span.module, "phase": span.phase}
+    details: dict[str, Any] = {"operator": span.operator, "module": span.module, "phase": span.phase}
     if span.flops:
-        told["FLOPs"] = span.flops
+        details["FLOPs"] = span.flops
     if span.bytes_touched:
-        told["bytes"] = span.bytes_touched
+        details["bytes"] = span.bytes_touched
     category = "kernel" if span.kernel else "operator"
-    return _range(span.kernel or span.operator, category, span.begin, span.end, line, **told)
+    return _range(span.kernel or span.operator, category, span.begin, span.end, line, **details)

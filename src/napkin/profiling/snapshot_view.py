@@ -213,9 +213,9 @@ class _Reader:
 
     def _place(self, of: dict[str, Any]) -> str:
         """The contents of a block, or the innermost module and operator, or the function that allocated it."""
-        told = of.get("user_metadata")
-        if type(told) is str and told:
-            return told[:_MOST_NAME]
+        category = of.get("user_metadata")
+        if type(category) is str and category:
+            return category[:_MOST_NAME]
         frames = of.get("frames")
         if type(frames) is not list:
             return UNKNOWN

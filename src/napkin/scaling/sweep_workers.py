@@ -124,11 +124,11 @@ def train_side_by_side(
 
     with catch_interruption() as interruption, ThreadPoolExecutor(at_once) as pool:
         futures = [pool.submit(work, worker) for worker in workers]
-        told = False
+        announced = False
         while (rest := wait(futures, timeout=_SECONDS_BETWEEN_LOOKS)).not_done:
             report()
-            if interruption.signal is not None and not told:
-                told = True
+            if interruption.signal is not None and not announced:
+                announced = True
                 for worker in workers:
                     worker.stop(interruption)
         for future in rest.done:

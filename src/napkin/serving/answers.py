@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from napkin.inference.sampling import Draw
-from napkin.serving.completion_job import CompletionJob, Piece, ToldCall, ToldToken
+from napkin.serving.completion_job import CompletionJob, NumberedCall, Piece, PlacedToken
 from napkin.serving.request_body import DONE, ApiError, event, json_response
 from napkin.tokenizer.base import Tokenizer
 
@@ -72,7 +72,7 @@ class AnswerForm:
             choices.append(choice | {"finish_reason": own[-1].finish})
         return choices
 
-    def _logprobs(self, tokens: Sequence[ToldToken]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[PlacedToken]) -> dict[str, Any] | None:
         if not self.with_logprobs:
             return None
         if self.is_chat:
@@ -117,9 +117,9 @@ class AnswerForm:
         return self.tokenizer.vocabulary[token] if token < self.tokenizer.vocab_size else b""
 
 
-def _called(told: ToldCall) -> dict[str, Any]:
-    function = {"name": told.call.name, "arguments": told.call.arguments_json}
-    return {"id": told.id, "type": "function", "function": function}
+def _called(numbered: NumberedCall) -> dict[str, Any]:
+    function = {"name": numbered.call.name, "arguments": numbered.call.arguments_json}
+    return {"id": numbered.id, "type": "function", "function": function}
 
 
 def _finite(value: float) -> float:

@@ -19,7 +19,7 @@ from napkin.tokenizer.base import Tokenizer
 
 
 @dataclass(frozen=True)
-class ToldToken:
+class PlacedToken:
     """A token of a text: what was drawn, and the place of its first character in the text."""
 
     draw: Draw
@@ -40,17 +40,17 @@ class GrowingText:
         # A second stream without stop texts knows at which character a token begins while its text is held back.
         self._plain = TextStream(tokenizer, at_start=at_start) if stop else None
         self._seen = offset
-        self._waiting: list[ToldToken] = []
+        self._waiting: list[PlacedToken] = []
 
-    def push(self, draw: Draw) -> tuple[str, list[ToldToken]]:
+    def push(self, draw: Draw) -> tuple[str, list[PlacedToken]]:
         """The text that is certain after one more token, and the tokens that begin in it."""
-        self._waiting.append(ToldToken(draw, self._seen))
+        self._waiting.append(PlacedToken(draw, self._seen))
         piece = self._stream.push(draw.token)
         self._seen += len(piece if self._plain is None else self._plain.push(draw.token))
         self.stopped = self._stream.stopped
         return self._released(piece)
 
-    def finish(self) -> tuple[str, list[ToldToken]]:
+    def finish(self) -> tuple[str, list[PlacedToken]]:
         """The rest, where no more tokens come."""
         piece, tokens = self._released(self._stream.finish())
         self.stopped = self._stream.stopped
@@ -58,23 +58,23 @@ class GrowingText:
             tokens, self._waiting = [*tokens, *self._waiting], []
         return piece, tokens
 
-    def _released(self, piece: str) -> tuple[str, list[ToldToken]]:
+    def _released(self, piece: str) -> tuple[str, list[PlacedToken]]:
         self.length += len(piece)
-        n_told = sum(each.offset < self.length for each in self._waiting)
-        told, self._waiting = self._waiting[:n_told], self._waiting[n_told:]
-        return piece, told
+        n_released = sum(each.offset < self.length for each in self._waiting)
+        released, self._waiting = self._waiting[:n_released], self._waiting[n_released:]
+        return piece, released
 
 
-def told_prompt(draws: Sequence[Draw], tokenizer: Tokenizer) -> list[ToldToken]:
+def placed_prompt(draws: Sequence[Draw], tokenizer: Tokenizer) -> list[PlacedToken]:
     """The tokens of a prompt, each with its place in the prompt's text."""
-    stream, offset, told = TextStream(tokenizer, at_start=True), 0, []
+    stream, offset, placed = TextStream(tokenizer, at_start=True), 0, []
     for draw in draws:
-        told.append(ToldToken(draw, offset))
+        placed.append(PlacedToken(draw, offset))
         offset += len(stream.push(draw.token))
-    return told
+    return placed
 
 
-_ANSWERS_TOLD = 4
+_FULL_ANSWERS = 4
 """The most answers in flight, counted with the largest number of log-probabilities that one may have."""
 
 
@@ -88,7 +88,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class ToldCall:
+class NumberedCall:
     """A call of a function within a choice."""
 
     index: int
@@ -102,9 +102,9 @@ class Piece:
 
     index: int
     text: str
-    tokens: Sequence[ToldToken]
+    tokens: Sequence[PlacedToken]
     finish: str | None
-    calls: Sequence[ToldCall] = ()
+    calls: Sequence[NumberedCall] = ()
 
 
 @dataclass
@@ -149,9 +149,9 @@ class CompletionJob:
         self._wants_prompt_logprobs = echo and sampling.logprobs is not None
         self._deadline = asyncio.get_running_loop().time() + service.limits.request_seconds
         # Log-probabilities that the answer may have.
-        told_tokens = sum(max_tokens + (len(prompt.ids) if echo else 0) for prompt in prompts) * n
-        self._n_told = 0 if sampling.logprobs is None else told_tokens * (sampling.logprobs + 1)
-        _check_limits(service, prompts, n, max_tokens, self._n_told)
+        n_scored = sum(max_tokens + (len(prompt.ids) if echo else 0) for prompt in prompts) * n
+        self._n_logprobs = 0 if sampling.logprobs is None else n_scored * (sampling.logprobs + 1)
+        _check_limits(service, prompts, n, max_tokens, self._n_logprobs)
         stop, sampling = sampling.stop, replace(sampling, stop=())
         try:
             requests = [
@@ -179,11 +179,11 @@ class CompletionJob:
             self._choices.append(_Choice(number, completion, prompt, text, echoed, calls))
 
     def __enter__(self) -> "CompletionJob":
-        self._service.n_told += self._n_told
+        self._service.n_logprobs += self._n_logprobs
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._service.n_told -= self._n_told
+        self._service.n_logprobs -= self._n_logprobs
         for choice in self._choices:
             if choice.finish is None:
                 self._service.meters.ended(choice.completion, "cancelled")
@@ -217,8 +217,8 @@ class CompletionJob:
         """Tokens, as OpenAI's interface counts them."""
         n_drawn, n_prompt = sum(choice.n_read for choice in self._choices), self._n_prompt_tokens
         cached = sum(choice.completion.cached_tokens for choice in self._choices)
-        told = [choice.completion.speculation for choice in self._choices]
-        accepted, proposed = (sum(getattr(each, of) for each in told) for of in ("accepted", "proposed"))
+        speculations = [choice.completion.speculation for choice in self._choices]
+        accepted, proposed = (sum(getattr(each, of) for each in speculations) for of in ("accepted", "proposed"))
         return {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_drawn,
@@ -265,7 +265,7 @@ class CompletionJob:
                 break
         if not choice.text.stopped and ended is not None:
             pieces.append(choice.text.finish())
-        text, tokens = "".join(text for text, _ in pieces), [token for _, told in pieces for token in told]
+        text, tokens = "".join(text for text, _ in pieces), [token for _, placed in pieces for token in placed]
         is_whole = choice.text.stopped or ended is not None
         text, calls = _divided(choice.reader, text, is_whole=is_whole)
         if choice.text.stopped or (choice.reader is not None and choice.reader.ended):
@@ -279,16 +279,16 @@ class CompletionJob:
             if choice.finish == "stop" and choice.reader is not None and choice.reader.n_calls:
                 choice.finish = "tool_calls"
         # While a call is being written, its tokens are told only for their log-probabilities.
-        is_new = text or calls or choice.finish or (tokens and (choice.reader is None or self._n_told))
+        is_new = text or calls or choice.finish or (tokens and (choice.reader is None or self._n_logprobs))
         return [Piece(choice.index, text, tokens, choice.finish, calls)] if is_new else []
 
-    def _beginning(self, choice: _Choice) -> tuple[str, list[ToldToken]]:
+    def _beginning(self, choice: _Choice) -> tuple[str, list[PlacedToken]]:
         """The echoed prompt with its tokens."""
         if not self._wants_prompt_logprobs:
             return choice.echoed, []
         n_hidden, ids = choice.prompt.n_hidden, choice.prompt.ids
         found = [draw or Draw(token) for draw, token in zip(choice.completion.prompt_draws, ids, strict=True)]
-        return choice.echoed, told_prompt(found[n_hidden:], self._service.opened.tokenizer)
+        return choice.echoed, placed_prompt(found[n_hidden:], self._service.opened.tokenizer)
 
     def _echoed(self, prompt: Prompt) -> str:
         stream = TextStream(self._service.opened.tokenizer, at_start=True)
@@ -296,7 +296,7 @@ class CompletionJob:
         return "".join(pieces) + stream.finish()
 
 
-def _divided(reader: CallReader | None, text: str, *, is_whole: bool) -> tuple[str, list[ToldCall]]:
+def _divided(reader: CallReader | None, text: str, *, is_whole: bool) -> tuple[str, list[NumberedCall]]:
     """The text without the calls in it, and those; `is_whole` where no more comes."""
     if reader is None:
         return text, []
@@ -305,7 +305,7 @@ def _divided(reader: CallReader | None, text: str, *, is_whole: bool) -> tuple[s
     if is_whole and not reader.ended:
         rest, more = reader.finish()
         said, calls = said + rest, calls + more
-    return said, [ToldCall(first + i, f"call_{secrets.token_hex(12)}", call) for i, call in enumerate(calls)]
+    return said, [NumberedCall(first + i, f"call_{secrets.token_hex(12)}", call) for i, call in enumerate(calls)]
 
 
 def check_sequences(limits: Limits, n_prompts: int, n: int) -> None:
@@ -315,7 +315,7 @@ def check_sequences(limits: Limits, n_prompts: int, n: int) -> None:
         raise ApiError(400, message, field="n" if n_prompts == 1 else "prompt")
 
 
-def _check_limits(service: Service, prompts: Sequence[Prompt], n: int, max_tokens: int, n_told: int) -> None:
+def _check_limits(service: Service, prompts: Sequence[Prompt], n: int, max_tokens: int, n_logprobs: int) -> None:
     limits, vocab_size = service.limits, service.opened.model.config.vocab_size
     for prompt in prompts:
         wrong = next((token for token in prompt.ids if not 0 <= token < vocab_size), None)
@@ -327,11 +327,13 @@ def _check_limits(service: Service, prompts: Sequence[Prompt], n: int, max_token
     if limits.max_tokens_per_request is not None and n_tokens > limits.max_tokens_per_request:
         message = f"the request takes up to {n_tokens} tokens: use at most {limits.max_tokens_per_request}"
         raise ApiError(400, message, field="max_tokens")
-    if n_told > service.most_told:
-        message = f"the answer has up to {n_told} log-probabilities: ask for fewer, for at most {service.most_told}"
+    if n_logprobs > service.most_logprobs:
+        message = (
+            f"the answer has up to {n_logprobs} log-probabilities: ask for fewer, for at most {service.most_logprobs}"
+        )
         raise ApiError(400, message, field="logprobs")
-    if service.n_told + n_told > _ANSWERS_TOLD * service.most_told:
-        message = f"answers in flight have up to {service.n_told} log-probabilities: try again later"
+    if service.n_logprobs + n_logprobs > _FULL_ANSWERS * service.most_logprobs:
+        message = f"answers in flight have up to {service.n_logprobs} log-probabilities: try again later"
         raise ApiError(429, message, code="rate_limit_exceeded", retry_after=1)
     if service.thread.in_flight + n_sequences > limits.max_requests:
         message = (

@@ -13,7 +13,7 @@ import uvicorn
 from napkin.errors import NapkinError
 from napkin.inference.engine import Engine
 from napkin.inference.loaded_model import LoadedModel
-from napkin.inference.prefix_store import PrefixStore, told
+from napkin.inference.prefix_store import PrefixStore, prefix_message
 from napkin.serving.application import application
 from napkin.serving.limits import Limits
 from napkin.serving.loopback import address_of, is_loopback, listening_socket, names_of
@@ -53,7 +53,7 @@ def serve(
         service.hosts = names_of(host)
     listening = listening_socket(host, port, backlog=_BACKLOG)
     if prefixes is not None:
-        on_message(told(prefixes.restore(engine), engine, "restored"))
+        on_message(prefix_message(prefixes.restore(engine), engine, "restored"))
     address = address_of(listening)
     try:
         config = uvicorn.Config(
@@ -73,7 +73,7 @@ def serve(
             logging.getLogger(name).setLevel(logging.ERROR)
         asyncio.run(_Server(config, service, lambda: on_start(address)).serve([listening]))
         if prefixes is not None:
-            on_message(told(prefixes.keep(engine), engine, "kept"))
+            on_message(prefix_message(prefixes.keep(engine), engine, "kept"))
     finally:
         listening.close()
 

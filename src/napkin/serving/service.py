@@ -139,7 +139,7 @@ class EngineThread:
                 self._probe = self.engine.submit(Request([0], 1, Sampling(temperature=0)))
 
 
-_MOST_TOLD = 2**20
+_MOST_LOGPROBS = 2**20
 OUTCOMES = ("stop", "length", "cancelled", "timeout", "error", "refused")
 
 
@@ -190,7 +190,7 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     meters: Meters = field(default_factory=Meters)
     draining: bool = False
-    n_told: int = 0
+    n_logprobs: int = 0
     """Log-probabilities that answers in flight may have: each takes some hundred bytes."""
     receiving: int = 0
     """Bytes of large bodies that are being received."""
@@ -208,9 +208,9 @@ class Service:
         return max(map(len, self.opened.tokenizer.vocabulary))
 
     @cached_property
-    def most_told(self) -> int:
+    def most_logprobs(self) -> int:
         """Log-probabilities that an answer may have: those of one sequence, whatever the model's context."""
-        return max(_MOST_TOLD, self.opened.model.config.context_length * (MOST_LOGPROBS + 1))
+        return max(_MOST_LOGPROBS, self.opened.model.config.context_length * (MOST_LOGPROBS + 1))
 
     @cached_property
     def kv_bytes_per_token(self) -> int:

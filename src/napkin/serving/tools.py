@@ -106,8 +106,10 @@ class ToolTurns:
         calls = [_call(place, each) for each in message.calls]
         if self._writes_calls:
             functions = [{"name": each.name, "arguments": each.arguments} for each in calls]
-            told = zip(message.calls, functions, strict=True)
-            return {"tool_calls": [{"id": each.id, "type": each.type, "function": function} for each, function in told]}
+            pairs = zip(message.calls, functions, strict=True)
+            return {
+                "tool_calls": [{"id": each.id, "type": each.type, "function": function} for each, function in pairs]
+            }
         written = [self._form.write(each, self._functions.get(each.name, Function(each.name))) for each in calls]
         return {"content": "\n".join([text, *written] if text else written)}
 

@@ -49,8 +49,8 @@ async def _runs(request: Request) -> Response:
     desk = _desk(request)
     async with desk.reading:
         runs = await asyncio.to_thread(desk.index.runs)
-    told = {"folder": str(desk.index.folder), "runs": runs, "axes": axes(), "waiting": desk.index.n_waiting}
-    return as_json(told | {"allow_actions": request.app.state.allow_actions, "started": desk.processes.states()})
+    answer = {"folder": str(desk.index.folder), "runs": runs, "axes": axes(), "waiting": desk.index.n_waiting}
+    return as_json(answer | {"allow_actions": request.app.state.allow_actions, "started": desk.processes.states()})
 
 
 class CurvesRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -131,7 +131,7 @@ class RunIndex:
     def _curves(
         self, names: Sequence[str], curve: str, axis: str, points: int, begin: float, end: float, *, means: bool
     ) -> bytes:
-        told, arrays = list[dict[str, Any]](), list[np.ndarray]()
+        about, arrays = list[dict[str, Any]](), list[np.ndarray]()
         for name in names:
             if name not in self._runs.known:
                 self._find()
@@ -145,10 +145,10 @@ class RunIndex:
                 run = self._follow(name)
                 found = run.closer(along, *part, points)
                 positions, values = found.points(curve, along, points, *part, means=means)
-            told.append({"name": name, "n": len(positions), "sampled": not run.is_whole, "damaged": run.damaged})
+            about.append({"name": name, "n": len(positions), "sampled": not run.is_whole, "damaged": run.damaged})
             arrays += [positions * factor, values]
         self._bound()
-        text = msgspec.json.encode({"runs": told, "figures": self._figures(names)})
+        text = msgspec.json.encode({"runs": about, "figures": self._figures(names)})
         text += b" " * (-(len(text) + 4) % 8)
         numbers = np.concatenate(arrays) if arrays else np.empty(0)
         return len(text).to_bytes(4, "little") + text + numbers.astype("<f8").tobytes()

@@ -19,7 +19,7 @@ from napkin.accounting.ledger import METERED_STEP
 from napkin.accounting.metering import StepMeasurement, meter_step
 from napkin.accounting.pricing import Measurement, hfu, mfu
 from napkin.accounting.quantities import QuantityTable
-from napkin.accounting.rank_seconds import RankSeconds, on_one_clock, seconds_of_ranks, told
+from napkin.accounting.rank_seconds import RankSeconds, on_one_clock, seconds_of_ranks, step_report
 from napkin.checkpoint.folder import checkpoint_path, checkpoint_paths, read_checkpoint
 from napkin.checkpoint.restore import load_train_state
 from napkin.checkpoint.shard_files import frozen_path, stored_bytes
@@ -186,7 +186,7 @@ class MeteredStep(ABC):
         # Processes on one machine have one clock. Others begin to count when all have reached the same point.
         loop.ranks.all_reduce_max(0)
         offset = 0.0 if info.local_world_size == info.world_size else time.perf_counter()
-        everyone = loop.ranks.all_gather(told(clock, self.metered.peak_bytes, offset))
+        everyone = loop.ranks.all_gather(step_report(clock, self.metered.peak_bytes, offset))
         if loop.device_type == "cuda":
             everyone = on_one_clock(everyone)
         pipelined = loop.train_state.parallel_model.layout.pipeline > 1

@@ -151,12 +151,12 @@ class DistillationObjective:
                 self.weight * self.temperature**2 * scores.divergences - (1 - self.weight) * scores.log_probabilities
             )
             loss = normalised_sum(terms, part, totals, self.normalisation, self.constant)
-        told = {
+        sums = {
             "entropy": scores.entropies,
             "divergence": scores.divergences,
             "token loss": -scores.log_probabilities,
         }
-        return loss, {name: value.detach().sum() / max(totals.tokens, 1) for name, value in told.items()}
+        return loss, {name: value.detach().sum() / max(totals.tokens, 1) for name, value in sums.items()}
 
 
 class TokenWindows(LazyExamples):

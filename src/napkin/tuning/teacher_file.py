@@ -118,10 +118,10 @@ def write_teacher_file(
                 checksums[region].update(content.tobytes())
             done += len(ids)
             progress(done, n_tokens)
-        told = {"format": FORMAT, **vars(key), "checksum": joined_digests(*(each.digest() for each in checksums))}
+        about = {"format": FORMAT, **vars(key), "checksum": joined_digests(*(each.digest() for each in checksums))}
         sizes = np.diff([*begins, n_bytes])
         header = {
-            "__metadata__": {"teacher": json.dumps(told)},
+            "__metadata__": {"teacher": json.dumps(about)},
             "ends": described_tensor("I64", [len(counts)], 0, int(sizes[0])),
             "log_probabilities": described_tensor("F32", [n_tokens, top_k + 1], int(sizes[0]), int(sizes[:2].sum())),
             "ids": described_tensor("I32", [n_tokens, top_k], int(sizes[:2].sum()), int(sizes.sum())),

@@ -132,10 +132,10 @@ def parse_with_recipe(options: type[Options], command: str, arguments: Sequence[
 
 def _tell(run: ForeignRun) -> None:
     """Say what was understood of another stack's files, and what was not."""
-    told = ", ".join(
+    choices = ", ".join(
         f"{each.setting} {_short(each.value)} is {each.field} {_short(each.means)}" for each in run.understood
     )
-    notify(f"{run.stack}: {told}")
+    notify(f"{run.stack}: {choices}")
     for note in run.notes:
         notify(f"not quite the same: {note}")
     if run.ignored:

@@ -112,7 +112,7 @@ def evaluate_task(options: TaskOptions) -> None:
     from napkin.evaluation.uncertainty import detectable_difference
 
     price, seconds = options.usd_per_hour, plan.seconds
-    told = {
+    figures = {
         **asdict(plan),
         "usd": None if seconds is None or price is None else seconds / 3600 * price,
         "detectable_difference_by_disagreement": {
@@ -120,9 +120,9 @@ def evaluate_task(options: TaskOptions) -> None:
         },
     }
     if options.plan and options.json:
-        print_json(told)
+        print_json(figures)
     if not options.json:
-        _say_plan(task, prompting, plan, told)
+        _say_plan(task, prompting, plan, figures)
     if options.plan:
         return
     result = _run(path, settings, task, model, prompting)
@@ -257,7 +257,7 @@ def result_path(folder: str, name: str, settings: Any) -> Path | None:
     return Path(folder) / "evaluations" / f"{name}-{key}.json" if is_run(Path(folder)) else None
 
 
-def _say_plan(task: "Task", prompting: "Prompting", plan: "TaskPlan", told: dict[str, Any]) -> None:
+def _say_plan(task: "Task", prompting: "Prompting", plan: "TaskPlan", figures: dict[str, Any]) -> None:
     about = "" if plan.counted_items == plan.items else "about "
     examples = f", {prompting.shots} examples before each" if prompting.shots else ""
     generated = f"; up to {plan.generated_tokens:,} tokens are generated" if plan.generated_tokens else ""
@@ -273,14 +273,14 @@ def _say_plan(task: "Task", prompting: "Prompting", plan: "TaskPlan", told: dict
             f"{about}{plan.dropped_examples:,} items lose examples to fit the model's context, {plan.cut:,} lose the "
             "beginning of their own prompt"
         )
-    relatives, strangers = (told["detectable_difference_by_disagreement"][f"{each:g}"] for each in DISAGREEMENTS)
+    relatives, strangers = (figures["detectable_difference_by_disagreement"][f"{each:g}"] for each in DISAGREEMENTS)
     say(
         f"These {plan.items:,} items cannot tell two models apart unless they differ by more than {_points(relatives)} "
         f"if they disagree on {DISAGREEMENTS[0]:.0%} of the items, {_points(strangers)} on {DISAGREEMENTS[1]:.0%} "
         "(paired, power 80%, two-sided level 5%)"
     )
     if plan.seconds is not None:
-        dollars = "" if told["usd"] is None else f", ${told['usd']:.3g}"
+        dollars = "" if figures["usd"] is None else f", ${figures['usd']:.3g}"
         say(f"about {format_seconds(plan.seconds)}{dollars}, by the tokens of {plan.timed_items} items, timed here")
 
 

@@ -130,15 +130,15 @@ def evaluate_text(options: TextOptions) -> None:
             ngrams=None if options.ngrams is None else NgramModel.load(options.ngrams),
         )
         if options.plan:
-            told = _plan(measure, options)
-            dollars = "" if told["usd"] is None else f", ${told['usd']:.3g}"
+            plan = _plan(measure, options)
+            dollars = "" if plan["usd"] is None else f", ${plan['usd']:.3g}"
             if options.json:
-                print_json(told)
+                print_json(plan)
                 return
             say(
-                f"{name}: about {told['windows']:,} of {told['all_windows']:,} windows, "
-                f"{format_count(told['tokens'])} tokens; about {format_seconds(told['seconds'])}{dollars}, by "
-                f"{told['timed_windows']:,} windows, timed here"
+                f"{name}: about {plan['windows']:,} of {plan['all_windows']:,} windows, "
+                f"{format_count(plan['tokens'])} tokens; about {format_seconds(plan['seconds'])}{dollars}, by "
+                f"{plan['timed_windows']:,} windows, timed here"
             )
             return
         found = measure(

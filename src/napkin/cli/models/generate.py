@@ -67,18 +67,18 @@ def generate_command(arguments: Sequence[str]) -> None:
         model = load(options.run, on_message=notify)
         _ = model.model  # The weights are read while the line shows.
         proposer = model.proposer(options.speculation)
-    completions, texts, told = [], [], []
+    completions, texts, draws = [], [], []
     meter = SpeculationMeter()
     for number, prompt in enumerate(prompts):
         seed = options.sampling.seed + number
         beginning = f"=== {number + 1} (seed {seed})\n{prompt}"
-        told.append([])
+        draws.append([])
         pieces = model.stream(
             prompt,
             max_new_tokens=options.tokens,
             sampling=options.sampling,
             seed=seed,
-            on_draw=told[-1].append,
+            on_draw=draws[-1].append,
             proposer=proposer,
             proposed=options.speculation.proposed,
             meter=meter,
@@ -101,7 +101,7 @@ def generate_command(arguments: Sequence[str]) -> None:
         print_json(
             [
                 {"prompt": p, "completion": c, **({} if options.sampling.logprobs is None else {"tokens": drawn})}
-                for p, c, drawn in zip(prompts, completions, told, strict=True)
+                for p, c, drawn in zip(prompts, completions, draws, strict=True)
             ]
         )
     if proposer is not None:

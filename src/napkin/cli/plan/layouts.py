@@ -205,11 +205,11 @@ def _with_batch(recipe: Recipe, n_devices: int, *, given: set[str]) -> tuple[Rec
         # A multiple that leaves many ways to divide it.
         batch_size = n_devices * 2 ** max(0, round(math.log2(batch_size / n_devices)))
     training = dataclasses.replace(recipe.training, batch_size=batch_size, micro_batch_size=None)
-    told = (
+    notice = (
         f"{batch_size:,} sequences of {recipe.model.context_length:,} tokens per step, because the recipe sets no "
         "number: --training.batch-size"
     )
-    return dataclasses.replace(recipe, training=training), told
+    return dataclasses.replace(recipe, training=training), notice
 
 
 def _picture_path(options: LayoutOptions) -> Path | None:

@@ -153,13 +153,13 @@ def refuse_too_large(plan: LayoutPlan) -> None:
 
 def _blocks_of_ranks(plan: LayoutPlan) -> list[str]:
     contents = [stage.content for stage in plan.stages]
-    told: list[str] = []
+    labels: list[str] = []
     for held in stages_of_ranks(plan.layout):
         stages = [contents[stage] for stage in held]
         number = sum(stage.n_blocks for stage in stages)
         ends = ["embedding"] * any(stage.first for stage in stages) + ["head"] * any(stage.last for stage in stages)
-        told.append(", ".join([str(number), *ends]))
-    return told
+        labels.append(", ".join([str(number), *ends]))
+    return labels
 
 
 def _layout_output_print_seconds(plan: LayoutPlan) -> None:

@@ -217,8 +217,8 @@ def read_lambada(row: Row, name: str) -> Item:
 
 def read_ifeval(row: Row, name: str) -> Item:
     """IFEval (Zhou et al. 2023): a prompt with instructions that a program can verify."""
-    names, told = row["instruction_id_list"], row["kwargs"]
-    parameters = told if isinstance(told, list) else []
+    names, arguments = row["instruction_id_list"], row["kwargs"]
+    parameters = arguments if isinstance(arguments, list) else []
     if not isinstance(names, list) or len(parameters) != len(names) or not all(isinstance(p, dict) for p in parameters):
         raise NapkinError("instruction_id_list and kwargs are not lists of the same length")
     reference = json.dumps([list(pair) for pair in zip(names, parameters, strict=True)])

@@ -267,8 +267,8 @@ def matching_results(first: Path, second: Path) -> list[tuple[Path, Path]]:
     for folder in (first, second):
         by_task: dict[str, Path] = {}
         for path, result in read_results(folder).items():
-            told = {**result.task, "files": _digests(result), "items": None, "sample": None}
-            key = json.dumps(told, sort_keys=True, default=str)
+            identity = {**result.task, "files": _digests(result), "items": None, "sample": None}
+            key = json.dumps(identity, sort_keys=True, default=str)
             if key in by_task:
                 raise NapkinError(
                     f"'{by_task[key]}' and '{path}' are of the same task: name the files that are to be compared"

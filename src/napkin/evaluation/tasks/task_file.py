@@ -137,10 +137,10 @@ def _described(path: Path, dev: list[Path], *, skip_bad: bool) -> Task:
     if about.dev is not None and not dev:
         dev = [path.parent / about.dev]
     task = _of_rows(files, dev, about, skip_bad=skip_bad, described=path)
-    told = {field: getattr(about, field) for field in ("description", "delimiter", "separator", "score")}
-    told |= {"answer_context": about.answer_context, "max_tokens": about.max_tokens, "name": about.name}
-    told["stop"] = None if about.stop is None else tuple(about.stop)
-    return replace(task, **{field: value for field, value in told.items() if value is not None})
+    overrides = {field: getattr(about, field) for field in ("description", "delimiter", "separator", "score")}
+    overrides |= {"answer_context": about.answer_context, "max_tokens": about.max_tokens, "name": about.name}
+    overrides["stop"] = None if about.stop is None else tuple(about.stop)
+    return replace(task, **{field: value for field, value in overrides.items() if value is not None})
 
 
 def _of_rows(

@@ -47,8 +47,8 @@ class OwnFunction:
         with self._lock:
             process = self._process = self._process or self._started()
             process.send({"answer": answer, "reference": reference})
-            told = process.receive(self._most_seconds)
-            if told is None:
+            reply = process.receive(self._most_seconds)
+            if reply is None:
                 late = process.late
                 self._end()
                 raise NotJudged(
@@ -56,9 +56,9 @@ class OwnFunction:
                     if late
                     else f"{self._name} ended its process, or needs more memory than it may have"
                 )
-        if "error" in told:
-            raise NotJudged(str(told["error"]))
-        return float(told["reward"])
+        if "error" in reply:
+            raise NotJudged(str(reply["error"]))
+        return float(reply["reward"])
 
     def load(self) -> None:
         """Start the process. Raises NapkinError where the file cannot be loaded or has no such function."""
@@ -92,19 +92,19 @@ class OwnFunction:
 class ConfinedProcess:
     """A process of `own_function_main`, with the environment and the paths for modules of this process."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
+    def __init__(self, request: dict[str, Any]) -> None:
         self.late = False
         try:
             self._process: AnsweringProcess = start_answering(_MAIN, own_session=True)
         except OSError as error:
             raise NotJudged(f"a confined process cannot be started ({error.strerror})") from None
-        self.send(told)
+        self.send(request)
 
-    def send(self, told: dict[str, Any]) -> None:
+    def send(self, request: dict[str, Any]) -> None:
         """Write a line to it; lines to a process that has ended are lost."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(json.dumps(told).encode() + b"\n")
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
 
     def receive(self, seconds: float) -> dict[str, Any] | None:
@@ -149,12 +149,12 @@ class ConfinedProcess:
 
 def main() -> None:
     """Load the function that the first line names, give up what it does not need, and answer the lines that follow."""
-    told = json.loads(sys.stdin.buffer.readline())
-    limit_resources(told["memory"], told["seconds"])
+    request = json.loads(sys.stdin.buffer.readline())
+    limit_resources(request["memory"], request["seconds"])
     answers = sys.stdout
     sys.stdout = sys.stderr
     try:
-        function = _loaded(told["path"], told["name"])
+        function = _loaded(request["path"], request["name"])
         write_line(answers, {"loaded": True})
     except BaseException as error:
         write_line(answers, {"error": f"{type(error).__name__}: {str(error)[:200]}"})

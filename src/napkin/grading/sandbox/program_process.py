@@ -79,11 +79,11 @@ class ProgramProcess:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.end()
 
-    def send(self, told: dict[str, Any]) -> None:
+    def send(self, request: dict[str, Any]) -> None:
         """Write a line to it; lines to a process that has ended, or does not read in time, are lost."""
         with contextlib.suppress(OSError):
             if self._waits(self._talk):
-                self._talk.sendall(json.dumps(told).encode() + b"\n")
+                self._talk.sendall(json.dumps(request).encode() + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
         """The next line; None if the process ended, wrote something else, or took longer, which is `late` then. Raises
@@ -153,14 +153,14 @@ class ProgramProcess:
     def _status(self) -> int | None:
         """The exit status of a process that says no more; None if it is late."""
         try:
-            told = self._life.recv(STATUS.size) if self._waits(self._life) else None
+            status = self._life.recv(STATUS.size) if self._waits(self._life) else None
         except TimeoutError:
-            told, self.late = None, True
-        if told is None:
+            status, self.late = None, True
+        if status is None:
             return None
-        if len(told) < STATUS.size:
+        if len(status) < STATUS.size:
             raise HelperLost
-        return STATUS.unpack(told)[0]
+        return STATUS.unpack(status)[0]
 
     def _waits(self, on: socket.socket) -> bool:
         """Let the next operation of a socket wait no longer than until the deadline; False if that is over."""

@@ -154,20 +154,22 @@ PROGRAM = "program"
 
 def play_role() -> int:
     """Do what the first line of standard input says. Returns the exit status."""
-    told = json.loads(sys.stdin.buffer.readline())
+    request = json.loads(sys.stdin.buffer.readline())
     # A program that draws at random draws the same when it is judged again, as after a resume.
-    random.seed(told["text"].encode("utf-8", "surrogatepass"))
+    random.seed(request["text"].encode("utf-8", "surrogatepass"))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(random.getrandbits(32))
-    return {"calls": _answer_calls, "tests": _run_tests, "script": _run_script, "tool": _run_tool}[told["role"]](told)
+    return {"calls": _answer_calls, "tests": _run_tests, "script": _run_script, "tool": _run_tool}[request["role"]](
+        request
+    )
 
 
-def _answer_calls(told: dict[str, Any]) -> int:
+def _answer_calls(request: dict[str, Any]) -> int:
     """Run a program, report its functions, and answer calls of them."""
     answers = sys.stdout
     sys.stdout = sys.stderr = io.StringIO()
     names: dict[str, Any] = {"__name__": "program"}
-    exec(compile(told["text"], "<program>", "exec"), names)
+    exec(compile(request["text"], "<program>", "exec"), names)
     # A program's own `len` or `all` would answer what its tests ask of Python.
     functions = {name: each for name, each in names.items() if callable(each) and is_offered(name)}
     write_line(answers, {"functions": sorted(functions)})
@@ -177,12 +179,12 @@ def _answer_calls(told: dict[str, Any]) -> int:
         try:
             value = functions[asked["call"]](*arguments, **named)
             # An error of a generator is raised here.
-            told = {"value": to_plain(value), "arguments": to_plain(arguments)}
+            answer = {"value": to_plain(value), "arguments": to_plain(arguments)}
         except NotPlain as error:
-            told = {"untold": str(error)[:200]}
+            answer = {"untold": str(error)[:200]}
         except Exception as error:
-            told = {"raised": type(error).__name__, "message": str(error)[:200]}
-        write_line(answers, told)
+            answer = {"raised": type(error).__name__, "message": str(error)[:200]}
+        write_line(answers, answer)
     return 0
 
 
@@ -191,17 +193,17 @@ def is_offered(name: str) -> bool:
     return not name.startswith("_") and not hasattr(builtins, name)
 
 
-def _run_tests(told: dict[str, Any]) -> int:
+def _run_tests(request: dict[str, Any]) -> int:
     """Run tests whose calls of the program's functions another process answers; say whether they passed."""
     answers = sys.stdout
     sys.stdout = sys.stderr = io.StringIO()
-    functions = {name: _Remote(name, answers) for name in told["functions"] if is_offered(name)}
+    functions = {name: _Remote(name, answers) for name in request["functions"] if is_offered(name)}
     names: dict[str, Any] = {"__name__": "tests", **functions}
     module = sys.modules[PROGRAM] = types.ModuleType(PROGRAM)
     module.__dict__.update(functions)
     kind = None
     try:
-        exec(compile(told["text"], "<tests>", "exec"), names)
+        exec(compile(request["text"], "<tests>", "exec"), names)
         for name, each in list(names.items()):
             if name.startswith("test_") and callable(each) and not isinstance(each, _Remote):
                 each()
@@ -268,13 +270,13 @@ def _change(given: Any, changed: Any) -> None:
         given.update(changed)
 
 
-def _run_script(told: dict[str, Any]) -> int:
+def _run_script(request: dict[str, Any]) -> int:
     """Run a program that reads standard input and writes standard output; it ends as one of its own would."""
-    sys.stdin = io.TextIOWrapper(io.BytesIO(told["input"].encode()), encoding="utf-8")
+    sys.stdin = io.TextIOWrapper(io.BytesIO(request["input"].encode()), encoding="utf-8")
     sys.stderr = io.StringIO()
     code: Any = None
     try:
-        exec(compile(told["text"], "<program>", "exec"), {"__name__": "__main__"})
+        exec(compile(request["text"], "<program>", "exec"), {"__name__": "__main__"})
     except SystemExit as error:
         code = error.code
     for thread in threading.enumerate():
@@ -286,14 +288,14 @@ def _run_script(told: dict[str, Any]) -> int:
     return (code & 0xFF) if isinstance(code, int) else int(code is not None)
 
 
-def _run_tool(told: dict[str, Any]) -> int:
+def _run_tool(request: dict[str, Any]) -> int:
     """Run a program as an interactive interpreter does: what it prints, the value of a last expression, and the last
     line of an error go to standard output."""
     sys.stdin, sys.stderr = io.StringIO(), sys.stdout
     names: dict[str, Any] = {"__name__": "__main__"}
     code: Any = None
     try:
-        tree = ast.parse(told["text"], "<program>")
+        tree = ast.parse(request["text"], "<program>")
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, "<program>", "exec"), names)
         if isinstance(last, ast.Expr):

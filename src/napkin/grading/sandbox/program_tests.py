@@ -145,15 +145,15 @@ class ProgramTests:
         raise NotJudged(f"the tests call the program more than {self._limits.calls:,} times")
 
 
-def _verdict(told: dict[str, object], n_calls: int) -> bool:
+def _verdict(report: dict[str, object], n_calls: int) -> bool:
     """The verdict of the tests after so many calls of the program."""
-    why, kind = str(told.get("why") or ""), told.get("kind")
+    why, kind = str(report.get("why") or ""), report.get("kind")
     # A function that the program does not have is a fault of the program.
     if kind == "untold" or (why and n_calls == 0 and kind != "missing"):
         raise NotJudged(f"the tests do not run: {first_line(ValueError(why))}")
-    if told.get("passed") is True and n_calls == 0:
+    if report.get("passed") is True and n_calls == 0:
         raise NotJudged("the tests passed without a call of the program")
-    return told.get("passed") is True
+    return report.get("passed") is True
 
 
 def program_of(answer: str, asked: ReferenceTests) -> str | None:

@@ -377,8 +377,8 @@ def why_slower(plan: LayoutPlan, best: LayoutPlan) -> str:
     longer = sorted(
         ((plan.by_kind.get(kind, 0.0) - best.by_kind.get(kind, 0.0), kind) for kind in _NAMES), reverse=True
     )
-    told = [(more, kind) for more, kind in longer[:MOST_REASONS] if more > behind / 4]
-    reasons = " and ".join(f"{_NAMES[kind]} (+{format_seconds(more)})" for more, kind in told)
+    named = [(more, kind) for more, kind in longer[:MOST_REASONS] if more > behind / 4]
+    reasons = " and ".join(f"{_NAMES[kind]} (+{format_seconds(more)})" for more, kind in named)
     return f"{format_share(behind / best.seconds)} slower: {reasons or 'a little of everything'}"
 
 

@@ -89,11 +89,11 @@ class Tracing:
         config.suppress_errors = True
         message = convert_frame.format_error_msg
 
-        def told(error: Exception, code: Any, *args: Any) -> str:
+        def format_error(error: Exception, code: Any, *args: Any) -> str:
             self.note(f"{code.co_name} runs eagerly, torch.compile cannot trace it here: {first_line(error)}")
             return message(error, code, *args)
 
-        convert_frame.format_error_msg = told
+        convert_frame.format_error_msg = format_error
         compile_ = torch.compile
 
         def compile_in_parts(model: Any = None, *, fullgraph: bool = False, **options: Any) -> Any:
