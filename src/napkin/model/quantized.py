@@ -13,6 +13,7 @@ multiplied, which is what all are held to.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -37,6 +38,7 @@ GROUP_SIZE = 64
 
 _FEW = 16
 """Vectors up to which the compiled loop over the integers is faster than a product in bf16 with weights made again."""
+_OPTIONAL = frozenset(("bias", "factors", "middles", "minima"))
 _PACKED_GROUPS = (32, 64, 128, 256)
 _MULTIPLE = 64
 """Columns are filled up to multiples of this where groups have such a size, as packed operators of torch want them."""
@@ -51,16 +53,18 @@ class QuantizedLinear(nn.Module):
     bias: Tensor | None
     factors: Tensor | None
     """Factors of the layer's inputs, for matrices of AWQ (`calibration.py`)."""
+    middles: Tensor | None
+    minima: Tensor | None
+    """At most one of the two is given."""
 
     def __init__(self, out_features: int, in_features: int, tensors: dict[str, Tensor]) -> None:
         super().__init__()
         self.out_features, self.in_features = out_features, in_features
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
-        if "bias" not in tensors:
-            self.bias = None
-        if "factors" not in tensors:
-            self.factors = None
+        for name in _OPTIONAL - tensors.keys():
+            # Asking a module for a tensor that it lacks takes microseconds.
+            setattr(self, name, None)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,8 +84,11 @@ class QuantizedLinear(nn.Module):
     @property
     def has_compiled_loop(self) -> bool:
         """True if a compiled loop multiplies the integers: on a CPU, where groups are of whole pieces."""
-        n_columns, n_groups = self.padded, self.integers[1].shape[1]
-        return self.device.type == "cpu" and n_columns % (PIECE * n_groups) == 0
+        return self.values.is_cpu and self._has_whole_pieces
+
+    @cached_property
+    def _has_whole_pieces(self) -> bool:
+        return self.padded % (PIECE * self.integers[1].shape[1]) == 0
 
     @property
     def padded(self) -> int:
@@ -93,7 +100,7 @@ class QuantizedLinear(nn.Module):
         """The integers, their scales [row, group], and the middles or the minima, if any, as `integer_product` takes
         them."""
         scales = self.scales[:, None] if self.scales.ndim == 1 else self.scales
-        return self.values, scales, getattr(self, "middles", None), getattr(self, "minima", None)
+        return self.values, scales, self.middles, self.minima
 
     def rows(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch in_features"]:
         """Some rows of the matrix, as an embedding's."""
@@ -103,22 +110,24 @@ class QuantizedLinear(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
-        vectors = x.reshape(-1, self.in_features)
-        in_bf16 = self.dtype == torch.bfloat16
+        vectors, scales = x.reshape(-1, self.in_features), self.scales
+        in_bf16 = products_dtype(scales) == torch.bfloat16
         vectors = vectors.to(torch.bfloat16) if in_bf16 else vectors
-        if self.has_compiled_loop and (len(vectors) <= _FEW or not in_bf16):
-            result = integer_product(self._scaled(vectors), *self.integers)
-        elif in_bf16 and reads_integers(self.values, self.scales, len(vectors)):
-            values, scales, middles = self.values, self.scales, getattr(self, "middles", None)
-            result = quantized_product(self._scaled(vectors).contiguous(), values, scales, middles)
+        n_vectors = vectors.shape[0]
+        if (n_vectors <= _FEW or not in_bf16) and self.has_compiled_loop:
+            scaled = self._scaled(vectors)
+            result = integer_product(scaled, self.values, scales, self.middles, self.minima, self.bias)
         else:
-            result = F.linear(vectors.to(self.dtype), self.weight)
-        if self.bias is not None:
-            result = result + self.bias
+            if in_bf16 and reads_integers(self.values, scales, n_vectors):
+                result = quantized_product(self._scaled(vectors).contiguous(), self.values, scales, self.middles)
+            else:
+                result = F.linear(vectors.to(self.dtype), self.weight)
+            result = result if self.bias is None else result + self.bias
         return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def _scaled(self, vectors: Tensor) -> Tensor:
-        return vectors if self.factors is None else vectors * self.factors
+        factors = self.factors
+        return vectors if factors is None else vectors * factors
 
 
 class Int8Linear(QuantizedLinear):
@@ -150,10 +159,6 @@ class Int4Linear(QuantizedLinear):
     """Rows of 4-bit integers, two in a byte: column 2i in the lower half, 2i + 1 in the upper."""
 
     format = "int4"
-    middles: Tensor
-    minima: Tensor
-    """At most one of the two is given."""
-
     @property
     def group_size(self) -> int:
         """Numbers that share a scale."""
@@ -202,8 +207,7 @@ class Int4Linear(QuantizedLinear):
         return made if self.factors is None else made * self.factors.float()
 
     def _offsets(self, rows: slice | Tensor) -> list[Tensor | None]:
-        found = (getattr(self, name, None) for name in ("middles", "minima"))
-        return [None if each is None else each[rows].float()[..., None] for each in found]
+        return [None if each is None else each[rows].float()[..., None] for each in (self.middles, self.minima)]
 
     def _integers(self, rows: slice | Tensor) -> UInt8[Tensor, "rows padded"]:
         values = self.values[rows]

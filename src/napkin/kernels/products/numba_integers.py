@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from napkin.kernels.numba_numbers import FASTMATH, widen_row, widened
+from napkin.kernels.numba_numbers import FASTMATH, narrow_row, widen_row, widened
 from napkin.kernels.products.numba_dots import (
     F32X8,
     byte_dots,
@@ -44,10 +44,13 @@ _ROWS = 4
 _AHEAD = 16384
 """Bytes ahead of those that are multiplied that rows are fetched, one line after the other: four rows side by side, as
 they are read, are not what the processor foresees. It is memory's latency of 100 ns and more, times its rate."""
+_LINE_BYTES = 64
 _SIDE_BY_SIDE = 4
 """The pieces of a vector's integers are filled up to a multiple of this."""
 _LARGEST = 32767.0
 _SMALLEST_PIECE = 1e-30
+BLOCK = 64
+"""Rows of a matrix whose products `multiply_few` holds in float32 before they are rounded."""
 _HALF_TO_SINGLE = 2.0**112
 """The bits of an fp16 number, moved to where fp32 has exponent and fraction, are the number divided by this."""
 
@@ -270,6 +273,18 @@ def _repeat(times: int) -> Any:
 _repeat_twice, _repeat_four_times = _repeat(2), _repeat(4)
 
 
+@operation(types.void, types.int64)
+def _fetch_line(builder: Any, address: Any) -> None:
+    prefetch(builder, address)
+
+
+@jitted_with(inline="always")
+def _fetch(address, start, stop):
+    """Fetch bytes start to stop from an address on, ahead of their use; nothing is read."""
+    for at in range(start, stop, _LINE_BYTES):
+        _fetch_line(address + at)
+
+
 @jitted_with(fastmath=FASTMATH)
 def _scales_of_pieces(address, kind, first, n_groups, pieces_per_group, pieces, buffer):
     """The scales, or offsets, of n_groups groups from `first` on, as one float32 for each piece."""
@@ -398,12 +413,18 @@ def _products(form: int) -> Any:
         row_bytes = n_pieces * piece_bytes
         per_group = n_pieces // n_groups
         # Eight numbers behind the scales and the offsets may be read.
+        number = 4 if kind == FP32 else 2
+        ahead = _AHEAD // row_bytes // _ROWS * _ROWS + _ROWS
         wide, shifts, rest = buffer, buffer + 16 * n_pieces, buffer + 32 * n_pieces + 32
         i = start
         while i < stop:
             n_rows = _ROWS if i + _ROWS <= stop else 1
             # The scales of consecutive rows are contiguous.
             first, n = i * n_groups, n_rows * n_groups
+            start_, stop_ = number * (first + ahead * n_groups), number * (first + (ahead + n_rows) * n_groups)
+            _fetch(scales, start_, stop_)
+            if offsets:
+                _fetch(offsets, start_, stop_)
             _scales_of_pieces(scales, kind, first, n, per_group, wide, rest)
             if offsets:
                 _scales_of_pieces(offsets, kind, first, n, per_group, shifts, rest)
@@ -462,3 +483,40 @@ def multiply_integers(
         numbers, vector_scales, vector_sums, values, scales, offsets, y, start, stop, n_vectors, n_pieces, n_groups,
         kind, y_row, form, buffer,
     )  # fmt: skip
+
+
+@CompiledFunction.with_options(fastmath=FASTMATH)
+def multiply_few(
+    x, is_bf16, values, scales, offsets, bias, bias_is_bf16, y, start, stop, n_vectors, n, n_pieces, n_groups,
+    kind, y_row, form, buffer,
+):  # fmt: skip
+    """`multiply_rows` of vectors of n numbers, and biases if any, in the vectors' format: all in one call. Each thread
+    makes the integers of the vectors for itself. The buffer holds `BLOCK` float32 per vector and `BLOCK` more, and for
+    each vector PIECE / 2 + 2 float32 per piece, whose number counts as a multiple of four; 12 + PIECE per piece; and
+    64 more."""
+    row, result, biases = buffer, buffer + 4 * PIECE * n_pieces, buffer + 4 * (PIECE * n_pieces + BLOCK * n_vectors)
+    numbers = biases + 4 * BLOCK
+    of_x = numbers + number_bytes(n_pieces) * n_vectors + 64
+    sums_of_x = of_x + 4 * n_pieces * n_vectors
+    rest = sums_of_x + 4 * n_pieces * n_vectors + 32
+    wide, shifts = f32_at(result), f32_at(biases)
+    for v in range(n_vectors):
+        widen_row(x, is_bf16, v * n, n, f32_at(row))
+        of_pieces = 4 * n_pieces * v
+        take_integers(
+            row, n, n_pieces, form != INT8, numbers + number_bytes(n_pieces) * v, of_x + of_pieces,
+            sums_of_x + of_pieces,
+        )  # fmt: skip
+    for first in range(start, stop, BLOCK):
+        last = min(first + BLOCK, stop)
+        multiply_rows(
+            numbers, of_x, sums_of_x, values, scales, offsets, result - 4 * first, first, last, n_vectors, n_pieces,
+            n_groups, kind, BLOCK, form, rest,
+        )  # fmt: skip
+        if bias:
+            widen_row(bias, bias_is_bf16, first, last - first, shifts)
+        for v in range(n_vectors):
+            if bias:
+                for i in range(last - first):
+                    wide[v * BLOCK + i] += shifts[i]
+            narrow_row(f32_at(result + 4 * BLOCK * v), y, is_bf16, v * y_row + first, last - first)

@@ -48,6 +48,10 @@ def reads_integers(values: Tensor, scales: Tensor, n_vectors: int) -> bool:
 
 PIECE = 32
 """The groups of `integer_product` are multiples of this."""
+_FEW = 16
+"""Vectors up to which each thread makes their integers for itself, and a product is one call."""
+_BLOCK = 64
+"""Rows whose products are held in fp32, see numba_integers.py."""
 SCALE_FORMATS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 """The numbers of formats of scales and offsets, see numba_integers.py."""
 
@@ -64,23 +68,53 @@ def products_dtype(scales: Tensor) -> torch.dtype:
 
 
 @cpu_operator(
-    "integer_product(Tensor x, Tensor values, Tensor scales, Tensor? middles, Tensor? minima) -> Tensor",
-    lambda x, values, *others: x.new_empty(len(x), len(values), dtype=torch.float32),
+    "integer_product(Tensor x, Tensor values, Tensor scales, Tensor? middles, Tensor? minima, Tensor? bias) -> Tensor",
+    lambda x, values, *others: x.new_empty(len(x), len(values), dtype=_computed(x.dtype)),
 )
-def integer_product(x: Tensor, values: Tensor, scales: Tensor, middles: Tensor | None, minima: Tensor | None) -> Tensor:
-    """x · Wᵀ in fp32 on a CPU, with W = q · scale of a group of a row, for 4 bits (q - 8) · scale + middle, or
+def integer_product(
+    x: Tensor, values: Tensor, scales: Tensor, middles: Tensor | None, minima: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """x · Wᵀ + bias on a CPU, with W = q · scale of a group of a row, for 4 bits (q - 8) · scale + middle, or
     q · scale + minimum; both offsets may be missing. Groups are multiples of 32 columns, scales in bf16, fp16 or fp32.
 
-    The numbers of x are rounded to 16 bits, 32 of them with one scale.
+    The numbers of x are rounded to 16 bits, 32 of them with one scale; sums are in fp32, and rounded once to bf16 where
+    x is in that format.
     """
     n_vectors, n = x.shape
-    n_rows, n_pieces = len(values), values.shape[1] // (PIECE if values.dtype == torch.int8 else PIECE // 2)
+    n_rows = len(values)
+    n_pieces = values.shape[1] // (PIECE if values.dtype == torch.int8 else PIECE // 2)
+    form, n_groups, kind = integer_form(values, minima), scales.numel() // n_rows, SCALE_FORMATS[scales.dtype]
+    x, offsets = x.to(_computed(x.dtype)).contiguous(), middles if minima is None else minima
+    if n_vectors > _FEW:
+        return _product_of_many(x, values, scales, offsets, bias, (n_pieces, n_groups, kind, form))
+    bias = None if bias is None else bias.to(_computed(bias.dtype))
+    result = torch.empty(n_vectors, n_rows, dtype=x.dtype)
+    on_threads(
+        "products.numba_integers.multiply_few",
+        (x, is_bf16(x), values, scales, offsets, bias, bias is not None and is_bf16(bias), result),
+        (n_vectors, n, n_pieces, n_groups, kind, n_rows, form),
+        n_rows=n_rows,
+        n_columns=n * n_vectors,
+        buffer_size=(n_pieces + 3) * ((PIECE // 2 + 2) * n_vectors + PIECE + 12) + _BLOCK * (n_vectors + 1) + 64,
+    )
+    return result
+
+
+def _product_of_many(
+    x: Tensor,
+    values: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    bias: Tensor | None,
+    numbers_of_matrix: tuple[int, int, int, int],
+) -> Tensor:
+    """The product, with the vectors' integers made once for all threads."""
+    n_vectors, n = x.shape
+    n_rows, (n_pieces, n_groups, kind, form) = len(values), numbers_of_matrix
     # Pieces are filled up to fours, and 64 bytes more may be read.
     numbers = torch.empty((-(-n_pieces // 4) * 4 * n_vectors + 1) * PIECE, dtype=torch.int16)
     # Sums are read in eights.
     of_pieces, result = torch.empty(2, n_vectors * n_pieces + 8), torch.empty(n_vectors, n_rows)
-    x = (x if is_bf16(x) else x.float()).contiguous()
-    form, n_groups = integer_form(values, minima), scales.shape[1]
     on_threads(
         "products.numba_integers.vectors_to_integers",
         (x, is_bf16(x), numbers, *of_pieces),
@@ -91,10 +125,15 @@ def integer_product(x: Tensor, values: Tensor, scales: Tensor, middles: Tensor |
     )
     on_threads(
         "products.numba_integers.multiply_integers",
-        (numbers, *of_pieces, values, scales, middles if minima is None else minima, result),
-        (n_vectors, n_pieces, n_groups, SCALE_FORMATS[scales.dtype], n_rows, form),
+        (numbers, *of_pieces, values, scales, offsets, result),
+        (n_vectors, n_pieces, n_groups, kind, n_rows, form),
         n_rows=n_rows,
         n_columns=n * n_vectors,
         buffer_size=12 * n_pieces + 16,
     )
-    return result
+    return (result if bias is None else result.add_(bias)).to(x.dtype)
+
+
+def _computed(dtype: torch.dtype) -> torch.dtype:
+    """The format of the products of vectors in that one: bf16 or fp32."""
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
