@@ -9,7 +9,7 @@ is timed again beside torch's, in turns: the ratio is the median of pairs with i
 where torch's was chosen.
 Blocks are chosen at the bounded width at which they are timed, and compared at their own. `operators` are the compiled
 operators of a step, alone and in cache, forward and backward: they are not chosen one by one, but with their blocks.
-`quantized` are products with integers of 8 bits beside torch's packed operator. The table is also written to
+`quantized` are products with integers of 8 and 4 bits beside torch's packed operators. The table is also written to
 benchmarks/results/.
 """
 
@@ -37,7 +37,7 @@ from napkin.kernels.operator_forms import LIMITS_OF_LIBRARIES, pinned_forms, thi
 from napkin.kernels.products.linear import FEW_PRODUCTS, FEW_VECTORS
 from napkin.model.compiled_blocks import FEW_ROWS
 from napkin.model.config import ModelConfig
-from napkin.model.quantized import Int8Linear
+from napkin.model.quantized import Int4Linear, Int8Linear
 from napkin.model.transformer import Transformer
 from napkin.planning.step.block_timing import narrowed, passes_of_blocks
 from napkin.planning.step.kernel_choice import candidates_of
@@ -172,25 +172,38 @@ def operators(every: int) -> Iterator[Row]:
 
 
 def quantized(every: int) -> Iterator[Row]:
-    """Few vectors by integers of 8 bits, beside torch's packed operator on the same integers, read from memory."""
+    """Few vectors by integers of 8 and 4 bits, beside torch's packed operators on the same integers, read from memory.
+
+    Torch's for 4 bits reads them in another order than napkin holds them."""
     for rows, columns in MATRICES[: 17 : 2 * every]:
         weight = torch.randn(rows, columns) / columns**0.5
-        tensors = Int8Linear.quantized(weight)
-        copies = 1 + 2**26 // weight.numel()
-        layers = [Int8Linear(rows, columns, {k: v.clone() for k, v in tensors.items()}) for _ in range(copies)]
-        for n in (1, 4, 8):
-            x, in_turn = torch.randn(n, columns).to(torch.bfloat16), cycle(layers)
+        for kind in (Int8Linear, Int4Linear):
+            tensors = kind.quantized(weight)
+            copies = 1 + 2**26 // tensors["values"].nbytes
+            layers = [kind(rows, columns, {k: v.clone() for k, v in tensors.items()}) for _ in range(copies)]
+            of_torch = [_packed(each) for each in layers]
+            for n in (1, 4, 8):
+                x, own, others = torch.randn(n, columns).to(torch.bfloat16), cycle(layers), cycle(of_torch)
 
-            def integers(x: Tensor = x, in_turn: Iterator[Int8Linear] = in_turn) -> None:
-                next(in_turn)(x)
+                def integers(x: Tensor = x, in_turn: Iterator[Callable[[Tensor], object]] = own) -> None:
+                    next(in_turn)(x)
 
-            def packed(x: Tensor = x, in_turn: Iterator[Int8Linear] = in_turn) -> None:
-                layer = next(in_turn)
-                torch.ops.aten._weight_int8pack_mm(x, layer.values, layer.scales)
+                with torch.inference_mode():
+                    ratio = ratio_of(integers, partial(integers, x, others), 0.02)
+                yield Row("quantized", f"{kind.format} {n} × {columns} × {rows}", "integers", ratio)
 
-            with torch.inference_mode():
-                ratio = ratio_of(integers, packed, 0.02)
-            yield Row("quantized", f"int8 {n} × {columns} × {rows}", "integers", ratio)
+
+def _packed(layer: Int8Linear | Int4Linear) -> Callable[[Tensor], object]:
+    """Torch's product with the weights of a layer."""
+    values, scales = layer.values, layer.scales
+    if isinstance(layer, Int8Linear):
+        return lambda x: torch.ops.aten._weight_int8pack_mm(x, values, scales)
+    assert layer.middles is not None
+    integers = torch.stack((values & 15, values >> 4), dim=2).flatten(1).int()
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, 1)
+    pairs = torch.stack((scales, layer.middles), dim=2).transpose(0, 1).contiguous()
+    size = layer.group_size
+    return lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, size, pairs)
 
 
 def limited(instructions: str) -> dict[str, str]:

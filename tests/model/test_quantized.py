@@ -47,6 +47,27 @@ def test_products_are_those_of_the_weights_that_the_integers_stand_for(
         assert (result - expected).norm() < 2**-7 * expected.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("n_vectors", [2, 3, 16])
+def test_a_product_with_its_bias_is_rounded_once_and_the_same_for_each_vector_alone(
+    n_vectors: int, dtype: torch.dtype
+) -> None:
+    x = torch.randn(n_vectors, 160, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    for layer in layers(131, 160, 32):
+        assert layer.bias is not None
+        layer.bias = layer.bias.to(dtype)
+        result = layer(x)
+        alone = torch.cat([layer(each) for each in x.split(1)])
+        assert torch.equal(result, alone)
+        whole = layer.values * layer.scales.float().unsqueeze(-1) if isinstance(layer, Int8Linear) else None
+        exact = layer.exact_weight() if isinstance(layer, Int4Linear) else whole
+        assert exact is not None
+        expected = x.double() @ exact.double().T + layer.bias.double()
+        # A number of x is off by up to 1/65534 of the largest of 32, and bf16 rounds by up to 2^-8.
+        bound = x.double().abs().amax() * exact.double().abs().sum(dim=1) / 65534 + 2**-8 * expected.abs()
+        assert ((result.double() - expected).abs() <= 1.01 * bound).all()
+
+
 @pytest.mark.parametrize(("rows", "columns", "group_size"), SHAPES)
 def test_each_weight_is_the_nearest_of_its_group(rows: int, columns: int, group_size: int) -> None:
     weight = random_weight(rows, columns)
@@ -62,6 +83,7 @@ def test_each_weight_is_the_nearest_of_its_group(rows: int, columns: int, group_
         most = (spread / steps / 2 + 2**-7 * groups.abs().amax(2, keepdim=True)).expand_as(groups)
         assert (error <= most.flatten(1)[:, :columns]).all()
     # Two in a byte, column by column.
+    assert half.middles is not None
     low, high = half.values & 15, half.values >> 4
     for column in range(0, 8):
         integers = (high if column % 2 else low)[:, column // 2].double()

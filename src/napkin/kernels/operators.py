@@ -232,8 +232,8 @@ def on_threads(
     worth it.
     """
     loop, first, last = _loaded(kernel), _as_integers(before), _as_integers(after)
-    team, _ = team_of_threads()
     n_threads = torch.get_num_threads()
+    team = team_of_threads()[0] if n_threads > 1 else None
     smallest = _SMALLEST_SHARE_OF_PYTHON if team is None else _SMALLEST_SHARE
     n = min(n_threads, n_rows, max(n_rows * n_columns // smallest, 1))
     if n == 1:
@@ -325,10 +325,11 @@ def _pool(process: int, n: int) -> ThreadPoolExecutor:
 
 
 def _buffer(size: int) -> int:
-    held = getattr(_buffers, "held", None)
-    if held is None or held.size < size:
-        held = _buffers.held = np.empty(size, np.float32)
-    return held.ctypes.data
+    if getattr(_buffers, "size", -1) < size:
+        # Asking an array for its address takes as long as a short loop.
+        _buffers.held = np.empty(size, np.float32)
+        _buffers.size, _buffers.address = size, _buffers.held.ctypes.data
+    return _buffers.address
 
 
 @functools.cache

@@ -113,10 +113,10 @@ class QuantizedLinear(nn.Module):
         vectors, scales = x.reshape(-1, self.in_features), self.scales
         in_bf16 = products_dtype(scales) == torch.bfloat16
         vectors = vectors.to(torch.bfloat16) if in_bf16 else vectors
-        n_vectors = vectors.shape[0]
+        n_vectors = len(vectors)
         if (n_vectors <= _FEW or not in_bf16) and self.has_compiled_loop:
-            scaled = self._scaled(vectors)
-            result = integer_product(scaled, self.values, scales, self.middles, self.minima, self.bias)
+            others = self.middles, self.minima, self.bias
+            result = integer_product(self._scaled(vectors), self.values, scales, *others)
         else:
             if in_bf16 and reads_integers(self.values, scales, n_vectors):
                 result = quantized_product(self._scaled(vectors).contiguous(), self.values, scales, self.middles)
@@ -159,6 +159,7 @@ class Int4Linear(QuantizedLinear):
     """Rows of 4-bit integers, two in a byte: column 2i in the lower half, 2i + 1 in the upper."""
 
     format = "int4"
+
     @property
     def group_size(self) -> int:
         """Numbers that share a scale."""

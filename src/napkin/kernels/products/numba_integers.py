@@ -6,7 +6,8 @@ is what a piece costs beside them; a number is off by at most 1/65534 of the lar
 
     x · w = Σ over pieces: scale · (Σ q · n) · scale of the piece + offset · Σ x
 
-Four rows at a time read the vector once. What a vector's product is does not depend on how many vectors there are.
+Four rows at a time read the vector once, and two vectors at a time the rows. What a vector's product is does not depend
+on how many vectors there are.
 """
 
 from typing import Any
@@ -74,9 +75,10 @@ def _pieces_of_planes(form: int) -> int:
     return 4 if _is_wide() else 2
 
 
-def _dots(form: int, has_offsets: bool, n_rows: int) -> Any:
-    """The operation that writes Σ scale · piece's scale · Σ q · n + offset · Σ x of so many rows to an address; scales
-    and offsets, if any, are float32, one for each piece of each row, and eight more may be read.
+def _dots(form: int, has_offsets: bool, n_rows: int, n_vectors: int) -> Any:
+    """The operation that writes Σ scale · piece's scale · Σ q · n + offset · Σ x of so many rows and vectors to an
+    address; scales and offsets, if any, are float32, one for each piece of each row, and eight more may be read. The
+    products of a vector are `to_step` bytes after those of the vector before it.
 
     A row has 16 or 32 bytes per piece. In 4 bits, the even numbers of a piece are in the lower halves of its bytes, and
     the odd ones in the upper. `_pieces_of_planes` pieces are multiplied at a time by what `take_integers` makes of
@@ -95,6 +97,7 @@ def _dots(form: int, has_offsets: bool, n_rows: int) -> Any:
         vector_sums: Any,
         n_pieces: Any,
         to: Any,
+        to_step: Any,
     ) -> None:
         int64, at_once = values.type, _pieces_of_planes(form)
         n_lanes = max(8, at_once * piece_bytes // 4)
@@ -104,9 +107,25 @@ def _dots(form: int, has_offsets: bool, n_rows: int) -> Any:
             return builder.add(address, builder.mul(index, int64(step)))
 
         scale_bytes = builder.mul(n_pieces, int64(4))
+        # As in `number_bytes`.
+        filled = builder.and_(builder.add(n_pieces, int64(_SIDE_BY_SIDE - 1)), int64(-_SIDE_BY_SIDE))
+
+        def apart(first: Any, step: Any, n: int) -> list[Any]:
+            """So many addresses, a step apart."""
+            return [builder.add(first, builder.mul(step, int64(i))) for i in range(n)]
+
         rows, scale_rows, offset_rows = (
-            [builder.add(first, builder.mul(step, int64(i))) for i in range(n_rows)]
+            apart(first, step, n_rows)
             for first, step in ((values, row_bytes), (scales, scale_bytes), (offsets, scale_bytes))
+        )
+        vectors, of_vectors, sums_of_vectors, results = (
+            apart(first, step, n_vectors)
+            for first, step in (
+                (numbers, builder.mul(filled, int64(64))),
+                (vector_scales, scale_bytes),
+                (vector_sums, scale_bytes),
+                (to, to_step),
+            )
         )
 
         def row_part(address: Any, n_bytes: int) -> Any:
@@ -121,11 +140,11 @@ def _dots(form: int, has_offsets: bool, n_rows: int) -> Any:
             """Make the operation that sums the products of a row's bytes with the integers in planes from an address
             on."""
             if at_once == 1:
-                vectors = [load(builder, builder.add(at, int64(part)), _vector(_I16, 16)) for part in (0, 32)]
+                parts = [load(builder, builder.add(at, int64(part)), _vector(_I16, 16)) for part in (0, 32)]
 
                 def words(address: Any) -> Any:
                     halves = (load(builder, builder.add(address, int64(i)), _vector(_I8, 16)) for i in (0, 16))
-                    return word_dots(builder, [builder.sext(each, _vector(_I16, 16)) for each in halves], vectors)
+                    return word_dots(builder, [builder.sext(each, _vector(_I16, 16)) for each in halves], parts)
 
                 return words
             n_planes = 2 if form == INT8 else 4
@@ -149,20 +168,21 @@ def _dots(form: int, has_offsets: bool, n_rows: int) -> Any:
 
             return nibbles
 
-        def add_pieces(piece: Any, at: Any, n: int, totals: list[Any]) -> list[Any]:
-            """The totals with n pieces from one on, whose integers begin at an address."""
+        def add_pieces(piece: Any, offset: Any, n: int, totals: list[Any]) -> list[Any]:
+            """The totals with n pieces from one on, whose integers begin so many bytes after a vector's first."""
             n_bytes = n * piece_bytes
             ahead = builder.add(plus(values, piece, piece_bytes * n_rows), int64(_AHEAD))
             for line in range(0, n_bytes * n_rows, 64):
                 prefetch(builder, builder.add(ahead, int64(line)))
-            dots = dots_of(at, n_bytes)
-            sums = [dots(plus(row, piece, piece_bytes)) for row in rows]
-            of_vector = load(builder, plus(vector_scales, piece, 4), _vector(_F32, n))
-            made = []
-            for row, dot, total in zip(scale_rows, sums, totals, strict=True):
-                of_row = load(builder, plus(row, piece, 4), _vector(_F32, n))
-                factor = in_lanes(builder.fmul(of_row, of_vector), n)
-                made.append(builder.call(fused(builder, floats), [builder.sitofp(dot, floats), factor, total]))
+            made = list[Any]()
+            for vector, of_vector in zip(vectors, of_vectors, strict=True):
+                dots = dots_of(builder.add(vector, offset), n_bytes)
+                sums = [dots(plus(row, piece, piece_bytes)) for row in rows]
+                factors = load(builder, plus(of_vector, piece, 4), _vector(_F32, n))
+                for row, dot in zip(scale_rows, sums, strict=True):
+                    of_row = load(builder, plus(row, piece, 4), _vector(_F32, n))
+                    factor, total = in_lanes(builder.fmul(of_row, factors), n), totals[len(made)]
+                    made.append(builder.call(fused(builder, floats), [builder.sitofp(dot, floats), factor, total]))
             return made
 
         def in_lanes(factors: Any, n: int) -> Any:
@@ -177,13 +197,13 @@ def _dots(form: int, has_offsets: bool, n_rows: int) -> Any:
         wholes = builder.udiv(n_pieces, count)
 
         def whole(index: Any, totals: list[Any]) -> list[Any]:
-            return add_pieces(builder.mul(index, count), plus(numbers, index, 64 * at_once), at_once, totals)
+            return add_pieces(builder.mul(index, count), builder.mul(index, int64(64 * at_once)), at_once, totals)
 
         def left_over(index: Any, totals: list[Any]) -> list[Any]:
-            at = builder.add(plus(numbers, wholes, 64 * at_once), builder.mul(index, int64(piece_bytes)))
+            at = plus(builder.mul(wholes, int64(64 * at_once)), index, piece_bytes)
             return add_pieces(builder.add(builder.mul(wholes, count), index), at, 1, totals)
 
-        totals = looped(builder, wholes, [constants(floats, 0.0)] * n_rows, whole)
+        totals = looped(builder, wholes, [constants(floats, 0.0)] * (n_rows * n_vectors), whole)
         if at_once > 1:
             totals = looped(builder, builder.urem(n_pieces, count), totals, left_over)
         totals = [folded(builder, total) for total in totals]
@@ -193,22 +213,26 @@ def _dots(form: int, has_offsets: bool, n_rows: int) -> Any:
                 piece = builder.shl(chunk, int64(3))
                 left = spread(builder, builder.trunc(builder.sub(n_pieces, piece), _I32), 8)
                 inside = builder.icmp_signed(">", left, constants(left.type, list(range(8))))
-                sums = load(builder, plus(vector_sums, piece, 4), F32X8)
-                sums = builder.select(inside, sums, constants(F32X8, 0.0))
                 shifts = [load(builder, plus(row, piece, 4), F32X8) for row in offset_rows]
                 # The memory after the last piece may contain NaN.
                 shifts = [builder.select(inside, each, constants(F32X8, 0.0)) for each in shifts]
-                multiply = fused(builder, F32X8)
-                return [
-                    builder.call(multiply, [shift, sums, total]) for shift, total in zip(shifts, totals, strict=True)
-                ]
+                made = list[Any]()
+                for of_vector in sums_of_vectors:
+                    sums = load(builder, plus(of_vector, piece, 4), F32X8)
+                    sums = builder.select(inside, sums, constants(F32X8, 0.0))
+                    made += [
+                        builder.call(fused(builder, F32X8), [shift, sums, total])
+                        for shift, total in zip(shifts, totals[len(made) :][:n_rows], strict=True)
+                    ]
+                return made
 
             chunks = builder.lshr(builder.add(n_pieces, int64(7)), int64(3))
             totals = looped(builder, chunks, totals, add_offsets)
-        result = row_sums(builder, totals)
-        builder.store(result, builder.inttoptr(to, result.type.as_pointer())).align = 4
+        for vector, address in enumerate(results):
+            result = row_sums(builder, totals[vector * n_rows :][:n_rows])
+            builder.store(result, builder.inttoptr(address, result.type.as_pointer())).align = 4
 
-    return operation(types.void, *[types.int64] * 9)(emit)
+    return operation(types.void, *[types.int64] * 10)(emit)
 
 
 def _widen_halves(n: int) -> Any:
@@ -279,9 +303,9 @@ def _fetch_line(builder: Any, address: Any) -> None:
 
 
 @jitted_with(inline="always")
-def _fetch(address, start, stop):
-    """Fetch bytes start to stop from an address on, ahead of their use; nothing is read."""
-    for at in range(start, stop, _LINE_BYTES):
+def _fetch(address, n_bytes):
+    """Fetch bytes from an address on, ahead of their use; nothing is read."""
+    for at in range(0, n_bytes, _LINE_BYTES):
         _fetch_line(address + at)
 
 
@@ -398,8 +422,10 @@ def vectors_to_integers(x, is_bf16, numbers, scales, sums, start, stop, n, n_pie
 
 def _products(form: int) -> Any:
     """Compile the loop over rows of integers of that form."""
-    four, one = (_dots(form, False, n_rows) for n_rows in (_ROWS, 1))
-    four_with_offsets, one_with_offsets = (_dots(form, True, n_rows) for n_rows in (_ROWS, 1))
+    by_two, four, one = (_dots(form, False, *sizes) for sizes in ((_ROWS, 2), (_ROWS, 1), (1, 1)))
+    by_two_with_offsets, four_with_offsets, one_with_offsets = (
+        _dots(form, True, *sizes) for sizes in ((_ROWS, 2), (_ROWS, 1), (1, 1))
+    )
     piece_bytes = PIECE if form == INT8 else PIECE // 2
 
     @jitted_with(fastmath=FASTMATH)
@@ -421,27 +447,37 @@ def _products(form: int) -> Any:
             n_rows = _ROWS if i + _ROWS <= stop else 1
             # The scales of consecutive rows are contiguous.
             first, n = i * n_groups, n_rows * n_groups
-            start_, stop_ = number * (first + ahead * n_groups), number * (first + (ahead + n_rows) * n_groups)
-            _fetch(scales, start_, stop_)
+            later = number * (first + ahead * n_groups)
+            _fetch(scales + later, number * n)
             if offsets:
-                _fetch(offsets, start_, stop_)
+                _fetch(offsets + later, number * n)
             _scales_of_pieces(scales, kind, first, n, per_group, wide, rest)
             if offsets:
                 _scales_of_pieces(offsets, kind, first, n, per_group, shifts, rest)
             at = values + i * row_bytes
-            for v in range(n_vectors):
+            v, to_step = 0, 4 * y_row
+            while v < n_vectors:
                 x = numbers + number_bytes(n_pieces) * v
                 of_x, sums_of_x = vector_scales + 4 * n_pieces * v, vector_sums + 4 * n_pieces * v
                 to = y + 4 * (v * y_row + i)
                 if n_rows == 1:
                     if offsets:
-                        one_with_offsets(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to)
+                        one_with_offsets(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
                     else:
-                        one(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to)
-                elif offsets:
-                    four_with_offsets(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to)
+                        one(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
+                    v += 1
+                elif v + 2 <= n_vectors:
+                    if offsets:
+                        by_two_with_offsets(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
+                    else:
+                        by_two(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
+                    v += 2
                 else:
-                    four(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to)
+                    if offsets:
+                        four_with_offsets(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
+                    else:
+                        four(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
+                    v += 1
             i += n_rows
 
     return multiply

@@ -69,7 +69,7 @@ def products_dtype(scales: Tensor) -> torch.dtype:
 
 @cpu_operator(
     "integer_product(Tensor x, Tensor values, Tensor scales, Tensor? middles, Tensor? minima, Tensor? bias) -> Tensor",
-    lambda x, values, *others: x.new_empty(len(x), len(values), dtype=_computed(x.dtype)),
+    lambda x, values, *others: x.new_empty(len(x), len(values), dtype=x.dtype if is_bf16(x) else torch.float32),
 )
 def integer_product(
     x: Tensor, values: Tensor, scales: Tensor, middles: Tensor | None, minima: Tensor | None, bias: Tensor | None
@@ -80,18 +80,19 @@ def integer_product(
     The numbers of x are rounded to 16 bits, 32 of them with one scale; sums are in fp32, and rounded once to bf16 where
     x is in that format.
     """
-    n_vectors, n = x.shape
-    n_rows = len(values)
-    n_pieces = values.shape[1] // (PIECE if values.dtype == torch.int8 else PIECE // 2)
+    (n_vectors, n), (n_rows, row_bytes) = x.shape, values.shape
     form, n_groups, kind = integer_form(values, minima), scales.numel() // n_rows, SCALE_FORMATS[scales.dtype]
-    x, offsets = x.to(_computed(x.dtype)).contiguous(), middles if minima is None else minima
+    n_pieces = row_bytes // (PIECE // 2 if form else PIECE)
+    in_bf16, offsets = x.dtype == torch.bfloat16, middles if minima is None else minima
+    x = (x if in_bf16 else x.float()).contiguous()
     if n_vectors > _FEW:
         return _product_of_many(x, values, scales, offsets, bias, (n_pieces, n_groups, kind, form))
-    bias = None if bias is None else bias.to(_computed(bias.dtype))
+    if bias is not None and not is_bf16(bias):
+        bias = bias.float()
     result = torch.empty(n_vectors, n_rows, dtype=x.dtype)
     on_threads(
         "products.numba_integers.multiply_few",
-        (x, is_bf16(x), values, scales, offsets, bias, bias is not None and is_bf16(bias), result),
+        (x, in_bf16, values, scales, offsets, bias, bias is not None and is_bf16(bias), result),
         (n_vectors, n, n_pieces, n_groups, kind, n_rows, form),
         n_rows=n_rows,
         n_columns=n * n_vectors,
@@ -132,8 +133,3 @@ def _product_of_many(
         buffer_size=12 * n_pieces + 16,
     )
     return (result if bias is None else result.add_(bias)).to(x.dtype)
-
-
-def _computed(dtype: torch.dtype) -> torch.dtype:
-    """The format of the products of vectors in that one: bf16 or fp32."""
-    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
