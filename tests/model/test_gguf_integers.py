@@ -133,7 +133,8 @@ def test_a_number_that_is_not_finite_is_seen_in_the_product() -> None:
 def test_a_product_is_an_operator_that_is_counted() -> None:
     layer, _ = layer_of("Q4_0", 48, 64)
     x = torch.ones(3, 64)
-    ledger = record(torch.nn.Identity(), lambda: integer_product(x, layer.values, layer.scales, None, None, None), warm_up=0)
+    others = None, None, None
+    ledger = record(torch.nn.Identity(), lambda: integer_product(x, layer.values, layer.scales, *others), warm_up=0)
     (row,) = [row for row in ledger.rows if row.flops]
     assert (row.operator, row.flops) == ("integer_product", 2 * 3 * 48 * 64)
     assert row.bytes_read == 48 * 64 // 2 + 2 * 48 * 2 + 4 * 3 * 64
