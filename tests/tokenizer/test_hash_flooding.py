@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from napkin.tokenizer.numba import fields, learn_merges
+from napkin.tokenizer.numba import fields, learn_merges, merge_pairs
 from napkin.tokenizer.numba.apply_merges import NEVER
 from napkin.tokenizer.numba.counting import PreTokenCounter
 from napkin.tokenizer.numba.dispatch import CORE, FOR_TRAINING
@@ -77,9 +77,9 @@ def test_pairs_made_to_collide_while_merges_are_learned_do_not() -> None:
     chosen = pairs[np.argsort(slots)[:N_WORDS]].astype(np.uint32)
     symbols, starts = chosen.reshape(-1), np.arange(0, 2 * N_WORDS + 1, 2, dtype=np.uint32)
     learner = learn_merges._Learner(symbols, starts, np.ones(N_WORDS, np.int64), 2**20, None)
-    table = learner._arrays[learn_merges.PAIR_SLOTS]
-    assert (table != learn_merges.NONE).sum() == len(np.unique(chosen, axis=0))
-    assert longest_run(table != learn_merges.NONE) < FEW
+    table = learner._arrays[merge_pairs.PAIR_SLOTS]
+    assert (table != merge_pairs.NONE).sum() == len(np.unique(chosen, axis=0))
+    assert longest_run(table != merge_pairs.NONE) < FEW
 
 
 def test_long_words_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
