@@ -23,12 +23,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from napkin.accounting.attribution import Attribution
+from napkin.accounting.call_tensors import is_view_call, mutated_tensors, sums_gradients, tensors_in
 from napkin.accounting.collectives import collective_of, needs_other_ranks, waits_unseen
 from napkin.accounting.compiled.listening import Kernel, Origin, listening
 from napkin.accounting.contractions import BATCHED_PRODUCTS, FUSED_ATTENTION, MATRIX_PRODUCTS
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes, workspace_bytes
 from napkin.accounting.custom_operators import OperatorWork, declared_work
-from napkin.accounting.fake_results import PLAIN_VALUES
 from napkin.accounting.ledger import Ledger, Phase, Row
 from napkin.accounting.memory import Memory, resizes_told, tensors_alive
 from napkin.accounting.microbenchmark import EVEN_ROUTING, FakeCalls, call_of, runs_in
@@ -229,13 +229,13 @@ class Recorder(TorchDispatchMode):
         phase = self._phase()
         if phase != self.previous_phase:
             self._turn(phase)
-        inputs = _tensors((args, kwargs))
+        inputs = tensors_in((args, kwargs))
         on_host = self._is_on_host(operator)
         self.memory.claim(inputs, "inputs", on_host=on_host)
         result = self.call(operator, args, kwargs)
-        outputs = _tensors(result)
+        outputs = tensors_in(result)
         self.memory.row = len(self.rows)
-        self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=phase == "backward")
+        self.memory.sums_gradients = sums_gradients(operator, inputs, in_backward=phase == "backward")
         self.rows.append(self._describe(operator, args, kwargs, inputs, result, outputs, phase))
         scratch = self.declared.scratch_bytes if self.declared else 0
         if not scratch and self.cuda is None and inputs and inputs[0].device.type == "cpu":
@@ -277,13 +277,13 @@ class Recorder(TorchDispatchMode):
         return known or 0
 
     def _warm_up(self, operator: Any, args: tuple, kwargs: dict) -> Any:
-        inputs, on_host = _tensors((args, kwargs)), self._is_on_host(operator)
+        inputs, on_host = tensors_in((args, kwargs)), self._is_on_host(operator)
         self.memory.claim(inputs, "inputs", on_host=on_host)
         result = self.call(operator, args, kwargs)
-        outputs = _tensors(result)
+        outputs = tensors_in(result)
         if self.cuda:
             in_backward = torch._C._current_graph_task_id() != -1
-            self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=in_backward)
+            self.memory.sums_gradients = sums_gradients(operator, inputs, in_backward=in_backward)
         self.memory.claim(outputs, "temporaries", on_host=on_host)
         self.call.follow(operator, args, outputs)
         if self.cuda:
@@ -449,7 +449,7 @@ class Recorder(TorchDispatchMode):
 
     def _leave_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.in_optimizer = False
-        self.memory.reclaim(map(local, _tensors(list(optimizer.state.values()))), "optimizer state")
+        self.memory.reclaim(map(local, tensors_in(list(optimizer.state.values()))), "optimizer state")
 
     def _claim_gradients(self) -> None:
         gradients = (parameter.grad for parameter in self.parameters)
@@ -506,9 +506,11 @@ class Recorder(TorchDispatchMode):
         except UnknownOperator as unknown:
             work = None
             self.unknown[str(unknown)] += 1
-        moves = not _is_view_call(inputs, outputs)
+        moves = not is_view_call(inputs, outputs)
         returned = {tensor.untyped_storage()._cdata for tensor in outputs}
-        mutated = (each for each in _mutated(operator, args, kwargs) if each.untyped_storage()._cdata not in returned)
+        mutated = (
+            each for each in mutated_tensors(operator, args, kwargs) if each.untyped_storage()._cdata not in returned
+        )
         mutated = sum(tensor.nbytes for tensor in mutated)
         # A product may be added to what is wider.
         factors = inputs[1:] if operator.overloadpacket in (aten.addmm, aten.baddbmm) else inputs
@@ -540,17 +542,6 @@ def _is_host_copy(operator: Any) -> bool:
     return operator.namespace == "napkin" and operator.overloadpacket.__name__ == "host_copy"
 
 
-# What autograd does in place, unless a dispatch mode is active: it adds gradients of the same tensor, and puts those of
-# picked numbers into zeros.
-_IN_PLACE_UNWATCHED = frozenset({aten.add, aten.scatter, aten.scatter_add, aten.index_put, aten.index_add})
-
-
-def _sums_gradients(operator: Any, inputs: list[Tensor], *, in_backward: bool) -> bool:
-    """True if autograd would do this in place if nothing were recorded."""
-    # A view is referred to by its base too, so it is never added to in place.
-    return in_backward and operator.overloadpacket in _IN_PLACE_UNWATCHED and bool(inputs) and not inputs[0]._is_view()
-
-
 @no_type_check
 def _recomputes() -> bool:
     """True if activation checkpointing is recomputing a tensor that it has dropped."""
@@ -560,40 +551,3 @@ def _recomputes() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists and dicts, in order."""
-    found: list[Tensor] = []
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        kind = type(item)
-        if kind is FakeTensor:
-            found.append(item)
-        elif kind in PLAIN_VALUES:
-            continue
-        elif isinstance(item, Tensor):
-            found.append(item)
-        elif isinstance(item, (tuple, list)):
-            pending.extend(reversed(item))
-        elif isinstance(item, dict):
-            pending.extend(reversed(item.values()))
-    return found
-
-
-def _is_view_call(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """True if all that the call returns are views of its inputs: nothing was read, nothing written."""
-    shared = {tensor.untyped_storage()._cdata for tensor in inputs}
-    return bool(outputs) and all(
-        output.untyped_storage()._cdata in shared and not any(output is tensor for tensor in inputs)
-        for output in outputs
-    )
-
-
-def _mutated(operator: Any, args: tuple, kwargs: dict) -> Iterator[Tensor]:
-    """The tensors that an operator without outputs writes to (the foreach family)."""
-    for position, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            yield from _tensors(value)
