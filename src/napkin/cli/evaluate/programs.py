@@ -59,20 +59,7 @@ class ProgramOptions(JsonOption):
 
 @command("evaluate programs", ProgramOptions)
 def evaluate_programs(options: ProgramOptions) -> None:
-    if not options.problems:
-        raise NapkinError("--problems names no file: give a file of problems, in HumanEval's form")
-    if (options.run is None) == (options.completions is None):
-        raise NapkinError("name one of a RUN, whose model writes programs, and --completions, a file of programs")
-    for name, value, most in (
-        ("samples", options.samples, MOST_SAMPLES),
-        ("answer-tokens", options.answer_tokens, 2**20),
-    ):
-        if not 1 <= value <= most:
-            raise NapkinError(f"--{name} is {value}: use 1 to {most:,}")
-    if not 0 < options.seconds <= 3600:
-        raise NapkinError(f"--seconds is {options.seconds}: use a number above 0, up to 3600")
-    if options.limit is not None and options.limit < 1:
-        raise NapkinError(f"--limit is {options.limit}: use 1 or more problems")
+    _refuse_options(options)
     from napkin.evaluation.tasks.programs import grade_problems, read_completions, read_problems, summarise_problems
     from napkin.evaluation.tasks.results import versions, write_result
     from napkin.evaluation.tasks.task_file import digests
@@ -138,6 +125,23 @@ def evaluate_programs(options: ProgramOptions) -> None:
     print_table(("score", *columns), [score_row(name, estimate) for name, estimate in result.scores.items()])
     if path is not None:
         say(f"written to {path}", wrap=False)
+
+
+def _refuse_options(options: ProgramOptions) -> None:
+    if not options.problems:
+        raise NapkinError("--problems names no file: give a file of problems, in HumanEval's form")
+    if (options.run is None) == (options.completions is None):
+        raise NapkinError("name one of a RUN, whose model writes programs, and --completions, a file of programs")
+    for name, value, most in (
+        ("samples", options.samples, MOST_SAMPLES),
+        ("answer-tokens", options.answer_tokens, 2**20),
+    ):
+        if not 1 <= value <= most:
+            raise NapkinError(f"--{name} is {value}: use 1 to {most:,}")
+    if not 0 < options.seconds <= 3600:
+        raise NapkinError(f"--seconds is {options.seconds}: use a number above 0, up to 3600")
+    if options.limit is not None and options.limit < 1:
+        raise NapkinError(f"--limit is {options.limit}: use 1 or more problems")
 
 
 def _of_file(completions: dict[str, list[str]], problem: "Problem") -> list[str]:

@@ -242,26 +242,40 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
     if content.last:
         compute += costs.head_seconds(size, choice.loss_chunk_size, "none")
     if layout.tensor > 1:
-        # The rows of the vocabulary are on all ranks, for embedding and head.
-        first, last = content.first, content.last
-        sends.waited("tensor", first * scatter + last * gather, first * gather + last * scatter)
-        if last:
-            # The largest logit, the sum of exponentials and the target's logit of each token.
-            sums = interconnect.seconds("all_reduce", 4 * costs.tokens(size), interconnect.group(layout.tensor))
-            sends.waited("tensor", 3 * sums, 0.0)
+        _vocabulary_sends(costs, choice, content, sends, gather, scatter)
     if is_sharded(costs, layout) and layout.pipeline == 1:
-        gathering, again, scattering, replicas = _shard_seconds(costs, layout, content)
-        before = compute.backward_input + compute.backward_weight + compute.recompute
-        slowdown = interconnect.slowdown
-        sends.overlapped("shard", False, gathering, compute.forward, slowdown)
-        sends.overlapped("shard", True, again + scattering, before, slowdown)
-        sends.overlapped("data", True, replicas, max(0.0, before - again - scattering), slowdown)
+        _shard_sends(costs, layout, content, sends, compute)
     if micro_batches > 1:
         # Shards add up what was scattered; in a pipeline gradients stay whole until the end of the step.
         held = sum(held_parameters(costs, layout, content))
         added = costs.accumulate_seconds(held if layout.pipeline > 1 else own_parameters(costs, layout, [content]))
         compute += StageSeconds(backward_weight=added * (micro_batches - 1) / micro_batches)
     return StageTime(content, compute, sends)
+
+
+def _vocabulary_sends(
+    costs: LayoutCosts, choice: Choice, content: StageContent, sends: Sends, gather: float, scatter: float
+) -> None:
+    """What ranks of tensor send for embedding and head, of whose rows of the vocabulary each has a part."""
+    first, last, interconnect = content.first, content.last, costs.interconnect
+    sends.waited("tensor", first * scatter + last * gather, first * gather + last * scatter)
+    if last:
+        # The largest logit, the sum of exponentials and the target's logit of each token.
+        ranks = interconnect.group(choice.layout.tensor)
+        sums = interconnect.seconds("all_reduce", 4 * costs.tokens(choice.size), ranks)
+        sends.waited("tensor", 3 * sums, 0.0)
+
+
+def _shard_sends(
+    costs: LayoutCosts, layout: Layout, content: StageContent, sends: Sends, compute: StageSeconds
+) -> None:
+    """What shards gather and scatter, and copies of them reduce, while the stage computes."""
+    gathering, again, scattering, replicas = _shard_seconds(costs, layout, content)
+    backward = compute.backward_input + compute.backward_weight + compute.recompute
+    slowdown = costs.interconnect.slowdown
+    sends.overlapped("shard", False, gathering, compute.forward, slowdown)
+    sends.overlapped("shard", True, again + scattering, backward, slowdown)
+    sends.overlapped("data", True, replicas, max(0.0, backward - again - scattering), slowdown)
 
 
 def tensor_sends(

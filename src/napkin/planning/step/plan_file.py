@@ -44,6 +44,7 @@ def fields_of_price(price: Price) -> dict[str, Any]:
 
 
 def plan_file_of(plan: Plan) -> PlanFile:
+    """The contents of a run's plan.json: a plan in bytes, FLOPs, seconds and dollars, with what it was made on."""
     price, precision, site = plan.price, plan.resolved.precision, plan.site
     return PlanFile(
         napkin=napkin.__version__,
