@@ -74,7 +74,7 @@ def test_integers_stand_for_the_numbers_of_the_file(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("n_rows", [1, 7, 64])
-@pytest.mark.parametrize("n_columns", [512, 288])
+@pytest.mark.parametrize("n_columns", [512, 288, 352])
 def test_products_are_those_of_the_numbers(name: str, n_rows: int, n_columns: int) -> None:
     n_columns = -(-n_columns // format_named(name).n_numbers) * format_named(name).n_numbers
     layer, numbers = layer_of(name, n_rows, n_columns)
@@ -97,8 +97,8 @@ import sys
 sys.path[:0] = sys.argv[1:]
 from test_gguf_integers import FORMATS, test_products_are_those_of_the_numbers
 for name in FORMATS:
-    for n_rows in (1, 7):
-        test_products_are_those_of_the_numbers(name, n_rows, 288)
+    for n_rows, n_columns in ((1, 288), (7, 288), (7, 352)):
+        test_products_are_those_of_the_numbers(name, n_rows, n_columns)
 print("right")
 """
 

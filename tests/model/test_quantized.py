@@ -49,11 +49,12 @@ def test_products_are_those_of_the_weights_that_the_integers_stand_for(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("n_vectors", [2, 3, 16])
+@pytest.mark.parametrize(("rows", "columns", "group_size"), [(131, 160, 32), (40, 576, 64), (41, 384, 128)])
 def test_a_product_with_its_bias_is_rounded_once_and_the_same_for_each_vector_alone(
-    n_vectors: int, dtype: torch.dtype
+    rows: int, columns: int, group_size: int, n_vectors: int, dtype: torch.dtype
 ) -> None:
-    x = torch.randn(n_vectors, 160, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
-    for layer in layers(131, 160, 32):
+    x = torch.randn(n_vectors, columns, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    for layer in layers(rows, columns, group_size):
         assert layer.bias is not None
         layer.bias = layer.bias.to(dtype)
         result = layer(x)

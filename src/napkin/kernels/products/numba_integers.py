@@ -199,13 +199,23 @@ def _dots(form: int, has_offsets: bool, n_rows: int, n_vectors: int) -> Any:
         def whole(index: Any, totals: list[Any]) -> list[Any]:
             return add_pieces(builder.mul(index, count), builder.mul(index, int64(64 * at_once)), at_once, totals)
 
-        def left_over(index: Any, totals: list[Any]) -> list[Any]:
-            at = plus(builder.mul(wholes, int64(64 * at_once)), index, piece_bytes)
-            return add_pieces(builder.add(builder.mul(wholes, count), index), at, 1, totals)
+        left = builder.urem(n_pieces, count)
+
+        def left_over(n: int, first: Any) -> Any:
+            """What adds n pieces of those that are left, from one of them on."""
+
+            def add(index: Any, totals: list[Any]) -> list[Any]:
+                at = plus(builder.mul(wholes, int64(64 * at_once)), first, piece_bytes)
+                return add_pieces(builder.add(builder.mul(wholes, count), first), at, n, totals)
+
+            return add
 
         totals = looped(builder, wholes, [constants(floats, 0.0)] * (n_rows * n_vectors), whole)
+        if at_once == 4:
+            totals = looped(builder, builder.lshr(left, int64(1)), totals, left_over(2, int64(0)))
         if at_once > 1:
-            totals = looped(builder, builder.urem(n_pieces, count), totals, left_over)
+            one, before = builder.and_(left, int64(1)), builder.and_(left, int64(-2))
+            totals = looped(builder, one, totals, left_over(1, before))
         totals = [folded(builder, total) for total in totals]
         if has_offsets:
 
@@ -315,19 +325,19 @@ def _scales_of_pieces(address, kind, first, n_groups, pieces_per_group, pieces, 
     if pieces_per_group == 1:
         _widen_scales(address, kind, first, n_groups, pieces)
         return
-    done = 0
-    if kind == BF16 and pieces_per_group in (2, 4):
-        while done + 8 <= n_groups:
+    if kind == BF16 and pieces_per_group in (2, 4) and n_groups >= 8:
+        for eight in range(0, n_groups, 8):
+            # The last eight may overlap those before them.
+            g = min(eight, n_groups - 8)
             if pieces_per_group == 2:
-                _repeat_twice(address + 2 * (first + done), pieces + 8 * done)
+                _repeat_twice(address + 2 * (first + g), pieces + 8 * g)
             else:
-                _repeat_four_times(address + 2 * (first + done), pieces + 16 * done)
-            done += 8
-    _widen_scales(address, kind, first + done, n_groups - done, buffer)
+                _repeat_four_times(address + 2 * (first + g), pieces + 16 * g)
+        return
+    _widen_scales(address, kind, first, n_groups, buffer)
     groups, repeated = f32_at(buffer), f32_at(pieces)
-    for g in range(n_groups - done):
-        place = (done + g) * pieces_per_group
-        for p in range(place, place + pieces_per_group):
+    for g in range(n_groups):
+        for p in range(g * pieces_per_group, (g + 1) * pieces_per_group):
             repeated[p] = groups[g]
 
 
