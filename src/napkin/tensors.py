@@ -37,13 +37,13 @@ def on_huge_pages(module: Module) -> Module:
     for address translation. Tensors that share memory still do. One tensor at a time is in memory twice.
     """
     for tensors in (module.parameters(), module.buffers()):
-        held = [each for each in tensors if each.device.type == "cpu" and each.untyped_storage().nbytes()]
-        storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in held}
+        on_cpu = [each for each in tensors if each.device.type == "cpu" and each.untyped_storage().nbytes()]
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in on_cpu}
         sizes = {address: -(-storage.nbytes() // 64) * 64 for address, storage in storages.items()}
         if sum(sizes.values()) < _SMALLEST_ON_HUGE_PAGES or (huge := _huge_pages(sum(sizes.values()))) is None:
             continue
-        sharing = {address: [each for each in held if _address_of(each) == address] for address in storages}
-        del held
+        sharing = {address: [each for each in on_cpu if _address_of(each) == address] for address in storages}
+        del on_cpu
         for address, first in zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False):
             storage = storages.pop(address)
             to = huge[first : first + storage.nbytes()]
@@ -78,11 +78,11 @@ def _huge_pages(n_bytes: int) -> Tensor | None:
         if "[never]" in _HUGE_PAGES.read_text():
             return None
         # Not from the allocator: memory that was used before has small pages already.
-        held = mmap.mmap(-1, n_bytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        held.madvise(mmap.MADV_HUGEPAGE)
+        memory = mmap.mmap(-1, n_bytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
     except (OSError, AttributeError):
         return None
-    made = torch.frombuffer(held, dtype=torch.uint8)
+    made = torch.frombuffer(memory, dtype=torch.uint8)
     return made[-made.data_ptr() % _HUGE_PAGE :][:n_bytes]
 
 

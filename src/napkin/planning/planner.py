@@ -287,8 +287,8 @@ def planned_ranks(
         training = resolved.per_device.training
         micro_batches = training.batch_size // training.resolved_micro_batch_size
         seconds: dict[int, StageSeconds] = {}
-        held = (stage for stages in stages_of_ranks(layout) for stage in stages)
-        for stage, each in zip(held, of_stages, strict=True):
+        numbers = (stage for stages in stages_of_ranks(layout) for stage in stages)
+        for stage, each in zip(numbers, of_stages, strict=True):
             phases = (_seconds_in(each, phase) / micro_batches for phase in ("forward", "backward", "recompute"))
             forward, backward, again = phases
             # If a schedule splits the backward pass, both halves are taken to be equally long.
@@ -319,20 +319,20 @@ def _stages(resolved: ResolvedRecipe, rank: int, ledger: Ledger) -> list[Ledger]
     layout = resolved.layout
     if layout.pipeline == 1:
         return []
-    held = stages_of_ranks(layout)[layout.coordinates(rank)["pipeline"]]
+    stages = stages_of_ranks(layout)[layout.coordinates(rank)["pipeline"]]
     blocks = layout.blocks_of_stages(resolved.recipe.model.n_layers)
-    rows: dict[int, list[Row]] = {stage: [] for stage in held}
+    rows: dict[int, list[Row]] = {stage: [] for stage in stages}
     for row in ledger.rows:
         if row.phase == "optimizer":
             continue
         name, _, rest = row.module.partition(".")
         if name == "blocks":
             number = int(rest.partition(".")[0])
-            stage = next(stage for stage in held if number in blocks[stage])
+            stage = next(stage for stage in stages if number in blocks[stage])
         else:
-            stage = held[0] if name in ("embedding", "positions") else held[-1]
+            stage = stages[0] if name in ("embedding", "positions") else stages[-1]
         rows[stage].append(row)
-    return [dataclasses.replace(ledger, rows=tuple(rows[stage])) for stage in held]
+    return [dataclasses.replace(ledger, rows=tuple(rows[stage])) for stage in stages]
 
 
 def _seconds_in(price: Price, phase: str) -> float:

@@ -381,8 +381,8 @@ class PolicyObjective:
         errors = (scores.scalars - returns).square()
         if self.value_clip:
             old = values_of(part, OLD_VALUES)
-            held = old + (scores.scalars - old).clamp(-self.value_clip, self.value_clip)
-            errors = torch.maximum(errors, (held - returns).square())
+            clipped = old + (scores.scalars - old).clamp(-self.value_clip, self.value_clip)
+            errors = torch.maximum(errors, (clipped - returns).square())
         return errors / 2
 
 

@@ -169,8 +169,8 @@ def _figures(config: "ModelConfig") -> dict[str, int]:
     """Bytes and FLOPs of a model, planned by counting its forward pass on fake tensors."""
     from napkin.planning.services.replica import count_forward
 
-    held = config.context_length // 2
-    ledger = count_forward(config, 1, held)
+    cached = config.context_length // 2
+    ledger = count_forward(config, 1, cached)
     return {
         "n_layers": config.n_layers,
         "n_heads": config.n_heads,
@@ -181,7 +181,7 @@ def _figures(config: "ModelConfig") -> dict[str, int]:
         "weight_bytes": 4 * ledger.parameters,
         "cache_bytes_per_token": 4 * config.cached_numbers,
         "flops_per_token": ledger.flops,
-        "tokens_in_cache": held,
+        "tokens_in_cache": cached,
     }
 
 

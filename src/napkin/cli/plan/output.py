@@ -154,8 +154,8 @@ def refuse_too_large(plan: LayoutPlan) -> None:
 def _blocks_of_ranks(plan: LayoutPlan) -> list[str]:
     contents = [stage.content for stage in plan.stages]
     labels: list[str] = []
-    for held in stages_of_ranks(plan.layout):
-        stages = [contents[stage] for stage in held]
+    for numbers in stages_of_ranks(plan.layout):
+        stages = [contents[stage] for stage in numbers]
         number = sum(stage.n_blocks for stage in stages)
         ends = ["embedding"] * any(stage.first for stage in stages) + ["head"] * any(stage.last for stage in stages)
         labels.append(", ".join([str(number), *ends]))
@@ -217,12 +217,12 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
         say("bf16 is emulated on this machine, and slower than fp32: use it only to see its effect on the loss")
     if site.n_devices > 1:
         tokens = plan.tokens_per_step // site.n_devices
-        layout, held = plan.resolved.layout, "the whole model"
+        layout, part = plan.resolved.layout, "the whole model"
         if not layout.splits_only_batches:
-            held = f"its part of the model ({layout})"
+            part = f"its part of the model ({layout})"
         elif layout.strategy == "fsdp":
-            held = f"1/{site.n_devices} of the model's parameters"
-        say(f"each device has {held} and {tokens:,} of the {plan.tokens_per_step:,} tokens per step")
+            part = f"1/{site.n_devices} of the model's parameters"
+        say(f"each device has {part} and {tokens:,} of the {plan.tokens_per_step:,} tokens per step")
         say("the table is per device")
     print_table((), [(usage.what, usage.format) for usage in precision.usage()], style="dim")
     print_rich(reconcile_table(plan.table()))

@@ -295,13 +295,13 @@ def _remarks(plan: "ServicePlan", best: "ServiceDegree") -> Iterator[str]:
         if degree.reason is not None:
             yield f"tensor {degree.tensor}: {degree.reason}"
     for degree in plan.fitting:
-        held = (plan.load.concurrency or 0) / degree.replicas
+        requests = (plan.load.concurrency or 0) / degree.replicas
         if degree.times is None:
             continue
-        if held > (degree.sequences if plan.cluster else degree.times.running):
+        if requests > (degree.sequences if plan.cluster else degree.times.running):
             running = format_three_digits(degree.times.running)
             yield (
-                f"tensor {degree.tensor}: {running} of {held:g} requests per replica are computed at a time; the "
+                f"tensor {degree.tensor}: {running} of {requests:g} requests per replica are computed at a time; the "
                 f"others wait, {format_seconds(degree.times.waiting)} on the average"
             )
     if best.interval is not None and not best.interval.measured:

@@ -69,8 +69,8 @@ def ranks_bytes(
     flights = in_flight(layout.schedule, layout.pipeline, layout.stages_per_rank, micro_batches)
     found: dict[tuple, RankBytes] = {}
     ranks: list[RankBytes] = []
-    for held, flight in zip(stages_of_ranks(layout), flights, strict=True):
-        key = (tuple(contents[stage] for stage in held), flight)
+    for stages, flight in zip(stages_of_ranks(layout), flights, strict=True):
+        key = (tuple(contents[stage] for stage in stages), flight)
         if key not in found:
             of_rank = _rank_bytes if costs.stack.memory is None else _stack_bytes
             found[key] = of_rank(costs, choice, key[0], flight, micro_batches)
@@ -175,8 +175,8 @@ def _whole_bytes(costs: LayoutCosts, layout: Layout, contents: Sequence[StageCon
     outside = OUTSIDE_BYTES * sum(outside_parameters(costs, layout, content) for content in contents)
     if layout.pipeline > 1:
         # Parameters are gathered once per step, and gradients are accumulated unsharded.
-        held = sum(sum(held_parameters(costs, layout, content)) for content in contents)
-        whole = (costs.gather_bytes + costs.reduce_bytes) * (held - outside // OUTSIDE_BYTES) + 2 * outside
+        parameters = sum(sum(held_parameters(costs, layout, content)) for content in contents)
+        whole = (costs.gather_bytes + costs.reduce_bytes) * (parameters - outside // OUTSIDE_BYTES) + 2 * outside
         return whole, whole
     block, blocks = padded_parameters(costs, layout).largest_block, sum(content.n_blocks for content in contents)
     whole = costs.gather_bytes * block * min(2, blocks) + outside
@@ -189,9 +189,9 @@ def _stack_bytes(
     """Bytes of a rank of another stack, by what it says that it keeps."""
     memory, layout = costs.stack.memory, choice.layout
     assert memory is not None
-    held = [held_parameters(costs, layout, content) for content in contents]
+    parameters = [held_parameters(costs, layout, content) for content in contents]
     own, sharded = own_parameters(costs, layout, contents), is_sharded(costs, layout)
-    dense, experts = sum(each[0] for each in held), sum(each[1] for each in held)
+    dense, experts = sum(each[0] for each in parameters), sum(each[1] for each in parameters)
     state = own
     if layout.shard_optimizer and not sharded:
         state = dense / (layout.data * layout.context) + experts / max(1, replicas_of_experts(layout))
@@ -222,8 +222,8 @@ def _gathered_bytes(costs: LayoutCosts, layout: Layout, contents: Sequence[Stage
     pipeline all that the rank's stages have, with the gradients that micro-batches add up, until the end of the
     step."""
     if layout.pipeline > 1:
-        held = sum(sum(held_parameters(costs, layout, content)) for content in contents)
-        return (costs.gather_bytes + costs.reduce_bytes) * held
+        parameters = sum(sum(held_parameters(costs, layout, content)) for content in contents)
+        return (costs.gather_bytes + costs.reduce_bytes) * parameters
     block = padded_parameters(costs, layout).largest_block
     return (2 * costs.gather_bytes + costs.reduce_bytes) * block + costs.gather_bytes * outside
 

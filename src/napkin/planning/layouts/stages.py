@@ -161,9 +161,9 @@ def held_parameters(costs: LayoutCosts, layout: Layout, content: StageContent) -
 
 def own_parameters(costs: LayoutCosts, layout: Layout, contents: Iterable[StageContent]) -> float:
     """Parameters of some stages on one rank, its shards where they are sharded."""
-    held = [held_parameters(costs, layout, content) for content in contents]
+    parameters = [held_parameters(costs, layout, content) for content in contents]
     shards, of_experts = shards_of(layout, costs.stack.shards_over_context)
-    return sum(each[0] for each in held) / shards + sum(each[1] for each in held) / of_experts
+    return sum(each[0] for each in parameters) / shards + sum(each[1] for each in parameters) / of_experts
 
 
 def outside_parameters(costs: LayoutCosts, layout: Layout, content: StageContent) -> int:
@@ -247,8 +247,10 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
         _shard_sends(costs, layout, content, sends, compute)
     if micro_batches > 1:
         # Shards add up what was scattered; in a pipeline gradients stay whole until the end of the step.
-        held = sum(held_parameters(costs, layout, content))
-        added = costs.accumulate_seconds(held if layout.pipeline > 1 else own_parameters(costs, layout, [content]))
+        parameters = sum(held_parameters(costs, layout, content))
+        added = costs.accumulate_seconds(
+            parameters if layout.pipeline > 1 else own_parameters(costs, layout, [content])
+        )
         compute += StageSeconds(backward_weight=added * (micro_batches - 1) / micro_batches)
     return StageTime(content, compute, sends)
 
@@ -396,9 +398,9 @@ def once_per_step(costs: LayoutCosts, layout: Layout, first: StageTime) -> dict[
     averaging = 0.0
     if layout.data * layout.context > 1:
         found, parameters = groups(costs.interconnect, layout), held_parameters(costs, layout, first.content)
-        for held, group in zip(parameters, (found["data"], found["data of experts"]), strict=True):
-            if held:
-                in_all = costs.weight_bytes * held
+        for number, group in zip(parameters, (found["data"], found["data of experts"]), strict=True):
+            if number:
+                in_all = costs.weight_bytes * number
                 buckets = -(-in_all // BUCKET_BYTES)
                 averaging += buckets * costs.interconnect.seconds("all_reduce", in_all / buckets, group)
     behind = min(averaging, compute.of("backward")) if layout.pipeline == 1 else 0.0
@@ -410,8 +412,8 @@ def _shared_optimizer_sends(costs: LayoutCosts, layout: Layout, first: StageTime
     backward pass, updated parameters gathered behind the first forward pass."""
     scattering = gathering = 0.0
     found = groups(costs.interconnect, layout)
-    held = held_parameters(costs, layout, first.content)
-    for parameters, group in zip(held, (found["data"], found["data of experts"]), strict=True):
+    both = held_parameters(costs, layout, first.content)
+    for parameters, group in zip(both, (found["data"], found["data of experts"]), strict=True):
         scattering += costs.interconnect.seconds("reduce_scatter", costs.reduce_bytes * parameters, group)
         gathering += costs.interconnect.seconds("all_gather", costs.activation_bytes * parameters, group)
     sends = Sends()

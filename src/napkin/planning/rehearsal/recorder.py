@@ -233,9 +233,9 @@ class ScriptRecorder(Recorder):
         self.module, self.parameters = whole, [*whole.parameters(), *others]
         stack, self.attribution = self.attribution.stack, Attribution(whole)
         self.attribution.stack = stack
-        held = list(map(local, (*self.parameters, *whole.buffers())))
-        self.memory.claim(held, "parameters")
-        self.memory.reclaim(held, "parameters")
+        kept = list(map(local, (*self.parameters, *whole.buffers())))
+        self.memory.claim(kept, "parameters")
+        self.memory.reclaim(kept, "parameters")
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         if self.paused or TracingContext.try_get() is not None:

@@ -168,7 +168,7 @@ def count_work(config: ModelConfig) -> ServiceWork:
 def _figures(config: ModelConfig) -> dict[str, float]:
     """Counted figures of a model of some depth; each is linear in the number of blocks."""
     prefill, short, long = (
-        count_forward(config, new, held) for new, held in ((TRACED_TOKENS, 0), (1, 0), (1, TRACED_TOKENS))
+        count_forward(config, new, cached) for new, cached in ((TRACED_TOKENS, 0), (1, 0), (1, TRACED_TOKENS))
     )
     products = [row for row in short.rows if row.contraction and not row.of_activations]
     blocks = [row for row in products if row.component != "head"]
@@ -196,15 +196,15 @@ def _figures(config: ModelConfig) -> dict[str, float]:
     }
 
 
-def count_forward(config: ModelConfig, new: int, held: int = 0) -> Ledger:
+def count_forward(config: ModelConfig, new: int, cached: int = 0) -> Ledger:
     """The ledger of a forward pass in bf16 without gradients, over `new` tokens of a sequence of which the cache holds
-    `held`; the head reads the last position.
+    `cached`; the head reads the last position.
 
     Attention is counted as one kernel, without a window: what a window leaves of pairs and cache, `ServiceWork` knows.
     """
     config = dataclasses.replace(
         config,
-        context_length=max(new + held, config.context_length),
+        context_length=max(new + cached, config.context_length),
         attention="sdpa",
         attention_softcap=None,
         attention_window=None,
@@ -215,13 +215,13 @@ def count_forward(config: ModelConfig, new: int, held: int = 0) -> Ledger:
 
     def step(model: nn.Module, ids: Tensor) -> Tensor:
         assert isinstance(model, Transformer)
-        cache.lengths = [held]
+        cache.lengths = [cached]
         with torch.no_grad():
             return model.logits_of(model.hidden(ids, cache=cache.extend(new))[:, -1:])
 
     with FakeTensorMode():
         model = Transformer(config, dtype=torch.bfloat16).eval()
-        cache = ContiguousCache(config, capacity=new + held, dtype=torch.bfloat16)
+        cache = ContiguousCache(config, capacity=new + cached, dtype=torch.bfloat16)
         ids = torch.zeros(1, new, dtype=torch.int64)
         return count(model, ids, step, target=CudaTarget(), warm_up=0)
 
@@ -344,8 +344,10 @@ class Replica:
             prompt_tokens += self.draft.proposed * sequences
         read = self.work.weights_read(sequences + prompt_tokens) * WEIGHT_BYTES[self.weights]
         head = 2.0 * self.work.head_weights
-        held = self.work.kept(context) * self.model_kv_token_bytes * self.work.kv_reads + 2 * self.work.state_bytes
-        return proposals + (read + head) / self.tensor + sequences * held
+        per_sequence = (
+            self.work.kept(context) * self.model_kv_token_bytes * self.work.kv_reads + 2 * self.work.state_bytes
+        )
+        return proposals + (read + head) / self.tensor + sequences * per_sequence
 
     def pass_flops(self, sequences: float, context: float) -> float:
         """FLOPs of the step, or of the pass and its proposals, whose bytes are `step_bytes`, of all ranks together."""
@@ -391,8 +393,8 @@ class Replica:
         products = np.cbrt(weights * weights * weights + flops * flops * flops)
         head = 2 * work.head_weights / tensor / (bandwidth * server.weight_share)
         kept, rate = work.kept(context), tensor * self._attention_peak * server.attention_share
-        held = kept * self.model_kv_token_bytes * work.kv_reads + 2 * work.state_bytes
-        cache = sequences * held / (bandwidth * server.kv_share)
+        per_sequence = kept * self.model_kv_token_bytes * work.kv_reads + 2 * work.state_bytes
+        cache = sequences * per_sequence / (bandwidth * server.kv_share)
         if work.compares_latents:
             # All heads read the same bytes: the products may take longer.
             cache = np.maximum(cache, sequences * kept * work.pair_flops / rate)

@@ -272,7 +272,7 @@ class _Simulation:
         """Decode steps until now."""
         self.context = 0
         """Tokens of all sequences that are generated, the newest of each included."""
-        self.held = 0
+        self.tokens_in_cache = 0
         """Tokens in the cache, with those of prompts that are admitted."""
         self.to_come = 0
         """Tokens that admitted requests have still to generate."""
@@ -351,12 +351,12 @@ class _Simulation:
         while self.waiting and room > 0 and len(self.decoding) + len(self.computing) < schedule.max_running:
             request = self.waiting[0]
             to_come = self.to_come + request.outputs - request.generated
-            grown = self.held + request.prompt + schedule.reserved_output * to_come
+            grown = self.tokens_in_cache + request.prompt + schedule.reserved_output * to_come
             # The first one always has room: it was checked before the start.
             if grown > self.cache_tokens and (self.decoding or self.computing):
                 break
             self.waiting.popleft()
-            self.held += request.prompt
+            self.tokens_in_cache += request.prompt
             self.to_come = to_come
             if request.admission < 0:
                 request.admission = len(self.rows)
@@ -393,7 +393,7 @@ class _Simulation:
         if decoded:
             self.n_decoded += count
             self.context += count * decoded
-            self.held += count * decoded
+            self.tokens_in_cache += count * decoded
             self.to_come -= count * decoded
         self._arrive()
 
@@ -416,7 +416,7 @@ class _Simulation:
             if request.first < 0:
                 request.first = len(self.rows)
             if request.generated >= request.outputs:
-                self.held -= request.prompt
+                self.tokens_in_cache -= request.prompt
                 self._end(request)
                 continue
             request.begun = self.n_decoded
@@ -436,7 +436,7 @@ class _Simulation:
         if self.coming or self.computing or (self.waiting and self.load.batch_wait_steps):
             count = 1
         if self.schedule.reserved_output < 1:
-            count = min(count, max(1, int((self.cache_tokens - self.held) // decoded)))
+            count = min(count, max(1, int((self.cache_tokens - self.tokens_in_cache) // decoded)))
         if self.arrivals and len(self.requests) < self.total:
             count = self._until(self.arrivals[len(self.requests)] - self.now, count)
         self._row(decoded, 0, 0.0, count)
@@ -458,15 +458,18 @@ class _Simulation:
 
     def _make_room(self) -> None:
         """Give back what the sequences that came last hold, until the others have room for a token each."""
-        while self.held + len(self.decoding) > self.cache_tokens and len(self.decoding) + len(self.computing) > 1:
+        while (
+            self.tokens_in_cache + len(self.decoding) > self.cache_tokens
+            and len(self.decoding) + len(self.computing) > 1
+        ):
             if self.computing:
                 last = self.computing.pop()
-                self.held -= last.prompt
+                self.tokens_in_cache -= last.prompt
             else:
                 last = self.decoding.popitem()[1]
                 last.generated += self.n_decoded - last.begun
                 self.context -= last.inputs + last.generated
-                self.held -= last.inputs + last.generated - 1
+                self.tokens_in_cache -= last.inputs + last.generated - 1
                 last.version += 1
             self.to_come -= last.outputs - last.generated
             last.prompt, last.computed = last.inputs + last.generated, 0
@@ -480,7 +483,7 @@ class _Simulation:
             if version == request.version:
                 del self.decoding[number]
                 self.context -= request.inputs + request.outputs
-                self.held -= request.inputs + request.outputs - 1
+                self.tokens_in_cache -= request.inputs + request.outputs - 1
                 self._end(request)
 
     def _end(self, request: _Request) -> None:

@@ -141,11 +141,11 @@ def simulate_engine(
             continue
         waited += sum(now - each.sent_at for each in scheduler.admit() if each.first_at is None)
         for each in scheduler.passes():
-            held = statistics.mean(sequence.n_computed for sequence in each.sequences)
+            context = statistics.mean(sequence.n_computed for sequence in each.sequences)
             if each.sequences[0].decodes:
-                now += steps.decode_seconds(len(each.sequences), held)
+                now += steps.decode_seconds(len(each.sequences), context)
             else:
-                seconds = steps.prefill_seconds(each.n_new, held)
+                seconds = steps.prefill_seconds(each.n_new, context)
                 now, prefilled = now + seconds, prefilled + seconds
             for sequence in each.sequences:
                 scheduler.advance(sequence, each.n_new)
