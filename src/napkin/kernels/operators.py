@@ -266,8 +266,11 @@ def _loaded(kernel: str) -> "CompiledFunction":
 
 
 def _as_integers(arguments: Sequence[Tensor | float | None]) -> list[int]:
+    # Whole numbers first: asking whether one is a tensor takes longer than all else here.
     return [
-        each.data_ptr()
+        each
+        if type(each) is int
+        else each.data_ptr()
         if isinstance(each, Tensor)
         else struct.unpack("<i", struct.pack("<f", each))[0]
         if isinstance(each, float)

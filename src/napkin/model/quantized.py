@@ -110,10 +110,12 @@ class QuantizedLinear(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
-        vectors, scales = x.reshape(-1, self.in_features), self.scales
+        # What does nothing is not called: a small matrix is multiplied in the time of a few calls of torch's.
+        vectors, scales = x if x.ndim == 2 else x.reshape(-1, self.in_features), self.scales
         in_bf16 = products_dtype(scales) == torch.bfloat16
-        vectors = vectors.to(torch.bfloat16) if in_bf16 else vectors
-        n_vectors = len(vectors)
+        if in_bf16 and x.dtype != torch.bfloat16:
+            vectors = vectors.to(torch.bfloat16)
+        n_vectors = vectors.shape[0]
         if (n_vectors <= _FEW or not in_bf16) and self.has_compiled_loop:
             others = self.middles, self.minima, self.bias
             result = integer_product(self._scaled(vectors), self.values, scales, *others)
@@ -123,7 +125,8 @@ class QuantizedLinear(nn.Module):
             else:
                 result = F.linear(vectors.to(self.dtype), self.weight)
             result = result if self.bias is None else result + self.bias
-        return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
+        result = result if result.dtype == x.dtype else result.to(x.dtype)
+        return result if x.ndim == 2 else result.view(*x.shape[:-1], self.out_features)
 
     def _scaled(self, vectors: Tensor) -> Tensor:
         factors = self.factors
