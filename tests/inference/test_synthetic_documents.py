@@ -25,7 +25,7 @@ from napkin.inference.synthetic_documents import (
     Conversations,
     Rephrase,
     _copied,
-    _Told,
+    _Tally,
     _written,
     passages_of,
 )
@@ -83,7 +83,7 @@ def plainly(model: str, text: str, most: int) -> tuple[str, bool]:
 
 
 def test_greedy_texts_are_those_of_the_whole_model(model: str) -> None:
-    stage, told = Rephrase(model, max_tokens=12, temperature=0.0), _Told()
+    stage, told = Rephrase(model, max_tokens=12, temperature=0.0), _Tally()
     prompts = [f"{PROMPTS['medium']}\n\n{passage}" for passage in TEXT.split("\n\n")]
     found = _written(stage, [(prompt, 0) for prompt in prompts], told)
     plain = [plainly(model, prompt, 12) for prompt in prompts]
