@@ -28,6 +28,7 @@ from napkin.kernels.numba_numbers import (
 )
 from napkin.kernels.pointwise.numba_pointwise import gelu_tanh
 from napkin.kernels.products.numba_dense import multiply_bf16, multiply_float32
+from napkin.kernels.products.numba_dots import prefetch
 from napkin.kernels.products.numba_integers import INT8, PIECE, multiply_rows, number_bytes, take_integers
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
 from napkin.machine_code.pointers import f32_at, i64_at, operation
@@ -37,7 +38,11 @@ NUMBERS = 3
 NO_NORM, RMS_NORM, LAYER_NORM = range(3)
 SWIGLU, GELU_TANH = range(2)
 
+_FIRST_BYTES = 2048
+"""Bytes of the keys, and of the values, of a head that are fetched before they are needed."""
+
 _I32 = ir.IntType(32)
+_fetch = operation(types.void, types.int64)(prefetch)
 
 
 @operation(types.int64, types.int64)
@@ -269,6 +274,22 @@ def _embed(embedding, token, scale, positions, position, is_bf16, n, x):
                 numbers[j] += wide[position * n + j]
 
 
+@jitted_with(fastmath=FASTMATH)
+def _fetch_first(
+    keys, values, is_bf16, counts, table, thread, n_threads, n_kv_heads, width, block_size, block_stride, head_stride
+):  # fmt: skip
+    """Fetch the first keys and values of the heads of a sequence that this thread attends to: memory brings them while
+    the queries are computed, and a stream of more of them does not begin by waiting."""
+    size = 2 if is_bf16 else 4
+    n_bytes = min(size * width * min(i64_at(counts)[0], block_size), _FIRST_BYTES)
+    block = size * i64_at(table)[0] * block_stride
+    for h in range(thread, n_kv_heads, n_threads):
+        place = block + size * h * head_stride
+        for line in range(place, place + n_bytes, 64):
+            _fetch(keys + line)
+            _fetch(values + line)
+
+
 MATRIX = 9
 """Numbers that describe a matrix, see `_multiply`."""
 FIRST_MATRIX = 6
@@ -336,6 +357,11 @@ def decode(given):
         of_qkv, of_output = i64_at(at + 8 * FIRST_MATRIX), i64_at(at + 8 * (FIRST_MATRIX + MATRIX))
         of_up, of_down = i64_at(at + 8 * (FIRST_MATRIX + 2 * MATRIX)), i64_at(at + 8 * (FIRST_MATRIX + 3 * MATRIX))
         keys, values = of_layer[4], of_layer[5]
+        if n_rows == n_new:
+            _fetch_first(
+                keys, values, is_bf16, counts, table, thread, n_threads, n_kv_heads, width, block_size, block_stride,
+                head_stride,
+            )  # fmt: skip
 
         _take(
             x, d_model, of_layer[0], of_layer[2], norm, is_bf16, eps, n_rows, d_model, of_qkv, row, numbers, scales,
