@@ -2,20 +2,19 @@
 
 One command on a CPU; the tables it prints are also written to benchmarks/results/:
 
-    pip install calflops fvcore torchinfo thop ptflops deepspeed accelerate transformers
-    pip install --no-deps llm-analysis && pip install fire
-    python benchmarks/accounting.py
+    .venv-peers/bin/pip install calflops fvcore torchinfo thop ptflops deepspeed fire
+    .venv-peers/bin/pip install --no-deps llm-analysis
+    .venv-peers/bin/python benchmarks/accounting.py
+    python benchmarks/accounting.py --quick --only speed    # a minute on two quiet cores
 
 What is not installed is left out. `--only flops` makes one table; `--quick` takes the small models alone.
 """
 
 import argparse
-import importlib.metadata
 import os
-import platform
+import statistics
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,10 @@ import torch
 
 from calculators import flops, metering, peak_bytes, speed
 from calculators.models import CASES
-from napkin.hardware.host import cpu_name
+from calculators.processes import available
 from napkin.units import format_bytes, format_flops, format_seconds
 from result_files import machine, write_result
+from turns import BRACKETS, ratio_spread, spread
 
 PEERS = "accelerate calflops deepspeed fvcore llm-analysis ptflops thop torchinfo transformers".split()
 GOAL = 0.005
@@ -49,19 +49,15 @@ def main() -> None:
         lines.append(line)
         print(line, flush=True)
     if not given.quick:
-        write_result("accounting-cpu", lines)
+        write_result("accounting-cpu", lines, *PEERS)
 
 
 def _lines(sections: tuple[str, ...], *, quick: bool) -> Iterator[str]:
-    versions = {name: _version(name) for name in PEERS}
-    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    missing = " ".join(name for name, version in versions.items() if not version)
-    yield f"# The accountant beside other calculators: {datetime.now(UTC):%Y-%m-%d}"
-    yield ""
-    processor = f"{cpu_name()}, {torch.get_num_threads()} threads"
-    yield f"{processor}, torch {torch.__version__}, Python {platform.python_version()}; {installed or 'no peers'}."
+    missing = [name for name in PEERS if not available(name)]
+    yield f"# The accountant beside other calculators: {torch.get_num_threads()} threads"
     if missing:
-        yield f"Left out, not installed: `pip install {missing}`."
+        yield ""
+        yield f"Left out, not installed: {', '.join(missing)}."
     for section in sections:
         yield ""
         yield from SECTIONS[section](quick)
@@ -81,7 +77,7 @@ def _flops(quick: bool) -> Iterator[str]:
 
 
 def _bytes(quick: bool) -> Iterator[str]:
-    names = [name for name in peak_bytes.SETTINGS if not quick or "5M" in name]
+    names = [name for name, each in peak_bytes.SETTINGS.items() if not quick or each.decoder == peak_bytes.SMALL]
     results = peak_bytes.table(names)
     yield "## Peak bytes of a training step with AdamW, against the allocator's events"
     yield ""
@@ -140,58 +136,56 @@ def _speed(quick: bool) -> Iterator[str]:
     results = speed.table()
     yield "## Processor time to count, and the process's resident memory"
     yield ""
-    yield "One sequence of 1,024 tokens, the better of two runs, each in a process of its own, model made on the meta"
-    yield "device (no peer needs weights there, though some count differently than with them). napkin: forward and"
-    yield "backward pass, update, FLOPs and bytes of every operator and the peak; FlopCounterMode: FLOPs of forward and"
-    yield "backward pass; the others: FLOPs of a forward pass."
+    yield "One sequence of 1,024 tokens, two runs, each in a process of its own, model made on the meta device (no"
+    yield "peer needs weights there, though some count differently than with them). napkin: forward and backward pass,"
+    yield "update, FLOPs and bytes of every operator and the peak; FlopCounterMode: FLOPs of forward and backward pass;"
+    yield "the others: FLOPs of a forward pass. Behind the seconds: their ratio to napkin's, and resident memory."
+    yield BRACKETS
     yield ""
     yield f"| | {' | '.join(speed.MODELS)} |"
     yield "|---" * (len(speed.MODELS) + 1) + "|"
     for calculator, found in results.items():
-        cells = [_time_and_rss(found.get(model, "")) for model in speed.MODELS]
+        cells = [_time_and_rss(found.get(model, ""), results[speed.NAPKIN][model]) for model in speed.MODELS]
         yield f"| {calculator} | {' | '.join(cells)} |"
 
 
-def _time_and_rss(found: Any) -> str:
+def _time_and_rss(found: Any, ours: Any) -> str:
     if isinstance(found, str):
         return found
-    seconds, rss = found
-    return f"{format_seconds(seconds)}, {format_bytes(rss)}" if seconds else format_bytes(rss)
+    seconds, rss = zip(*found, strict=True)
+    if not all(seconds):
+        return format_bytes(min(rss))
+    ratio = f"{ratio_spread(seconds, [each for each, _ in ours])} ×, " if isinstance(ours, list) else ""
+    return f"{spread(seconds, format_seconds)}, {ratio}{format_bytes(min(rss))}"
 
 
 def _metering(quick: bool) -> Iterator[str]:
     if quick:
         metering.TURNS = 5
     found = metering.measure()
-    every = found["watch alone"] / found["plain"]
-    once = (found["metered step"] / found["plain"] - 1) / metering.STEPS_OF_A_RUN
+    plain = statistics.median(found["plain"])
+    every = statistics.median(found["watch alone"]) / plain
+    once = (statistics.median(found["metered step"]) / plain - 1) / metering.STEPS_OF_A_RUN
     verdict = "below" if every + once < GOAL else "ABOVE"
     yield "## What metering adds to a run"
     yield ""
-    yield f"The demo's model and batch; {metering.TURNS} steps each, in turns, in one process."
+    yield f"The demo's model and batch; {metering.TURNS} steps each, in turns, in one process. {BRACKETS}"
     yield ""
-    yield "| | median | best |"
+    yield "| | seconds | / a step, not metered |"
     yield "|---|---|---|"
     rows = {
-        "a step, not metered": ("plain", "plain, best"),
-        "a step, parts timed, memory read": ("watched", "watched, best"),
-        "the watch alone, around nothing": (None, "watch alone"),
-        "the one step whose operators and allocations are recorded": ("metered step", "metered step, best"),
+        "a step, not metered": "plain",
+        "a step, parts timed, memory read": "watched",
+        "the watch alone, around nothing": "watch alone",
+        "the one step whose operators and allocations are recorded": "metered step",
     }
-    for name, keys in rows.items():
-        yield f"| {name} | {' | '.join(format_seconds(found[key]) if key else '' for key in keys)} |"
-    extra = found["metered step"] - found["plain"]
-    enough = extra / ((GOAL - every) * found["plain"])
+    for name, key in rows.items():
+        ratio = "" if key == "plain" else ratio_spread(found[key], found["plain"], "{:.4f}".format)
+        yield f"| {name} | {spread(found[key], format_seconds)} | {ratio} |"
+    enough = once * metering.STEPS_OF_A_RUN / (GOAL - every)
     yield ""
     yield f"{every:.3%} of each step; the recorded step {once:.3%} of a run of {metering.STEPS_OF_A_RUN} steps: "
     yield f"{every + once:.2%} in all, {verdict} the goal of {GOAL:.1%}, which runs of {enough:.0f} steps or more meet."
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 SECTIONS: dict[str, Callable[[bool], Iterator[str]]] = {

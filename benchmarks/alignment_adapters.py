@@ -6,10 +6,9 @@ its own. Peak bytes are those of tensors in a step, as `napkin.accounting.record
 peft's model is held in bf16 where the step is in bf16, as napkin holds its frozen matrices. The first losses say that
 all compute the same.
 
-    python benchmarks/alignment_adapters.py                          # half a minute
-    PYTHONPATH=FOLDER python benchmarks/alignment_adapters.py        # with peft and transformers in FOLDER
+    .venv-peers/bin/python benchmarks/alignment_adapters.py        # a minute on two quiet cores
 
-The table is also written to benchmarks/results/.
+Without peft and transformers, napkin's rows stand alone. The table is also written to benchmarks/results/.
 """
 
 import contextlib
@@ -92,7 +91,7 @@ def main() -> None:
     if missing:
         lines.append(f"\n{', '.join(missing)} not installed: peft is left out")
     print("\n".join(lines))
-    write_result("alignment-adapters", lines)
+    write_result("alignment-adapters", lines, *NEEDED)
 
 
 def measured(name: str, folder: Path) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def step_on(
 
 def main() -> None:
     """Measure, print and keep the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=6)
     options = parser.parse_args()

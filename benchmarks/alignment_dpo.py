@@ -3,25 +3,19 @@
 One model in one folder, with the shape of a small Llama: 4 layers, width 256, vocabulary 8,192; one batch of 8 pairs of
 sequences of 150 tokens in the middle, of which the last half is the answer. The reference's log-probabilities are
 computed before the steps by all: by napkin always, by TRL where it is asked to; TRL's own default holds the reference's
-model, and computes it in each step. Each contender is a process of its own; they take their steps in turns.
-Peak bytes are those of tensors in a step, as `napkin.accounting.recording` watches them, the
-same for all; RSS is the most that the process has had, with all that it imports. Tokens are those of the sequences,
-padding left out. The first losses say that all compute the same: log 2, since the model is its reference.
+model, and computes it in each step. Each contender is a process of its own; they take their steps in turns. Peak bytes
+are those of tensors in a step, as `napkin.accounting.recording` watches them, the same for all; RSS is the most that
+the process has had, with all that it imports. Tokens are those of the sequences, padding left out. The first losses say
+that all compute the same: log 2, since the model is its reference.
 
-    python benchmarks/alignment_dpo.py                          # some three minutes on two quiet cores
-    PYTHONPATH=FOLDER python benchmarks/alignment_dpo.py        # with trl, transformers, accelerate, datasets in FOLDER
+    .venv-peers/bin/python benchmarks/alignment_dpo.py        # some three minutes on two quiet cores
+    .venv-peers/bin/python benchmarks/alignment_dpo.py --formats fp32 --rounds 3
 
-The table is also written to benchmarks/results/.
+Without trl, transformers, accelerate and datasets, napkin's rows stand alone. The table is also written to
+benchmarks/results/.
 """
 
-import argparse
-import logging
-import os
-import platform
-import tempfile
-import warnings
-from datetime import UTC, datetime
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,98 +23,35 @@ import numpy as np
 import torch
 
 from napkin.chats.token_sequence import Example, sequence_of
-from napkin.hardware.host import detect_host, keep_freed_memory
 from napkin.model.config import ModelConfig
-from napkin.model.huggingface.convert import load_huggingface_into, read_huggingface_config, save_huggingface
-from napkin.model.transformer import Transformer
-from napkin.planning.step.kernel_choice import choose_kernels
-from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe
-from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.recipe.tuning_recipe import PreferenceConfig
-from napkin.train_step.step import build_train_state
 from napkin.tuning.preferences import preference_objective
 from napkin.tuning.sequence_step import REFERENCE, score_examples, train_on_examples
-from napkin.units import format_bytes
-from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
-from result_files import write_result
-from turns import BRACKETS, Samples, fastest, ratio_spread, spread
+from peer_processes import Step
+from tuning_beside_trl import Napkin, Trl, compare, napkin_state, trainer_of
 
 MODEL = ModelConfig(vocab_size=8192, context_length=512, d_model=256, n_layers=4, n_heads=4)
 N_PAIRS = 8
 LEARNING_RATE = 1e-6
 
-OURS: dict[str, tuple[Any, int]] = {
-    "napkin fp32": ("fp32", 4096),
-    "napkin fp32, micro-batches of 1,024 tokens": ("fp32", 1024),
-    "napkin bf16": ("bf16", 4096),
-    "napkin bf16, micro-batches of 1,024 tokens": ("bf16", 1024),
-}
-TRL: dict[str, tuple[bool, bool, bool]] = {
-    "TRL fp32, reference computed before": (False, False, True),
-    "TRL fp32": (False, False, False),
-    "TRL bf16, reference computed before": (True, False, True),
-    "TRL bf16, checkpointed (its default)": (True, True, False),
-}
-"""Whether it is in bf16, whether blocks are computed again in the backward pass, and whether the reference is computed
-before the steps."""
-NEEDED = ("trl", "transformers", "accelerate", "datasets")
-
 
 def main() -> None:
     """Run the contenders in turns; print and keep the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--formats", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
-    parser.add_argument("--threads", type=int, default=detect_host().cores)
-    parser.add_argument("--worker", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    if options.worker:
-        name, folder = options.worker
-        if name in TRL:
-            train_with_trl(*TRL[name], Path(folder))
-        else:
-            serve(*napkin_step(*OURS[name], Path(folder)))
-        return
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    with tempfile.TemporaryDirectory() as folder:
-        save_huggingface(Transformer(MODEL), Path(folder) / "model")
-        chosen = [name for name in [*OURS, *([] if missing else TRL)] if any(each in name for each in options.formats)]
-        workers = {name: Worker(name, folder, options.threads) for name in chosen}
-        seconds = seconds_in_turns(workers, options.rounds)
-    lines = table(workers, seconds, options.threads)
-    if missing:
-        lines.append(f"\n{', '.join(missing)} not installed: TRL is left out")
-    print("\n".join(lines))
-    write_result("alignment-dpo", lines)
-
-
-def table(workers: dict[str, Worker], seconds: Samples, threads: int) -> list[str]:
-    """The figures, each beside the best of TRL in the same format."""
+    ours: dict[str, Napkin] = {
+        "napkin fp32": partial(napkin_step, "fp32", 4096),
+        "napkin fp32, micro-batches of 1,024 tokens": partial(napkin_step, "fp32", 1024),
+        "napkin bf16": partial(napkin_step, "bf16", 4096),
+        "napkin bf16, micro-batches of 1,024 tokens": partial(napkin_step, "bf16", 1024),
+    }
+    trl: dict[str, Trl] = {
+        "TRL fp32, reference computed before": partial(trl_trainer, precompute_ref_log_probs=True),
+        "TRL fp32": partial(trl_trainer),
+        "TRL bf16, reference computed before": partial(trl_trainer, bf16=True, precompute_ref_log_probs=True),
+        "TRL bf16, checkpointed (its default)": partial(trl_trainer, bf16=True, gradient_checkpointing=True),
+    }
     n_tokens = sum(len(sequence.tokens) for pair in batch() for sequence in pair)
-    lines = [
-        f"# DPO beside TRL: {detect_host().cpu_name}, {threads} threads, {datetime.now(UTC):%Y-%m-%d %H:%M}, "
-        f"torch {torch.__version__}, Python {platform.python_version()}",
-        "",
-        BRACKETS,
-        "",
-        "| who | first loss | tokens/s | × TRL, fastest in its format | peak bytes of tensors | / TRL, leanest in it | "
-        "most RSS |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, worker in workers.items():
-        rivals = [each for each in TRL if each in seconds and ("bf16" in each) == ("bf16" in name)]
-        faster = ratio_spread(seconds[fastest(seconds, rivals)], seconds[name]) if rivals else ""
-        leaner = f"{worker.peak_bytes / min(workers[each].peak_bytes for each in rivals):.2f}" if rivals else ""
-        tokens = spread([n_tokens / each for each in seconds[name]], "{:,.0f}".format)
-        lines.append(
-            f"| {name} | {worker.loss:.4f} | {tokens} | {faster} | "
-            f"{format_bytes(worker.peak_bytes)} | {leaner} | {format_bytes(worker.most_rss)} |"
-        )
-    return lines
+    compare(__doc__, "DPO beside TRL", MODEL, (ours, trl), n_tokens)
 
 
 def batch() -> list[Example]:
@@ -139,18 +70,10 @@ def batch() -> list[Example]:
 
 
 def napkin_step(precision: Any, max_tokens: int, folder: Path) -> tuple[torch.nn.Module, Step]:
-    """napkin's model and its step, with the forms that a run would choose."""
-    keep_freed_memory()
-    chosen = Precision(precision, "cpu")
-    recipe = Recipe(
-        model=read_huggingface_config(folder / "model"),
-        optimizer=OptimizerConfig(learning_rate=LEARNING_RATE, warmup_steps=0, weight_decay=0.0).resolved,
-        training=TrainingConfig(batch_size=N_PAIRS, precision=precision, device="cpu"),
-    )
-    state = build_train_state(ResolvedRecipe(choose_kernels(recipe, chosen, ThisMachine()), chosen))
-    load_huggingface_into(state.model, folder / "model")
-    pairs = batch()
-    scores = score_examples(state.parallel_model, pairs, max_tokens=max_tokens, autocast=chosen.autocast)
+    """napkin's model and its step, in micro-batches of at most so many tokens."""
+    state = napkin_state(folder, precision, batch_size=N_PAIRS, learning_rate=LEARNING_RATE)
+    pairs, autocast = batch(), Precision(precision, "cpu").autocast
+    scores = score_examples(state.parallel_model, pairs, max_tokens=max_tokens, autocast=autocast)
     examples: list[Example] = [
         tuple(
             sequence.with_values(**{REFERENCE: found.log_probabilities})
@@ -162,19 +85,10 @@ def napkin_step(precision: Any, max_tokens: int, folder: Path) -> tuple[torch.nn
     return state.model, lambda: train_on_examples(state, next(numbers), examples, objective, max_tokens=max_tokens).loss
 
 
-def train_with_trl(bf16: bool, checkpointed: bool, before: bool, folder: Path) -> None:
-    """A run of TRL's trainer, which waits before each step to be told."""
-    os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1")
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    import datasets  # pyright: ignore[reportMissingImports]
-    import tokenizers  # pyright: ignore[reportMissingImports]
-    import transformers  # pyright: ignore[reportMissingImports]
-    import trl  # pyright: ignore[reportMissingImports]
-
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(MODEL.vocab_size)}, "w0"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w1", eos_token="w2")
+def trl_trainer(
+    folder: Path, *, bf16: bool = False, gradient_checkpointing: bool = False, precompute_ref_log_probs: bool = False
+) -> tuple[Any, torch.nn.Module]:
+    """TRL's trainer of the same pairs, and its model."""
 
     def text(tokens: np.ndarray) -> str:
         return "".join(f"w{each} " for each in tokens)
@@ -188,17 +102,16 @@ def train_with_trl(bf16: bool, checkpointed: bool, before: bool, folder: Path) -
         }
         for chosen, rejected in batch()
     ]
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    arguments = trl.DPOConfig(
-        str(folder / "trl"), per_device_train_batch_size=N_PAIRS, max_steps=1000, bf16=bf16, use_cpu=True,
-        gradient_checkpointing=checkpointed, learning_rate=LEARNING_RATE, beta=0.1, report_to=[], max_length=None,
-        save_strategy="no", logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
-        precompute_ref_log_probs=before,
-    )  # fmt: skip
-    trainer = trl.DPOTrainer(
-        model, args=arguments, train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer
-    )
-    serve_trainer(trainer, model)
+    settings = {
+        "per_device_train_batch_size": N_PAIRS,
+        "learning_rate": LEARNING_RATE,
+        "beta": 0.1,
+        "max_length": None,
+        "bf16": bf16,
+        "gradient_checkpointing": gradient_checkpointing,
+        "precompute_ref_log_probs": precompute_ref_log_probs,
+    }
+    return trainer_of("DPO", folder, rows, MODEL.vocab_size, settings)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ BATCHES, BATCH = 200, 32
 
 def main() -> None:
     """Print the table, and write it to results/."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=2000, help="and ten times as many")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--objective", choices=["dpo", "kto"], default="dpo")

@@ -123,7 +123,8 @@ def shown(rates: Sequence[float] | None) -> str:
 def rates_of(source: str, seconds: float) -> dict[str, float]:
     """Of another checkout, by this script."""
     command = [sys.executable, __file__, "--json", "--seconds", str(seconds)]
-    told = subprocess.run(command, env={**os.environ, "PYTHONPATH": source}, capture_output=True, text=True, check=True)
+    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    told = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True)
     return json.loads(told.stdout)
 
 

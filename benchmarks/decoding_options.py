@@ -35,7 +35,7 @@ from turns import BRACKETS, in_turns, ratio_spread, spread
 
 def main() -> None:
     """Print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("quantized", "lookup"))
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--train-seconds", type=float, default=25.0, help="of the small model")

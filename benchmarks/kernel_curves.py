@@ -102,8 +102,9 @@ def batches_of(options: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def means(curve: Curve) -> list[float]:
-    """Of each 20 neighbouring steps."""
-    return [curve.mean_loss(end) for end in range(LAST, len(curve.losses) + 1)]
+    """Of each 20 neighbouring steps; of all where there are fewer."""
+    n_steps = len(curve.losses)
+    return [curve.mean_loss(end) for end in range(min(LAST, n_steps), n_steps + 1)]
 
 
 def farthest(reference: list[float], other: list[float]) -> float:

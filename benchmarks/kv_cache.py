@@ -33,7 +33,7 @@ SHAPES = ((1, 256), (1, 4000), (16, 256), (16, 1000))
 
 def main() -> None:
     """Print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="of training")
     parser.add_argument("--texts", type=int, default=100, help="texts of 512 bytes that are scored")
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="of decoding steps, the smallest first")

@@ -25,8 +25,8 @@ Step = Callable[[], float]
 class Worker:
     """A contender's process, made by the script that runs: it takes a step whenever it is told to."""
 
-    def __init__(self, name: str, folder: str, threads: int) -> None:
-        command = [sys.executable, sys.argv[0], "--threads", str(threads), "--worker", name, folder]
+    def __init__(self, name: str, *arguments: str, threads: int, python: str = sys.executable) -> None:
+        command = [python, sys.argv[0], "--threads", str(threads), "--worker", name, *arguments]
         self.name = name
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.loss, self.peak_bytes, self.most_rss = 0.0, 0, 0
@@ -72,10 +72,10 @@ def seconds_in_turns(workers: dict[str, Worker], rounds: int) -> Samples:
     return seconds
 
 
-def serve(module: torch.nn.Module, step: Step) -> None:
-    """The other side of a `Worker`, for a step that is called."""
+def serve(module: torch.nn.Module, step: Step, peak_bytes: int | None = None) -> None:
+    """The other side of a `Worker`, for a step that is called; its peak bytes are recorded where they are not given."""
     say(step())
-    say(record(module, step, warm_up=1).peak_bytes)
+    say(record(module, step, warm_up=1).peak_bytes if peak_bytes is None else peak_bytes)
     while sys.stdin.readline().strip() != "done":
         begin = time.perf_counter()
         step()

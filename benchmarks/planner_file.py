@@ -29,7 +29,7 @@ ROW = """(name) => [...document.querySelectorAll('#figures tbody tr')]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--on", default="8xH100-SXM-80GB", help="devices, as the file counts them")
     options = parser.parse_args()

@@ -66,7 +66,7 @@ def name_of(run: PublishedRun) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Peak bytes of published training runs, and whether they fit.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="count the steps of llm-foundry's runs too: 20 minutes")
     rows = [row for table in TABLES for row in read_rows(table)]
     if parser.parse_args().all:

@@ -106,6 +106,7 @@ def main() -> None:
     no_options(__doc__)
     lines = ["| step | devices | published | planned | error | generation | scores | training | longest |"]
     lines.append("|---|---|---|---|---|---|---|---|---|")
+    print("\n".join(lines), flush=True)
     errors, without = [], []
     for row in read_rows("published_rollouts.csv"):
         generation, scores, training = phases(row)
@@ -120,6 +121,7 @@ def main() -> None:
             f"{errors[-1]:+.0%} | {generation:.0f} s | {scores:.0f} s | {training:.0f} s | {generation / alike:.2f} × |"
         )
         print(lines[-1], flush=True)
+    n_rows = len(lines)
     lines += ["", "| | median | worst | mean |", "|---|---|---|---|"]
     for name, values in (("planned", errors), ("with answers of the mean length", without)):
         sizes = [abs(value) for value in values]
@@ -132,7 +134,7 @@ def main() -> None:
             f"| {row['stack']} {row['model']} on one A100, {row['name']} | {run.seconds:.2f} s | {seconds:.2f} s | "
             f"{seconds / run.seconds - 1:+.0%} |"
         )
-    print("\n".join(lines[-9:]))
+    print("\n".join(lines[n_rows:]))
     write_result("published-rollouts", lines)
 
 

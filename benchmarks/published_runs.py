@@ -194,7 +194,7 @@ def fit_all(runs: Sequence[tuple[LayoutRun, bool]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Seconds per step of published training runs.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true", help="fit the coefficients and write them")
     arguments = parser.parse_args()
     foundry = [LayoutRun(foundry_row(row)) for row in read_rows("published_runs.csv")]

@@ -378,9 +378,7 @@ def write_table(servers: dict[str, ServiceEfficiency]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Published measurements of inference servers, planned beside measured."
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true", help="fit the constants to all rows and write them")
     arguments = parser.parse_args()
     rows = read_measurements()

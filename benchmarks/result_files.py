@@ -52,10 +52,11 @@ def needs(about: str | None, package: str) -> NoReturn:
     parser.error(f"{package} is not installed: pip install {package}")
 
 
-def write_result(name: str, lines: Iterable[str]) -> None:
-    """Keep the lines of a table in results/, beside those of earlier runs, with the machine below; say where."""
+def write_result(name: str, lines: Iterable[str], *packages: str) -> None:
+    """Keep the lines of a table in results/, beside those of earlier runs, with the machine and the versions of the
+    named packages below; say where."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-{datetime.now(UTC):%Y-%m-%d-%H%M%S}.md"
-    measured_on = f"Measured on {machine()}."
+    measured_on = f"Measured on {machine(*packages)}."
     path.write_text("\n".join([*lines, "", measured_on]) + "\n", encoding="utf-8")
     print(f"\n{measured_on}\nwrote {path}")

@@ -29,7 +29,7 @@ CONTEXT = 1024
 
 def main() -> None:
     """Print the memory as requests go by, and how far it rose after the first part."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--d-model", type=int, default=128)

@@ -60,7 +60,7 @@ PAN = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1000, help="runs that are shown at once")
     parser.add_argument("--points", type=int, default=100_000, help="logged steps of each")
     parser.add_argument("--files", type=int, default=10, help="files of metrics that differ")

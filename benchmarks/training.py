@@ -5,22 +5,18 @@ is a separate process, so that the allocator settings of one do not affect anoth
 that a busy minute hits all of them. The bf16 peak is the best of 2048³ products in the same rounds. Peak bytes are
 those of tensors in an eager step, as `napkin.accounting.recording` watches them.
 
-    python benchmarks/training.py                         # some ten minutes on two quiet cores
+    .venv-peers/bin/python benchmarks/training.py             # some ten minutes on two quiet cores
     python benchmarks/training.py --no-compiled --widths 256 --rounds 5
-    python benchmarks/training.py --trainer-python OTHER/bin/python   # a venv with transformers and accelerate
+    python benchmarks/training.py --trainer-python .venv-peers/bin/python   # the Trainer alone in another environment
 
 The table is also written to benchmarks/results/.
 """
 
 import argparse
-import os
-import platform
 import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable
-from datetime import UTC, datetime
+import tempfile
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -38,12 +34,12 @@ from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes
+from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
 from plain_models import PlainGPT2
 from result_files import write_result
-from turns import BRACKETS, fastest, in_turns, ratio_spread, spread
+from turns import BRACKETS, fastest, ratio_spread, spread
 
 VOCAB_SIZE, LENGTH, BATCH_SIZE, N_LAYERS = 8192, 256, 16, 4
-Step = Callable[[], object]
 
 OURS: dict[str, tuple[Any, dict[str, Any]]] = {
     "napkin bf16": ("bf16", {}),
@@ -67,25 +63,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=detect_host().cores)
     parser.add_argument("--no-compiled", action="store_true", help="leave torch.compile out, which takes minutes")
     parser.add_argument("--trainer-python", help="Python of a venv that has transformers and accelerate")
-    parser.add_argument("--worker", nargs=3, metavar=("NAME", "WIDTH", "STEPS"), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=3, metavar=("NAME", "WIDTH", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        name, width, steps = options.worker
-        work(name, int(width), int(steps), options.threads)
+        name, width, folder = options.worker
+        work(name, int(width), folder, options.threads)
         return
-    host, now = detect_host(), datetime.now(UTC)
-    load = os.getloadavg()[0]
-    lines = [
-        f"# Training beside its peers: {host.cpu_name}, {options.threads} threads, {now:%Y-%m-%d %H:%M}, torch "
-        f"{torch.__version__}, Python {platform.python_version()}, load before: {load:.1f}",
-    ]
-    lines += ["", BRACKETS]
+    lines = [f"# Training beside its peers: {options.threads} threads", "", BRACKETS]
     print("\n".join(lines), flush=True)
     for width in options.widths:
         lines += (found := compare(width, options))
         print("\n".join(found), flush=True)
-    lines.append(f"\nload after: {os.getloadavg()[0]:.1f}")
-    write_result("training-cpu", lines)
+    write_result("training-cpu", lines, "transformers", "accelerate")
 
 
 def compare(width: int, options: argparse.Namespace) -> list[str]:
@@ -95,13 +84,16 @@ def compare(width: int, options: argparse.Namespace) -> list[str]:
         names = [name for name in names if COMPILED not in name]
     else:
         names.insert(-1, LOOPS[1] + COMPILED)
-    if options.trainer_python or _has_transformers():
+    if options.trainer_python or (find_spec("transformers") and find_spec("accelerate")):
         names.insert(-1, TRAINER)
-    workers = {name: Worker(name, width, options) for name in names}
-    for worker in workers.values():
-        worker.warm_up()
-    seconds = in_turns({name: worker.turn for name, worker in workers.items()}, options.rounds)
-    peaks = {name: worker.finish() for name, worker in workers.items()}
+    pythons = {TRAINER: options.trainer_python or sys.executable}
+    with tempfile.TemporaryDirectory() as folder:
+        workers = {
+            name: Worker(name, str(width), folder, threads=options.threads, python=pythons.get(name, sys.executable))
+            for name in names
+        }
+        seconds = seconds_in_turns(workers, options.rounds)
+    peaks = {name: worker.peak_bytes for name, worker in workers.items()}
     flops = count_step(ResolvedRecipe(recipe_of("fp32", width), Precision("fp32", "cpu"))).flops
     best_rate = 2 * 2048**3 / min(seconds.pop(PEAK))
     loops = [name for name in seconds if name not in OURS]
@@ -123,83 +115,31 @@ def compare(width: int, options: argparse.Namespace) -> list[str]:
     return lines
 
 
-def _has_transformers() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("transformers") is not None and find_spec("accelerate") is not None
-
-
-class Worker:
-    """A contender's process: it takes a step whenever it is told to."""
-
-    def __init__(self, name: str, width: int, options: argparse.Namespace) -> None:
-        python = options.trainer_python if name == TRAINER and options.trainer_python else sys.executable
-        command = [python, __file__, "--threads", str(options.threads)]
-        # One step more, to warm up.
-        command += ["--worker", name, str(width), str(options.rounds + 1)]
-        self.name = name
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.peak_bytes = 0
-
-    def warm_up(self) -> None:
-        """Wait until it has begun, and let it take a step."""
-        self.peak_bytes = int(self._answer())
-        self.turn()
-
-    def turn(self) -> float:
-        """Seconds of one step."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        return float(self._answer())
-
-    def finish(self) -> int:
-        """Peak bytes; the process ends."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-        return self.peak_bytes
-
-    def _answer(self) -> str:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("answer "):
-                return line.split()[1]
-        raise SystemExit(f"{self.name} has ended before it was done: its own message is above")
-
-
-def work(name: str, width: int, steps: int, threads: int) -> None:
-    """The other side: say the peak bytes, then take a step for each line that comes."""
+def work(name: str, width: int, folder: str, threads: int) -> None:
+    """The other side of a `Worker`."""
     torch.set_num_threads(threads)
     if name == TRAINER:
-        train_with_transformers(width, steps)
-        return
-    module, step = contender(name, width)
-    # Operators can be watched where there are any: without a compiler.
-    watched, its_step = contender(name.removesuffix(COMPILED), width) if COMPILED in name else (module, step)
-    _say(0 if watched is None else record(watched, its_step, warm_up=1).peak_bytes)
-    del watched, its_step
-    for _ in sys.stdin:
-        begin = time.perf_counter()
-        step()
-        _say(time.perf_counter() - begin)
+        serve_trainer(*trainer_of(width, folder))
+    elif COMPILED in name:
+        # Operators can be watched where there are any: without a compiler.
+        peak_bytes = record(*contender(name.removesuffix(COMPILED), width), warm_up=1).peak_bytes
+        serve(*contender(name, width), peak_bytes)
+    else:
+        serve(*contender(name, width))
 
 
-def _say(value: float) -> None:
-    print(f"answer {value}", flush=True)
-
-
-def contender(name: str, width: int) -> tuple[nn.Module | None, Step]:
+def contender(name: str, width: int) -> tuple[nn.Module, Step]:
     """A model and its step."""
     if name == PEAK:
-        a, b = (torch.randn(2048, 2048).bfloat16() for _ in range(2))
-        return None, lambda: a @ b
+        product = nn.Linear(2048, 2048, bias=False, dtype=torch.bfloat16).requires_grad_(requires_grad=False)
+        inputs = torch.randn(2048, 2048).bfloat16()
+        return product, lambda: float(product(inputs)[0, 0])
     tokens, targets = batch()
     if name in OURS:
         keep_freed_memory()
         train_state = learner_of(*OURS[name], width, compiled=COMPILED in name)
         numbers = iter(range(10**9))
-        return train_state.model, lambda: float(train_state.step(next(numbers), tokens, targets)[0])
+        return train_state.model, lambda: train_state.step(next(numbers), tokens, targets)[0].item()
     model = PlainGPT2(VOCAB_SIZE, LENGTH, N_LAYERS, width, width // 64)
     fp32 = "fp32" in name
     # As people copy it, and then with what is known to be faster.
@@ -241,10 +181,8 @@ def learner_of(name: Any, training: dict[str, Any], width: int, *, compiled: boo
     return build_train_state(ResolvedRecipe(recipe, precision), compiled=compiled)
 
 
-def train_with_transformers(width: int, steps: int) -> None:
-    """GPT-2 by transformers, trained by its Trainer in bf16 with the fused optimizer; a step a turn."""
-    import tempfile
-
+def trainer_of(width: int, folder: str) -> tuple[Any, nn.Module]:
+    """transformers' Trainer of its GPT-2, in bf16 with the fused optimizer."""
     import transformers  # pyright: ignore[reportMissingImports]
 
     tokens, _ = batch()
@@ -253,33 +191,13 @@ def train_with_transformers(width: int, steps: int) -> None:
         resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=None, eos_token_id=None, attn_implementation="sdpa",
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config)
-    rows = [{"input_ids": row, "labels": row} for row in tokens] * steps
-
-    class Turns(transformers.TrainerCallback):
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            sys.stdin.readline()
-            self.begin = time.perf_counter()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            _say(time.perf_counter() - self.begin)
-
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-
-    def alone() -> None:
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    _say(record(model, alone, warm_up=1).peak_bytes)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = transformers.TrainingArguments(
-            folder, per_device_train_batch_size=BATCH_SIZE, max_steps=steps, bf16=True, use_cpu=True,
-            optim="adamw_torch_fused", report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )  # fmt: skip
-        transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[Turns()]).train()  # pyright: ignore
+    arguments = transformers.TrainingArguments(
+        folder, per_device_train_batch_size=BATCH_SIZE, max_steps=1000, bf16=True, use_cpu=True,
+        optim="adamw_torch_fused", report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )  # fmt: skip
+    rows = [{"input_ids": row, "labels": row} for row in tokens] * 1000
+    return transformers.Trainer(model, arguments, train_dataset=rows), model  # pyright: ignore[reportArgumentType]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """What metering adds to a run: the demo's model, metered and not, in turns in one process."""
 
-import statistics
-import time
-from collections.abc import Callable
+from functools import partial
 
 import psutil
 import torch
@@ -14,12 +12,13 @@ from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
+from turns import Samples, in_turns, seconds_of
 
 STEPS_OF_A_RUN = 800
 TURNS = 40
 
 
-def measure() -> dict[str, float]:
+def measure() -> Samples:
     """Seconds: of a step, of one with its parts timed and memory read, of that alone, and of the one metered step."""
     recipe = Recipe(
         model=ModelConfig(vocab_size=4096, context_length=256, d_model=192, n_layers=4, n_heads=3),
@@ -47,23 +46,10 @@ def measure() -> dict[str, float]:
                 pass
         process.memory_info()
 
+    def metered() -> None:
+        meter_step(train_state.model, plain)
+
     for _ in range(3):
         watched()
-    pairs = [(_seconds(plain), _seconds(watched)) for _ in range(TURNS)]
-    alone, metered = zip(*pairs, strict=True)
-    whole = [_seconds(lambda: meter_step(train_state.model, plain)) for _ in range(5)]
-    return {
-        "plain": statistics.median(alone),
-        "plain, best": min(alone),
-        "watched": statistics.median(metered),
-        "watched, best": min(metered),
-        "watch alone": min(_seconds(lambda: [watch_alone() for _ in range(100)]) / 100 for _ in range(20)),
-        "metered step": statistics.median(whole),
-        "metered step, best": min(whole),
-    }
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
+    contestants = {"plain": plain, "watched": watched, "watch alone": watch_alone, "metered step": metered}
+    return in_turns({name: partial(seconds_of, work) for name, work in contestants.items()}, TURNS)

@@ -30,7 +30,8 @@ def in_process(function: str, *arguments: Any, seconds: int = 600, gibibytes: in
     """
     limits = (str(seconds), str(gibibytes))
     command = [sys.executable, "-m", "calculators.processes", function, json.dumps(arguments), *limits]
-    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent / 'tests'}", "HF_HUB_OFFLINE": "1"}
+    path = [str(HERE), str(HERE.parent / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode == -signal.SIGXCPU:
         return f"no answer in {seconds} s"
