@@ -24,6 +24,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.gguf import load_gguf, save_gguf
 from napkin.model.gguf.convert import GgufFormat
 from napkin.model.kernel_forms import use_decoding_kernels
+from napkin.model.kv_cache import ContiguousCache
 from napkin.model.quantized import Format, Int4Linear, QuantizedLinear, quantize_model
 from napkin.model.transformer import Transformer
 from oracles.model_switches import disturbed
@@ -204,6 +205,11 @@ def test_what_the_one_call_has_no_form_for_goes_through_the_modules(whole: list[
     with pytest.raises(NapkinError, match=r"13 tokens exceeds the 12 of its KV cache"):
         last_logits(model, [1], cache, 1)
     assert cache.lengths == [12]
+    assert whole == [12]
+    too_long = ContiguousCache(dataclasses.replace(model.config, context_length=96), capacity=80, dtype=model.dtype)
+    last_logits(model, [1] * 64, too_long, 1)
+    with pytest.raises((IndexError, NapkinError)):
+        last_logits(model, [1], too_long, 1)
     assert whole == [12]
     documents = cache_for(model, 1, 12)
     model.hidden(torch.tensor([[1, 2]]), cache=documents.extend(2, documents=torch.tensor([[0, 1]])))

@@ -90,6 +90,9 @@ class CompiledBlocks:
         if known is None or prepared is None or known() is not cache or not prepared.takes(n_rows):
             if not cache.is_read_in_place or cache.keys[0].dtype != weights.dtype:
                 return None
+            # The compiled call checks no positions; the modules name those that their tables lack.
+            if cache.capacity > model.config.context_length:
+                return None
             prepared = TokenPass(weights, ends, list(zip(cache.keys, cache.values, strict=True)), n_rows)
             self._prepared = weakref.ref(cache), prepared
         (start,) = cache.grow([n_rows])
@@ -185,12 +188,8 @@ def weights_of_blocks(model: Transformer) -> Blocks | None:
 
 def ends_of_pass(model: Transformer, blocks: Blocks) -> Ends | None:
     """What the compiled pass reads before the blocks and after them; None where it computes something else."""
-    first, norm, positions, embedding = (
-        cast(Any, each)
-        for each in (
-            cast(Block, model.blocks[0]).attention_norm, model.norm, model.positions, model.embedding
-        )
-    )  # fmt: skip
+    first, norm = cast(Any, cast(Block, model.blocks[0]).attention_norm), cast(Any, model.norm)
+    positions, embedding = cast(Any, model.positions), cast(Any, model.embedding)
     if type(norm) is not type(first) or norm.eps != first.eps or type(model.output_scale) is not nn.Identity:
         return None
     if model.config.logit_softcap is not None or type(positions) not in _POSITIONS:
