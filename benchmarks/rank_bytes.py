@@ -2,10 +2,10 @@
 
     python benchmarks/rank_bytes.py [WORDS | NAMES ...]
 
-Each case is planned (a rank's step traced on a fake process group), then trained by forked ranks that meter two steps
-and take the smallest peak. Printed are the bytes in tensors at the peak of each rank, planned and metered, and in
-brackets by how much the allocator's events exceed the latter: scratch of oneDNN in products of bf16. Words choose cases
-by parts of their names; names of cases choose these.
+Each case is planned (a rank's step traced on a fake process group), then trained by forked ranks that meter some steps
+and take the smallest peak. Printed are the bytes at the peak of each rank, planned and by the allocator's own events,
+and in brackets by how much the bytes in tensors are below those: the allocator also has what oneDNN takes during a
+product in bf16. Words choose cases by parts of their names; names of cases choose these.
 """
 
 import argparse
@@ -207,9 +207,10 @@ def fork_ranks(size: int, run: Callable[[int], None], *, imported: Iterable[str]
         raise SystemExit("a rank failed")
 
 
-def _compared(planned: int, metered: tuple[int, int]) -> str:
+def compared(planned: int, metered: tuple[int, int]) -> str:
+    """A rank's planned bytes beside the allocator's, and in brackets those in tensors."""
     tensors, allocated = metered
-    return f"{planned:,} / {tensors:,} {planned / tensors - 1:+.3%} ({allocated / tensors - 1:+.3%})"
+    return f"{planned:,} / {allocated:,} {planned / allocated - 1:+.3%} ({tensors / allocated - 1:+.3%})"
 
 
 def main() -> None:
@@ -232,8 +233,8 @@ def main() -> None:
             for name, each in cases.items():
                 metered = json.loads((Path(folder) / f"{name}.json").read_text())
                 planned = [count_step(resolved_of(each), rank).peak_bytes for rank in range(size)]
-                errors += [abs(plan / meter - 1) for plan, (meter, _) in zip(planned, metered, strict=True)]
-                print(f"{name:32}", *map(_compared, planned, metered))
+                errors += [abs(plan / allocated - 1) for plan, (_, allocated) in zip(planned, metered, strict=True)]
+                print(f"{name:32}", *map(compared, planned, metered))
     print(
         f"{len(errors)} ranks of {len(chosen)} layouts: median {statistics.median(errors):.4%}, worst {max(errors):.4%}"
     )

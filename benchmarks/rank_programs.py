@@ -32,7 +32,7 @@ import napkin
 from napkin.accounting.counting import plain_step
 from napkin.accounting.ledger import METERED_STEP
 from napkin.accounting.metering import meter_step
-from rank_bytes import METERED_STEPS, fork_ranks
+from rank_bytes import METERED_STEPS, compared, fork_ranks
 from result_files import machine, write_result
 
 VOCABULARY, LENGTH, WIDTH = 256, 32, 64
@@ -362,8 +362,7 @@ def main() -> None:
             for rank, (tensors, allocated) in enumerate(metered[name]):
                 planned = plan.rank(rank).ledger.peak_bytes
                 errors.append(abs(planned / allocated - 1))
-                within = f"{tensors / allocated - 1:+.3%}"
-                cells.append(f"{rank}: {planned:,} / {allocated:,} {planned / allocated - 1:+.3%} ({within})")
+                cells.append(f"{rank}: {compared(planned, (tensors, allocated))}")
             lines.append(f"| {name} | {size} | {'; '.join(cells)} |")
             print(lines[-1], flush=True)
     worst = f"{len(errors)} ranks: median {statistics.median(errors):.4%}, worst {max(errors):.4%}"
