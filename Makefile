@@ -44,7 +44,7 @@ chat: $(READY)
 tune-chat: $(READY)
 	$(VENV)/bin/python examples/tune_chat_model.py $(TUNE)
 
-# The type checker takes a minute of one core: the tests run meanwhile.
+# The type checker takes three minutes of one core: the tests run meanwhile.
 test: lint
 	$(MAKE) --no-print-directory --jobs=2 types tests
 

@@ -122,9 +122,14 @@ def fit_batch(
         if settled.any():
             left = ~settled
             rows, idle = rows[left], idle[left]
-            weights, log_losses, here, residuals, jacobian, lowest, damping = (
-                each[left] for each in (weights, log_losses, here, residuals, jacobian, lowest, damping)
-            )
+            # One by one: through a generator, the type checker takes half a minute for their types around the loop.
+            weights = weights[left]
+            log_losses = log_losses[left]
+            here = here[left]
+            residuals = residuals[left]
+            jacobian = jacobian[left]
+            lowest = lowest[left]
+            damping = damping[left]
     return theta, cost
 
 
