@@ -29,7 +29,7 @@ from napkin.recipe.tuning_recipe import PreferenceConfig
 from napkin.tuning.preferences import preference_objective
 from napkin.tuning.sequence_step import REFERENCE, score_examples, train_on_examples
 from peer_processes import Step
-from tuning_beside_trl import Napkin, Trl, compare, napkin_state, trainer_of
+from tuning_beside_trl import Trl, compare, in_micro_batches, napkin_state, trainer_of
 
 MODEL = ModelConfig(vocab_size=8192, context_length=512, d_model=256, n_layers=4, n_heads=4)
 N_PAIRS = 8
@@ -38,12 +38,6 @@ LEARNING_RATE = 1e-6
 
 def main() -> None:
     """Run the contenders in turns; print and keep the table."""
-    ours: dict[str, Napkin] = {
-        "napkin fp32": partial(napkin_step, "fp32", 4096),
-        "napkin fp32, micro-batches of 1,024 tokens": partial(napkin_step, "fp32", 1024),
-        "napkin bf16": partial(napkin_step, "bf16", 4096),
-        "napkin bf16, micro-batches of 1,024 tokens": partial(napkin_step, "bf16", 1024),
-    }
     trl: dict[str, Trl] = {
         "TRL fp32, reference computed before": partial(trl_trainer, precompute_ref_log_probs=True),
         "TRL fp32": partial(trl_trainer),
@@ -51,7 +45,7 @@ def main() -> None:
         "TRL bf16, checkpointed (its default)": partial(trl_trainer, bf16=True, gradient_checkpointing=True),
     }
     n_tokens = sum(len(sequence.tokens) for pair in batch() for sequence in pair)
-    compare(__doc__, "DPO beside TRL", MODEL, (ours, trl), n_tokens)
+    compare(__doc__, "DPO beside TRL", MODEL, (in_micro_batches(napkin_step), trl), n_tokens)
 
 
 def batch() -> list[Example]:

@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def prompts() -> list[list[int]]:
-    """Those of every step."""
+    """The prompts that every step answers."""
     return np.random.default_rng(0).integers(3, MODEL.vocab_size, (N_PROMPTS, PROMPT)).tolist()
 
 
@@ -62,7 +62,7 @@ class Words:
         return sequence_of(self.prompt(messages[:1]), self.prompt(messages[1:]))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The words."""
+        """The words of tokens."""
         return " ".join(f"w{each}" for each in ids)
 
 
@@ -78,7 +78,7 @@ class EvenTokens:
         return ask(Words().decode(self.prompts[self.started % N_PROMPTS]))
 
     def step(self, state: Any, answer: str) -> Outcome:
-        """Of the answer."""
+        """Reward an answer, which ends its task."""
         return Outcome(reward_of(answer))
 
 

@@ -25,7 +25,7 @@ from napkin.model.config import ModelConfig
 from napkin.tuning.example_method import SupervisedObjective
 from napkin.tuning.sequence_step import train_on_examples
 from peer_processes import Step
-from tuning_beside_trl import Napkin, Trl, compare, napkin_state, trainer_of
+from tuning_beside_trl import Trl, compare, in_micro_batches, napkin_state, trainer_of
 
 MODEL = ModelConfig(vocab_size=8192, context_length=512, d_model=256, n_layers=4, n_heads=4)
 N_SEQUENCES = 16
@@ -34,19 +34,13 @@ LEARNING_RATE = 2e-5
 
 def main() -> None:
     """Run the contenders in turns; print and keep the table."""
-    ours: dict[str, Napkin] = {
-        "napkin fp32": partial(napkin_step, "fp32", 4096),
-        "napkin fp32, micro-batches of 1,024 tokens": partial(napkin_step, "fp32", 1024),
-        "napkin bf16": partial(napkin_step, "bf16", 4096),
-        "napkin bf16, micro-batches of 1,024 tokens": partial(napkin_step, "bf16", 1024),
-    }
     trl: dict[str, Trl] = {
         "TRL fp32": partial(trl_trainer, bf16=False, gradient_checkpointing=False),
         "TRL bf16": partial(trl_trainer, bf16=True, gradient_checkpointing=False),
         "TRL bf16, checkpointed (its default)": partial(trl_trainer, bf16=True, gradient_checkpointing=True),
     }
     n_tokens = sum(len(sequence.tokens) for (sequence,) in batch())
-    compare(__doc__, "Supervised fine-tuning beside TRL", MODEL, (ours, trl), n_tokens)
+    compare(__doc__, "Supervised fine-tuning beside TRL", MODEL, (in_micro_batches(napkin_step), trl), n_tokens)
 
 
 def batch() -> list[Example]:

@@ -80,6 +80,13 @@ def compare(
     write_result(Path(sys.argv[0]).stem.replace("_", "-"), lines, *NEEDED)
 
 
+def in_micro_batches(step: Callable[[str, int, Path], tuple[torch.nn.Module, Step]]) -> dict[str, Napkin]:
+    """napkin's contenders in each format, with the whole batch at once and in micro-batches. `step` takes a format, the
+    most tokens of a micro-batch and the model's folder."""
+    sizes = {"": 4096, ", micro-batches of 1,024 tokens": 1024}
+    return {f"napkin {each}{size}": partial(step, each, n) for each in FORMATS for size, n in sizes.items()}
+
+
 def _table(workers: dict[str, Worker], seconds: Samples, trl: list[str], n_tokens: int) -> list[str]:
     """The figures, each beside the best of TRL in the same format."""
     lines = [
