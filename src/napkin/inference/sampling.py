@@ -154,8 +154,6 @@ class Columns:
 
     values: Float[Tensor, "5 row 1"]
     """Temperatures, top_k, top_p, min_p, and the uniform numbers; a row at temperature 0 has top_k 1."""
-    draws: bool
-    """False if all temperatures are 0."""
     n_looked: int
     """Likeliest tokens that are sorted at first; 0 if no setting leaves tokens out."""
 
@@ -172,7 +170,7 @@ class Columns:
         filters = any(each.top_k is not None or each.top_p < 1 or each.min_p > 0 for each in random)
         n_looked = max(_FIRST_LOOK, *(1 + (each.top_k or 0) for each in random)) if filters else 0
         values = torch.tensor(rows, dtype=torch.float64).T[..., None].contiguous()
-        return cls(sent_to(device, values), bool(random), n_looked)
+        return cls(sent_to(device, values), n_looked)
 
 
 def drawn_tokens(
@@ -180,16 +178,12 @@ def drawn_tokens(
 ) -> tuple[Int[Tensor, " row"], Float[Tensor, " row"], Bool[Tensor, ""]]:
     """A token for each row and the log-probability with which it was drawn, without a look by the host; they are right
     where the last tensor is True, which says that sorting `n_looked` tokens was enough."""
-    likeliest = logits.argmax(dim=-1)
-    if not columns.draws:
-        nothing = torch.zeros_like(likeliest, dtype=torch.float64)
-        return likeliest, nothing, torch.ones((), dtype=torch.bool, device=logits.device)
     weights, sure = _weights(logits, columns, n_looked)
     drawn = _inverted(weights, columns.values[4])
     logprobs = (weights.gather(1, drawn[:, None]) / weights.sum(dim=-1, keepdim=True)).log()[:, 0]
     # With several tokens at the largest logit, argmax takes any of them; a smaller logit may have weight 1 too.
     takes_likeliest = (columns.values[1] == 1)[:, 0]
-    return likeliest.where(takes_likeliest, drawn), logprobs.where(~takes_likeliest, 0.0), sure
+    return logits.argmax(dim=-1).where(takes_likeliest, drawn), logprobs.where(~takes_likeliest, 0.0), sure
 
 
 @torch.inference_mode()

@@ -6,8 +6,8 @@
 | whole conversations | `{"chosen": [...], "rejected": [...]}`: lists of messages that differ in the last one |
 | unpaired preferences | `{"prompt": "...", "completion": "...", "label": true}`, for KTO; it reads pairs too |
 
-Other fields are not read. Votes between two answers, which the studio keeps, are pairs with fields besides; of those
-that prefer neither, or are on a text that is no conversation, nothing is trained on.
+Other fields are not read. Votes between two answers, which the studio keeps, are pairs with other fields; votes that
+prefer neither answer, or judge a text that is not a conversation, are left out of training.
 """
 
 import itertools

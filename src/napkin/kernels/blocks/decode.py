@@ -258,7 +258,6 @@ class TokenPass:
     """
 
     def __init__(self, blocks: Blocks, ends: Ends, held: Sequence[tuple[Tensor, Tensor]], most_rows: int) -> None:
-        KERNELS.load("blocks.numba_blocks")
         self.blocks, self.ends, self.most_rows = blocks, ends, most_rows
         self._team, self._n_threads = team_of_threads()
         (keys, _), d_model, width = held[0], len(ends.gain), blocks.head_dim
@@ -304,8 +303,8 @@ class TokenPass:
     def __call__(
         self, tokens: Sequence[int], start: int, n_last: int, x: Float[Tensor, "row d_model"] | None = None
     ) -> Float[Tensor, "n_last vocab_size"]:
-        """The logits after each of the last `n_last` tokens, which stand from position `start` on, in fp32; x are their
-        vectors where there is no embedding."""
+        """The logits after each of the last `n_last` tokens, which stand from position `start` on, in fp32; x are the
+        tokens' vectors, for `Ends` without an embedding."""
         logits, given = torch.empty(n_last, self.ends.vocab_size), self._given
         if x is not None:
             self._x[: len(tokens)] = x

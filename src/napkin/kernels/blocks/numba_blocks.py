@@ -28,7 +28,7 @@ from napkin.kernels.numba_numbers import (
 )
 from napkin.kernels.pointwise.numba_pointwise import gelu_tanh
 from napkin.kernels.products.numba_dense import multiply_bf16, multiply_float32
-from napkin.kernels.products.numba_dots import prefetch
+from napkin.kernels.products.numba_dots import fetch
 from napkin.kernels.products.numba_integers import INT8, PIECE, multiply_rows, number_bytes, take_integers
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
 from napkin.machine_code.pointers import f32_at, i64_at, operation
@@ -42,7 +42,6 @@ _FIRST_BYTES = 2048
 """Bytes of the keys, and of the values, of a head that are fetched before they are needed."""
 
 _I32 = ir.IntType(32)
-_fetch = operation(types.void, types.int64)(prefetch)
 
 
 @operation(types.int64, types.int64)
@@ -285,9 +284,8 @@ def _fetch_first(
     block = size * i64_at(table)[0] * block_stride
     for h in range(thread, n_kv_heads, n_threads):
         place = block + size * h * head_stride
-        for line in range(place, place + n_bytes, 64):
-            _fetch(keys + line)
-            _fetch(values + line)
+        fetch(keys + place, n_bytes)
+        fetch(values + place, n_bytes)
 
 
 MATRIX = 9

@@ -21,6 +21,7 @@ from napkin.kernels.products.numba_dots import (
     F32X8,
     byte_dots,
     constants,
+    fetch,
     folded,
     fused,
     load,
@@ -45,13 +46,10 @@ _ROWS = 4
 _AHEAD = 16384
 """Bytes ahead of those that are multiplied that rows are fetched, one line after the other: four rows side by side, as
 they are read, are not what the processor foresees. It is memory's latency of 100 ns and more, times its rate."""
-_LINE_BYTES = 64
 _SIDE_BY_SIDE = 4
 """The pieces of a vector's integers are filled up to a multiple of this."""
 _LARGEST = 32767.0
 _SMALLEST_PIECE = 1e-30
-BLOCK = 64
-"""Rows of a matrix whose products `multiply_few` holds in float32 before they are rounded."""
 _HALF_TO_SINGLE = 2.0**112
 """The bits of an fp16 number, moved to where fp32 has exponent and fraction, are the number divided by this."""
 
@@ -307,18 +305,6 @@ def _repeat(times: int) -> Any:
 _repeat_twice, _repeat_four_times = _repeat(2), _repeat(4)
 
 
-@operation(types.void, types.int64)
-def _fetch_line(builder: Any, address: Any) -> None:
-    prefetch(builder, address)
-
-
-@jitted_with(inline="always")
-def _fetch(address, n_bytes):
-    """Fetch bytes from an address on, ahead of their use; nothing is read."""
-    for at in range(0, n_bytes, _LINE_BYTES):
-        _fetch_line(address + at)
-
-
 @jitted_with(fastmath=FASTMATH)
 def _scales_of_pieces(address, kind, first, n_groups, pieces_per_group, pieces, buffer):
     """The scales, or offsets, of n_groups groups from `first` on, as one float32 for each piece."""
@@ -458,9 +444,9 @@ def _products(form: int) -> Any:
             # The scales of consecutive rows are contiguous.
             first, n = i * n_groups, n_rows * n_groups
             later = number * (first + ahead * n_groups)
-            _fetch(scales + later, number * n)
+            fetch(scales + later, number * n)
             if offsets:
-                _fetch(offsets + later, number * n)
+                fetch(offsets + later, number * n)
             _scales_of_pieces(scales, kind, first, n, per_group, wide, rest)
             if offsets:
                 _scales_of_pieces(offsets, kind, first, n, per_group, shifts, rest)
@@ -534,14 +520,14 @@ def multiply_integers(
 @CompiledFunction.with_options(fastmath=FASTMATH)
 def multiply_few(
     x, is_bf16, values, scales, offsets, bias, bias_is_bf16, y, start, stop, n_vectors, n, n_pieces, n_groups,
-    kind, y_row, form, buffer,
+    kind, y_row, form, block, buffer,
 ):  # fmt: skip
     """`multiply_rows` of vectors of n numbers, and biases if any, in the vectors' format: all in one call. Each thread
-    makes the integers of the vectors for itself. The buffer holds `BLOCK` float32 per vector and `BLOCK` more, and for
-    each vector PIECE / 2 + 2 float32 per piece, whose number counts as a multiple of four; 12 + PIECE per piece; and
-    64 more."""
-    row, result, biases = buffer, buffer + 4 * PIECE * n_pieces, buffer + 4 * (PIECE * n_pieces + BLOCK * n_vectors)
-    numbers = biases + 4 * BLOCK
+    makes the integers of the vectors for itself. The products of `block` rows are held in float32 before
+    they are rounded. The buffer holds `block` float32 per vector and `block` more, and for each vector PIECE / 2 + 2
+    float32 per piece, whose number counts as a multiple of four; 12 + PIECE per piece; and 64 more."""
+    row, result, biases = buffer, buffer + 4 * PIECE * n_pieces, buffer + 4 * (PIECE * n_pieces + block * n_vectors)
+    numbers = biases + 4 * block
     of_x = numbers + number_bytes(n_pieces) * n_vectors + 64
     sums_of_x = of_x + 4 * n_pieces * n_vectors
     rest = sums_of_x + 4 * n_pieces * n_vectors + 32
@@ -553,16 +539,16 @@ def multiply_few(
             row, n, n_pieces, form != INT8, numbers + number_bytes(n_pieces) * v, of_x + of_pieces,
             sums_of_x + of_pieces,
         )  # fmt: skip
-    for first in range(start, stop, BLOCK):
-        last = min(first + BLOCK, stop)
+    for first in range(start, stop, block):
+        last = min(first + block, stop)
         multiply_rows(
             numbers, of_x, sums_of_x, values, scales, offsets, result - 4 * first, first, last, n_vectors, n_pieces,
-            n_groups, kind, BLOCK, form, rest,
+            n_groups, kind, block, form, rest,
         )  # fmt: skip
         if bias:
             widen_row(bias, bias_is_bf16, first, last - first, shifts)
         for v in range(n_vectors):
             if bias:
                 for i in range(last - first):
-                    wide[v * BLOCK + i] += shifts[i]
-            narrow_row(f32_at(result + 4 * BLOCK * v), y, is_bf16, v * y_row + first, last - first)
+                    wide[v * block + i] += shifts[i]
+            narrow_row(f32_at(result + 4 * block * v), y, is_bf16, v * y_row + first, last - first)

@@ -51,7 +51,7 @@ PIECE = 32
 _FEW = 16
 """Vectors up to which each thread makes their integers for itself, and a product is one call."""
 _BLOCK = 64
-"""Rows whose products are held in fp32, see numba_integers.py."""
+"""Rows whose products are held in fp32 before they are rounded."""
 SCALE_FORMATS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 """The numbers of formats of scales and offsets, see numba_integers.py."""
 
@@ -93,7 +93,7 @@ def integer_product(
     on_threads(
         "products.numba_integers.multiply_few",
         (x, in_bf16, values, scales, offsets, bias, bias is not None and is_bf16(bias), result),
-        (n_vectors, n, n_pieces, n_groups, kind, n_rows, form),
+        (n_vectors, n, n_pieces, n_groups, kind, n_rows, form, _BLOCK),
         n_rows=n_rows,
         n_columns=n * n_vectors,
         buffer_size=(n_pieces + 3) * ((PIECE // 2 + 2) * n_vectors + PIECE + 12) + _BLOCK * (n_vectors + 1) + 64,

@@ -121,7 +121,7 @@ class _EngineCache:
     model_token_bytes: int
     """Bytes per token of the model's keys and values."""
     token_bytes: int
-    """Those of a draft included."""
+    """Bytes per token of the keys and values of the model and of a draft."""
     state_bytes: int
     """Bytes of a sequence's states; 0 without layers that have one."""
     sequences: int

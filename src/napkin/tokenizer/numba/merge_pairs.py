@@ -114,7 +114,7 @@ def find_pair(state, first, second):
 
 @jitted
 def find_or_add_pair(state, first, second):
-    """The number of a pair, which is created if it is missing; -1 if there is no room for it."""
+    """The number of a pair, which is created if it is missing; -1 if the table is full."""
     slot = _slot(state, first, second)
     pair = load_u32(slot)
     if pair == NONE:
