@@ -20,7 +20,7 @@ from napkin.data.token_file import BLOCK_BYTES, BlockChecksums, Sidecar, read_si
 from napkin.data.token_writer import write_token_files
 from napkin.errors import CorruptFile
 from napkin.tokenizer import ByteTokenizer
-from oracles.altered_tokens import flip_bit
+from oracles.altered_tokens import flip_bit, hashed_blocks
 
 BYTES = ByteTokenizer([SEPARATOR])
 BLOCK_TOKENS = BLOCK_BYTES // 2
@@ -108,7 +108,9 @@ def test_a_flipped_bit_is_told_by_the_windows_that_read_its_block_alone(
     expected = [
         np.concatenate([token_file.tokens[start:], token_file.tokens[1:]])[:length].tolist() for start in at.tolist()
     ]
-    assert token_file.windows(at, length).tolist() == expected
+    with hashed_blocks() as hashed:
+        assert token_file.windows(at, length).tolist() == expected
+        token_file.windows(at, length)
     edges = np.unique([*range(0, length, BLOCK_TOKENS), length - 1])
     read = {
         (place if place < n else place - n + 1) // BLOCK_TOKENS
@@ -116,9 +118,7 @@ def test_a_flipped_bit_is_told_by_the_windows_that_read_its_block_alone(
         for place in {*(start + edges).tolist(), min(start + length, n) - 1, *([n] if start + length > n else [])}
     }
     sizes = [len(token_file.tokens[block * BLOCK_TOKENS :][:BLOCK_TOKENS]) * 2 for block in range(N_BLOCKS)]
-    assert token_file.bytes_verified == sum(sizes[block] for block in read)
-    token_file.windows(at, length)
-    assert token_file.bytes_verified == sum(sizes[block] for block in read), "a block was verified twice"
+    assert sum(hashed) == sum(sizes[block] for block in read), "not the blocks that were read, once"
 
     bad = data.draw(st.integers(0, N_BLOCKS - 1))
     altered = TokenFile(intact, token_file.tokens.copy(), read_sidecar(intact))
@@ -136,8 +136,9 @@ def test_a_flipped_bit_is_told_by_the_windows_that_read_its_block_alone(
 def test_without_verification_nothing_is_read_twice_or_told(path: Path) -> None:
     flip_bit(path, 5)
     token_file = TokenFile.open(path)
-    token_file.windows(np.array([0]), 10)
-    assert token_file.bytes_verified == 0
+    with hashed_blocks() as hashed:
+        token_file.windows(np.array([0]), 10)
+    assert not hashed
 
 
 def test_the_whole_file_s_verification_names_the_block(path: Path) -> None:
@@ -174,19 +175,21 @@ def test_an_evaluation_verifies_what_it_reads(path: Path) -> None:
     flip_bit(path, 2 * BLOCK_BYTES + 1)
     token_file = opened(path)
     batches = evaluation_windows(token_file, context_length=1024, stride=1024, batch_size=16)
-    for _ in range(2 * BLOCK_TOKENS // (16 * 1024) - 1):
-        next(batches)
-    with pytest.raises(CorruptFile, match="was altered: block 2"):
-        next(batches)
-    assert token_file.bytes_verified == 2 * BLOCK_BYTES
+    with hashed_blocks() as hashed:
+        for _ in range(2 * BLOCK_TOKENS // (16 * 1024) - 1):
+            next(batches)
+        with pytest.raises(CorruptFile, match="was altered: block 2"):
+            next(batches)
+    assert sum(hashed) == 3 * BLOCK_BYTES
 
 
 def test_a_file_of_an_earlier_version_is_read_and_verified_whole(path: Path) -> None:
     as_version_1(path)
     token_file = TokenFile.open(path, verify=True)
     assert not token_file.verify_on_read()
-    assert token_file.windows(np.array([3]), 5).tolist() == [token_file.tokens[3:8].tolist()]
-    assert token_file.bytes_verified == 0
+    with hashed_blocks() as hashed:
+        assert token_file.windows(np.array([3]), 5).tolist() == [token_file.tokens[3:8].tolist()]
+    assert not hashed
     token_file.verify_again()
     flip_bit(path, 9)
     for verify in (token_file.verify_again, token_file.verify, lambda: TokenFile.open(path, verify=True)):
@@ -206,9 +209,9 @@ def test_threads_that_read_at_the_same_time_verify_each_block_once(intact: Path)
             token_file.windows(starts, 100)
         return True
 
-    with ThreadPoolExecutor(8) as pool:
+    with hashed_blocks() as hashed, ThreadPoolExecutor(8) as pool:
         assert all(pool.map(read, range(8)))
-    assert token_file.bytes_verified == os.path.getsize(intact)
+    assert sum(hashed) == os.path.getsize(intact)
 
 
 def test_a_prefetched_batch_with_a_damaged_block_is_never_given(path: Path) -> None:
@@ -242,10 +245,11 @@ def test_a_file_that_is_altered_under_a_reader_is_verified_again_as_far_as_it_wa
     token_file.windows(np.array([0, 2 * BLOCK_TOKENS]), 100)
     guard = TokenGuard(token_file)
     os.utime(path, ns=(1, 1))
-    guard.verify_unchanged()
-    assert token_file.bytes_verified == 4 * BLOCK_BYTES
-    guard.verify_unchanged()
-    assert token_file.bytes_verified == 4 * BLOCK_BYTES
+    with hashed_blocks() as hashed:
+        guard.verify_unchanged()
+        assert sum(hashed) == 2 * BLOCK_BYTES
+        guard.verify_unchanged()
+        assert sum(hashed) == 2 * BLOCK_BYTES
     # What was not read before is verified when it is.
     flip_bit(path, BLOCK_BYTES)
     guard.verify_unchanged()
@@ -260,9 +264,9 @@ def test_a_file_that_is_altered_under_a_reader_is_verified_again_as_far_as_it_wa
 def test_each_rank_verifies_the_blocks_of_its_own_rows(intact: Path) -> None:
     read: list[int] = []
     for rows in (slice(0, 1), slice(1, 2), slice(0, 2)):
-        token_file = opened(intact)
-        _ = Batches(token_file, context_length=64, batch_size=2, seed=6, rows=rows)[0]
-        read.append(token_file.bytes_verified)
+        with hashed_blocks() as hashed:
+            _ = Batches(opened(intact), context_length=64, batch_size=2, seed=6, rows=rows)[0]
+        read.append(sum(hashed))
     assert read == [BLOCK_BYTES, BLOCK_BYTES, 2 * BLOCK_BYTES]
 
 
@@ -321,11 +325,12 @@ def test_a_terabyte_is_opened_and_read_without_reading_the_rest(tmp_path: Path) 
     )
     sidecar_path(path).write_bytes(sidecar.to_json())
     assert sidecar_path(path).stat().st_size < 32e6
-    token_file = opened(path)
-    assert token_file.bytes_verified == 0
-    batches = Batches(token_file, context_length=1024, batch_size=8, seed=0)
-    for index in range(3):
-        assert batches[index][0].sum() == 0
-    assert token_file.bytes_verified <= 3 * 8 * 2 * BLOCK_BYTES
+    with hashed_blocks() as hashed:
+        token_file = opened(path)
+        batches = Batches(token_file, context_length=1024, batch_size=8, seed=0)
+        assert not hashed
+        for index in range(3):
+            assert batches[index][0].sum() == 0
+    assert 0 < sum(hashed) <= 3 * 8 * 2 * BLOCK_BYTES
     last = np.array([token_file.n_tokens - 5])
     assert token_file.windows(last, 10).tolist() == [[0] * 10]

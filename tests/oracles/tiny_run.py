@@ -13,6 +13,7 @@ from napkin.recipe.data_config import DataConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.tokenizer.bpe import ByteTokenizer
+from napkin.training.pretraining import Pretraining
 
 MODEL = ModelConfig(context_length=32, d_model=48, n_layers=1, n_heads=4, n_kv_heads=2)
 TRAINING = TrainingConfig(
@@ -28,6 +29,11 @@ def tiny_recipe(folder: Path | str, **training: Any) -> Recipe:
         optimizer=OptimizerConfig(warmup_steps=0),
         training=dataclasses.replace(TRAINING, **training),
     )
+
+
+def with_recipe(preparation: Pretraining, recipe: Recipe) -> Pretraining:
+    """The same data, read by another recipe."""
+    return dataclasses.replace(preparation, resolved=dataclasses.replace(preparation.resolved, recipe=recipe))
 
 
 def write_tiny_text(folder: Path) -> None:

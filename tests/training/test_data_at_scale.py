@@ -25,7 +25,7 @@ from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
 from napkin.training.pretraining import Pretraining
 from napkin.training.run import create_run, train_run
-from oracles.tiny_run import tiny_recipe, write_tiny_text
+from oracles.tiny_run import tiny_recipe, with_recipe, write_tiny_text
 
 STEPS = 6
 
@@ -77,7 +77,7 @@ def test_a_run_on_several_files_resumes_as_if_never_stopped_and_refuses_other_we
     assert isinstance(preparation, Pretraining)
     train_run(preparation, whole)
     assert losses(resumed_after(3, preparation, tmp_path / "run")) == losses(whole)
-    ahead = preparation.with_recipe(recipe_with(preparation.recipe, prefetch="on"))
+    ahead = with_recipe(preparation, recipe_with(preparation.recipe, prefetch="on"))
     assert losses(resumed_after(4, ahead, tmp_path / "ahead")) == losses(whole)
     assert not [thread for thread in threading.enumerate() if thread.name == "napkin batches"]
     other = dataclasses.replace(preparation, train_tokens=TokenMixture(preparation.train_tokens.files, [2, 1]))
@@ -91,7 +91,7 @@ def test_a_run_goes_on_with_as_many_sequences_a_step_as_it_began_with(text: Path
     assert isinstance(preparation, Pretraining)
     train_run(preparation, run, on_step=lambda m: signal.raise_signal(signal.SIGTERM) if m.step == 3 else None)
     training = dataclasses.replace(preparation.recipe.training, batch_size=6)
-    other = preparation.with_recipe(dataclasses.replace(preparation.recipe, training=training))
+    other = with_recipe(preparation, dataclasses.replace(preparation.recipe, training=training))
     with pytest.raises(NapkinError, match=r"training.batch_size.*6.*trained.*4"):
         train_run(other, run)
     assert train_run(preparation, run).step == STEPS

@@ -26,8 +26,8 @@ from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.training.pretraining import Pretraining
 from napkin.training.run import create_run, open_run, train_run
-from oracles.altered_tokens import flip_bit
-from oracles.tiny_run import tiny_recipe, write_tiny_text
+from oracles.altered_tokens import flip_bit, hashed_blocks
+from oracles.tiny_run import tiny_recipe, with_recipe, write_tiny_text
 
 TOKENIZER = ByteTokenizer([SEPARATOR])
 BLOCK_TOKENS = BLOCK_BYTES // 2
@@ -80,9 +80,10 @@ def test_a_flipped_bit_ends_the_run_before_anything_is_learned_from_its_block(te
     flip_bit(text / "blocks.tokens", bad * BLOCK_BYTES + 1000)
 
     # The start reads the first block alone.
-    preparation, run = create_run(recipe, text / "run")
-    assert isinstance(preparation, Pretraining)
-    assert preparation.train_tokens.files[0].bytes_verified == BLOCK_BYTES
+    with hashed_blocks() as hashed:
+        preparation, run = create_run(recipe, text / "run")
+    assert max(hashed) == BLOCK_BYTES
+    assert hashed.count(BLOCK_BYTES) == 1
     with pytest.raises(CorruptFile) as caught:
         train_run(preparation, run)
     line = str(caught.value)
@@ -145,15 +146,15 @@ def test_a_run_on_a_terabyte_reads_the_blocks_of_its_batches_alone(text: Path) -
     content |= {"tokens": size // 2, "blocks": n_whole * whole + last}
     sidecar_path(path).write_text(json.dumps(content))
     recipe = with_data(tiny_recipe(text, steps=4, batch_size=4), train=str(path))
-    preparation, run = create_run(recipe, text / "run")
-    assert isinstance(preparation, Pretraining)
-    [tokens] = preparation.train_tokens.files
-    assert tokens.bytes_verified == BLOCK_BYTES
-    assert train_run(preparation, run).step == 4
-    assert BLOCK_BYTES < tokens.bytes_verified <= (1 + 4 * 4 * 2) * BLOCK_BYTES
-    resumed, _ = open_run(run.path)
-    assert isinstance(resumed, Pretraining)
-    assert resumed.train_tokens.files[0].bytes_verified == BLOCK_BYTES
+    # The blocks of the validation text are small.
+    with hashed_blocks() as hashed:
+        preparation, run = create_run(recipe, text / "run")
+        assert hashed.count(BLOCK_BYTES) == 1
+        assert train_run(preparation, run).step == 4
+        assert 1 < hashed.count(BLOCK_BYTES) <= 1 + 4 * 4 * 2
+    with hashed_blocks() as hashed:
+        open_run(run.path)
+    assert hashed.count(BLOCK_BYTES) == 1
 
 
 def test_files_of_an_earlier_version_are_verified_before_training(text: Path) -> None:
@@ -240,7 +241,7 @@ def test_windows_cannot_change_within_a_run(text: Path) -> None:
     preparation, run = create_run(little_text(text), text / "run")
     assert isinstance(preparation, Pretraining)
     train_run(preparation, run, on_step=lambda m: signal.raise_signal(signal.SIGTERM) if m.step == 5 else None)
-    other = preparation.with_recipe(with_data(preparation.recipe, windows="fixed"))
+    other = with_recipe(preparation, with_data(preparation.recipe, windows="fixed"))
     with pytest.raises(NapkinError, match=r'data.windows is "fixed", but .* was trained with "shifted"'):
         train_run(other, run)
 

@@ -16,7 +16,7 @@ from napkin.runs.run_folder import RunFolder
 from napkin.training.callbacks import TRACKERS, TrackedRun, metrics_of
 from napkin.training.pretraining import Pretraining
 from napkin.training.run import create_run, prepare, train_run
-from oracles.tiny_run import tiny_recipe, write_tiny_text
+from oracles.tiny_run import tiny_recipe, with_recipe, write_tiny_text
 from peers import peer
 
 STEPS = 9
@@ -34,7 +34,7 @@ def preparation(tmp_path_factory: pytest.TempPathFactory) -> Pretraining:
 
 def tracked_by(preparation: Pretraining, *names: Any) -> Pretraining:
     recipe = dataclasses.replace(preparation.recipe, tracking=TrackingConfig(names))
-    return preparation.with_recipe(recipe)
+    return with_recipe(preparation, recipe)
 
 
 def run_in(folder: Path, preparation: Pretraining) -> RunFolder:

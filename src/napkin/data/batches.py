@@ -91,14 +91,6 @@ class Batches:
         read = [before for before, _ in self._interleaving(n_batches * self.batch_size, 0)]
         return [before / windows.n for before, windows in zip(read, self._windows, strict=True)]
 
-    @property
-    def batches_per_epoch(self) -> float:
-        """The number of batches in which each window occurs once; may be fractional.
-
-        With weights, some files are seen more often than that and others less.
-        """
-        return self.n_windows / self.batch_size
-
     def __getitem__(self, index: int) -> tuple[Int64[Tensor, "rows context_length"], ...]:
         """Return (inputs, targets), or (inputs, targets, documents), of batch `index`; targets are the successors."""
         if index < 0:

@@ -193,8 +193,6 @@ class BlockVerifier:
         self.path = path
         self.tokens = tokens
         self.vocab_size = sidecar.vocab_size
-        self.bytes_read = 0
-        """Bytes that have been hashed."""
         self._digests = sidecar.block_digests
         self._bytes = tokens.view(np.uint8)
         self._verified = np.zeros(n_blocks(len(self._bytes)), bool)
@@ -234,7 +232,6 @@ class BlockVerifier:
         else:
             with ThreadPoolExecutor(min(_THREADS, len(blocks) // _BLOCKS_PER_THREAD)) as pool:
                 list(pool.map(self._verify_block, blocks.tolist()))
-        self.bytes_read += sum(len(self._block(block)) for block in blocks.tolist())
 
     def _verify_block(self, block: int) -> None:
         if not self.is_intact(block):
@@ -321,11 +318,6 @@ class TokenFile:
         """
         self._verifies = self._blocks is not None
         return self._verifies
-
-    @property
-    def bytes_verified(self) -> int:
-        """Bytes that were read to verify blocks."""
-        return 0 if self._blocks is None else self._blocks.bytes_read
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.integer]:
         """Copies of `length` tokens from each of `starts`. A window that reaches the end continues at the beginning.

@@ -77,10 +77,6 @@ class MicroBatchGraph:
         self._total = torch.zeros(())
         self._replay: Callable[[], object] | None = None
 
-    @property
-    def is_recorded(self) -> bool:
-        return self._replay is not None
-
     def gradients(self, micro_batches: Sequence[MicroBatch], passes: Passes) -> Float[Tensor, ""]:
         """See `ParallelModel.gradients`. Micro-batches of another shape, and steps whose operators are watched, are
         computed without the graph."""

@@ -100,9 +100,6 @@ class Pretraining(Method):
         _batches(resolved.recipe, train_tokens)
         return cls(resolved, tokenizer, train_tokens, validation_tokens, ranks=setting.ranks)
 
-    def with_recipe(self, recipe: Recipe) -> "Pretraining":
-        return dataclasses.replace(self, resolved=dataclasses.replace(self.resolved, recipe=recipe))
-
     @property
     def batches(self) -> Batches:
         """The training batches in order; of each, this rank's rows."""
