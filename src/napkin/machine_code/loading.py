@@ -122,9 +122,9 @@ def _tell_failure(module: str, why: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-MOST_SECONDS = 20.0
-"""The longest time that a process waits for another that makes the same code: making it takes a few seconds, or forever
-if that process is suspended."""
+MOST_SECONDS = 120.0
+"""The longest time that a process waits for another that makes the same code: making the largest module takes half a
+minute of an idle core, several times that beside other programs, and forever if that process is suspended."""
 
 
 class CodeCache:
