@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from napkin.hardware.host import has_native_int8
+from napkin.hardware.host import has_exact_int8
 from napkin.kernels.products.linear import (
     compiled_int8_linear,
     int8_linear,
@@ -12,7 +12,7 @@ from napkin.kernels.products.linear import (
 )
 
 own = torch.ops.napkin
-with_int8 = pytest.mark.skipif(not has_native_int8(), reason="the processor does not multiply int8")
+with_int8 = pytest.mark.skipif(not has_exact_int8(), reason="int8 is not multiplied exactly here")
 FORMS = [
     int8_linear_emulated,
     pytest.param(int8_linear, marks=with_int8),

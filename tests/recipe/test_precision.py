@@ -1,4 +1,7 @@
 import dataclasses
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -31,3 +34,20 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
         assert choose_device("auto") == choose_device("cpu") == "cpu"
         with pytest.raises(NapkinError, match="no GPU"):
             choose_device("cuda")
+
+
+def test_int8_is_emulated_where_torch_is_kept_from_the_instructions_that_sum_it_exactly() -> None:
+    program = """
+import torch
+from napkin.hardware.host import detect_host
+from napkin.kernels.products.linear import narrow_linear
+from napkin.recipe.precision import choose_precision
+ones = torch.ones(32, 64)
+form = choose_precision("int8", "cpu", detect_host()).narrow_form
+with torch.autocast("cpu", torch.bfloat16):
+    print(form, narrow_linear("int8", form)(ones, ones, None).unique().tolist())
+"""
+    capped = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    found = subprocess.run([sys.executable, "-c", program], env=capped, capture_output=True, text=True, check=True)
+    # Sums of pairs of products in 16 bits give half of it.
+    assert found.stdout == "emulated [64.0]\n"

@@ -9,7 +9,7 @@ import torch
 from napkin.accounting.metering import meter_step
 from napkin.checkpoint.restore import load_model, load_train_state
 from napkin.checkpoint.writer import save_checkpoint
-from napkin.hardware.host import has_native_int8
+from napkin.hardware.host import has_exact_int8
 from napkin.model.config import ModelConfig
 from napkin.optim.clipping import FIRST_SCALE, LossScale
 from napkin.recipe.precision import Precision
@@ -19,7 +19,7 @@ from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step
 
-with_int8 = pytest.mark.skipif(not has_native_int8(), reason="the processor does not multiply int8")
+with_int8 = pytest.mark.skipif(not has_exact_int8(), reason="int8 is not multiplied exactly here")
 # fp16 is refused on a CPU for its speed; its arithmetic is there.
 NARROW = [
     Precision("bf16", "cpu"),

@@ -222,6 +222,19 @@ def has_native_int8(cpuinfo: Path = _CPUINFO) -> bool:
 
 
 @cache
+def has_exact_int8() -> bool:
+    """True if it has, and torch's products of 8-bit integers are exact: where oneDNN is told to use older instructions,
+    by ONEDNN_MAX_CPU_ISA, it sums pairs of products in 16 bits, which do not hold them."""
+    import torch
+
+    if not has_native_int8():
+        return False
+    largest = torch.full((32, 64), 127, dtype=torch.int8)
+    sums = torch._int_mm(largest, largest.T)  # pyright: ignore[reportPrivateImportUsage]
+    return bool((sums == 64 * 127**2).all())
+
+
+@cache
 def has_amx(number_format: Literal["bf16", "fp16"]) -> bool:
     """True if the processor has AMX, Intel's matrix tiles, for that format; fewer have it for fp16."""
     import torch

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from napkin.errors import NapkinError
-from napkin.hardware.host import Host, has_native_bf16, has_native_int8
+from napkin.hardware.host import Host, has_exact_int8, has_native_bf16
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +103,7 @@ def _narrow_form(name: PrecisionName, device_type: Literal["cpu", "cuda"]) -> Na
         return "emulated"
     if device_type == "cpu":
         # torch multiplies fp8 on a CPU, more slowly than bf16.
-        native = name == "int8" and has_native_int8()
+        native = name == "int8" and has_exact_int8()
     else:
         import torch
 
