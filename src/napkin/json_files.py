@@ -129,12 +129,12 @@ def add_checksum(text: str) -> str:
 
 def verify_checksum(data: bytes) -> bool:
     """Return whether a JSON object has a checksum. Raises ValueError where it is not that of the bytes before it."""
-    found = _AT_THE_END.search(data)
-    if found is None:
+    match = _AT_THE_END.search(data)
+    if match is None:
         return False
-    actual = crc32(data[: found.start()])
-    if found[1].decode() != actual:
-        raise ValueError(f"its checksum is {found[1].decode()}, that of its contents {actual}")
+    actual = crc32(data[: match.start()])
+    if match[1].decode() != actual:
+        raise ValueError(f"its checksum is {match[1].decode()}, that of its contents {actual}")
     return True
 
 

@@ -70,18 +70,18 @@ class Attribution:
             return "optimizer"
         if phase == "backward" and (origin is None or origin.node in self.component_of_node):
             return self.component_of_node.get(_node(origin), "other")
-        found = component_of(
+        component = component_of(
             self.words.get(path) or ((path, path),),
             contraction=contraction,
             of_activations=of_activations,
             after_head=self.after_head and not path,
         )
-        self.after_head |= found == "head"
+        self.after_head |= component == "head"
         node = _node(origin) if origin is not None else _get_sequence_nr() - 1
         # The first of a node's calls may be a reshape.
         if self.component_of_node.get(node, "other") == "other":
-            self.component_of_node[node] = found
-        return found
+            self.component_of_node[node] = component
+        return component
 
     def mark_node_of_activations(self, origin: Origin | None = None) -> None:
         """Note that the node that is being made multiplies activations."""

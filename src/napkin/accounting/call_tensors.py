@@ -14,22 +14,22 @@ aten = torch.ops.aten
 
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors in nested tuples, lists and dicts, in order."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     pending = [value]
     while pending:
         item = pending.pop()
         kind = type(item)
         if kind is FakeTensor:
-            found.append(item)
+            tensors.append(item)
         elif kind in PLAIN_VALUES:
             continue
         elif isinstance(item, Tensor):
-            found.append(item)
+            tensors.append(item)
         elif isinstance(item, (tuple, list)):
             pending.extend(reversed(item))
         elif isinstance(item, dict):
             pending.extend(reversed(item.values()))
-    return found
+    return tensors
 
 
 def is_view_call(inputs: list[Tensor], outputs: list[Tensor]) -> bool:

@@ -183,9 +183,9 @@ def compare_steps(before: StepFigures, after: StepFigures) -> StepDifference:
 
 def _sizes(changes: Iterable[Change]) -> list[float]:
     """How much each of a part's figures differs; parts are sorted by the first one."""
-    found = {each.name: abs(each.difference) for each in changes}
+    sizes = {each.name: abs(each.difference) for each in changes}
     order = ("seconds", "flops", "bytes_allocated", "bytes_written", "bytes_read", "calls")
-    return [found.get(name, 0) for name in order]
+    return [sizes.get(name, 0) for name in order]
 
 
 def _differing(
@@ -193,7 +193,7 @@ def _differing(
 ) -> dict[str, tuple[Change, ...]]:
     names = dict.fromkeys([*after, *before])
     changes = {name: _changes(before.get(name, {}), after.get(name, {}), units) for name in names}
-    return {name: found for name, found in changes.items() if found}
+    return {name: differences for name, differences in changes.items() if differences}
 
 
 def _changes(before: Figures, after: Figures, units: Mapping[str, Unit]) -> tuple[Change, ...]:

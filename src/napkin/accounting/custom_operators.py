@@ -99,8 +99,8 @@ def declared_work(operator: torch._ops.OpOverload, args: tuple, kwargs: dict, re
     if "result" in inspect.signature(formula).parameters and "result" not in given:
         given["result"] = result
     try:
-        found = formula(**given)
-        declared = found if isinstance(found, OperatorWork) else OperatorWork(flops=_whole(found))
+        work = formula(**given)
+        declared = work if isinstance(work, OperatorWork) else OperatorWork(flops=_whole(work))
         for name, value in vars(declared).items():
             if name != "contraction" and value is not None:
                 declared = replace(declared, **{name: _whole(value)})
@@ -122,13 +122,13 @@ def _packet(operator: Any) -> torch._ops.OpOverloadPacket:
     if isinstance(operator, torch._ops.OpOverloadPacket):
         return operator
     namespace, separator, name = str(operator).partition("::")
-    found = getattr(getattr(torch.ops, namespace), name, None) if separator and name else None
-    if not isinstance(found, torch._ops.OpOverloadPacket):
+    packet = getattr(getattr(torch.ops, namespace), name, None) if separator and name else None
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
         raise NapkinError(
             f"register_operator: there is no operator '{operator}': import what defines it first, and name it as "
             "'namespace::name'"
         )
-    return found
+    return packet
 
 
 def _check_parameters(name: str, packet: torch._ops.OpOverloadPacket, function: Formula) -> None:

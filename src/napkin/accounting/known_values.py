@@ -100,11 +100,11 @@ class Values(TorchDispatchMode):
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if operator.namespace != "aten" or not (tensors or operator.overloadpacket in _MAKING):
             return None
-        found = [self.of(tensor) for tensor in tensors]
-        values = [value for value in found if value is not None]
+        operands = [self.of(tensor) for tensor in tensors]
+        values = [value for value in operands if value is not None]
         if len(values) < len(tensors) or sum(value.numel() for value in values) > MOST_VALUES:
-            if operator._schema.is_mutable and found[0] is not None:
-                self._forget(found[0])
+            if operator._schema.is_mutable and operands[0] is not None:
+                self._forget(operands[0])
             return None
         known = {id(tensor): value for tensor, value in zip(tensors, values, strict=True)}
         real_args, real_kwargs = pytree.tree_map_only(Tensor, lambda tensor: known[id(tensor)], (args, kwargs))

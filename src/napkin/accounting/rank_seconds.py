@@ -175,7 +175,7 @@ def seconds_of_ranks(everyone: Sequence[dict[str, Any]], *, pipelined: bool) -> 
             if key:
                 last_to_enter[key] = max(last_to_enter.get(key, (entered, rank)), (entered, rank))
     caused = [0.0] * len(everyone)
-    found: list[RankSeconds] = []
+    by_rank: list[RankSeconds] = []
     for rank, (each, own_keys) in enumerate(zip(everyone, keys, strict=True)):
         exposed = hidden = bubble = waiting = 0.0
         kinds: dict[str, tuple[int, int, float]] = {}
@@ -195,8 +195,8 @@ def seconds_of_ranks(everyone: Sequence[dict[str, Any]], *, pipelined: bool) -> 
         computing = max(0.0, each["seconds"] - exposed - bubble)
         collectives = tuple(CollectiveSeconds(operation, *figures) for operation, figures in kinds.items())
         seconds = each["seconds"], computing, exposed, hidden, bubble, waiting
-        found.append(RankSeconds(rank, each["peak_bytes"], *seconds, collectives))
-    return found, _straggler(caused, max(each.seconds for each in found))
+        by_rank.append(RankSeconds(rank, each["peak_bytes"], *seconds, collectives))
+    return by_rank, _straggler(caused, max(each.seconds for each in by_rank))
 
 
 def _straggler(caused: Sequence[float], step_seconds: float) -> int | None:

@@ -463,10 +463,10 @@ class Recorder(TorchDispatchMode):
             return False
         if phase == "backward":
             return self.attribution.is_node_of_activations(self.origin)
-        found = not any(map(self.memory.stems_from_parameters, inputs[-2:]))
-        if found:
+        of_activations = not any(map(self.memory.stems_from_parameters, inputs[-2:]))
+        if of_activations:
             self.attribution.mark_node_of_activations(self.origin)
-        return found
+        return of_activations
 
     def _describe(
         self, operator: Any, args: tuple, kwargs: dict, inputs: list, result: Any, outputs: list, phase: Phase

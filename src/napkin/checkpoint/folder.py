@@ -82,10 +82,10 @@ def read_checkpoint(path: Path, *, verify: bool = True, verify_frozen: bool = Tr
         file, listed = path / name, SUMS
         if name == FROZEN:
             file, listed = frozen_path(path.parent), f"{path.name}/{SUMS}"
-        found = readable_checksum(file)
-        if name == FROZEN and found != expected[name] and _goes_with_others(found, path):
+        checksum = readable_checksum(file)
+        if name == FROZEN and checksum != expected[name] and _goes_with_others(checksum, path):
             raise damaged(path / SUMS, "lists frozen weights of another run than the checkpoints beside it")
-        if found != expected[name]:
+        if checksum != expected[name]:
             raise damaged(file, f"was truncated or changed, its SHA-256 is not the one in {listed}")
     try:
         state = msgspec.json.decode(read_bytes(path / "state.json"), type=State)

@@ -232,10 +232,10 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def _refuse_other_module(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     for name in [*own, *saved]:
-        expected, found = _described(own, name), _described(saved, name)
-        if expected != found:
+        expected, actual = _described(own, name), _described(saved, name)
+        if expected != actual:
             raise NapkinError(
-                f"'{path}' is of another module: '{name}' is {found} there, and {expected} here: make the module as "
+                f"'{path}' is of another module: '{name}' is {actual} there, and {expected} here: make the module as "
                 "it was made when it was saved"
             )
 

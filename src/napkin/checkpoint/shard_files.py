@@ -95,16 +95,16 @@ def copy_files_into(
         shapes = {name: _shape_of(name, boxes, paths[0]) for name, boxes in stored.items()}
         for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
             boxes, parts = stored.get(name), targets.get(name)
-            found = "missing" if boxes is None else f"{_format_name(boxes[0].format)} {shapes[name]}"
+            actual = "missing" if boxes is None else f"{_format_name(boxes[0].format)} {shapes[name]}"
             if parts:
                 expected = f"{_format_name((stored_as or {}).get(name, parts[0].tensor.dtype))} {parts[0].shape}"
             else:
                 expected = "missing" if parts is None else "not on this rank"
             # A rank may have no part of a tensor, and then does not know its format.
-            if found != expected and parts != []:
+            if actual != expected and parts != []:
                 raise damaged(
                     paths[0] if boxes is None else boxes[0].path,
-                    f"does not fit its recipe: tensor '{name}' is {found}, the model's is {expected}",
+                    f"does not fit its recipe: tensor '{name}' is {actual}, the model's is {expected}",
                 )
         with torch.no_grad():
             for name, parts in targets.items():

@@ -309,11 +309,11 @@ def _walk(folder: str, skipped_folders: frozenset[str]) -> Iterator[str]:
     # folders may be nested more deeply than Python calls functions.
     waiting = [_entries(folder, "" if folder == "." else folder if folder.endswith(os.sep) else folder + os.sep)]
     while waiting:
-        found = next(waiting[-1], None)
-        if found is None:
+        item = next(waiting[-1], None)
+        if item is None:
             waiting.pop()
             continue
-        path, entry = found
+        path, entry = item
         if _is(entry, "is_dir"):
             # A link to a parent folder would make the walk endless.
             if entry.name not in skipped_folders and not entry.is_symlink():

@@ -295,7 +295,7 @@ class TokenGuard:
 
 def _stat(file: TokenFile) -> tuple[int, int, int, int] | None:
     try:
-        found = os.stat(file.path)
+        status = os.stat(file.path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -188,9 +188,9 @@ def seconds_of_time_limit(text: str) -> int:
     >>> [seconds_of_time_limit(each) for each in ("90", "90:30", "24:00:00", "2-12", "2-12:30", "1-00:00:01")]
     [5400, 5430, 86400, 216000, 217800, 86401]
     """
-    found = TIME.fullmatch(text) if text.isascii() else None
-    if found:
-        days, *parts = found.groups()
+    match = TIME.fullmatch(text) if text.isascii() else None
+    if match:
+        days, *parts = match.groups()
         given = [int(part) for part in parts if part is not None]
         if days is None:
             # One number is minutes, two are minutes and seconds.

@@ -95,17 +95,19 @@ def efficiencies() -> dict[str, Efficiency]:
 def efficiency_of(device: Device) -> Efficiency:
     """The coefficients of a device: its generation's, else the geometric means of all generations; in their place those
     that were measured on it, which a file that describes the device may have."""
-    found = next(
+    efficiency = next(
         (each for each in efficiencies().values() if device.compute_capability in each.compute_capabilities), None
     )
-    return dataclasses.replace(found or mean_efficiency(), **device.efficiency)
+    return dataclasses.replace(efficiency or mean_efficiency(), **device.efficiency)
 
 
 @functools.cache
 def mean_efficiency() -> Efficiency:
     """The geometric means of all generations."""
-    found = efficiencies().values()
-    means = {name: math.prod(getattr(each, name) for each in found) ** (1 / len(found)) for name in COEFFICIENTS}
+    generations = efficiencies().values()
+    means = {
+        name: math.prod(getattr(each, name) for each in generations) ** (1 / len(generations)) for name in COEFFICIENTS
+    }
     return Efficiency(**means, factor=ELSEWHERE_FACTOR)
 
 

@@ -124,28 +124,28 @@ def _libraries() -> Iterator[Finding]:
 
     yield Finding("napkin", f"{napkin.__version__}, in {Path(napkin.__file__).parent}")
     yield Finding("python", f"{platform.python_version()} ({sys.executable}), {platform.platform(terse=True)}")
-    found, failure = _run_libraries()
+    libraries, failure = _run_libraries()
     for name in ("torch", "numba", "numpy"):
-        if found.get(name):
-            yield Finding(name, str(found[name]))
+        if libraries.get(name):
+            yield Finding(name, str(libraries[name]))
         else:
-            error = found.get(f"{name} error") or failure or "it cannot be imported"
+            error = libraries.get(f"{name} error") or failure or "it cannot be imported"
             yield Finding(name, str(error), "broken", f"reinstall it: pip install --force-reinstall {name}")
-    if found.get("torch") and found["product"] != 512:
-        yield Finding("matrix product", f"ones give {found['product']}", "broken", "reinstall torch")
-    yield from _gpus(found)
+    if libraries.get("torch") and libraries["product"] != 512:
+        yield Finding("matrix product", f"ones give {libraries['product']}", "broken", "reinstall torch")
+    yield from _gpus(libraries)
     for device in ("cpu", "cuda"):
-        known = found.get(f"calibration {device}")
+        known = libraries.get(f"calibration {device}")
         if known:
             age = f"of {format_seconds(max(0.0, time.time() - known[1]))} ago, in {known[0]}"
             disturbed = f"; on a busy machine, where {known[2]}" if known[2] else ""
             remedy = f"measured again when a plan starts quiet, or by: napkin calibrate --device {device}"
             remedy = remedy if known[2] else ""
             yield Finding(f"calibration ({device})", age + disturbed, "lacking" if known[2] else "fine", remedy)
-        elif device == "cpu" and found.get("torch"):
+        elif device == "cpu" and libraries.get("torch"):
             remedy = "the first plan measures this machine; or now: napkin calibrate"
             yield Finding("calibration (cpu)", "none yet", "lacking", remedy)
-    for operator, forms in found.get("forms", {}).items():
+    for operator, forms in libraries.get("forms", {}).items():
         chosen = ", ".join(f"{form} for {n} shape{'s'[: n > 1]}" for form, n in forms.items())
         yield Finding(f"fastest {operator}", f"{chosen}; see `napkin bench forms`")
 

@@ -122,9 +122,9 @@ def undisturbed_clock(sampler: Sampler) -> Clock:
 
 def fastest_of(samples: Mapping[str, Sequence[float]], default: str) -> tuple[str, dict[str, float]]:
     """The form to choose of those that were timed in turns, and the medians of their seconds over the default's."""
-    found = _ratios(samples, default)
-    faster = {name: each.median for name, each in found.items() if each.high < 1 and each.median < 1 - GAIN}
-    return min(faster, key=faster.__getitem__, default=default), {name: each.median for name, each in found.items()}
+    ratios = _ratios(samples, default)
+    faster = {name: each.median for name, each in ratios.items() if each.high < 1 and each.median < 1 - GAIN}
+    return min(faster, key=faster.__getitem__, default=default), {name: each.median for name, each in ratios.items()}
 
 
 def is_open(samples: Mapping[str, Sequence[float]], default: str) -> bool:

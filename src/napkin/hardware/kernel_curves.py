@@ -202,15 +202,15 @@ class KernelCurves:
         # An all-to-all passes through no neighbours; more peers still take longer.
         hops = (ranks - 1) ** 0.5 if operation == "all_to_all" else around * (ranks - 1)
         sent = data_bytes * (around * (ranks - 1) + curve.own_share) / ranks / link_bandwidth
-        found = [
+        seconds = [
             curve.hop_seconds * hops + sent / curve.low_latency_share,
             curve.low_latency_128_seconds + 1.3 * curve.hop_seconds * hops + sent / curve.low_latency_128_share,
             curve.simple_seconds + curve.simple_hop_seconds * hops + sent / curve.simple_share,
         ]
         if curve.switch_share is not None and in_switch and ranks >= 8:
             whole = data_bytes / link_bandwidth / curve.switch_share
-            found.append(curve.simple_seconds + 4 * curve.simple_hop_seconds + whole)
-        return curve.start_seconds + min(found)
+            seconds.append(curve.simple_seconds + 4 * curve.simple_hop_seconds + whole)
+        return curve.start_seconds + min(seconds)
 
 
 @functools.cache
@@ -349,8 +349,8 @@ def product_curve(
     summing = np.where(parts > 1, curve.split_seconds + moved, 0.0)
     seconds = curve.launch_seconds + (busy**sharp + reading**sharp) ** (1 / sharp) + summing
     vector = curve.vector_launch_seconds + reading.min(1) + k[:, 0] * curve.vector_iteration_seconds
-    found = seconds.min(1)
-    return np.where(shape[1] == 1, np.minimum(found, vector), found)
+    fastest = seconds.min(1)
+    return np.where(shape[1] == 1, np.minimum(fastest, vector), fastest)
 
 
 def _missed(distance: Any, chip: Chip, curve: ProductCurve) -> Any:

@@ -236,14 +236,14 @@ def collective_samples(
     """
     clock = event_seconds if device_type == "cuda" else lambda call: wall_seconds(call, "cpu")
     points = [(name, size) for name in request.operations for size in request.sizes]
-    found: list[Samples] = []
+    samples: list[Samples] = []
     for number, (name, size) in enumerate(points):
         progress(number, len(points))
         size = 4 * ranks * max(1, size // (4 * ranks))
         call = _COLLECTIVES[name](size, rank, ranks, torch.device(device_type))
         seconds = _slowest(_samples(call, request.seconds, clock), device_type)
-        found.append(Samples(name, size, [each / _ROUNDS.get(name, 1) for each in seconds]))
-    return found
+        samples.append(Samples(name, size, [each / _ROUNDS.get(name, 1) for each in seconds]))
+    return samples
 
 
 def _contention(rank: int) -> tuple[float, float]:

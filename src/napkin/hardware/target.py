@@ -64,5 +64,5 @@ def cuda_target(target: CudaTarget | str) -> CudaTarget | None:
 
     if not torch.cuda.is_available():
         return CudaTarget()
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return CudaTarget((found.major, found.minor), multiprocessors=found.multi_processor_count)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return CudaTarget((properties.major, properties.minor), multiprocessors=properties.multi_processor_count)

@@ -314,9 +314,9 @@ class Engine:
         while self._unwanted:
             completion = self._unwanted.popleft()
             known = (*self.scheduler.running, *self.scheduler.waiting)
-            found = next((each for each in known if each.completion is completion), None)
-            if found is not None:
-                changed.append(self._end(found, "cancelled", len(completion.draws)))
+            sequence = next((each for each in known if each.completion is completion), None)
+            if sequence is not None:
+                changed.append(self._end(sequence, "cancelled", len(completion.draws)))
         return changed
 
     def _compute(self, work: Pass[EngineSequence], isolate: bool) -> list[Progress]:

@@ -107,8 +107,8 @@ class PagedDraft:
             active = further
             lengths = [len(each.tokens) + place for each in active]
             new = [[each.drawn[place]] for each in active]
-            logits, found = self.extend([each.table for each in active], lengths, new)
-            finite = finite & found
+            logits, proposed = self.extend([each.table for each in active], lengths, new)
+            finite = finite & proposed
         return finite
 
     def _draw_one(self, proposals: Sequence[Proposals], logits: Tensor, place: int) -> None:

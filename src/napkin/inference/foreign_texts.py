@@ -40,13 +40,13 @@ def read_foreign_texts(path: Path) -> ForeignTexts:
 
     Raises NapkinError for a family, settings or a tokenizer that are not supported; CorruptFile for damaged files.
     """
-    found = _of_file(path) if path.is_file() else _of_folder(path)
-    if found.tokenizer.vocab_size > found.config.vocab_size:
+    texts = _of_file(path) if path.is_file() else _of_folder(path)
+    if texts.tokenizer.vocab_size > texts.config.vocab_size:
         raise NapkinError(
-            f"'{path}' has a tokenizer of {found.tokenizer.vocab_size} ids and a model of {found.config.vocab_size}: "
+            f"'{path}' has a tokenizer of {texts.tokenizer.vocab_size} ids and a model of {texts.config.vocab_size}: "
             "download it again"
         )
-    return found
+    return texts
 
 
 def _of_folder(path: Path) -> ForeignTexts:

@@ -69,13 +69,13 @@ class HarnessMethods:
         from tqdm import tqdm  # pyright: ignore[reportMissingModuleSource]
 
         order = sorted(range(len(requests)), key=lambda number: [*requests[number][1], *requests[number][2]])
-        found: dict[int, tuple[float, bool]] = {}
+        scores: dict[int, tuple[float, bool]] = {}
         for start in tqdm(range(0, len(order), REQUESTS_AT_A_TIME), disable=disable_tqdm):
             numbers = order[start : start + REQUESTS_AT_A_TIME]
             pairs = [(requests[number][1], requests[number][2]) for number in numbers]
             for number, each in zip(numbers, self._model.score(pairs), strict=True):
-                found[number] = (each.total, each.greedy)
-        return [found[number] for number in range(len(requests))]
+                scores[number] = (each.total, each.greedy)
+        return [scores[number] for number in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-probability of whole texts, in the harness's windows: each token once, as much context as fits."""

@@ -116,8 +116,8 @@ def load(
         return _open_run(run, name, weights=weights, on_message=on_message)
     if is_huggingface(path) or is_gguf(path):
         return LoadedModel(path, name, *read_foreign_texts(path), weights=weights)
-    found = what_is_there(path, "it holds neither run.json nor config.json", "name a folder that holds one of them")
-    raise NapkinError(f"'{path}' is neither a run nor a Hugging Face folder, {found}")
+    problem = what_is_there(path, "it holds neither run.json nor config.json", "name a folder that holds one of them")
+    raise NapkinError(f"'{path}' is neither a run nor a Hugging Face folder, {problem}")
 
 
 @dataclass(eq=False, repr=False)
@@ -198,10 +198,10 @@ class LoadedModel:
         """The newest intact checkpoint of a run, whose checksums were verified; None of other folders."""
         if self.run_folder is None or self.quantized is not None:
             return None
-        found, _ = load_newest(self.run_folder.checkpoints, lambda checkpoint: None)
-        if found is None:
+        newest, _ = load_newest(self.run_folder.checkpoints, lambda checkpoint: None)
+        if newest is None:
             raise _no_checkpoint(self.folder)
-        return found
+        return newest
 
     @property
     def run(self) -> RunFolder:

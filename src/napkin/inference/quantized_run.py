@@ -68,10 +68,10 @@ def open_quantized(folder: Path) -> QuantizedRun:
     about = read_quantized_file(folder)
     for name, expected in about.checksums.items():
         try:
-            found = checksum_of(folder / name)
+            checksum = checksum_of(folder / name)
         except OSError as error:
             raise _damaged(folder / name, f"cannot be read ({error.strerror})") from None
-        if found != expected:
+        if checksum != expected:
             raise _damaged(folder / name, "is not as it was written: its checksum differs")
     return about
 

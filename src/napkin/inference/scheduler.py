@@ -195,19 +195,19 @@ class Scheduler(Generic[S]):
         step = self.prefill_chunk if self.batch_invariant else size
         if self.batch_invariant:
             most = min(most, sequence.n_prompt)
-        found: list[tuple[int, Digest]] = []
+        shared: list[tuple[int, Digest]] = []
         before = FIRST
         for start in range(0, most // size * size, size):
             before = digest_of(before, sequence.tokens[start : start + size])
             block = self.pool.share(before)
             if block is None:
                 break
-            found.append((block, before))
-        n_used = len(found) * size // step * step // size
-        for block, _ in reversed(found[n_used:]):
+            shared.append((block, before))
+        n_used = len(shared) * size // step * step // size
+        for block, _ in reversed(shared[n_used:]):
             self.pool.release(block)
-        sequence.table = [block for block, _ in found[:n_used]]
-        sequence.digests = [digest for _, digest in found[:n_used]]
+        sequence.table = [block for block, _ in shared[:n_used]]
+        sequence.digests = [digest for _, digest in shared[:n_used]]
         sequence.n_computed = n_used * size
 
     def _chunks(self, sequences: Sequence[S]) -> list[tuple[int, list[S]]]:

@@ -122,12 +122,12 @@ def _scored(model: Transformer, cache: ContiguousCache, group: list[_Sequence], 
         (hidden,) = model.hidden(torch.tensor([tokens], device=device), cache=branching)
     nodes = [node for each, path in zip(group, paths, strict=True) for node in path[each.first - trunk :]]
     logprobs, greedy = _compared(model, hidden[nodes], [target for each in group for target in each.targets])
-    found, start = {}, 0
+    scores, start = {}, 0
     for each in group:
         own = slice(start, start + len(each.targets))
-        found[each.number] = Score(tuple(logprobs[own]), all(greedy[own]))
+        scores[each.number] = Score(tuple(logprobs[own]), all(greedy[own]))
         start = own.stop
-    return found
+    return scores
 
 
 def _scored_alone(model: Transformer, cache: ContiguousCache, sequence: _Sequence, chunk_size: int) -> Score:

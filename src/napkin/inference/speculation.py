@@ -89,7 +89,7 @@ class PromptLookup:
         """See `Proposer`; none where even the last token is new."""
         started = time.perf_counter()
         self._index(tokens)
-        found: list[int] = []
+        proposal: list[int] = []
         for size in range(min(self.longest, _LONGEST_INDEXED, len(tokens) - 1), 0, -1):
             *before, _ = self._ends[tuple(self._tokens[-size:])]
             if before:
@@ -97,10 +97,10 @@ class PromptLookup:
                 end = max(before, key=lambda end: (self._common_suffix(end), end))
                 followed = self._tokens[end : end + n]
                 # Text that repeats is assumed to keep repeating.
-                found = [followed[place % len(followed)] for place in range(n)]
+                proposal = [followed[place % len(followed)] for place in range(n)]
                 break
         self.seconds += time.perf_counter() - started
-        return found
+        return proposal
 
     def draws_alone(self, sampling: Sampling) -> bool:
         """Always."""
@@ -487,17 +487,17 @@ class SpeculationMeter(Acceptance):
     def __str__(self) -> str:
         if not self.passes:
             return "no pass could be saved: fewer than 2 tokens"
-        found = f"{self.accepted:,} of {self.tested:,} tested proposals accepted ({self.proposed:,} proposed)"
+        text = f"{self.accepted:,} of {self.tested:,} tested proposals accepted ({self.proposed:,} proposed)"
         metered, gain = self.metered_improvement(), f"planned {self.planned_improvement():.2f} times as fast"
         if metered == metered:
             gain += f", metered {metered:.2f}"
-        return f"{self.tokens_per_pass:.2f} tokens per pass of the model; {found}; {gain}"
+        return f"{self.tokens_per_pass:.2f} tokens per pass of the model; {text}; {gain}"
 
     def planned_improvement(self) -> float:
         """The speed-up by the formula for the metered α and seconds, at the mean number of proposals."""
         proposed = round(self.proposed / self.passes) if self.passes else 0
-        found, costs = self.acceptance if self.tested else 0.0, self.costs
-        return improvement(found, proposed, costs.draft_cost, costs.pass_cost(proposed))
+        acceptance, costs = self.acceptance if self.tested else 0.0, self.costs
+        return improvement(acceptance, proposed, costs.draft_cost, costs.pass_cost(proposed))
 
     def metered_improvement(self) -> float:
         """Tokens per second over those of passes of a single token; NaN where there was none."""

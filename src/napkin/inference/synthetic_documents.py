@@ -225,7 +225,7 @@ def passages_of(text: str, characters: int) -> list[str]:
     >>> passages_of("One. Two.\\n\\nThree is long.", 12)
     ['One. Two.', 'Three is', 'long.']
     """
-    found: list[str] = []
+    passages: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text):
         pieces = [paragraph.strip()]
         for boundary in (r"(?<=[.!?])\s+", r"\s+", r"(?<=.)(?=.)"):
@@ -238,19 +238,19 @@ def passages_of(text: str, characters: int) -> list[str]:
                         _joined(re.split(boundary, piece), characters, joint) if len(piece) > characters else [piece]
                     )
                 ]
-        found += [piece for piece in pieces if piece]
-    return _joined(found, characters, "\n\n")
+        passages += [piece for piece in pieces if piece]
+    return _joined(passages, characters, "\n\n")
 
 
 def _joined(pieces: Sequence[str], characters: int, joint: str) -> list[str]:
     """Join neighbours as long as they fit."""
-    found: list[str] = []
+    joined: list[str] = []
     for piece in pieces:
-        if found and len(found[-1]) + len(joint) + len(piece) <= characters:
-            found[-1] += joint + piece
+        if joined and len(joined[-1]) + len(joint) + len(piece) <= characters:
+            joined[-1] += joint + piece
         else:
-            found.append(piece)
-    return found
+            joined.append(piece)
+    return joined
 
 
 def _written(stage: _ByModel, asked: Sequence[tuple[str, int]], tally: _Tally) -> list[Written]:
@@ -273,10 +273,10 @@ def _written(stage: _ByModel, asked: Sequence[tuple[str, int]], tally: _Tally) -
         completions.append(None if most < 1 else engine.submit(Request(prompt, most, sampling)))
     while engine.has_work:
         engine.step()
-    found: list[Written] = []
+    written: list[Written] = []
     for prompt, completion in zip(prompts, completions, strict=True):
         if completion is None:
-            found.append(Written("", "longer than the context"))
+            written.append(Written("", "longer than the context"))
             continue
         tally.prompt_tokens += len(prompt)
         tally.tokens += len(completion.draws) + (completion.stop_draw is not None)
@@ -285,8 +285,8 @@ def _written(stage: _ByModel, asked: Sequence[tuple[str, int]], tally: _Tally) -
         is_ended = completion.finish == "stop" or bool(ends)
         text = text[: min(ends, default=len(text))].strip()
         failed = "failed" if completion.finish == "failed" else ""
-        found.append(Written(text, failed or ("" if is_ended else "not finished") or ("" if text else "empty")))
-    return found
+        written.append(Written(text, failed or ("" if is_ended else "not finished") or ("" if text else "empty")))
+    return written
 
 
 def _copied(passage: str, text: str, most: float) -> str:

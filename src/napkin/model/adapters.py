@@ -226,14 +226,14 @@ def merge_adapters(model: Transformer) -> None:
 @contextmanager
 def adapters_off(model: Transformer) -> Iterator[None]:
     """While it lasts, the model computes without its adapters: as before tuning."""
-    found = [adapter for _, _, adapter in adapted_layers(model)]
-    before = [adapter.active for adapter in found]
-    for adapter in found:
+    adapters = [adapter for _, _, adapter in adapted_layers(model)]
+    before = [adapter.active for adapter in adapters]
+    for adapter in adapters:
         adapter.active = False
     try:
         yield
     finally:
-        for adapter, active in zip(found, before, strict=True):
+        for adapter, active in zip(adapters, before, strict=True):
             adapter.active = active
 
 
@@ -288,8 +288,8 @@ def _matrices(module: nn.Module) -> list[tuple[Linear, list[Rows]]]:
 
 
 def _stacked(group: str, heights: dict[str, int]) -> list[Rows]:
-    found, start = [], 0
+    stacked, start = [], 0
     for name, height in heights.items():
-        found.append(Rows(f"{group}.{name}", start, start + height))
+        stacked.append(Rows(f"{group}.{name}", start, start + height))
         start += height
-    return found
+    return stacked

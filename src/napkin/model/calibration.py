@@ -62,7 +62,7 @@ def calibrate(
     integers stand for: give a copy. A matrix that reads nothing, such as that of an expert without tokens, is left out.
     """
     layers = quantized_layers(model)
-    found: dict[str, CalibratedLayer] = {}
+    calibrated: dict[str, CalibratedLayer] = {}
     with torch.no_grad(), evaluation_mode(model):
         streams = [model.embed(tokens) for tokens in batches]
         for number, block in enumerate(model.blocks):
@@ -78,11 +78,11 @@ def calibrate(
                 factor = layer.multiplier if isinstance(layer, MuPLinear) else 1.0
                 weight, hessian = layer.weight.detach().float() * factor, moments.hessians[name]
                 made = _calibrated(weight, hessian, moments.sizes[name] / moments.n[name], method, group_size)
-                found[name] = made
+                calibrated[name] = made
                 layer.weight.copy_(_stands_for(made.tensors, weight.shape) / factor)
             streams = [model.through([block], x, tokens) for x, tokens in zip(streams, batches, strict=True)]
     progress(len(model.blocks), len(model.blocks))
-    return found
+    return calibrated
 
 
 class _Moments:

@@ -203,12 +203,12 @@ def ends_of_pass(model: Transformer, blocks: Blocks) -> Ends | None:
     tables = positions.embedding if isinstance(positions, RotaryPositions) else None
     rotation = None if tables is None else (tables.cosines, tables.signed_sines)
     vectors = embedding.weight.detach() if is_plain else None
-    found = norm.gain, getattr(norm, "bias", None), head, learned, vectors
-    if any(each.dtype != blocks.dtype for each in found if each is not None):
+    ends = norm.gain, getattr(norm, "bias", None), head, learned, vectors
+    if any(each.dtype != blocks.dtype for each in ends if each is not None):
         return None
     if any(not each.is_contiguous() for each in (learned, vectors, *(rotation or ())) if each is not None):
         return None
-    return Ends(vectors, model.input_scale, learned, rotation, norm.gain.detach(), found[1], head)
+    return Ends(vectors, model.input_scale, learned, rotation, norm.gain.detach(), ends[1], head)
 
 
 _POSITIONS = (NoPositions, LearnedPositions, RotaryPositions)

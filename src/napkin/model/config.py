@@ -442,10 +442,10 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     Case does not matter. Raises NapkinError for a name that is not a preset.
     """
     known = presets()
-    found = same_name(name, known)
-    if found is None:
+    canonical = same_name(name, known)
+    if canonical is None:
         raise NapkinError(f"'{name}' is not a preset: {suggestion(name, known)}")
-    return dataclasses.replace(known[found].model, **changes)
+    return dataclasses.replace(known[canonical].model, **changes)
 
 
 @functools.cache

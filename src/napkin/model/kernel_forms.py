@@ -86,22 +86,22 @@ def compiled_passes(model: Transformer) -> Iterator[None]:
     """While it lasts, a model in bf16 on a CPU computes with the compiled forms, and attention that is torch's fused
     operator does so in tiles, where the processor and the heads suit."""
     config = model.config
-    found: list[Any] = []
+    passes: list[Any] = []
     suits = config.positions != "alibi" and config.kv_lora_rank is None and not config.resolved_head_dim % MULTIPLE
     if suits and multiplies_pairs():
-        found = [each for each in model.modules() if type(getattr(each, "attend", None)) is FusedAttention]
-    before: list[FusedAttention] = [each.attend for each in found]
+        passes = [each for each in model.modules() if type(getattr(each, "attend", None)) is FusedAttention]
+    before: list[FusedAttention] = [each.attend for each in passes]
     # Layers that see the same tokens share one, and what it prepares.
     made = {
         each: CompiledAttention(each.n_heads, scale=each.scale, sees=each.sees, softcap=each.softcap) for each in before
     }
     try:
-        for module, attend in zip(found, before, strict=True):
+        for module, attend in zip(passes, before, strict=True):
             module.attend = made[attend]
         with compiled_kernels(model):
             yield
     finally:
-        for module, attend in zip(found, before, strict=True):
+        for module, attend in zip(passes, before, strict=True):
             module.attend = attend
 
 
@@ -110,15 +110,15 @@ def replacements(model: Transformer, forms: Forms) -> list[tuple[nn.Module, str,
     norm that only linear layers read gets `narrow`.
     """
     narrow = {norm for block in model.blocks for norm in _norms_before_linears(block)}
-    found: list[tuple[nn.Module, str, Callable[..., Any]]] = []
+    replaced: list[tuple[nn.Module, str, Callable[..., Any]]] = []
     for module in model.modules():
         for name in _ATTRIBUTES:
             form = getattr(module, name, None)
             if form is None or isinstance(form, nn.Module) or form not in forms:
                 continue
             new = forms[form]
-            found.append((module, name, functools.partial(new, narrow=True) if module in narrow else new))
-    return found
+            replaced.append((module, name, functools.partial(new, narrow=True) if module in narrow else new))
+    return replaced
 
 
 def _norms_before_linears(block: nn.Module) -> list[nn.Module]:
@@ -221,16 +221,16 @@ FUSED: Forms = {
 
 def multiplied_matrices(model: Transformer) -> list[Tensor]:
     """The matrices of a model whose products may read copies: of linear layers, of experts, and the head's."""
-    found: list[Tensor] = []
+    matrices: list[Tensor] = []
     for module in model.modules():
         if isinstance(module, Linear) and module.multiply is linear and module is not model.head:
-            found.append(module.weight)
+            matrices.append(module.weight)
         elif isinstance(module, DroplessExperts):
-            found += (module.up, module.down)
+            matrices += (module.up, module.down)
     if model.next_token_loss is fused_next_token_loss:
-        found.append(model.head_weight)
+        matrices.append(model.head_weight)
     # The update writes copies, and it writes only what is trained.
-    return [each for each in found if each.requires_grad and each.is_leaf]
+    return [each for each in matrices if each.requires_grad and each.is_leaf]
 
 
 def read_narrow_copies(model: Transformer, copies: NarrowCopies) -> None:

@@ -403,8 +403,8 @@ def _windows(config: ModelConfig, layers: tuple[int, ...]) -> dict[str, int | No
     if not any(wanted):
         return {"attention_window": None, "full_attention_every": None}
     for every in (None, *range(2, len(layers) + 1)):
-        found = dataclasses.replace(config, n_layers=len(layers), n_dense_layers=0, full_attention_every=every)
-        if found.attention_windows == wanted:
+        pruned = dataclasses.replace(config, n_layers=len(layers), n_dense_layers=0, full_attention_every=every)
+        if pruned.attention_windows == wanted:
             return {"full_attention_every": every}
     raise NapkinError(
         f"of layers {_listed(layers)} some have a window of {config.attention_window} tokens, in a pattern that no "
@@ -422,7 +422,7 @@ def remove_parts(model: Transformer, kept: Kept) -> Transformer:
     config = model.config
     smaller = Transformer(pruned_config(config, kept), device=model.device, dtype=model.head_weight.dtype)
     weights = model.state_dict()
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, own in smaller.state_dict().items():
         weight, part = weights.get(name), name
         if name.startswith("blocks."):
@@ -437,8 +437,8 @@ def remove_parts(model: Transformer, kept: Kept) -> Transformer:
         if kept.channels:
             weight = _of_channels(weight, part, config, kept.channels)
         assert weight.shape == own.shape, name
-        found[name] = weight
-    smaller.load_state_dict(found)
+        tensors[name] = weight
+    smaller.load_state_dict(tensors)
     return smaller.eval()
 
 

@@ -325,24 +325,24 @@ def _checked(layer: QuantizedLinear, name: str) -> QuantizedLinear:
     rows, columns = layer.out_features, layer.in_features
     wanted: dict[str, tuple[torch.dtype, tuple[int, ...]]]
     wanted = {"values": (torch.int8, (rows, columns)), "scales": (torch.bfloat16, (rows,))}
-    found = dict(layer.named_buffers())
+    buffers = dict(layer.named_buffers())
     if layer.format == "int4":
-        if any(name not in found or found[name].dim() != 2 for name in ("values", "scales")):
+        if any(name not in buffers or buffers[name].dim() != 2 for name in ("values", "scales")):
             raise ValueError(f"{name} has no groups")
-        halves, n_groups = found["values"].shape[1], found["scales"].shape[1]
+        halves, n_groups = buffers["values"].shape[1], buffers["scales"].shape[1]
         if not n_groups or 2 * halves % n_groups or not 0 <= 2 * halves - columns < max(2 * halves // n_groups, 64):
             raise ValueError(f"{name} has {n_groups} groups in {halves} bytes for {columns} columns")
         groups = (torch.bfloat16, (rows, n_groups))
         wanted = {"values": (torch.uint8, (rows, halves)), "scales": groups, "middles": groups}
-    if "factors" in found:
+    if "factors" in buffers:
         wanted["factors"] = (torch.bfloat16, (columns,))
-    if found.keys() - {"bias"} != wanted.keys():
-        raise ValueError(f"{name} has {', '.join(found) or 'no tensors'}")
+    if buffers.keys() - {"bias"} != wanted.keys():
+        raise ValueError(f"{name} has {', '.join(buffers) or 'no tensors'}")
     for each, (dtype, shape) in wanted.items():
-        if found[each].dtype != dtype or tuple(found[each].shape) != shape:
-            raise ValueError(f"{name}.{each} is {found[each].dtype} {list(found[each].shape)}")
-    if "bias" in found and tuple(found["bias"].shape) != (rows,):
-        raise ValueError(f"{name}.bias is {list(found['bias'].shape)}")
+        if buffers[each].dtype != dtype or tuple(buffers[each].shape) != shape:
+            raise ValueError(f"{name}.{each} is {buffers[each].dtype} {list(buffers[each].shape)}")
+    if "bias" in buffers and tuple(buffers["bias"].shape) != (rows,):
+        raise ValueError(f"{name}.bias is {list(buffers['bias'].shape)}")
     return layer
 
 

@@ -185,7 +185,7 @@ class Transformer(nn.Module):
         """
         hidden = rearrange(self.hidden(tokens, documents), "b t c -> (b t) c").index_select(0, places)
         if distillation is not None:
-            found = linear_distillation(
+            scores = linear_distillation(
                 hidden,
                 self.head_weight,
                 targets,
@@ -194,7 +194,9 @@ class Transformer(nn.Module):
                 chunk_size=self.loss_chunk_size,
                 logit_softcap=self.config.logit_softcap,
             )
-            return TokenScores(found.log_probabilities, found.entropies, None, found.weighted_sum, found.divergences)
+            return TokenScores(
+                scores.log_probabilities, scores.entropies, None, scores.weighted_sum, scores.divergences
+            )
         log_probabilities, entropies, weighted_sum = self.linear_log_probabilities(
             hidden,
             self.head_weight,

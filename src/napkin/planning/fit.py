@@ -129,10 +129,10 @@ def least_hardware(
 
 def device_counts(per_node: int, most: int) -> Iterator[int]:
     """Parts of a node that are powers of two, then nodes: powers of two, and 1.5 times those."""
-    found = {2**power for power in range(per_node.bit_length()) if 2**power < per_node}
+    counts = {2**power for power in range(per_node.bit_length()) if 2**power < per_node}
     nodes = {factor * 2**power for power in range(32) for factor in (1, 3)}
-    found |= {per_node * number for number in nodes if per_node * number <= most}
-    return iter(sorted(number for number in found if number <= most))
+    counts |= {per_node * number for number in nodes if per_node * number <= most}
+    return iter(sorted(number for number in counts if number <= most))
 
 
 HEAD_DIM = 128
@@ -228,21 +228,21 @@ def largest_model(family: Family, machine: Machine, *, progress: Callable[[str],
         n_layers = DEEPER + int((usable - counted(DEEPER, width)) / each)
     # The largest model that fits by count is found from there, in steps of as many layers as the difference in bytes
     # allows.
-    found, exceeds = None, MOST_LAYERS + 1
+    largest, exceeds = None, MOST_LAYERS + 1
     while n_layers < exceeds:
         progress(f"counting {n_layers} layers of width {width}")
         plan = plan_resolved(family.resolved(machine, width, n_layers), machine)
         layers_away = max(1, int(abs(usable - plan.ledger.peak_bytes) / each))
         if plan.fits:
-            found = plan
+            largest = plan
             if plan.ledger.peak_bytes + LEAST_GROWTH * each > usable:
                 break
             n_layers = max(n_layers + 1, min(n_layers + layers_away, exceeds - 1))
         else:
             exceeds = n_layers
-            n_layers = max(n_layers - layers_away, 1 if found is None else found.recipe.model.n_layers + 1)
-    assert found is not None
-    return found
+            n_layers = max(n_layers - layers_away, 1 if largest is None else largest.recipe.model.n_layers + 1)
+    assert largest is not None
+    return largest
 
 
 def gathered_bytes_of(plan: Plan) -> int:

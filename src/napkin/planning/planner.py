@@ -387,13 +387,13 @@ class SharedPlans:
         key = (machine.device_name, machine.n_devices, step_key(resolved.recipe))
         known = self._plans.get(key)
         if known is None:
-            found = plan_resolved(resolved, machine, progress=progress)
+            plan = plan_resolved(resolved, machine, progress=progress)
         else:
-            found = _with_compile(dataclasses.replace(known, resolved=resolved), machine, progress)
+            plan = _with_compile(dataclasses.replace(known, resolved=resolved), machine, progress)
         if known is None or known.compiled is None:
             # A plan that has counted the compiled step too can be shared by compiled and uncompiled runs.
-            self._plans[key] = found
-        return found
+            self._plans[key] = plan
+        return plan
 
 
 def step_key(recipe: Recipe) -> tuple[Any, ...]:

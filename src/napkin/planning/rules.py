@@ -197,20 +197,20 @@ def affordable_by_rule(
     if parameters is not None:
         tokens = flops / training_flops_rule(parameters, 1)
         ratio = f"{format_count(tokens / parameters)} per parameter, 20 is compute-optimal"
-        found = "tokens", f"FLOPs / (6 · {format_count(parameters)}) = {format_count(tokens)} tokens: {ratio}"
+        rule = "tokens", f"FLOPs / (6 · {format_count(parameters)}) = {format_count(tokens)} tokens: {ratio}"
     elif tokens is not None:
         parameters = flops / training_flops_rule(1, tokens)
         formula = f"FLOPs / (6 · {format_count(tokens)}) = {format_count(parameters)} parameters"
-        found = "model", f"{formula}: {format_count(tokens / parameters)} tokens per parameter"
+        rule = "model", f"{formula}: {format_count(tokens / parameters)} tokens per parameter"
     else:
         # 6·N·T with T = 20·N.
         parameters = math.sqrt(flops / training_flops_rule(1, compute_optimal_tokens_rule(1)))
         tokens = compute_optimal_tokens_rule(parameters)
         formula = f"√(FLOPs / 120) = {format_count(parameters)} parameters on 20 · N = {format_count(tokens)} tokens"
-        found = "model", f"{formula}, compute-optimal"
+        rule = "model", f"{formula}, compute-optimal"
     plan = RulePlan(devices, parameters, parameters)
     bought = f"{devices} × MFU {mfu} × {_days(seconds)} = {format_flops(flops)} ({flops:.3g})"
-    plan.lines += [("FLOPs", bought), found]
+    plan.lines += [("FLOPs", bought), rule]
     plan.figures |= {"flops": flops, "parameters": parameters, "tokens": tokens}
     plan._spend(seconds)
     plan._compare(flops)

@@ -70,14 +70,14 @@ def check_statements(text: str) -> list[Statement]:
 
     Statements come in the order of the text. Sentences without quantities are left out; so are blocks of code.
     """
-    found: list[Statement] = []
+    statements: list[Statement] = []
     for line, raw in _sentences(text):
         sentence = _plain(raw)
         claims = [claim for check in _CHECKS for claim in check(sentence)]
         shown = " ".join(raw.split())
         if claims:
             about = bool(re.search(r"\b(about|around|roughly|approximately|nearly|some|almost)\b|[~≈≃]", sentence))
-            found += [
+            statements += [
                 Statement(
                     line,
                     shown,
@@ -89,8 +89,8 @@ def check_statements(text: str) -> list[Statement]:
                 for claim in claims
             ]
         elif any(each.kind not in ("number", "share") for each in _quantities(sentence)):
-            found.append(Statement(line, shown, "not understood"))
-    return found
+            statements.append(Statement(line, shown, "not understood"))
+    return statements
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,8 @@ def _number(digits: str, power: str | None) -> tuple[float, float]:
 
 def _only(quantities: Sequence[Quantity], kind: Kind) -> Quantity | None:
     """The quantity of a kind, if there is exactly one."""
-    found = [each for each in quantities if each.kind == kind]
-    return found[0] if len(found) == 1 else None
+    of_kind = [each for each in quantities if each.kind == kind]
+    return of_kind[0] if len(of_kind) == 1 else None
 
 
 # Names.
@@ -246,12 +246,12 @@ def _devices() -> tuple[re.Pattern[str], dict[str, Device]]:
 def _device(sentence: str) -> tuple[Device, int | None] | None:
     """The only device that a sentence names, and how many of it."""
     pattern, named = _devices()
-    found = list(pattern.finditer(sentence))
-    devices = {named[match["name"].lower()].name for match in found}
+    matches = list(pattern.finditer(sentence))
+    devices = {named[match["name"].lower()].name for match in matches}
     if len(devices) != 1:
         return None
-    counts = {int(match["n"].replace(",", "")) for match in found if match["n"]}
-    return named[found[0]["name"].lower()], counts.pop() if len(counts) == 1 else None
+    counts = {int(match["n"].replace(",", "")) for match in matches if match["n"]}
+    return named[matches[0]["name"].lower()], counts.pop() if len(counts) == 1 else None
 
 
 _FORMAT_NAMES = (

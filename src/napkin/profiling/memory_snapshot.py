@@ -226,7 +226,7 @@ class _Frames:
                     self.modules[number] = around
 
     def of(self, within: Within | None) -> list[Frame]:
-        found: list[Frame] = []
+        frames: list[Frame] = []
         while within is not None:
             event, within = within
             frame = self._frame(event)
@@ -235,10 +235,10 @@ class _Frames:
             if frame["name"] == _OUTERMOST and frame["filename"].endswith(_HERE):
                 # The callers of the step are the same for all.
                 break
-            found.append(frame)
+            frames.append(frame)
             if event.name.startswith(_BACKWARD) and event.extra_fields.sequence_number in self.modules:
-                found.append(self.modules[event.extra_fields.sequence_number])
-        return self.lists.setdefault(tuple(map(id, found)), found)
+                frames.append(self.modules[event.extra_fields.sequence_number])
+        return self.lists.setdefault(tuple(map(id, frames)), frames)
 
     def _frame(self, event: Any) -> Frame | None:
         fields, name = event.extra_fields, str(event.name)

@@ -327,18 +327,18 @@ def matched_rows(calls: Sequence[str], rows: Sequence[str]) -> list[int | None]:
     [0, 2, 3, 4, 5]
     """
     left, right = [_plain(name) for name in calls], [_plain(name) for name in rows]
-    found: list[int | None] = []
+    matches: list[int | None] = []
     row = 0
-    while len(found) < len(left):
-        call = len(found)
+    while len(matches) < len(left):
+        call = len(matches)
         if row < len(right) and left[call] == right[row]:
-            found.append(row)
+            matches.append(row)
             row += 1
             continue
         skipped_calls, skipped_rows = _back_in_step(left, right, call, row)
-        found += [None] * skipped_calls
+        matches += [None] * skipped_calls
         row += skipped_rows
-    return found
+    return matches
 
 
 def _plain(name: str) -> str:

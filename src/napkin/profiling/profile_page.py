@@ -298,8 +298,10 @@ def _keys(profile: StepProfile) -> list[tuple[str, str, str]]:
 
 
 def _outside(profile: StepProfile) -> list[tuple[str, ...]]:
-    found = profile.outside_by(lambda row: f"{row.name}, {row.phase}" if row.phase else row.name)
-    return [(name, format_seconds(seconds), format_share(seconds / profile.seconds)) for name, seconds in found.items()]
+    outside = profile.outside_by(lambda row: f"{row.name}, {row.phase}" if row.phase else row.name)
+    return [
+        (name, format_seconds(seconds), format_share(seconds / profile.seconds)) for name, seconds in outside.items()
+    ]
 
 
 def _ranks(profile: StepProfile) -> list[tuple[str, ...]]:

@@ -199,10 +199,10 @@ def assembled(
 
 def _device_of(module: nn.Module, device: str | torch.device | None) -> torch.device:
     first = next(module.parameters(), None)
-    found = torch.device(device) if device is not None else torch.device("cpu") if first is None else first.device
-    if found.type not in ("cpu", "cuda"):
-        raise NapkinError(f"profile: the step is on {found}: only a CPU or a CUDA device can be profiled")
-    return found
+    of_step = torch.device(device) if device is not None else torch.device("cpu") if first is None else first.device
+    if of_step.type not in ("cpu", "cuda"):
+        raise NapkinError(f"profile: the step is on {of_step}: only a CPU or a CUDA device can be profiled")
+    return of_step
 
 
 def _timed(step: Callable[[], Any], device: torch.device) -> float:
@@ -278,10 +278,10 @@ def profile_recipe(
         keep_snapshot(record_snapshot(step, train_state.model, device))
     ceilings = machine.ceilings(resolved.precision)
     if plan is None:
-        found = assembled(measured, device, ceilings, title=title)
+        profile = assembled(measured, device, ceilings, title=title)
     else:
-        found = assembled(measured, device, ceilings, plan.price, plan.ledger, title=title)
-    return found if ranks.world_size == 1 else replace(found, ranks=tuple(ranks.all_gather(_told(found))))
+        profile = assembled(measured, device, ceilings, plan.price, plan.ledger, title=title)
+    return profile if ranks.world_size == 1 else replace(profile, ranks=tuple(ranks.all_gather(_told(profile))))
 
 
 def _agreed(

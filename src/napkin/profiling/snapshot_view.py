@@ -179,7 +179,7 @@ class _Reader:
 
     def _final(self, device: int) -> tuple[dict[int, _Block], int]:
         """The blocks in use at the end by address, and the bytes of segments."""
-        found: dict[int, _Block] = {}
+        blocks: dict[int, _Block] = {}
         total = 0
         for at, segment in enumerate(self.segments):
             where = f"segments[{at}]"
@@ -193,9 +193,9 @@ class _Reader:
                 if str(block.get("state", "")).startswith("active"):
                     own = self._integer(block, "address", place) if "address" in block else address
                     asked = self._size(block, "requested_size", place) if "requested_size" in block else size
-                    found[own] = _Block(asked, self._place(block))
+                    blocks[own] = _Block(asked, self._place(block))
                 address += size
-        return found, total
+        return blocks, total
 
     def _change(self, event: Any, where: str) -> tuple[str, int, int, int, str]:
         """Return the kind of an event, +1 or -1, its address, size and place."""

@@ -250,7 +250,7 @@ def sites_of_calls(step: CallsOfStep, rows: list[int | None], ledger: Ledger) ->
 
 
 def _counted(ledger: Ledger, roofs: Roofs | None) -> Mapping[CallSite, Figures]:
-    found: dict[CallSite, Figures] = {}
+    figures: dict[CallSite, Figures] = {}
     for row in ledger.rows:
         by_flops, by_bytes = roofs.seconds(row) if roofs else (0.0, 0.0)
         least = max(by_flops, by_bytes)
@@ -263,8 +263,8 @@ def _counted(ledger: Ledger, roofs: Roofs | None) -> Mapping[CallSite, Figures]:
             byte_bound_seconds=least if by_bytes > by_flops else 0.0,
         )
         site = row.operator, row.module, row.phase
-        found[site] = found.get(site, Figures()) + counted
-    return found
+        figures[site] = figures.get(site, Figures()) + counted
+    return figures
 
 
 def as_values(profile: StepProfile) -> dict[str, Any]:

@@ -153,9 +153,9 @@ def _recipe(read: Reading, base: Recipe, asked: int | None) -> tuple[Recipe, int
 
 def _stack_of(settings: Settings, paths: Sequence[StrPath]) -> str:
     """The stack to which most of the settings belong."""
-    found = {name: len(known & settings.keys()) for name, (_, known) in STACKS.items()}
-    best = max(found, key=lambda name: found[name])
-    if not found[best]:
+    matches = {name: len(known & settings.keys()) for name, (_, known) in STACKS.items()}
+    best = max(matches, key=lambda name: matches[name])
+    if not matches[best]:
         raise NapkinError(
             f"'{paths[0]}' is of no stack that is known ({', '.join(STACKS)}): none of its settings is one of theirs"
         )

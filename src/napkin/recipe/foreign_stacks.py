@@ -42,13 +42,13 @@ class Reading:
 
     def take(self, *names: str) -> tuple[str, Any]:
         """The first of the settings that is given, and its value; None where none is."""
-        found = None
+        value = None
         for name in names:
             if name in self.settings:
                 self.used.add(name)
-                if found is None and self.settings[name] is not None:
-                    found = name, self.settings[name]
-        return found or ("", None)
+                if value is None and self.settings[name] is not None:
+                    value = name, self.settings[name]
+        return value or ("", None)
 
     def field(self, field: str, *names: str, how: Callable[[Any], Any] = lambda value: value) -> Any:
         """Read a setting as one of our fields. What is None, or means None, leaves the field as it is."""
@@ -111,11 +111,11 @@ def _named(table: Iterable[tuple[re.Pattern[str], str]]) -> Callable[[Any], str 
 
 def _optimizer(read: Reading, *names: str) -> None:
     named = str(read.take(*names)[1] or "").lower()
-    found = read.field("optimizer.name", *names, how=_named(_OPTIMIZERS))
-    if named and found is None:
+    optimizer = read.field("optimizer.name", *names, how=_named(_OPTIMIZERS))
+    if named and optimizer is None:
         read.note(f"the optimizer {named!r} is planned as adamw")
     if re.search(r"8bit|4bit|fp8|offload", named):
-        read.note(f"{named!r} keeps its state in fewer bytes than the {found or 'adamw'} that is planned")
+        read.note(f"{named!r} keeps its state in fewer bytes than the {optimizer or 'adamw'} that is planned")
 
 
 def _schedule(read: Reading, *names: str) -> None:
@@ -150,7 +150,7 @@ def model_by_name(name: str, note: Callable[[str], None] = lambda text: None) ->
 
         return read_huggingface_config(name)
     known = presets()
-    published = {found.source.lower().rpartition("/")[2]: preset for preset, found in known.items()}
+    published = {config.source.lower().rpartition("/")[2]: preset for preset, config in known.items()}
     short = name.lower().rstrip("/").rpartition("/")[2].removeprefix("meta-").removeprefix("unsloth-")
     stripped = _SUFFIX.sub("", _SUFFIX.sub("", short))
     for candidate in (

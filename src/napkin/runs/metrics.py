@@ -249,26 +249,28 @@ class MetricsRecord:
 
         `kept_aside` is whether the damaged ones are being moved to metrics.damaged.jsonl.
         """
-        found = [_describe_damage(self.path, self.damaged, kept_aside=kept_aside)] if self.damaged else []
+        messages = [_describe_damage(self.path, self.damaged, kept_aside=kept_aside)] if self.damaged else []
         if self.kept_aside:
             lines = "1 damaged line is" if self.kept_aside == 1 else f"{self.kept_aside:,} damaged lines are"
-            found.append(f"{lines} kept in '{self.path.with_name(DAMAGED_FILE)}', not in '{self.path}'")
+            messages.append(f"{lines} kept in '{self.path.with_name(DAMAGED_FILE)}', not in '{self.path}'")
         if self.displaced is not None:
             number, step = self.displaced.number, self.displaced.metrics.step
-            found.append(f"'{self.path}', line {number} (step {step:,}) follows a later step: lines are read by step")
+            messages.append(
+                f"'{self.path}', line {number} (step {step:,}) follows a later step: lines are read by step"
+            )
         gaps, before = list[tuple[int, int]](), 0
         for line in self.lines:
             missing = line.previous_step is not None and line.previous_step != before
             if missing and before not in self.damaged_after:
                 gaps.append((before, line.metrics.step))
             before = line.metrics.step
-        found += [
+        messages += [
             f"'{self.path}': lines between steps {after:,} and {before:,} are missing"
             for after, before in gaps[:_MOST_NAMED]
         ]
         if len(gaps) > _MOST_NAMED:
-            found.append(f"'{self.path}': lines are missing at {len(gaps) - _MOST_NAMED:,} more places")
-        return found
+            messages.append(f"'{self.path}': lines are missing at {len(gaps) - _MOST_NAMED:,} more places")
+        return messages
 
     def describe_incomplete(self) -> str:
         assert self.incomplete is not None

@@ -106,15 +106,15 @@ def what_is_there(path: Path, missing: str = "it holds no run.json", way_out: st
     """A phrase for what is at a path that is not a run, and the way out: a run in it, or the one that it is in, if
     there is one."""
     within = runs_in(path)
-    found = "it does not exist" if not path.exists() else missing
+    problem = "it does not exist" if not path.exists() else missing
     if path.is_file():
-        found += ", it is a file"
+        problem += ", it is a file"
     if within:
         way_out = f"name a run in it: {', '.join(str(each) for each in within[:MOST_NAMED])}"
         way_out += f", or {len(within) - MOST_NAMED:,} others" if len(within) > MOST_NAMED else ""
     elif is_run(path.parent):
         way_out = f"name the run that it is in: {path.parent}"
-    return f"{found}: {way_out}"
+    return f"{problem}: {way_out}"
 
 
 TRAINING_FILES = (
@@ -205,11 +205,11 @@ class RunFolder:
         path = Path(path)
         if not is_run(path):
             raise NapkinError(f"'{path}' is not a run, {what_is_there(path)}")
-        found = cls(path).format
-        if found is not None and (found.format != FORMAT or not 0 < found.version <= VERSION):
-            made_by = f", {found.napkin[:40]}" if found.napkin else ""
+        format = cls(path).format
+        if format is not None and (format.format != FORMAT or not 0 < format.version <= VERSION):
+            made_by = f", {format.napkin[:40]}" if format.napkin else ""
             raise NapkinError(
-                f"'{path}' is a run of format {found.format[:40]!r}, version {found.version}, this napkin "
+                f"'{path}' is a run of format {format.format[:40]!r}, version {format.version}, this napkin "
                 f"({napkin.__version__}) reads versions up to {VERSION}: use the napkin that made it{made_by}"
             )
         return cls(path)
@@ -252,10 +252,10 @@ class RunFolder:
         home = self.path.resolve()
         for folder in (home, *home.parents):
             for n_skipped in range(len(below)):
-                found = folder.joinpath(*below[n_skipped:])
-                if found.is_file() and self._has_encoded(found):
-                    here = os.path.relpath(found)
-                    return str(found) if here.startswith(os.pardir) else here
+                candidate = folder.joinpath(*below[n_skipped:])
+                if candidate.is_file() and self._has_encoded(candidate):
+                    here = os.path.relpath(candidate)
+                    return str(candidate) if here.startswith(os.pardir) else here
         return path
 
     def _has_encoded(self, tokens: Path) -> bool:
@@ -299,28 +299,28 @@ class RunFolder:
 
     def upgrade(self) -> None:
         """Raise the run's version to the present one; the lock must be held."""
-        if (found := self.format) is not None and found.version < VERSION:
-            self._write_format(dataclasses.replace(found, version=VERSION))
+        if (format := self.format) is not None and format.version < VERSION:
+            self._write_format(dataclasses.replace(format, version=VERSION))
 
     def replace_recipe(self, recipe: Recipe) -> None:
         """Write another recipe.toml, which says the same in other words or with other paths."""
-        text, found = format_recipe(recipe), None if self.recipe_was_changed else self.format
+        text, format = format_recipe(recipe), None if self.recipe_was_changed else self.format
         # Between the two writes the recipe's checksum is unknown, so that a kill there does not make the recipe look
         # altered.
-        if found is not None:
-            self._write_format(dataclasses.replace(found, recipe_crc32=""))
+        if format is not None:
+            self._write_format(dataclasses.replace(format, recipe_crc32=""))
         atomic_write_text(self.path / "recipe.toml", text, overwrite=True)
-        if found is not None:
-            self._write_format(dataclasses.replace(found, recipe_crc32=crc32(text.encode())))
+        if format is not None:
+            self._write_format(dataclasses.replace(format, recipe_crc32=crc32(text.encode())))
 
-    def _write_format(self, found: RunFormat) -> None:
-        atomic_write_text(self.path / RUN_FILE, format_json(found), overwrite=True)
+    def _write_format(self, format: RunFormat) -> None:
+        atomic_write_text(self.path / RUN_FILE, format_json(format), overwrite=True)
 
     @property
     def recipe_was_changed(self) -> bool:
         """True if recipe.toml is known to differ from the one that the run was created with."""
-        found = self.format
-        expected = "" if found is None else found.recipe_crc32
+        format = self.format
+        expected = "" if format is None else format.recipe_crc32
         return expected not in ("", crc32(read_if_present(self.path / "recipe.toml") or b""))
 
     @contextmanager
@@ -413,13 +413,13 @@ def conversation_files(conversation: ConversationFile) -> dict[str, bytes]:
 def read_conversation(run: Path, tokenizer: Tokenizer) -> ConversationFile | None:
     """Read a run's conversation.json; None where it has none. Raises CorruptFile where it is not one, or is not of that
     tokenizer."""
-    found = read_json(run / CONVERSATION_FILE, ConversationFile)
-    for each in () if found is None else (*found.first_ids, *found.stop_ids):
+    conversation = read_json(run / CONVERSATION_FILE, ConversationFile)
+    for each in () if conversation is None else (*conversation.first_ids, *conversation.stop_ids):
         if each >= tokenizer.vocab_size:
             raise CorruptFile(
                 f"'{run / CONVERSATION_FILE}' names token {each}, the tokenizer has {tokenizer.vocab_size}: restore it"
             )
-    return found
+    return conversation
 
 
 class QuantizedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -451,10 +451,10 @@ def is_quantized(folder: Path) -> bool:
 
 def read_quantized_file(folder: Path) -> QuantizedRun:
     """Read quantized.json. Raises CorruptFile where it is not one."""
-    found = read_json(folder / QUANTIZED_FILE, QuantizedRun)
-    if found is None:
+    quantized = read_json(folder / QUANTIZED_FILE, QuantizedRun)
+    if quantized is None:
         raise malformed(folder / QUANTIZED_FILE, ValueError("it does not exist"))
     # Runs that were tuned have a file more.
-    if found.checksums.keys() - {CONVERSATION_FILE} != {"model.safetensors", "recipe.toml", "tokenizer.json"}:
+    if quantized.checksums.keys() - {CONVERSATION_FILE} != {"model.safetensors", "recipe.toml", "tokenizer.json"}:
         raise CorruptFile(f"'{folder / QUANTIZED_FILE}' does not list the files of a quantized run: restore it")
-    return found
+    return quantized

@@ -72,10 +72,10 @@ def write_answers(run: Path, step: int, answered: Iterable[Answered]) -> None:
 def read_newest_answers(run: Path) -> Answers | None:
     """The answers of the last evaluation; None where there are none. Raises CorruptFile for a damaged file."""
     folder = run / FOLDER
-    found = [match for path in folder.glob("step-*.jsonl") if (match := _NAME.fullmatch(path.name))]
-    if not found:
+    matches = [match for path in folder.glob("step-*.jsonl") if (match := _NAME.fullmatch(path.name))]
+    if not matches:
         return None
-    newest = max(found, key=lambda match: int(match[1]))
+    newest = max(matches, key=lambda match: int(match[1]))
     path, answered = folder / newest[0], list[Answered]()
     try:
         for line in (read_if_present(path) or b"").splitlines()[:MOST_ANSWERS]:

@@ -31,9 +31,9 @@ def with_predicted_loss(plan: Plan, law: FittedLaw, source: str) -> Plan:
         raise NapkinError(f"'{source}' is a law of {len(law.groups)} training sets: fit one to the runs on one of them")
     flops = plan.steps * flops_per_step(plan)
     tokens = plan.steps * plan.tokens_per_step
-    found = law.predict(float(count_parameters(plan.recipe.model)), float(tokens), flops=flops)
+    loss = law.predict(float(count_parameters(plan.recipe.model)), float(tokens), flops=flops)
     named = f"{law.form.name} of {source}"
-    predicted = PredictedLoss(found.estimate, found.low, found.high, named, law.extrapolation(flops))
+    predicted = PredictedLoss(loss.estimate, loss.low, loss.high, named, law.extrapolation(flops))
     return dataclasses.replace(plan, predicted_loss=predicted)
 
 

@@ -137,8 +137,8 @@ def _fit(
 
     starts = [start] if start is not None else [np.array([d, n]) for d in (0.7, 2.7, 4.6) for n in (0.7, 2.7)]
     options = {"xatol": 1e-5, "fatol": 1e-10, "maxiter": 400 if start is None else 150}
-    found = [minimize(objective, each, method="Nelder-Mead", options=options) for each in starts]
-    return np.clip(min(found, key=lambda each: float(each.fun)).x, _LEAST, _MOST)
+    minima = [minimize(objective, each, method="Nelder-Mead", options=options) for each in starts]
+    return np.clip(min(minima, key=lambda each: float(each.fun)).x, _LEAST, _MOST)
 
 
 def _log_losses(base: FittedLaw, theta: Values, stars: Values, sizes: Values) -> Values:

@@ -95,12 +95,12 @@ class FittedLaw:
 
     @cached_property
     def coefficients(self) -> dict[str, dict[str, Interval]]:
-        found = {}
+        coefficients = {}
         for group in self.groups:
             point = self.model.coefficients(self.theta[None], group)
             drawn = self.model.coefficients(self.draws, group)
-            found[group] = {name: interval_of(float(point[name][0]), drawn[name]) for name in point}
-        return found
+            coefficients[group] = {name: interval_of(float(point[name][0]), drawn[name]) for name in point}
+        return coefficients
 
     def predict(
         self, parameters: float, tokens: float, *, flops: float | None = None, group: str | None = None

@@ -111,9 +111,9 @@ def approach_2(runs: Sequence[Observation]) -> SizeLaw:
         if len({run.parameters for run in budget}) < FEWEST_SIZES:
             continue
         sizes = np.log([run.parameters for run in budget])
-        found = parabola_minimum(sizes, np.array([run.loss for run in budget]))
-        if found is not None:
-            at, loss, outside = found
+        minimum = parabola_minimum(sizes, np.array([run.loss for run in budget]))
+        if minimum is not None:
+            at, loss, outside = minimum
             flops = float(np.exp(np.mean(np.log([run.compute for run in budget]))))
             parameters = float(np.exp(np.clip(at, -700, 700)))
             tokens = flops / (FLOPS_PER_PARAMETER_AND_TOKEN * parameters)
@@ -146,16 +146,16 @@ def approach_2_bias(runs: Sequence[Observation], law: FittedLaw, flops: float, *
         replace(run, loss=law.predict(run.parameters, run.tokens, flops=run.flops, group=group).estimate)
         for run in runs
     ]
-    found = approach_2(exact)
-    least = min(each.flops for each in found.best)
+    fitted = approach_2(exact)
+    least = min(each.flops for each in fitted.best)
     low, high = law.optimum(least, group=group), law.optimum(flops, group=group)
     slope = np.log(high.parameters.estimate / low.parameters.estimate) / np.log(flops / least)
     return Bias(
         flops,
         high.parameters.estimate,
-        found.optimum(flops)[0].estimate,
+        fitted.optimum(flops)[0].estimate,
         float(slope),
-        found.parameters.exponents["flops"].estimate,
+        fitted.parameters.exponents["flops"].estimate,
     )
 
 
@@ -179,13 +179,13 @@ def parabola(positions: Values, losses: Values) -> tuple[float, float, float, fl
 
 def runs_by_budget(runs: Sequence[Observation]) -> list[list[Observation]]:
     """The runs of each budget, the smallest budget first: those of FLOPs within `SAME_BUDGET` of the next."""
-    found: list[list[Observation]] = []
+    budgets: list[list[Observation]] = []
     for run in sorted(runs, key=lambda each: each.compute):
-        if found and run.compute <= found[-1][-1].compute * (1 + SAME_BUDGET):
-            found[-1].append(run)
+        if budgets and run.compute <= budgets[-1][-1].compute * (1 + SAME_BUDGET):
+            budgets[-1].append(run)
         else:
-            found.append([run])
-    return found
+            budgets.append([run])
+    return budgets
 
 
 def _size_law(approach: int, best: Sequence[BestSize]) -> SizeLaw:

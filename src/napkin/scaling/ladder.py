@@ -169,13 +169,13 @@ class Ladder:
         rules."""
         # 6·N·D is close enough to choose a size: the tokens are then what is left by count.
         middle = math.sqrt(flops / 6 / self.design.tokens_per_parameter)
-        found = self._rung(flops, self.shapes.nearest(middle * size), progress)
-        found.refuse_too_short()
-        return found
+        rung = self._rung(flops, self.shapes.nearest(middle * size), progress)
+        rung.refuse_too_short()
+        return rung
 
     def _at(self, largest: float, progress: Callable[[str], None]) -> tuple[Rung, ...]:
         design = self.design
-        found: list[Rung] = []
+        rungs: list[Rung] = []
         for level in range(design.levels):
             flops = largest * design.level_factor ** (level + 1 - design.levels)
             middle = math.sqrt(flops / 6 / design.tokens_per_parameter)
@@ -184,8 +184,8 @@ class Ladder:
             for size in sizes:
                 # Sizes that fall on one shape move up to the next.
                 heads = max(self.shapes.nearest(size), heads + 1)
-                found.append(self._rung(flops, heads, progress))
-        return tuple(found)
+                rungs.append(self._rung(flops, heads, progress))
+        return tuple(rungs)
 
     def _rung(self, flops: float, heads: int, progress: Callable[[str], None]) -> Rung:
         model = self.shapes.model(heads)
@@ -281,13 +281,13 @@ def ladder_file_of(rungs: tuple[Rung, ...], larger: Rung | None) -> LadderFile:
 
 def read_ladder(folder: Path) -> LadderFile | None:
     """The ladder in a folder of runs; None where there is none."""
-    found = read_json(folder / LADDER_FILE, LadderFile)
-    if found is not None and (found.format != FORMAT or found.version != VERSION):
+    file = read_json(folder / LADDER_FILE, LadderFile)
+    if file is not None and (file.format != FORMAT or file.version != VERSION):
         raise NapkinError(
-            f"'{folder / LADDER_FILE}' has format {found.format[:40]!r}, version {found.version}, this napkin reads "
+            f"'{folder / LADDER_FILE}' has format {file.format[:40]!r}, version {file.version}, this napkin reads "
             f"version {VERSION}: use the napkin that made it"
         )
-    return found
+    return file
 
 
 def write_ladder(folder: Path, file: LadderFile) -> None:

@@ -74,7 +74,11 @@ class LawFit:
     @property
     def below_floor(self) -> list[Observation]:
         """The runs whose loss is below the fitted floor E, so that the law cannot hold for them."""
-        floors = {group: found["E"].estimate for group, found in self.law.coefficients.items() if "E" in found}
+        floors = {
+            group: coefficients["E"].estimate
+            for group, coefficients in self.law.coefficients.items()
+            if "E" in coefficients
+        }
         return [run for run in self.runs if run.loss <= floors.get(run.group, 0.0)]
 
     def as_values(self, budgets: Sequence[float] = ()) -> dict[str, Any]:
@@ -86,8 +90,8 @@ class LawFit:
             "runs": len(self.runs),
             "delta": self.delta,
             "coefficients": {
-                group: {name: asdict(interval) for name, interval in found.items()}
-                for group, found in law.coefficients.items()
+                group: {name: asdict(interval) for name, interval in coefficients.items()}
+                for group, coefficients in law.coefficients.items()
             },
             "residuals": {
                 "rms": self.rms,
@@ -403,11 +407,13 @@ def compare_laws(
         try:
             fit = fit_law(fitted, name, delta=delta)
             origins = fit_law(runs, name, delta=delta, draws=2).origins
-            found = [fit.law.predict(run.parameters, run.tokens, flops=run.flops, group=run.group) for run in predicted]
+            predictions = [
+                fit.law.predict(run.parameters, run.tokens, flops=run.flops, group=run.group) for run in predicted
+            ]
         except NapkinError as error:
             failed[name] = str(error)
             continue
-        errors = np.array([run.loss / each.estimate - 1 for run, each in zip(predicted, found, strict=True)])
+        errors = np.array([run.loss / each.estimate - 1 for run, each in zip(predicted, predictions, strict=True)])
         scores.append(
             LawScore(
                 law=name,
@@ -415,8 +421,8 @@ def compare_laws(
                 median_error=float(np.median(np.abs(errors))),
                 worst_error=float(np.max(np.abs(errors))),
                 bias=float(np.median(errors)),
-                coverage=float(np.mean([run.loss in each for run, each in zip(predicted, found, strict=True)])),
-                half_width=float(np.median([each.relative for each in found])),
+                coverage=float(np.mean([run.loss in each for run, each in zip(predicted, predictions, strict=True)])),
+                half_width=float(np.median([each.relative for each in predictions])),
                 in_sample=float(np.median(np.abs(fit.residuals))),
                 rolling=rolling_error(origins) if origins else None,
                 errors=errors,

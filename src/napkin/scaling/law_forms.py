@@ -150,17 +150,17 @@ def polish(
         slope = weight * np.clip(residuals, -delta, delta)
         return float((weight * huber(residuals, delta)).sum()) / delta, (slope @ jacobian[0]) * units / delta
 
-    found = minimize(objective, np.zeros(len(theta)), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 2000})
-    return theta + found.x * units
+    result = minimize(objective, np.zeros(len(theta)), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 2000})
+    return theta + result.x * units
 
 
 def fit(model: SumOfTerms, log_losses: Values, starts: Values, *, delta: float = HUBER_DELTA) -> Values:
     """θ [coefficients] with the smallest sum of Huber losses that any of the starts [batch, coefficients] leads to."""
     weights = np.ones((len(starts), len(log_losses)))
-    found, cost = fit_batch(model, log_losses, weights, starts, delta=delta)
+    theta, cost = fit_batch(model, log_losses, weights, starts, delta=delta)
     order = np.argsort(cost, kind="stable")
     # The objective has flat valleys and several minima: the best few are all followed to their end.
-    polished = np.array([polish(model, log_losses, found[index], delta=delta) for index in order[:3]])
+    polished = np.array([polish(model, log_losses, theta[index], delta=delta) for index in order[:3]])
     costs = huber(model.log_losses(polished) - log_losses, delta).sum(1)
     return polished[int(np.argmin(costs))]
 
@@ -298,17 +298,17 @@ class LawModel:
 
     def coefficients(self, theta: Values, group: str) -> dict[str, Values]:
         """The law's own coefficients [batch] of one training set from θ [batch, coefficients]."""
-        found = {name: theta[:, index] for index, name in enumerate(self.exponents)}
+        coefficients = {name: theta[:, index] for index, name in enumerate(self.exponents)}
         first = len(self.exponents) + self.groups.index(group) * len(self.form.constants)
         for index, term in enumerate(self.form.terms):
             log = theta[:, first + index]
             if term.variable and term.exponent:
-                power = FIXED[term.exponent] if term.exponent in FIXED else found[term.exponent]
+                power = FIXED[term.exponent] if term.exponent in FIXED else coefficients[term.exponent]
                 log = log + power * self.centres[term.variable]
-            found[term.constant] = np.exp(np.minimum(log, 700.0))
+            coefficients[term.constant] = np.exp(np.minimum(log, 700.0))
         if self.form.outer_exponent:
-            found[self.form.outer_exponent] = np.exp(theta[:, -1])
-        return found
+            coefficients[self.form.outer_exponent] = np.exp(theta[:, -1])
+        return coefficients
 
     def starts(self, log_losses: Values) -> Values:
         """[batch, coefficients] from which a fit begins: a coarse grid, the same constants for all training sets."""

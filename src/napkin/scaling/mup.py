@@ -109,21 +109,21 @@ def _batches(recipe: Recipe, steps: int) -> list[tuple[Tensor, Tensor]]:
 @torch.no_grad()
 def _activations(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     """The outputs of the embedding, each block and the head for these tokens."""
-    found: dict[str, Tensor] = {}
+    activations: dict[str, Tensor] = {}
 
     def keep(part: str) -> Callable[..., None]:
         def hook(module: torch.nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
-            found[part] = (output if isinstance(output, Tensor) else output[0]).float().clone()
+            activations[part] = (output if isinstance(output, Tensor) else output[0]).float().clone()
 
         return hook
 
     handles = [block.register_forward_hook(keep(f"block {number}")) for number, block in enumerate(model.blocks)]
     try:
-        found["logits"] = model(tokens).float()
+        activations["logits"] = model(tokens).float()
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return activations
 
 
 # Yang et al. 2022 (Tensor Programs V), figure 1. Models of several widths are trained at several learning rates, each
@@ -224,14 +224,14 @@ def transfer_trials(
 
 def curves(standings: Sequence[Standing]) -> dict[int, list[tuple[float, float]]]:
     """(learning rate, loss) of the runs that are at their end with a finite loss, by width."""
-    found: dict[int, list[tuple[float, float]]] = {}
+    losses: dict[int, list[tuple[float, float]]] = {}
     for each in standings:
         recipe = each.trial.recipe
-        points, rate = found.setdefault(recipe.model.d_model, []), recipe.optimizer.learning_rate
+        points, rate = losses.setdefault(recipe.model.d_model, []), recipe.optimizer.learning_rate
         assert rate is not None
         if each.loss is not None and math.isfinite(each.loss):
             points.append((rate, each.loss))
-    return {width: sorted(points) for width, points in found.items()}
+    return {width: sorted(points) for width, points in losses.items()}
 
 
 def transfer(by_width: dict[int, list[tuple[float, float]]]) -> Transfer:
@@ -248,9 +248,9 @@ def _best(width: int, points: list[tuple[float, float]]) -> BestRate:
     if not 0 < lowest < len(points) - 1:
         return BestRate(width, rates[lowest], losses[lowest], is_bracketed=False)
     near = slice(lowest - 1, lowest + 2)
-    found = parabola_minimum(np.log(rates[near]), np.array(losses[near]))
-    assert found is not None
-    return BestRate(width, math.exp(found[0]), losses[lowest], is_bracketed=True)
+    minimum = parabola_minimum(np.log(rates[near]), np.array(losses[near]))
+    assert minimum is not None
+    return BestRate(width, math.exp(minimum[0]), losses[lowest], is_bracketed=True)
 
 
 _SHADES = ("sky", "blue", "green", "orange", "vermilion", "purple", "grey")

@@ -217,7 +217,7 @@ def _rows(path: Path) -> Iterator[list[str]]:
 def _columns(path: Path, header: Sequence[str], loss: str | None) -> dict[str, int]:
     """The index of each known column."""
     names = [name.lower() for name in header]
-    found: dict[str, int] = {}
+    columns: dict[str, int] = {}
     for meaning, known in _NAMES.items():
         matches = [index for index, name in enumerate(names) if name in known]
         if len(matches) > 1:
@@ -226,22 +226,22 @@ def _columns(path: Path, header: Sequence[str], loss: str | None) -> dict[str, i
                 f"{', '.join(header[index] for index in matches)}: keep one"
             )
         if matches:
-            found[meaning] = matches[0]
+            columns[meaning] = matches[0]
     if loss is not None:
         if loss.lower() not in names:
             raise NapkinError(f"'{path}' has no column '{loss}': it has {_listed(header)}")
-        found["loss"] = names.index(loss.lower())
-    elif "loss" not in found:
+        columns["loss"] = names.index(loss.lower())
+    elif "loss" not in columns:
         candidates = [index for index, name in enumerate(names) if "loss" in name]
         if len(candidates) != 1:
             raise NapkinError(f"'{path}' has no column 'loss': name one of {_listed(header)} with --loss-column")
-        found["loss"] = candidates[0]
-    if "parameters" not in found:
+        columns["loss"] = candidates[0]
+    if "parameters" not in columns:
         raise NapkinError(f"'{path}' has no column 'parameters': it has {_listed(header)}")
-    if not {"tokens", "flops"} & found.keys():
+    if not {"tokens", "flops"} & columns.keys():
         raise NapkinError(f"'{path}' has neither a column 'tokens' nor 'flops': it has {_listed(header)}")
     group = next((names.index(name) for name in _GROUPS if name in names), None)
-    return found if group is None else {**found, "group": group}
+    return columns if group is None else {**columns, "group": group}
 
 
 def _listed(header: Sequence[str]) -> str:

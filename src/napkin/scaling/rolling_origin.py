@@ -87,7 +87,7 @@ def rolling_origins(
     weights = (compute[None] <= np.array(cuts)[:, None] * _SAME).astype(np.float64)
     thetas, _ = fit_batch(terms, log_losses, weights, np.repeat(theta[None], len(cuts), 0), delta=delta)
     predicted, jacobians = terms.with_jacobian(thetas)
-    found: list[Origin] = []
+    origins: list[Origin] = []
     for cut, weight, prediction, jacobian in zip(cuts, weights, predicted, jacobians, strict=True):
         fitted = weight > 0
         known = [name for name in np.unique(groups) if (groups[fitted] == name).sum() > len(form.constants)]
@@ -96,7 +96,7 @@ def rolling_origins(
             continue
         errors = log_losses - prediction
         count = int(fitted.sum())
-        found.append(
+        origins.append(
             Origin(
                 flops=cut,
                 fitted=count,
@@ -106,7 +106,7 @@ def rolling_origins(
                 leverages=_leverages(jacobian[fitted], jacobian[beyond]),
             )
         )
-    return tuple(found)
+    return tuple(origins)
 
 
 @dataclass(frozen=True)

@@ -73,22 +73,22 @@ class SweepFolder:
             return SweepFile()
         if not self.path.is_dir():
             raise NapkinError(f"'{self.path}' exists and is not a folder: choose another --runs")
-        found = read_json(self.path / SWEEP_FILE, SweepFile)
-        if found is None:
+        file = read_json(self.path / SWEEP_FILE, SweepFile)
+        if file is None:
             if {path.name for path in self.path.iterdir()} - set(besides):
                 what = "is a run" if is_run(self.path) else "holds runs" if runs_in(self.path) else "is not empty"
                 raise NapkinError(f"'{self.path}' {what} and is not of a sweep: choose another --runs")
             return SweepFile()
-        if found.format != FORMAT or not 0 < found.version <= VERSION:
+        if file.format != FORMAT or not 0 < file.version <= VERSION:
             raise NapkinError(
-                f"'{self.path / SWEEP_FILE}' has format {found.format[:40]!r}, version {found.version}, this napkin "
+                f"'{self.path / SWEEP_FILE}' has format {file.format[:40]!r}, version {file.version}, this napkin "
                 f"reads versions up to {VERSION}: use the napkin that made it"
             )
         names = {trial.name for trial in trials}
-        missing = [name for name in found.runs if name not in names]
+        missing = [name for name in file.runs if name not in names]
         if missing:
             raise NapkinError(
-                f"'{self.path}' holds another sweep, of {len(found.runs)} runs: {missing[0]} is not in this one: "
+                f"'{self.path}' holds another sweep, of {len(file.runs)} runs: {missing[0]} is not in this one: "
                 "name all of its values and new ones, or choose another --runs"
             )
         for trial in trials:
@@ -97,7 +97,7 @@ class SweepFolder:
                     f"'{self.run(trial)}' is a run of another recipe: there {'; '.join(differences)}: choose another "
                     "--runs"
                 )
-        return found
+        return file
 
     def write(self, found: SweepFile, trials: tuple[Trial, ...]) -> SweepFile:
         """Make the folder, and write which runs it is for."""
@@ -404,10 +404,10 @@ def standing(trial: Trial, folder: Path) -> Standing:
         run = None
     if run is None:
         return Standing(trial, folder, None, 0, 0, 0.0, None)
-    found = run.summary
-    loss = found.loss if found.validation_loss is None else found.validation_loss
-    finished = loss if found.state == "finished" else None
-    return Standing(trial, folder, finished, found.step, found.tokens, found.seconds, found.flops)
+    summary = run.summary
+    loss = summary.loss if summary.validation_loss is None else summary.validation_loss
+    finished = loss if summary.state == "finished" else None
+    return Standing(trial, folder, finished, summary.step, summary.tokens, summary.seconds, summary.flops)
 
 
 def ranked(standings: Sequence[Standing]) -> list[Standing]:
@@ -420,15 +420,15 @@ def edges(best: Trial, trials: Sequence[Trial]) -> list[Edge]:
 
     A loss that still falls towards an edge says nothing of where it ends. Seeds have no order.
     """
-    found: list[Edge] = []
+    edges: list[Edge] = []
     for name, value in best.values.items():
         if name.endswith("_seed"):
             continue
         tried = {trial.values[name] for trial in trials}
         numbers = sorted(each for each in tried if isinstance(each, int | float) and not isinstance(each, bool))
         if len(tried) > 1 and len(numbers) == len(tried) and value in (numbers[0], numbers[-1]):
-            found.append(Edge(name, value, is_smallest=value == numbers[0]))
-    return found
+            edges.append(Edge(name, value, is_smallest=value == numbers[0]))
+    return edges
 
 
 def neighbours(best: Trial, trials: Sequence[Trial]) -> list[Trial]:
@@ -438,11 +438,11 @@ def neighbours(best: Trial, trials: Sequence[Trial]) -> list[Trial]:
         is_number = isinstance(value, int | float)
         return (not is_number, float(value) if is_number else 0.0, str(value))
 
-    found: list[Trial] = []
+    neighbours: list[Trial] = []
     for name, value in best.values.items():
         others = {each: item for each, item in best.values.items() if each != name}
         line = [trial for trial in trials if all(trial.values[each] == item for each, item in others.items())]
         ordered = sorted(line, key=lambda trial, name=name: place_of(trial.values[name]))
         place = next(i for i, trial in enumerate(ordered) if trial.values[name] == value)
-        found += [ordered[i] for i in (place - 1, place + 1) if 0 <= i < len(ordered)]
-    return found
+        neighbours += [ordered[i] for i in (place - 1, place + 1) if 0 <= i < len(ordered)]
+    return neighbours

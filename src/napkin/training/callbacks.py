@@ -142,9 +142,9 @@ class Trackers(Callback):
         training = loop.recipe.training
         is_logged = metrics.step == training.steps or metrics.step % training.log_every == 0
         if self._open and (is_logged or metrics.validation_loss is not None):
-            found = metrics_of(metrics)
+            values = metrics_of(metrics)
             for name, tracker in list(self._open.items()):
-                self._try(loop, name, lambda tracker=tracker: tracker.log(metrics.step, found))
+                self._try(loop, name, lambda tracker=tracker: tracker.log(metrics.step, values))
         return metrics
 
     def _try(self, loop: TrainingLoop, name: str, call: Callable[[], Any]) -> Any:
@@ -313,11 +313,11 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
 
 def metrics_of(metrics: StepMetrics) -> dict[str, float]:
     """The numbers of a line of metrics.jsonl by name; of experts, the largest load relative to a uniform one."""
-    found = {
+    values = {
         name: float(value) for name, value in vars(metrics).items() if isinstance(value, int | float) and name != "step"
     }
     if metrics.expert_tokens is not None:
-        found["busiest_expert"] = max(max(layer) * len(layer) / max(1, sum(layer)) for layer in metrics.expert_tokens)
+        values["busiest_expert"] = max(max(layer) * len(layer) / max(1, sum(layer)) for layer in metrics.expert_tokens)
     if metrics.dropped_tokens is not None:
-        found["dropped_tokens"] = float(sum(metrics.dropped_tokens))
-    return found
+        values["dropped_tokens"] = float(sum(metrics.dropped_tokens))
+    return values

@@ -104,15 +104,15 @@ def find_source(train_state: TrainState, repeat: Callable[[], Tensor]) -> str:
     for name, parameter in train_state.model.named_parameters():
         if not _is_finite(parameter):
             return f"in the weights '{name}' themselves"
-    found: list[str] = []
-    with _watched(train_state.model, found.append):
+    sources: list[str] = []
+    with _watched(train_state.model, sources.append):
         try:
             loss = repeat()
         except _Found:
             train_state.optimizer.zero_grad(set_to_none=True)
         else:
             return "in the loss" if not _is_finite(loss) else "in the gradient's norm, all gradients being finite"
-    return found[0]
+    return sources[0]
 
 
 def keep_batch(folder: Path, step: int, batch: Mapping[str, Tensor], story: dict[str, Any]) -> Path | None:

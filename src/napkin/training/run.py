@@ -348,11 +348,11 @@ def _has_moved(run: RunFolder, name: str, now: TrainFiles | None) -> bool:
                 before = run.recipe.data.validation
                 if before is None:
                     return False
-                found = TokenFile.open(now, tokenizer_fingerprint=run.tokenizer.fingerprint)
+                tokens = TokenFile.open(now, tokenizer_fingerprint=run.tokenizer.fingerprint)
                 # A run does not record the checksum of its validation tokens: where the old file is gone, the name has
                 # to do.
                 if Path(before).is_file():
-                    return TokenFile.open(before).sha256 == found.sha256
+                    return TokenFile.open(before).sha256 == tokens.sha256
                 return Path(before).name == Path(now).name
     except NapkinError:
         pass

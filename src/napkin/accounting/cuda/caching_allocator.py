@@ -104,8 +104,8 @@ class CachingAllocator:
 
     def _best_fit(self, size: int) -> Block | None:
         keys = self._keys[size <= LARGEST_SMALL]
-        found = bisect_left(keys, (size, 0))
-        return self._free.pop(keys.pop(found)[1]) if found < len(keys) else None
+        index = bisect_left(keys, (size, 0))
+        return self._free.pop(keys.pop(index)[1]) if index < len(keys) else None
 
     def _new_segment(self, size: int) -> Block:
         block = Block(self._end, segment_bytes(size), size <= LARGEST_SMALL)

@@ -49,8 +49,8 @@ def _flash_backward(inputs: list[Tensor], target: CudaTarget) -> list[int]:
     rows, width = _up(queries, 128), _up(head_dim, 32) if head_dim <= 192 else 256
     copies = [0 if tensor.transpose(1, 2).is_contiguous() else tensor.nbytes for tensor in (gradient, output)]
     sums = ordered_sums(batch * heads, target) if torch.are_deterministic_algorithms_enabled() else 1
-    found = [*copies, 4 * batch * heads * rows, sums * 4 * batch * rows * heads * width, *_by_query_head(query, key)]
-    return [size for size in found if size]
+    sizes = [*copies, 4 * batch * heads * rows, sums * 4 * batch * rows * heads * width, *_by_query_head(query, key)]
+    return [size for size in sizes if size]
 
 
 def _own_flash_backward(args: Any, inputs: list[Tensor]) -> list[int]:

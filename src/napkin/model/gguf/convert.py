@@ -259,25 +259,25 @@ def _settings(metadata: Metadata, path: Path, divisors: Tensor | None) -> dict[s
             f"'{path}' holds a model of architecture {kind[:100]!r}: use one of {', '.join(ARCHITECTURES)}"
         )
     architecture = ARCHITECTURES[kind]
-    found = {key.removeprefix(f"{kind}."): value for key, value in metadata.items()}
-    settings = {name: _decimal(found[key]) for name, key in architecture.settings.items() if key in found}
-    if found.get("attention.value_length") == _key_length(found):
-        found.pop("attention.value_length", None)
+    fields = {key.removeprefix(f"{kind}."): value for key, value in metadata.items()}
+    settings = {name: _decimal(fields[key]) for name, key in architecture.settings.items() if key in fields}
+    if fields.get("attention.value_length") == _key_length(fields):
+        fields.pop("attention.value_length", None)
     for key, what in _REFUSED.items():
-        if found.get(key):
-            raise NapkinError(f"'{path}' has {what} ({kind}.{key} {found[key]!r}): use a model without")
+        if fields.get(key):
+            raise NapkinError(f"'{path}' has {what} ({kind}.{key} {fields[key]!r}): use a model without")
     try:
         settings |= {"model_type": kind} | architecture.derived(settings)
     except (KeyError, TypeError, ZeroDivisionError):
         raise CorruptFile(f"'{path}' lacks sizes of a {kind} model: download it again") from None
-    return settings if kind == "gpt2" else settings | _rope_scaling(path, found, settings, divisors)
+    return settings if kind == "gpt2" else settings | _rope_scaling(path, fields, settings, divisors)
 
 
-def _key_length(found: Metadata) -> Any:
+def _key_length(fields: Metadata) -> Any:
     """Return the width of keys, which a file may leave out where the heads divide the model's."""
-    width, heads = found.get("embedding_length"), found.get("attention.head_count")
-    if "attention.key_length" in found or not isinstance(width, int) or not isinstance(heads, int) or heads < 1:
-        return found.get("attention.key_length")
+    width, heads = fields.get("embedding_length"), fields.get("attention.head_count")
+    if "attention.key_length" in fields or not isinstance(width, int) or not isinstance(heads, int) or heads < 1:
+        return fields.get("attention.key_length")
     return width // heads
 
 
@@ -286,8 +286,8 @@ def _decimal(value: Any) -> Any:
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
-def _rope_scaling(path: Path, found: Metadata, settings: Metadata, divisors: Tensor | None) -> Metadata:
-    kind = found.get("rope.scaling.type", "none")
+def _rope_scaling(path: Path, fields: Metadata, settings: Metadata, divisors: Tensor | None) -> Metadata:
+    kind = fields.get("rope.scaling.type", "none")
     if divisors is not None:
         for factor, original in _LLAMA3_SCALINGS:
             # As many divisors as a head has planes.
@@ -303,8 +303,8 @@ def _rope_scaling(path: Path, found: Metadata, settings: Metadata, divisors: Ten
         raise NapkinError(f"'{path}' scales its positions by {_DIVISORS} in a way that is not known: use another")
     if kind == "none":
         return {}
-    scaling = {"rope_type": kind, "factor": found.get("rope.scaling.factor")}
-    if (original := found.get("rope.scaling.original_context_length")) is not None:
+    scaling = {"rope_type": kind, "factor": fields.get("rope.scaling.factor")}
+    if (original := fields.get("rope.scaling.original_context_length")) is not None:
         scaling["original_max_position_embeddings"] = original
     return {"rope_scaling": scaling}
 
@@ -347,7 +347,7 @@ class _Weights:
     def integers(self, names: Sequence[str]) -> dict[str, Tensor] | None:
         """Return the tensors of a quantized layer for some matrices one below the other; None where their formats
         differ or have no integers in groups of 32, and where a scale is not finite."""
-        found: list[Integers] = []
+        integers: list[Integers] = []
         for name in names:
             stored, place = _stored_name(name, self._architecture)
             entry = self._file.tensors[stored]
@@ -358,11 +358,11 @@ class _Weights:
             values, scales, minima = entry.format.integers(blocks.flatten(0, 1))
             rows = entry.n_rows, -1
             offsets = None if minima is None else minima.view(rows)
-            found.append(Integers(values.view(rows), scales.view(rows), offsets))
-        kinds = {(each.values.dtype, each.scales.dtype, each.minima is None) for each in found}
+            integers.append(Integers(values.view(rows), scales.view(rows), offsets))
+        kinds = {(each.values.dtype, each.scales.dtype, each.minima is None) for each in integers}
         if len(kinds) > 1:
             return None
-        values, scales, *offsets = (torch.cat(parts) for parts in zip(*found, strict=True) if parts[0] is not None)
+        values, scales, *offsets = (torch.cat(parts) for parts in zip(*integers, strict=True) if parts[0] is not None)
         if not all(bool(each.isfinite().all()) for each in (scales, *offsets)):
             return None
         values = values if values.dtype == torch.int8 else values[:, ::2] | values[:, 1::2] << 4

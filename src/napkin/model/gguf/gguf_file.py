@@ -247,6 +247,6 @@ def text_of(metadata: Metadata, key: str) -> str:
     """Return a text of the metadata. Raises CorruptFile where it is missing or is none."""
     value = metadata.get(key)
     if not isinstance(value, str):
-        found = "is missing" if value is None else f"is {str(value)[:50]!r}, not a text"
-        raise CorruptFile(f"the key {key!r} {found}: download the file again")
+        problem = "is missing" if value is None else f"is {str(value)[:50]!r}, not a text"
+        raise CorruptFile(f"the key {key!r} {problem}: download the file again")
     return value

@@ -36,16 +36,16 @@ def save_adapters(model: Transformer, folder: StrPath, *, base: StrPath | None =
     if not layers:
         raise NapkinError("the model has no adapters: export it whole")
     family, factors = (family_of(model.config)[0], {}) if base is None else family_in(Path(base))
-    found: list[_Layer] = []
+    adapted: list[_Layer] = []
     for mapping in family.mappings(model.config):
         if mapping.ours in layers:
             factor = math.prod(each for name, each in factors.items() if re.fullmatch(name, mapping.ours))
-            found += _layers_of(mapping, *layers[mapping.ours], family, factor)
+            adapted += _layers_of(mapping, *layers[mapping.ours], family, factor)
     names = {family.full_name(each) for mapping in family.mappings(model.config) for each in mapping.theirs}
-    config = _config(found, {name.removesuffix(".weight") for name in names}, next(iter(layers.values()))[1])
+    config = _config(adapted, {name.removesuffix(".weight") for name in names}, next(iter(layers.values()))[1])
     config["base_model_name_or_path"] = "" if base is None else str(base)
     with new_folder(Path(folder)) as draft:
-        tensors = {f"{_PREFIX}{each.name}.{kind}": tensor for each in found for kind, tensor in each.tensors.items()}
+        tensors = {f"{_PREFIX}{each.name}.{kind}": tensor for each in adapted for kind, tensor in each.tensors.items()}
         save_file(tensors, draft / "adapter_model.safetensors", metadata={"format": "pt"})
         sync_file(draft / "adapter_model.safetensors")
         atomic_write_text(draft / "adapter_config.json", json.dumps(config, indent=2) + "\n")

@@ -288,9 +288,9 @@ def check_shapes(config: ModelConfig, weights: StoredWeights) -> None:
         shape = (math.prod(stacked), width) if stacked else (width,)
         for name, rows in zip(mapping.theirs, mapping.rows or shape[:1], strict=True):
             expected = (rows, *shape[1:])
-            if (found := weights.shape(name)) != (expected[::-1] if mapping.transposed else expected):
+            if (actual := weights.shape(name)) != (expected[::-1] if mapping.transposed else expected):
                 raise CorruptFile(
-                    f"'{weights.path}': the weights {name} have shape {found}, the config says {expected}: "
+                    f"'{weights.path}': the weights {name} have shape {actual}, the config says {expected}: "
                     "download it again"
                 )
 

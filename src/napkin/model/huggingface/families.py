@@ -432,8 +432,8 @@ def score_scale(config: ModelConfig) -> float:
 
 def read_fields(settings: Any, fields: Mapping[str, str]) -> dict[str, Any]:
     """Fields of a config, as settings have them."""
-    found = {ours: getattr(settings, theirs) for theirs, ours in fields.items()}
-    return found | {
+    values = {ours: getattr(settings, theirs) for theirs, ours in fields.items()}
+    return values | {
         fields[name]: _looked_up(table, getattr(settings, name), name)
         for name, table in _ACTIVATIONS.items()
         if name in fields

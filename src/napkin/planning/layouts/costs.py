@@ -211,15 +211,15 @@ class LayoutCosts:
         with FakeTensorMode():
             built = Transformer(model)
         kinds = block_kinds(model)
-        found: list[Shape] = []
+        shapes: list[Shape] = []
         for name, parameter in built.named_parameters():
             path = name.split(".")
             if path[0] != "blocks":
                 part = "embedding" if path[0] in ("embedding", "positions") else "head"
-                found.append((part, False, path[-1], parameter.shape))
+                shapes.append((part, False, path[-1], parameter.shape))
             elif kinds.index(kind := kinds[int(path[1])]) == int(path[1]):
-                found.append((kind, "experts" in path, path[-1], parameter.shape))
-        return found
+                shapes.append((kind, "experts" in path, path[-1], parameter.shape))
+        return shapes
 
     def parameters(self, tensor: int) -> Parameters:
         return _sums((part, of_experts, shape.numel()) for part, of_experts, _, shape in self.shapes(tensor))

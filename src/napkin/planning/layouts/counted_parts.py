@@ -160,15 +160,15 @@ class CountedParts:
 
     def operators(self, part: Part, size: Size) -> Operators:
         """The calls of a part at that size."""
-        found = self.apart.get((part, size.sequences == 1, size.tensor), self.parts[part])
+        operators = self.apart.get((part, size.sequences == 1, size.tensor), self.parts[part])
         one = self.apart.get((part, size.sequences == 1, 1))
         if not size.whole_experts or size.tensor == 1 or one is None:
-            return found
+            return operators
         # Experts were counted as divided among ranks of tensor: those of a rank alone take their place.
-        figures = found.figures.copy()
-        if found.of_experts.sum() == one.of_experts.sum():
-            figures[:, found.of_experts] = one.figures[:, one.of_experts]
-        return dataclasses.replace(found, figures=figures)
+        figures = operators.figures.copy()
+        if operators.of_experts.sum() == one.of_experts.sum():
+            figures[:, operators.of_experts] = one.figures[:, one.of_experts]
+        return dataclasses.replace(operators, figures=figures)
 
     def working_bytes(self, kind: BlockKind, size: Size) -> float:
         """Working bytes of a block, beside what its forward pass kept."""
@@ -206,21 +206,21 @@ def count_parts(
     apart: dict[tuple[Part, bool, int], Operators] = {}
     for name in names:
         # The number of calls of the update depends on sizes; it is priced by the number of parameters.
-        found = {key: (divided[1, 1] if name == "update" else each)[name] for key, each in divided.items()}
+        counted = {key: (divided[1, 1] if name == "update" else each)[name] for key, each in divided.items()}
         if name == "head":
             continue
-        if name in first_of and any(_names(each) != _names(found[1, 1]) for each in found.values()):
+        if name in first_of and any(_names(each) != _names(counted[1, 1]) for each in counted.values()):
             for tensor in sorted({1, *(size for size in tensors if _counts(resolved, size))}):
                 one, two, three = (divided_of(sequences, tensor)[name] for sequences in (1, 2, 3))
                 apart[name, False, tensor] = _operators({(2, 1): two, (3, 1): three}, None)
                 apart[name, True, tensor] = _operators({(1, 1): one, (2, 1): _aligned(one, two)}, None)
             parts[name] = apart[name, False, 1]
         else:
-            parts[name] = _operators(found, split)
+            parts[name] = _operators(counted, split)
     working: dict[BlockKind, NDArray[np.float64]] = {}
     for kind, number in first_of.items():
-        found = {key: np.array([_working_bytes(each, number)], dtype=np.float64) for key, each in ledgers.items()}
-        working[kind] = _bilinear(found, split)[:, 0]
+        counted = {key: np.array([_working_bytes(each, number)], dtype=np.float64) for key, each in ledgers.items()}
+        working[kind] = _bilinear(counted, split)[:, 0]
     if plain is not None:
         return dataclasses.replace(
             plain,
@@ -292,16 +292,16 @@ def one_of_each(model: ModelConfig) -> ModelConfig:
         dict.fromkeys((short, model.mixers)),
         dict.fromkeys((None if every is None else 2, every)),
     )
-    found = [model]
+    models = [model]
     for n_dense, mixers, full_every in patterns:
         for layers in range(max(len(kinds), n_dense + 1), model.n_layers):
             fewer = dataclasses.replace(
                 model, n_layers=layers, n_dense_layers=n_dense, mixers=mixers, full_attention_every=full_every
             )
             if set(block_kinds(fewer)) == kinds:
-                found.append(fewer)
+                models.append(fewer)
                 break
-    return min(found, key=lambda each: each.n_layers)
+    return min(models, key=lambda each: each.n_layers)
 
 
 def _pattern(model: ModelConfig) -> dict[str, Any]:

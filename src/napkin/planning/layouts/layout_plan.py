@@ -190,31 +190,31 @@ class LayoutPlan:
     def by_kind(self) -> dict[str, float]:
         """Seconds of the step on its busiest rank: computation by phase, exposed collectives by dimension, the
         bubble (waiting for other stages, sends included), the update. They add up to `seconds`."""
-        found = dict.fromkeys(PHASES, 0.0)
+        seconds_of = dict.fromkeys(PHASES, 0.0)
         exposed = dict.fromkeys(SENDERS, 0.0)
         for stage in self.busiest:
             for phase in PHASES:
-                found[phase] += self.micro_batches * getattr(self.stages[stage].compute, phase)
+                seconds_of[phase] += self.micro_batches * getattr(self.stages[stage].compute, phase)
             for sender, passes in self.stages[stage].sends.exposed.items():
                 exposed[sender] += self.micro_batches * sum(passes)
         for sender, (seconds, _) in self.once_per_step.items():
             exposed[sender] += seconds
-        found |= {f"{sender} exposed": seconds for sender, seconds in exposed.items() if seconds}
+        seconds_of |= {f"{sender} exposed": seconds for sender, seconds in exposed.items() if seconds}
         busy = sum(self.micro_batches * self._busy(stage) for stage in self.busiest)
-        found["bubble"] = max(0.0, self.pipeline_seconds - busy)
-        found["update"] = self.update_seconds
-        return {kind: seconds for kind, seconds in found.items() if seconds}
+        seconds_of["bubble"] = max(0.0, self.pipeline_seconds - busy)
+        seconds_of["update"] = self.update_seconds
+        return {kind: seconds for kind, seconds in seconds_of.items() if seconds}
 
     @functools.cached_property
     def hidden(self) -> dict[str, float]:
         """Seconds of collectives by dimension that the busiest rank computes through."""
-        found: dict[str, float] = {}
+        hidden: dict[str, float] = {}
         for stage in self.busiest:
             for sender, seconds in self.stages[stage].sends.hidden.items():
-                found[sender] = found.get(sender, 0.0) + self.micro_batches * seconds
+                hidden[sender] = hidden.get(sender, 0.0) + self.micro_batches * seconds
         for sender, (_, seconds) in self.once_per_step.items():
-            found[sender] = found.get(sender, 0.0) + seconds
-        return {sender: seconds for sender, seconds in found.items() if seconds}
+            hidden[sender] = hidden.get(sender, 0.0) + seconds
+        return {sender: seconds for sender, seconds in hidden.items() if seconds}
 
     @functools.cached_property
     def timeline(self) -> PipelineTimeline:

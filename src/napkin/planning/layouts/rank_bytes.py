@@ -67,14 +67,14 @@ def ranks_bytes(
     """Bytes of the first rank of each stage's group, in the order of the pipeline's ranks."""
     layout = choice.layout
     flights = in_flight(layout.schedule, layout.pipeline, layout.stages_per_rank, micro_batches)
-    found: dict[tuple, RankBytes] = {}
+    by_shape: dict[tuple, RankBytes] = {}
     ranks: list[RankBytes] = []
     for stages, flight in zip(stages_of_ranks(layout), flights, strict=True):
         key = (tuple(contents[stage] for stage in stages), flight)
-        if key not in found:
+        if key not in by_shape:
             of_rank = _rank_bytes if costs.stack.memory is None else _stack_bytes
-            found[key] = of_rank(costs, choice, key[0], flight, micro_batches)
-        ranks.append(found[key])
+            by_shape[key] = of_rank(costs, choice, key[0], flight, micro_batches)
+        ranks.append(by_shape[key])
     return ranks
 
 
@@ -87,7 +87,7 @@ def in_flight(schedule: str, pipeline: int, stages_per_rank: int, micro_batches:
     repeats = schedule != "gpipe" and micro_batches % pipeline == 0
     enough = min(micro_batches, _STEADY * pipeline * stages_per_rank) if repeats else micro_batches
     table = schedule_of(schedule, pipeline, stages_per_rank, enough)
-    found: list[tuple[int, ...]] = []
+    counts: list[tuple[int, ...]] = []
     for rank, actions in enumerate(table.actions):
         ends = "backward_weight" if any(action.kind == "backward_weight" for action in actions) else "backward"
         now = dict.fromkeys(table.stages_of(rank), 0)
@@ -96,8 +96,8 @@ def in_flight(schedule: str, pipeline: int, stages_per_rank: int, micro_batches:
             now[stage] += (kind == "forward") - (kind == ends)
             if sum(now.values()) > most:
                 most, at_most = sum(now.values()), dict(now)
-        found.append(tuple(at_most.values()))
-    return tuple(found)
+        counts.append(tuple(at_most.values()))
+    return tuple(counts)
 
 
 def _rank_bytes(

@@ -146,11 +146,11 @@ class _Search:
                 self.progress(f"{self.evaluated:,} of {considered:,} layouts")
         if not self.fastest:
             raise NapkinError(self._nothing(considered))
-        found = sorted(self.fastest.values(), key=lambda each: each.seconds)[: self.best]
-        best = found[0].seconds
+        fastest = sorted(self.fastest.values(), key=lambda each: each.seconds)[: self.best]
+        best = fastest[0].seconds
         too_large = map(self._planned, self._faster_but_too_large(best))
         return SearchResult(
-            plans=sorted(map(self._planned, found), key=lambda plan: plan.seconds),
+            plans=sorted(map(self._planned, fastest), key=lambda plan: plan.seconds),
             too_large=[plan for plan in too_large if plan.seconds < best],
             considered=considered,
             evaluated=self.evaluated,

@@ -194,17 +194,17 @@ def _fitted(
     """Logarithms of the two factors, by Gauss-Newton steps from the stack's own."""
     import numpy as np
 
-    found, widths = np.array(start), np.array([COMPUTING_NOISE, SENDING_NOISE])
+    factors, widths = np.array(start), np.array([COMPUTING_NOISE, SENDING_NOISE])
 
     def residuals(at: "np.ndarray") -> "np.ndarray":
         of_runs = [logs(number, at.tolist()) / RUN_NOISE for number in runs]
         return np.array([*of_runs, *((at - start) / widths)])
 
     for _ in range(_ROUNDS):
-        now = residuals(found)
-        slopes = np.stack([(residuals(found + _STEP * axis) - now) / _STEP for axis in np.eye(2)], axis=1)
+        now = residuals(factors)
+        slopes = np.stack([(residuals(factors + _STEP * axis) - now) / _STEP for axis in np.eye(2)], axis=1)
         step = np.linalg.lstsq(slopes, -now, rcond=None)[0]
-        found = found + np.clip(step, -0.7, 0.7)
+        factors = factors + np.clip(step, -0.7, 0.7)
         if abs(step).max() < _STEP:
             break
-    return float(found[0]), float(found[1])
+    return float(factors[0]), float(factors[1])

@@ -355,16 +355,16 @@ def _shard_seconds(costs: LayoutCosts, layout: Layout, content: StageContent) ->
     """Seconds of gathering all parameters of a stage, gathering its blocks again, scattering gradients, and averaging
     them over replicas of the shards."""
     gathering = again = scattering = replicas = 0.0
-    interconnect, found = costs.interconnect, groups(costs.interconnect, layout)
+    interconnect, process_groups = costs.interconnect, groups(costs.interconnect, layout)
     each, apart = padded_parameters(costs, layout), layout.expert > 1
     # What is gathered together: how often, how many parameters, and among which ranks; the last entry is what lies
     # outside of blocks.
     units = []
     for kind, times in content.blocks:
-        units.append((times, each.shared[kind] + (0 if apart else each.experts[kind]), found["shard"]))
+        units.append((times, each.shared[kind] + (0 if apart else each.experts[kind]), process_groups["shard"]))
         if apart and each.experts[kind]:
-            units.append((times, each.experts[kind], found["shard of experts"]))
-    units.append((1, outside_parameters(costs, layout, content), found["shard"]))
+            units.append((times, each.experts[kind], process_groups["shard of experts"]))
+    units.append((1, outside_parameters(costs, layout, content), process_groups["shard"]))
     for number, (times, parameters, group) in enumerate(units, start=1):
         outside = number == len(units)
         gather_bytes = (OUTSIDE_BYTES if outside else costs.gather_bytes) * parameters
@@ -375,7 +375,7 @@ def _shard_seconds(costs: LayoutCosts, layout: Layout, content: StageContent) ->
         again += 0.0 if outside else seconds
         scattering += times * interconnect.seconds("reduce_scatter", reduce_bytes, group)
         if layout.data > 1:
-            replicas += times * interconnect.seconds("all_reduce", reduce_bytes / group.size, found["replica"])
+            replicas += times * interconnect.seconds("all_reduce", reduce_bytes / group.size, process_groups["replica"])
     return gathering, again, scattering, replicas
 
 
@@ -397,8 +397,8 @@ def once_per_step(costs: LayoutCosts, layout: Layout, first: StageTime) -> dict[
         return _shared_optimizer_sends(costs, layout, first)
     averaging = 0.0
     if layout.data * layout.context > 1:
-        found, parameters = groups(costs.interconnect, layout), held_parameters(costs, layout, first.content)
-        for number, group in zip(parameters, (found["data"], found["data of experts"]), strict=True):
+        process_groups, parameters = groups(costs.interconnect, layout), held_parameters(costs, layout, first.content)
+        for number, group in zip(parameters, (process_groups["data"], process_groups["data of experts"]), strict=True):
             if number:
                 in_all = costs.weight_bytes * number
                 buckets = -(-in_all // BUCKET_BYTES)
@@ -411,9 +411,9 @@ def _shared_optimizer_sends(costs: LayoutCosts, layout: Layout, first: StageTime
     """The same where ranks of data share the optimizer's state: gradients are scattered behind the stage's last
     backward pass, updated parameters gathered behind the first forward pass."""
     scattering = gathering = 0.0
-    found = groups(costs.interconnect, layout)
+    process_groups = groups(costs.interconnect, layout)
     both = held_parameters(costs, layout, first.content)
-    for parameters, group in zip(both, (found["data"], found["data of experts"]), strict=True):
+    for parameters, group in zip(both, (process_groups["data"], process_groups["data of experts"]), strict=True):
         scattering += costs.interconnect.seconds("reduce_scatter", costs.reduce_bytes * parameters, group)
         gathering += costs.interconnect.seconds("all_gather", costs.activation_bytes * parameters, group)
     sends = Sends()

@@ -135,14 +135,14 @@ class ProgramPlan(Summary):
     @property
     def reserved_bytes(self) -> int | None:
         """The most bytes that a rank's caching allocator reserves; None on CPUs."""
-        found = [each.ledger.reserved_bytes for each in self.ranks]
-        return max((each for each in found if each is not None), default=None)
+        reserved = [each.ledger.reserved_bytes for each in self.ranks]
+        return max((each for each in reserved if each is not None), default=None)
 
     @property
     def seconds(self) -> float | None:
         """Seconds of a step: those of the slowest rank; None where no device was named."""
-        found = [each.time.seconds for each in self.ranks if each.time is not None]
-        return max(found, default=None)
+        seconds = [each.time.seconds for each in self.ranks if each.time is not None]
+        return max(seconds, default=None)
 
     @property
     def fits(self) -> bool:
@@ -283,16 +283,16 @@ def plan_program(
 
 def _merged(plans: Iterable[RankPlan]) -> tuple[RankPlan, ...]:
     """Group the traced ranks that do the same; the first of a group stands for all of it."""
-    found: dict[Any, RankPlan] = {}
+    merged: dict[Any, RankPlan] = {}
     for each in plans:
-        known = found.setdefault(_alike(each), each)
+        known = merged.setdefault(_alike(each), each)
         if known is not each:
-            found[_alike(each)] = dataclasses.replace(
+            merged[_alike(each)] = dataclasses.replace(
                 known,
                 stands_for=tuple(sorted((*known.stands_for, *each.stands_for))),
                 traced=(*known.traced, *each.traced),
             )
-    return tuple(found.values())
+    return tuple(merged.values())
 
 
 def _alike(plan: RankPlan) -> Any:
@@ -332,11 +332,11 @@ def program_of(text: str, step: str | None = None) -> tuple[Build, Step | None]:
         ) from None
     finally:
         sys.path.pop(0)
-    found = []
+    files = []
     for wanted in (attribute, step):
         function = getattr(module, wanted, None) if wanted else None
         if wanted and not callable(function):
             names = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
             raise NapkinError(f"'{path}' has no function '{wanted}': {suggestion(wanted, names or ['build'])}")
-        found.append(function)
-    return found[0], found[1]
+        files.append(function)
+    return files[0], files[1]

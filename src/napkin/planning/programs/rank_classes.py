@@ -41,23 +41,23 @@ def trace_classes(program: Program, *, most_traced: int) -> TracedClasses:
         wanted = {0, size // 2, size - 1, *_changes(first, dim, sizes)}
         if _is_pipeline(first, dim, sizes, rank_at):
             wanted = set(range(size))
-        found: dict[int, TracedRank] = {}
+        by_rank: dict[int, TracedRank] = {}
 
-        def at(coordinate: int, dim: int = dim, found: dict[int, TracedRank] = found) -> TracedRank:
+        def at(coordinate: int, dim: int = dim, by_rank: dict[int, TracedRank] = by_rank) -> TracedRank:
             place = [0] * len(sizes)
             place[dim] = coordinate
-            found[coordinate] = program.rank(rank_at[tuple(place)])
-            return found[coordinate]
+            by_rank[coordinate] = program.rank(rank_at[tuple(place)])
+            return by_rank[coordinate]
 
         for coordinate in sorted(wanted):
             if program.n_traced >= most_traced and coordinate:
                 complete = False
                 break
             at(coordinate)
-        pending = list(itertools.pairwise(sorted(found)))
+        pending = list(itertools.pairwise(sorted(by_rank)))
         while pending:
             low, high = pending.pop()
-            if high - low < 2 or found[low].figures == found[high].figures:
+            if high - low < 2 or by_rank[low].figures == by_rank[high].figures:
                 continue
             if program.n_traced >= most_traced:
                 complete = False
@@ -65,7 +65,7 @@ def trace_classes(program: Program, *, most_traced: int) -> TracedClasses:
             middle = (low + high) // 2
             at(middle)
             pending += [(low, middle), (middle, high)]
-        classes.append(_along(size, found))
+        classes.append(_along(size, by_rank))
     differing = [sorted(set(of.values())) for of in classes]
     for place in itertools.product(*differing):
         if program.n_traced >= most_traced:

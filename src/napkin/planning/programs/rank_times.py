@@ -41,7 +41,7 @@ def rank_times(
     ledgers: Mapping[int, Ledger], ceilings: CatalogueCeilings, links: Interconnect | None
 ) -> dict[int, RankTime]:
     """The seconds of each rank, by rank."""
-    found: dict[int, RankTime] = {}
+    times: dict[int, RankTime] = {}
     bubbles = _bubbles(ledgers, ceilings, links)
     for rank, ledger in ledgers.items():
         priced = price_with_launches(ledger, ceilings, factor=ceilings.efficiency.factor)
@@ -60,8 +60,8 @@ def rank_times(
                 backward_seconds=passes.get("backward", 0.0) + passes.get("recompute", 0.0),
             )
             exposed, hidden = at_once + longer, max(0.0, communication.seconds(links) - longer)
-        found[rank] = RankTime(priced, exposed, hidden, bubbles[rank])
-    return found
+        times[rank] = RankTime(priced, exposed, hidden, bubbles[rank])
+    return times
 
 
 def _blocking(ledger: Ledger, ceilings: CatalogueCeilings) -> Iterator[int]:

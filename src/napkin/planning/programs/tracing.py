@@ -222,7 +222,7 @@ def _place(error: BaseException) -> str:
 
 def _shards(module: nn.Module, places: tuple[tuple[tuple[int, ...], ...], ...]) -> tuple[Any, ...]:
     """The coordinates at which the sizes of shards change, by mesh and dimension."""
-    found: list[list[set[int]]] = [[set() for _ in next((each for each in of if each), ())] for of in places]
+    shards: list[list[set[int]]] = [[set() for _ in next((each for each in of if each), ())] for of in places]
     for parameter in module.parameters():
         if not isinstance(parameter, DTensor):
             continue
@@ -239,8 +239,8 @@ def _shards(module: nn.Module, places: tuple[tuple[tuple[int, ...], ...], ...]) 
             for number, of in enumerate(places) if changes else ():
                 own = _dimension_in(mesh, dim, of)
                 if own is not None:
-                    found[number][own] |= changes
-    return tuple(tuple(tuple(sorted(each)) for each in of) for of in found)
+                    shards[number][own] |= changes
+    return tuple(tuple(tuple(sorted(each)) for each in of) for of in shards)
 
 
 def _dimension_in(mesh: Any, dim: int, places: tuple[tuple[int, ...], ...]) -> int | None:

@@ -143,8 +143,8 @@ class AbsentFiles:
 
     def _compared(self, place: int, number: str, otherwise: int) -> int:
         """Return the number that the script compares a place of a header with."""
-        found = re.search(rf"\[{place}\]\s*[!=]=\s*({number})\b", self.source)
-        return int(found[1]) if found else otherwise
+        match = re.search(rf"\[{place}\]\s*[!=]=\s*({number})\b", self.source)
+        return int(match[1]) if match else otherwise
 
     def _open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if set(mode) & set("wax+"):
@@ -185,9 +185,9 @@ class AbsentFiles:
 
     def _matched(self, function: Callable[..., Any]) -> Callable[..., list[str]]:
         def find(pattern: Any, *args: Any, **kwargs: Any) -> list[str]:
-            found = function(pattern, *args, **kwargs)
+            match = function(pattern, *args, **kwargs)
             name = os.fspath(pattern)
-            return found if found or not name.endswith(KINDS) else [str(self.present(_filled(name)))]
+            return match if match or not name.endswith(KINDS) else [str(self.present(_filled(name)))]
 
         return find
 
@@ -209,9 +209,9 @@ class AbsentFiles:
         return names
 
     def _path_glob(self, function: Callable[..., Any], path: Path, pattern: str, **kwargs: Any) -> Any:
-        found = list(function(path, pattern, **kwargs))
-        if found or not str(pattern).endswith(KINDS):
-            return iter(found)
+        paths = list(function(path, pattern, **kwargs))
+        if paths or not str(pattern).endswith(KINDS):
+            return iter(paths)
         return iter([Path(self.present(path / _filled(str(pattern))))])
 
 

@@ -74,8 +74,8 @@ class Tracing:
         specialize = TensorVariable.specialize
 
         def on_device(value: torch.Tensor) -> dict[str, Any]:
-            found = specialize(value)
-            return {**found, "device": CUDA} if found["device"].type == "cpu" else found
+            specialized = specialize(value)
+            return {**specialized, "device": CUDA} if specialized["device"].type == "cpu" else specialized
 
         TensorVariable.specialize = staticmethod(on_device)
         dispatch = FakeTensorMode.dispatch

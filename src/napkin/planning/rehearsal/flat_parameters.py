@@ -106,8 +106,8 @@ def _wrapped(module: nn.Module, policy: Any) -> list[nn.Module]:
     if policy is None:
         return []
     if not callable(policy) or hasattr(policy, "_run_policy"):
-        found = policy._run_policy(module, set(), {})
-        return [part for part in reversed(list(module.modules())) if part in found and part is not module]
+        wrapped = policy._run_policy(module, set(), {})
+        return [part for part in reversed(list(module.modules())) if part in wrapped and part is not module]
     chosen: list[nn.Module] = []
     for part in reversed(list(module.modules())):
         numbers = {parameter for each in chosen if each in set(part.modules()) for parameter in each.parameters()}

@@ -68,9 +68,9 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             frame = frame.f_back
         if frame is None or not frame.f_code.co_filename.startswith(self.folder):
             return None
-        found = importlib.machinery.PathFinder.find_spec(first)
+        spec = importlib.machinery.PathFinder.find_spec(first)
         # A mere folder of that name is not the package.
-        if first != "tiktoken" and found is not None and found.origin is not None:
+        if first != "tiktoken" and spec is not None and spec.origin is not None:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -333,13 +333,13 @@ def _tiktoken(note: Callable[[str], None]) -> None:
         note(f"encoding '{name}' of tiktoken is not here: a quarter as many ids as letters stand for a text")
         return Encoding(name)
 
-    found = importlib.machinery.PathFinder.find_spec("tiktoken")
-    if found is None or found.loader is None:
+    spec = importlib.machinery.PathFinder.find_spec("tiktoken")
+    if spec is None or spec.loader is None:
         models = lambda model: get_encoding("o200k_base" if "4o" in model else "cl100k_base")  # noqa: E731
         _module("tiktoken", get_encoding=get_encoding, encoding_for_model=models, Encoding=Encoding)
         return
-    sys.modules["tiktoken"] = tiktoken = importlib.util.module_from_spec(found)
-    found.loader.exec_module(tiktoken)
+    sys.modules["tiktoken"] = tiktoken = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tiktoken)
     real = tiktoken.get_encoding
 
     def get(name: str) -> Any:

@@ -149,10 +149,10 @@ def _device_of(device: Callable[[FakeTensor], torch.device]) -> property:
     """Return the device that a fake tensor names: the GPU, unless the script has it on the host."""
 
     def read(tensor: FakeTensor) -> torch.device:
-        found = device(tensor)
-        if found.type != "cpu" or sys._getframe(1).f_globals.get("__name__", "").startswith(_TOLD_THE_TRUTH):
-            return found
-        return found if is_on_host(tensor) else CUDA
+        actual = device(tensor)
+        if actual.type != "cpu" or sys._getframe(1).f_globals.get("__name__", "").startswith(_TOLD_THE_TRUTH):
+            return actual
+        return actual if is_on_host(tensor) else CUDA
 
     return property(read)
 

@@ -171,11 +171,11 @@ def _degree(replica: Replica, load: Load, cluster: Cluster, usd_per_hour: float 
 
 def _simulation_of(replica: Replica, load: Load, timeline: Timeline) -> Simulation:
     """The latencies of each request, those of the start and the end left out where the state is steady."""
-    found, counts = timeline.priced(replica.step_seconds), load.weights(timeline.wave) > 0
+    priced, counts = timeline.priced(replica.step_seconds), load.weights(timeline.wave) > 0
     around = replica.server.request_seconds
-    lines = zip(found.first_token[counts] + around, found.per_token[counts], timeline.outputs[counts], strict=True)
+    lines = zip(priced.first_token[counts] + around, priced.per_token[counts], timeline.outputs[counts], strict=True)
     served = tuple(Served(float(first), float(token), int(outputs)) for first, token, outputs in lines)
-    return Simulation(served, found.seconds, float(found.waiting[counts].mean()), found.in_prompts / found.seconds)
+    return Simulation(served, priced.seconds, float(priced.waiting[counts].mean()), priced.in_prompts / priced.seconds)
 
 
 def interval_of(replica: Replica, load: Load, timeline: Timeline) -> ServiceInterval:

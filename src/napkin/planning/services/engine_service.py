@@ -61,14 +61,14 @@ def plan_engine_service(
             "smaller model or fewer requests, or name accelerators with --on"
         )
     steps, draft = _timed_steps(model, dtype, load, cache, drafting, progress)
-    found = simulate_engine(load, steps, max_running, PREFILL_CHUNK, n_blocks=cache.n_blocks, block_size=_BLOCK)
+    simulation = simulate_engine(load, steps, max_running, PREFILL_CHUNK, n_blocks=cache.n_blocks, block_size=_BLOCK)
     times = ServiceTimes(
-        statistics.mean(each.time_to_first_token for each in found.served),
-        statistics.mean(each.time_per_output_token for each in found.served),
+        statistics.mean(each.time_to_first_token for each in simulation.served),
+        statistics.mean(each.time_per_output_token for each in simulation.served),
         running=cache.running,
         decode_step=steps.decode_seconds(cache.running, context),
-        waiting=found.waiting,
-        busy=found.busy,
+        waiting=simulation.waiting,
+        busy=simulation.busy,
     )
 
     def bytes_read(sequences: float, tokens: float, kept: float) -> float:
@@ -86,9 +86,9 @@ def plan_engine_service(
         decode_bytes=bytes_read(cache.running, cache.running, context),
         times=times,
         interval=None,
-        tokens_per_second=found.tokens_per_second,
-        usd_per_million_tokens=1e6 * usd_per_hour / 3600 / found.tokens_per_second if usd_per_hour else None,
-        simulation=found,
+        tokens_per_second=simulation.tokens_per_second,
+        usd_per_million_tokens=1e6 * usd_per_hour / 3600 / simulation.tokens_per_second if usd_per_hour else None,
+        simulation=simulation,
     )
     name = str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
     return ServicePlan(

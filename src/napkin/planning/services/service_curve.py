@@ -65,8 +65,8 @@ class ServiceCurves:
 
     def best(self, ttft: float | None = None, tpot: float | None = None) -> ServicePoint | None:
         """The point of most tokens per second with mean times within limits in seconds, or None."""
-        found = [point for curve in self.curves for point in curve.points if _is_within(point, ttft, tpot)]
-        return max(found, key=lambda point: point.tokens_per_second, default=None)
+        points = [point for curve in self.curves for point in curve.points if _is_within(point, ttft, tpot)]
+        return max(points, key=lambda point: point.tokens_per_second, default=None)
 
     def as_values(self) -> dict[str, Any]:
         """The curves for programs: bytes, seconds, tokens per second and dollars."""

@@ -66,14 +66,14 @@ class ServiceDegree:
 
     def as_values(self) -> dict[str, Any]:
         """The degree for programs; the times that were simulated by their percentiles."""
-        found = dataclasses.asdict(dataclasses.replace(self, simulation=None))
-        del found["simulation"]
-        found["decode_intensity"] = self.decode_intensity
+        values = dataclasses.asdict(dataclasses.replace(self, simulation=None))
+        del values["simulation"]
+        values["decode_intensity"] = self.decode_intensity
         if (seen := self.simulation) is not None:
             percents = (50, 90, 95, 99)
-            found["time_to_first_token"] = {percent: seen.first_token(percent) for percent in percents}
-            found["time_per_output_token"] = {percent: seen.per_token(percent) for percent in percents}
-        return found
+            values["time_to_first_token"] = {percent: seen.first_token(percent) for percent in percents}
+            values["time_per_output_token"] = {percent: seen.per_token(percent) for percent in percents}
+        return values
 
 
 @dataclass(frozen=True, repr=False)

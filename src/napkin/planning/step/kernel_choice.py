@@ -182,15 +182,15 @@ def refuse_impossible_graph(resolved: ResolvedRecipe) -> None:
 
 def describe_compile(plan: Plan) -> str:
     """One line on the choice and its reason."""
-    found = plan.compile_estimate
-    costs = f"costs about {format_seconds(found.seconds)}"
-    basis = " (assumed: nothing was measured on such a device)" if found.assumed else ""
-    saved = format_seconds(plan.steps * found.saved_per_step)
-    if found.chosen:
-        in_all = format_seconds(plan.seconds - found.seconds_once + plan.steps * found.seconds_less)
+    estimate = plan.compile_estimate
+    costs = f"costs about {format_seconds(estimate.seconds)}"
+    basis = " (assumed: nothing was measured on such a device)" if estimate.assumed else ""
+    saved = format_seconds(plan.steps * estimate.saved_per_step)
+    if estimate.chosen:
+        in_all = format_seconds(plan.seconds - estimate.seconds_once + plan.steps * estimate.seconds_less)
         return f"compiled: saves about {saved} of {in_all}, {costs} once{basis}"
-    if found.why_not is not None:
-        return f"not compiled: {found.why_not}"
+    if estimate.why_not is not None:
+        return f"not compiled: {estimate.why_not}"
     return f"not compiled: would save about {saved} of {format_seconds(plan.seconds)}, {costs}{basis}"
 
 

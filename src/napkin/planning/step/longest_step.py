@@ -122,7 +122,7 @@ def find_longest(
     def at_most(place: int) -> float:
         if tuple(table[place]) in counted:
             return peak(place)
-        bounds = [math.inf, *(found * _growth(np.array(key), table[place]) for key, found in counted.items())]
+        bounds = [math.inf, *(peak_bytes * _growth(np.array(key), table[place]) for key, peak_bytes in counted.items())]
         return min(bounds)
 
     candidates = _maximal(table)
@@ -136,8 +136,8 @@ def find_longest(
     worst = max(candidates, key=at_most)
     beyond = None
     if at_most(worst) > step_bytes:
-        found = _first_beyond(table, peak, step_bytes, worst)
-        beyond = BeyondMemory(first + found + 1, shape_of(found), way_out(found))
+        index = _first_beyond(table, peak, step_bytes, worst)
+        beyond = BeyondMemory(first + index + 1, shape_of(index), way_out(index))
     is_counted = tuple(table[worst]) in counted
     return LongestStep(
         first + worst + 1, len(table), shape_of(worst), int(at_most(worst)), is_counted, step_bytes, beyond

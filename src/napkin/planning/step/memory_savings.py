@@ -48,7 +48,7 @@ def memory_options(
 
     `host_bandwidth` is that of a device's link to its host, in bytes per second, for offloading the optimizer.
     """
-    base, found = price(plan.ledger, ceilings).seconds, []
+    base, options = price(plan.ledger, ceilings).seconds, []
     for fields in _changes(plan.resolved):
         progress(f"counting with {describe(fields)}")
         ledger = count_step(plan.resolved.with_training(**fields))
@@ -57,8 +57,8 @@ def memory_options(
             offloaded = plan.ledger if fields["offload_optimizer"] else ledger
             moved = 2 * offloaded.peak_by_category.get("optimizer state", 0) / host_bandwidth
             seconds += moved if fields["offload_optimizer"] else -moved
-        found.append(MemoryOption(fields, ledger.peak_bytes, ledger.hardware_flops, seconds))
-    return found
+        options.append(MemoryOption(fields, ledger.peak_bytes, ledger.hardware_flops, seconds))
+    return options
 
 
 def describe(fields: dict[str, Any]) -> str:
@@ -127,8 +127,8 @@ def refuse_what_does_not_fit(plan: Plan) -> None:
 def largest_micro_batch(resolved: ResolvedRecipe, memory_bytes: int) -> int:
     """The largest micro-batch that divides a device's batch and whose step fits, by count; 1 where none does."""
     sizes = _divisors(resolved.per_device.training.batch_size)
-    found = _largest_that_fits(resolved, sizes, memory_bytes)
-    return sizes[0] if found is None else found[0]
+    largest = _largest_that_fits(resolved, sizes, memory_bytes)
+    return sizes[0] if largest is None else largest[0]
 
 
 def _largest_that_fits(resolved: ResolvedRecipe, sizes: list[int], memory_bytes: int) -> tuple[int, int] | None:
@@ -175,10 +175,10 @@ def _with_less_at_a_time(resolved: ResolvedRecipe, memory_bytes: int) -> list[st
         return []
     training = resolved.per_device.training
     sizes = [size for size in _divisors(training.batch_size) if size < training.resolved_micro_batch_size]
-    found = _largest_that_fits(resolved, sizes, memory_bytes)
-    if found is None:
+    largest = _largest_that_fits(resolved, sizes, memory_bytes)
+    if largest is None:
         return []
-    size, peak = found
+    size, peak = largest
     return [f"with --training.micro-batch-size {size} it needs {format_bytes(peak)}"]
 
 

@@ -185,12 +185,12 @@ def planned_failures(plan: Plan) -> PlannedFailures:
     )
     step = plan.seconds_per_step
     interval = min(training.checkpoint_every, plan.steps) * step
-    found = failures_of_run(
+    failures = failures_of_run(
         model, plan.seconds, interval_seconds=interval, shortest_interval_seconds=step, useful_dollars=plan.dollars
     )
     return dataclasses.replace(
-        found,
+        failures,
         interval_steps=training.checkpoint_every,
-        best_interval_steps=max(1, round(found.best_interval_seconds / step)),
-        longest_interval_steps=max(1, math.floor(found.longest_interval_seconds / step)),
+        best_interval_steps=max(1, round(failures.best_interval_seconds / step)),
+        longest_interval_steps=max(1, math.floor(failures.longest_interval_seconds / step)),
     )
