@@ -107,16 +107,16 @@ def collective_shapes(shapes: Sequence[Shape], world_size: int | None = None) ->
     `world_size` is that of the ranks that torchrun has started: no other number is possible then. Raises NapkinError
     for a number of ranks that is not.
     """
-    found: dict[int, list[int]] = {}
+    by_ranks: dict[int, list[int]] = {}
     for shape in shapes or ({},):
         ranks = shape.get("ranks", world_size or USUAL_RANKS)
         if world_size is not None and ranks != world_size:
             raise NapkinError(f"--shapes ranks={ranks}, but torchrun has started {world_size}: leave ranks out")
         if not 2 <= ranks <= MOST_RANKS:
             raise NapkinError(f"--shapes ranks={ranks}: a collective has 2 to {MOST_RANKS} ranks")
-        sizes = found.setdefault(ranks, [])
+        sizes = by_ranks.setdefault(ranks, [])
         sizes += [size for size in ([shape["bytes"]] if "bytes" in shape else SIZES) if size not in sizes]
-    return found
+    return by_ranks
 
 
 def time_in_processes(

@@ -135,12 +135,12 @@ def gpu_seconds(run: Callable[[], object]) -> float:
 
 def _neighbours(tile: Tile) -> list[Tile]:
     """The tiles in which one size is half or twice as large; stages, one fewer or more."""
-    found: list[Tile] = []
+    neighbours: list[Tile] = []
     for name in (field.name for field in fields(tile)):
         size, (least, most) = getattr(tile, name), LIMITS[name]
         others = (size - 1, size + 1) if name == "stages" else (size // 2, size * 2)
-        found += [replace(tile, **{name: other}) for other in others if least <= other <= most]
-    return found
+        neighbours += [replace(tile, **{name: other}) for other in others if least <= other <= most]
+    return neighbours
 
 
 def _agrees(launch: TunableLaunch, tile: Tile) -> bool:

@@ -226,12 +226,12 @@ class Conditions:
 def moment(device_type: str) -> dict[str, Any]:
     """The state of the machine now: the mean clock of its cores, the runnable threads in the last minute and, by their
     names, the fields of nvidia-smi; None where the system does not tell."""
-    found: dict[str, Any] = dict.fromkeys(("megahertz", "load", "gpu"))
+    readings: dict[str, Any] = dict.fromkeys(("megahertz", "load", "gpu"))
     with contextlib.suppress(OSError, NotImplementedError):
         clock = psutil.cpu_freq()
-        found["megahertz"] = clock.current if clock else None
+        readings["megahertz"] = clock.current if clock else None
     with contextlib.suppress(OSError):
-        found["load"] = psutil.getloadavg()[0]
+        readings["load"] = psutil.getloadavg()[0]
     if device_type == "cuda":
         index = os.environ.get("LOCAL_RANK", "0")
         command = ["nvidia-smi", f"--query-gpu={_NVIDIA_SMI}", "--format=csv,noheader", f"--id={index}"]
@@ -239,5 +239,5 @@ def moment(device_type: str) -> dict[str, Any]:
             answer = run_program(command, most_seconds=10)
             values = [value.strip() for value in answer.stdout.decode(errors="replace").split(",")]
             if answer.returncode == 0:
-                found["gpu"] = dict(zip(_NVIDIA_SMI.split(","), values, strict=False))
-    return found
+                readings["gpu"] = dict(zip(_NVIDIA_SMI.split(","), values, strict=False))
+    return readings

@@ -95,10 +95,10 @@ class ChatEncoder:
         Raises NapkinError where the template refuses the messages or changes what it wrote of earlier ones,
         NothingTrainedOn where no token is trained on.
         """
-        (found,) = self.sequences([messages])
-        if isinstance(found, NapkinError):
-            raise found
-        return found
+        (sequence,) = self.sequences([messages])
+        if isinstance(sequence, NapkinError):
+            raise sequence
+        return sequence
 
     def sequences(self, conversations: Sequence[Sequence[Message]]) -> list[TokenSequence | NapkinError]:
         """`sequence` of each conversation, faster than one by one. A conversation gives its error instead of a sequence
@@ -131,10 +131,10 @@ class ChatEncoder:
 
         Raises NapkinError where the template changes the prompt when the answer follows.
         """
-        (found,) = self.answers([(messages, [text])])
-        if isinstance(found, NapkinError):
-            raise found
-        return found.answers[0]
+        (answer,) = self.answers([(messages, [text])])
+        if isinstance(answer, NapkinError):
+            raise answer
+        return answer.answers[0]
 
     def answers(self, asked: Sequence[tuple[Sequence[Message], Sequence[str]]]) -> list[Answered | NapkinError]:
         """`prompt` and `answer` of several prompts, each with the texts that answer it, faster than one by one.

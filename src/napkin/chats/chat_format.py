@@ -123,10 +123,10 @@ class TemplateChat(ChatFormat):
 
     def encode_fields(self, messages: Sequence[Fields]) -> list[int]:
         """`encode` for messages with any fields that the template knows: texts, lists and tables of texts."""
-        (found,) = self._prompts([messages])
-        if isinstance(found, NapkinError):
-            raise found
-        return found
+        (prompt,) = self._prompts([messages])
+        if isinstance(prompt, NapkinError):
+            raise prompt
+        return prompt
 
     def encode_prompts(self, conversations: Sequence[Sequence[Message]]) -> list[list[int] | RefusedConversation]:
         """`encode` of each of several conversations, which are rendered together; errors are returned."""
@@ -138,10 +138,10 @@ class TemplateChat(ChatFormat):
         A template may mark them by `{% generation %}`. Of others, an answer is what is added to the text up to where it
         begins. Raises UnstableTemplate where that text changes, RefusedConversation where the template refuses it.
         """
-        (found,) = self.encode_batch([messages], answers)
-        if isinstance(found, NapkinError):
-            raise found
-        return found
+        (encoded,) = self.encode_batch([messages], answers)
+        if isinstance(encoded, NapkinError):
+            raise encoded
+        return encoded
 
     def encode_batch(
         self, conversations: Sequence[Sequence[Message]], answers: Answers = "all"
@@ -160,28 +160,28 @@ class TemplateChat(ChatFormat):
             for each in renderings:
                 each.look_closer(_wanted(each.turns, answers))
             self._render(renderings)
-        found: list[EncodedChat | UnstableTemplate | RefusedConversation] = []
+        encoded: list[EncodedChat | UnstableTemplate | RefusedConversation] = []
         for each in renderings:
             try:
-                found.append(self._encoded(each, answers))
+                encoded.append(self._encoded(each, answers))
             except (UnstableTemplate, RefusedConversation) as error:
-                found.append(error)
-        return found
+                encoded.append(error)
+        return encoded
 
     def _prompts(self, conversations: Sequence[Sequence[Fields]]) -> list[list[int] | RefusedConversation]:
         renderings = [_Rendering(each, self._unsayable, self._tools) for each in conversations]
         for each in renderings:
             each.need("prompt", *each.turns, len(each.messages))
         self._render(renderings)
-        found: list[list[int] | RefusedConversation] = []
+        prompts: list[list[int] | RefusedConversation] = []
         for each in renderings:
             try:
                 text = each.text("prompt", len(each.messages))
             except RefusedConversation as error:
-                found.append(error)
+                prompts.append(error)
             else:
-                found.append(self._tokens(text, each.begins(text), [], each.mark)[0])
-        return found
+                prompts.append(self._tokens(text, each.begins(text), [], each.mark)[0])
+        return prompts
 
     def _encoded(self, rendering: "_Rendering", answers: Answers) -> EncodedChat:
         n, turns = len(rendering.messages), rendering.turns
@@ -360,11 +360,11 @@ class _Rendering:
 
     def text(self, kind: Literal["prompt", "whole", "marked"], n: int, replaced: int | None = None) -> str:
         """Return a rendered text. Raises RefusedConversation."""
-        found = self.texts[_Need(kind, n, replaced)]
-        if isinstance(found, RefusedConversation):
-            raise found
-        assert found is not None
-        return found
+        text = self.texts[_Need(kind, n, replaced)]
+        if isinstance(text, RefusedConversation):
+            raise text
+        assert text is not None
+        return text
 
     def begins(self, text: str) -> list[int]:
         """The places where the assistant's turns begin in a text, as far as they can be found."""
@@ -375,13 +375,13 @@ class _Rendering:
     def answer(self, text: str, turn: int) -> tuple[int, int]:
         """The range of an assistant's turn, behind the boundary that ends it, if one does. Raises UnstableTemplate
         where that cannot be told, or where the turn leaves out the reasoning."""
-        found = self._simple_answer(text, turn) or (self._begin(text, turn), self._end(text, turn))
-        begin, end = found
+        parts = self._simple_answer(text, turn) or (self._begin(text, turn), self._end(text, turn))
+        begin, end = parts
         if begin >= end:
             raise self._unstable(turn, "writes no answer")
         if any(each not in text[begin:end] for each in _thoughts(self.messages[turn])):
             raise self._unstable(turn, "leaves out the reasoning")
-        return found
+        return parts
 
     def _simple_answer(self, text: str, turn: int) -> tuple[int, int] | None:
         """`answer` where the text up to it is the prompt, and the text behind it goes on with what comes next; else

@@ -258,13 +258,13 @@ def read_first_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     path = folder / "tokenizer_config.json"
     settings = read_json(path) if path.is_file() else {}
     first = _special_id(settings.get("bos_token"), tokenizer)
-    found = _of_template(read_json(folder / "tokenizer.json"))
+    first_ids = _of_template(read_json(folder / "tokenizer.json"))
     match settings.get("add_bos_token"):
-        case True if not found and first is not None:
+        case True if not first_ids and first is not None:
             return (first,)
-        case False if found == (first,):
+        case False if first_ids == (first,):
             return ()
-    return found
+    return first_ids
 
 
 def _of_template(document: dict[str, Any]) -> tuple[int, ...]:
@@ -291,18 +291,26 @@ def _special_id(token: Any, tokenizer: Tokenizer) -> int | None:
 def texts_of_run(run: Path, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...], ChatTemplate | None]:
     """Return the ids before every text of a run, those at which texts end, and its chat template: by its
     conversation.json, or the separator of documents. Raises CorruptFile for a conversation.json that is not one."""
-    found = read_conversation(run, tokenizer)
-    if found is None:
+    conversation = read_conversation(run, tokenizer)
+    if conversation is None:
         separator = (tokenizer.special_tokens[SEPARATOR],)
         return separator, separator, None
-    template = None if found.chat_template is None else ChatTemplate(found.chat_template, found.template_tokens)
-    return found.first_ids, found.stop_ids, template
+    template = (
+        None
+        if conversation.chat_template is None
+        else ChatTemplate(conversation.chat_template, conversation.template_tokens)
+    )
+    return conversation.first_ids, conversation.stop_ids, template
 
 
 def bos_of_run(run: Path, tokenizer: Tokenizer) -> int | None:
     """Return the token that a tuned run's base model calls bos; None where it names none."""
-    found = read_conversation(run, tokenizer)
-    return None if found is None else tokenizer.special_tokens.get(found.template_tokens.get("bos_token", ""))
+    conversation = read_conversation(run, tokenizer)
+    return (
+        None
+        if conversation is None
+        else tokenizer.special_tokens.get(conversation.template_tokens.get("bos_token", ""))
+    )
 
 
 def tokens_with_bos(template: ChatTemplate | None, tokenizer: Tokenizer, bos_id: int | None) -> dict[str, str]:

@@ -107,8 +107,8 @@ def messages_of(fields: Mapping[str, Any]) -> list[Message]:
     if "prompt" in fields and "completion" in fields:
         prompt, completion = fields["prompt"], fields["completion"]
         return [*_one_or_more(prompt, "user", "prompt"), *_one_or_more(completion, "assistant", "completion")]
-    found = ", ".join(f'"{name}"' for name in list(fields)[:5]) or "nothing"
-    raise WrongForm(f"has {found}: a conversation has {_FORMS}")
+    names = ", ".join(f'"{name}"' for name in list(fields)[:5]) or "nothing"
+    raise WrongForm(f"has {names}: a conversation has {_FORMS}")
 
 
 def as_messages(value: Any, name: str) -> list[Message]:
@@ -178,8 +178,8 @@ def encoded_chats(
     be read, and for lines that are not conversations.
     """
     for batch in in_batches(read_chats(path, left_out, needs_answer=encoder.train_on != "all"), _characters):
-        found = encoder.sequences([chat.messages for chat in batch])
-        for chat, sequence in zip(batch, found, strict=True):
+        sequences = encoder.sequences([chat.messages for chat in batch])
+        for chat, sequence in zip(batch, sequences, strict=True):
             if isinstance(sequence, UnstableTemplate):
                 raise in_line(path, chat.line, f"cannot be learned from: {sequence}")
             if isinstance(sequence, RefusedConversation):

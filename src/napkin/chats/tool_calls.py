@@ -121,20 +121,20 @@ class TaggedText:
         held, parts, end, begin = self._held, list[str | Block](), 0, 0
         searched, self._searched = self._searched, 0
         unclosed: set[str] = set()
-        while found := self._opens.search(held, begin):
-            name, begin = found[1], found.end()
+        while tag := self._opens.search(held, begin):
+            name, begin = tag[1], tag.end()
             if name in unclosed:
                 continue
             # Only the open tag has been searched for its end so far.
-            close = held.find(f"</{name}>", max(begin, 0 if found.start() else searched))
+            close = held.find(f"</{name}>", max(begin, 0 if tag.start() else searched))
             if close >= 0:
-                parts += [held[end : found.start()], Block(name, held[begin:close])]
+                parts += [held[end : tag.start()], Block(name, held[begin:close])]
                 begin = end = close + len(name) + 3
             elif is_whole:
                 unclosed.add(name)
             else:
-                self._searched = max(0, len(held) - found.start() - len(name) - 2)
-                return self._released(parts, end, found.start())
+                self._searched = max(0, len(held) - tag.start() - len(name) - 2)
+                return self._released(parts, end, tag.start())
         return self._released(parts, end, len(held) if is_whole else self._certain(held, begin))
 
     def _certain(self, held: str, begin: int) -> int:

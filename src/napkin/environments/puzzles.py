@@ -177,12 +177,12 @@ class Maze:
 
 def _distances(free: frozenset[Place], goal: Place) -> dict[Place, int]:
     """Steps to the goal from each place that leads there."""
-    found, coming = {goal: 0}, deque([goal])
+    distances, coming = {goal: 0}, deque([goal])
     while coming:
         row, column = coming.popleft()
         for down, right in STEPS.values():
             near = (row + down, column + right)
-            if near in free and near not in found:
-                found[near] = found[row, column] + 1
+            if near in free and near not in distances:
+                distances[near] = distances[row, column] + 1
                 coming.append(near)
-    return found
+    return distances

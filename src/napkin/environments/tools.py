@@ -86,13 +86,13 @@ TOOLS: dict[str, type[CalculatorTool] | type[PythonTool]] = {"calculator": Calcu
 def tools_named(names: str, limits: ToolLimits = DEFAULT_LIMITS) -> tuple[Tool, ...]:
     """Tools by their names, with commas between them. Raises NapkinError for one that is not known, and where the
     system cannot confine programs."""
-    found: list[Tool] = []
+    tools: list[Tool] = []
     run = ToolProgram(limits)
     for name in dict.fromkeys(each.strip() for each in names.split(",")):
         if name not in TOOLS:
             raise NapkinError(f"'{name}' in '{names}' is not a tool: {suggestion(name, TOOLS)}")
-        found.append(TOOLS[name](run))
-    return tuple(found)
+        tools.append(TOOLS[name](run))
+    return tuple(tools)
 
 
 def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:

@@ -117,8 +117,8 @@ def decode_page(data: bytes, declared: str = "") -> tuple[str, str]:
         pass
     from resiliparse.parse.encoding import detect_encoding
 
-    found = _META.search(data[:_META_BYTES])
-    for name in (declared, found[1].decode("ascii") if found else "", detect_encoding(data[:_GUESSED_BYTES]) or ""):
+    match = _META.search(data[:_META_BYTES])
+    for name in (declared, match[1].decode("ascii") if match else "", detect_encoding(data[:_GUESSED_BYTES]) or ""):
         known = _known_encoding(name)
         if known:
             return data.decode(known, "replace"), known

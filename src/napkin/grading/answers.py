@@ -34,8 +34,8 @@ def choice_score(answer: str, reference: str) -> float:
 
 def chosen_letter(answer: str) -> str | None:
     """The letter that a text chooses as its final answer; None if it chooses none, or names several."""
-    found = final_answer(answer)
-    label = None if found is None else split_label(found)
+    answered = final_answer(answer)
+    label = None if answered is None else split_label(answered)
     return None if label is None or names_a_choice(label[1]) else label[0].upper()
 
 

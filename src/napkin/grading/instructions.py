@@ -53,7 +53,7 @@ def read_instructions(reference: str) -> list[tuple[str, dict[str, Any]]]:
         listed = None
     if not isinstance(listed, list) or not listed:
         raise NapkinError("the instructions are not a list of [identifier, parameters]: correct them")
-    found = []
+    instructions = []
     for each in listed:
         name, arguments = each if isinstance(each, list) and len(each) == 2 else (None, None)
         if not isinstance(name, str) or not isinstance(arguments, dict):
@@ -71,8 +71,8 @@ def read_instructions(reference: str) -> list[tuple[str, dict[str, Any]]]:
         relation = next((value for key, value in parameters.items() if key.endswith("relation")), "at least")
         if relation not in ("at least", "less than"):
             raise NapkinError(f"{name} has the relation {str(relation)[:40]!r}: use 'at least' or 'less than'")
-        found.append((name, parameters))
-    return found
+        instructions.append((name, parameters))
+    return instructions
 
 
 def _variants(answer: str) -> list[str]:

@@ -181,13 +181,13 @@ class ModelAndLoss(Checked):
 
 def gradient_of(model: nn.Module) -> Gradient:
     """The gradient that a loop has left in the model."""
-    found: Gradient = {}
+    gradients: Gradient = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             whole: Any = parameter.grad
             whole = whole.full_tensor() if hasattr(whole, "full_tensor") else whole
-            found[name] = (whole.to_dense() if whole.is_sparse else whole).detach().cpu().double()
-    return found
+            gradients[name] = (whole.to_dense() if whole.is_sparse else whole).detach().cpu().double()
+    return gradients
 
 
 def nudge_weights(model: nn.Module, size: float, seed: int) -> None:
@@ -202,7 +202,7 @@ def nudge_weights(model: nn.Module, size: float, seed: int) -> None:
 
 def remove_dropout(model: nn.Module) -> list[str]:
     """Set the probabilities of dropout of all parts of a model to 0; returns them as "path: p = 0.1"."""
-    found = []
+    removed = []
     for path, module in model.named_modules():
         kinds = isinstance(module, nn.modules.dropout._DropoutNd)
         names = ["p"] if kinds else [name for name in vars(module) if "dropout" in name or name.endswith("pdrop")]
@@ -210,8 +210,8 @@ def remove_dropout(model: nn.Module) -> list[str]:
             value = getattr(module, name)
             if isinstance(value, float) and value > 0:
                 setattr(module, name, 0.0)
-                found.append(f"{path or type(module).__name__}{'' if kinds else f'.{name}'}: p = {value:g}")
-    return found
+                removed.append(f"{path or type(module).__name__}{'' if kinds else f'.{name}'}: p = {value:g}")
+    return removed
 
 
 def trained_tokens(batch: Any) -> int:

@@ -91,9 +91,9 @@ def main() -> None:
             checked.remove_dropout()
         checked.take_weights(load_file(folder / "weights"))
         for number, arrangement in enumerate(request.arrangements):
-            found = checked.gradient(replace(arrangement, rank=rank))
+            gradient = checked.gradient(replace(arrangement, rank=rank))
             if rank == 0:
-                save_file({name: each.contiguous() for name, each in found.items()}, folder / f"gradient-{number}")
+                save_file({name: each.contiguous() for name, each in gradient.items()}, folder / f"gradient-{number}")
         dist.barrier()
     except Exception as error:
         sys.stderr.write(f"\nrank {rank}: {first_line(error)}\n")

@@ -187,11 +187,11 @@ class _Check:
         for arrangement in self._arrangements():
             self.progress(arrangement.name)
             try:
-                found = checked.gradient(arrangement)
+                gradient = checked.gradient(arrangement)
             except NotOffered as why:
                 self.not_offered[arrangement.name] = str(why)
             else:
-                self.results.append(self._compared(arrangement, found))
+                self.results.append(self._compared(arrangement, gradient))
         if "ranks" in self.kinds and self.ranks > 1:
             self._compare_ranks()
         lengths = lengths_of(checked.examples)
@@ -247,8 +247,8 @@ class _Check:
     def _again(self) -> None:
         self.progress("the same again")
         other_seed = Arrangement("the same again", self.one.order, self.one.micro_batch_size, seed=1)
-        found = self.checked.gradient(other_seed)
-        difference = self._distance(found)
+        gradient = self.checked.gradient(other_seed)
+        difference = self._distance(gradient)
         cause = ""
         if not difference <= self.bound:
             where = self._remove_dropout()
@@ -258,9 +258,9 @@ class _Check:
                 self._measure()
             else:
                 cause = "the step is random, and not because of the model's dropout: look for what it samples"
-            self._add("the same again", difference, found, cause)
+            self._add("the same again", difference, gradient, cause)
             return
-        self._add("the same again", difference, found)
+        self._add("the same again", difference, gradient)
 
     def _remove_dropout(self) -> list[str]:
         self.without_dropout = True

@@ -120,18 +120,18 @@ def _steps_of(loader: Any, per_step: int, n_steps: int) -> list[MicroBatches]:
         raise NapkinError("the data are a stream, whose lengths are not known")
     # The run's own sampler is not advanced; its data are not copied.
     sampler = copy.deepcopy(batches, {id(loader.dataset): loader.dataset})
-    found: list[MicroBatches] = []
+    steps: list[MicroBatches] = []
     seen = 0
-    while len(found) < n_steps and seen < MOST_ROWS:
-        before = len(found)
+    while len(steps) < n_steps and seen < MOST_ROWS:
+        before = len(steps)
         for step in _grouped(sampler, per_step):
-            found.append(step)
+            steps.append(step)
             seen += sum(map(len, step))
-            if len(found) >= n_steps or seen >= MOST_ROWS:
+            if len(steps) >= n_steps or seen >= MOST_ROWS:
                 break
-        if len(found) == before:
+        if len(steps) == before:
             break
-    return found
+    return steps
 
 
 def _grouped(batches: Any, size: int) -> Iterator[MicroBatches]:

@@ -78,8 +78,8 @@ class LoopFigures(Summary):
     @property
     def measurement(self) -> StepMeasurement | None:
         """The recorded step of the typical size, or the first that was recorded."""
-        found = self.recorded.get(self.typical_size)
-        return found or next(iter(self.recorded.values()), None)
+        recorded = self.recorded.get(self.typical_size)
+        return recorded or next(iter(self.recorded.values()), None)
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -101,9 +101,9 @@ class LoopFigures(Summary):
 
     def flops_of(self, size: Hashable) -> int | None:
         """FLOPs that were counted for a step of this size: as it ran or, before that, as it was planned."""
-        found = self.recorded.get(size)
-        if found is not None:
-            return found.ledger.flops
+        recorded = self.recorded.get(size)
+        if recorded is not None:
+            return recorded.ledger.flops
         return self.plan.ledger.flops if self.plan is not None and size == self._planned_size else None
 
     @property

@@ -56,17 +56,17 @@ class ProgramRanks:
 
     def gather(self, own: dict[str, Any], *, patience: float) -> list[dict[str, Any]]:
         """On rank 0: the reports of all ranks, without those that did not report within `patience` seconds."""
-        found, deadline = [own], time.monotonic() + patience
+        gathered, deadline = [own], time.monotonic() + patience
         for rank in range(1, self.world_size):
             key = f"{self._key} {rank}"
             try:
                 assert self._store is not None
                 left = max(0.01, deadline - time.monotonic())
                 self._store.wait([key], datetime.timedelta(seconds=left))
-                found.append(json.loads(self._store.get(key)))
+                gathered.append(json.loads(self._store.get(key)))
             except RuntimeError:
                 self.missing.append(rank)
-        return found
+        return gathered
 
 
 def seconds_by_rank(reports: Sequence[dict[str, Any]]) -> tuple[list[RankSeconds], int | None]:

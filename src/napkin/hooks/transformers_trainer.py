@@ -145,9 +145,9 @@ class TrainerHook(LoopHook):
             "grad_norm": "gradient_norm",
             "eval_loss": "validation_loss",
         }
-        found = {names[name]: value for name, value in (logs or {}).items() if name in names}
-        if self.watched is not None and found:
-            self.watched.log(**found)
+        values = {names[name]: value for name, value in (logs or {}).items() if name in names}
+        if self.watched is not None and values:
+            self.watched.log(**values)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._end_part("evaluation")

@@ -19,8 +19,8 @@ def verdict(loop: LoopFigures) -> list[str]:
     timed = sum(map(len, loop.step_seconds.values()))
     if timed < FEWEST_STEPS:
         return _missing_ranks(loop)
-    found = sorted([*_waiting(loop), *_between(loop), *_slower(loop), *_ranks(loop)], key=lambda each: -each[0])
-    said = [*_missing_ranks(loop), *(sentence for _, sentence in found)]
+    causes = sorted([*_waiting(loop), *_between(loop), *_slower(loop), *_ranks(loop)], key=lambda each: -each[0])
+    said = [*_missing_ranks(loop), *(sentence for _, sentence in causes)]
     if busy:
         said.insert(0, f"runs on a busy machine: {busy}; seconds beside the plan are those without them")
     said += _work(loop)
@@ -142,8 +142,8 @@ def _work(loop: LoopFigures) -> list[str]:
             said.append(f"computes {more} {'more' if ledger.flops > plan.ledger.flops else 'fewer'} FLOPs than counted")
         ratio = measured.peak_bytes / plan.ledger.peak_bytes if plan.ledger.peak_bytes else 1.0
         if abs(ratio - 1) > PEAK_UNLIKE_PLAN:
-            planned, found = format_bytes(plan.ledger.peak_bytes), format_bytes(measured.peak_bytes)
-            said.append(f"peak {found}, where {planned} were counted")
+            planned, metered = format_bytes(plan.ledger.peak_bytes), format_bytes(measured.peak_bytes)
+            said.append(f"peak {metered}, where {planned} were counted")
     again = ledger.hardware_flops - ledger.flops
     if again > NOTABLE * ledger.hardware_flops:
         said.append(f"recomputes {format_share(again / ledger.hardware_flops)} of what it computes, to save memory")

@@ -414,12 +414,12 @@ class WatchedLoop(LoopFigures):
         """Tell rank 0 of this rank's step; on rank 0, hear of the others'."""
         if self.ranks.world_size == 1:
             return
-        found, clock = self.measurement, self._clock
+        measurement, clock = self.measurement, self._clock
         step = None
-        if found is not None and clock is not None and clock.seconds:
-            step = step_report(clock, found.peak_bytes)
+        if measurement is not None and clock is not None and clock.seconds:
+            step = step_report(clock, measurement.peak_bytes)
             step["own_clock"] = self.device.type == "cuda" or not self.ranks.has_one_clock
-        own = {"peak_bytes": None if found is None else found.peak_bytes, "steps": self.steps, "step": step}
+        own = {"peak_bytes": None if measurement is None else measurement.peak_bytes, "steps": self.steps, "step": step}
         if self.ranks.rank:
             self.ranks.tell(own)
             return

@@ -56,8 +56,8 @@ def least_cross_entropy(
         sharp = np.exp(parameters[0] + parameters[1] * np.log(lengths))
         return float((logsumexp(logits * sharp[:, None], axis=1) - own * sharp).mean())
 
-    found = minimize(cross_entropy, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-7})
-    return float(found.x[0]), float(found.x[1])
+    minimum = minimize(cross_entropy, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-7})
+    return float(minimum.x[0]), float(minimum.x[1])
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def read_training_texts(folder: StrPath, characters: int, seed: int) -> list[tup
     # Path.is_dir raises for a name that is too long.
     if not os.path.isdir(folder):
         raise NapkinError(f"'{folder}' is not a folder: give one with a file CODE.txt, or a folder CODE, per language")
-    found = []
+    texts = []
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith(".") or entry.name == SOURCES:
             continue
@@ -128,10 +128,10 @@ def read_training_texts(folder: StrPath, characters: int, seed: int) -> list[tup
         paragraphs = _sample(lines, characters, seed)
         if not paragraphs:
             raise NapkinError(f"'{entry}' has no words: remove it, or put a text into it")
-        found.append((code, paragraphs))
-    if len(found) < 2:
-        raise NapkinError(f"'{folder}' has texts of {len(found)} languages: a classifier needs at least 2")
-    return found
+        texts.append((code, paragraphs))
+    if len(texts) < 2:
+        raise NapkinError(f"'{folder}' has texts of {len(texts)} languages: a classifier needs at least 2")
+    return texts
 
 
 def read_sources(folder: StrPath) -> str:

@@ -385,21 +385,22 @@ def point_rows(runs: Sequence[ComparedRun], axis: Axis, points: Sequence[float],
 
 def _summary_cells(run: ComparedRun) -> dict[str, Any]:
     """A run's row of the list, formatted."""
-    found, best_step = run.summary, run.summary.best_validation_step
+    summary, best_step = run.summary, run.summary.best_validation_step
     return {
-        "run": found.name,
-        "state": found.state,
-        "step": f"{found.step:,}" + (f" of {found.steps:,}" if found.steps and found.step < found.steps else ""),
-        "tokens": format_figure(found.tokens, "count"),
-        "lowest": _loss(found.best_validation_loss),
+        "run": summary.name,
+        "state": summary.state,
+        "step": f"{summary.step:,}"
+        + (f" of {summary.steps:,}" if summary.steps and summary.step < summary.steps else ""),
+        "tokens": format_figure(summary.tokens, "count"),
+        "lowest": _loss(summary.best_validation_loss),
         "at step": "–" if best_step is None else f"{best_step:,}",
-        "validation": _loss(found.validation_loss),
-        "loss": _loss(found.loss),
+        "validation": _loss(summary.validation_loss),
+        "loss": _loss(summary.loss),
         "bits per byte": "–" if run.evaluation is None else format_three_digits(run.evaluation.bits_per_byte),
-        "time": format_seconds(found.seconds),
-        "MFU": "–" if found.mfu is None else format_share(found.mfu),
-        "FLOPs": format_figure(found.flops, "FLOP"),
-        "dollars": format_figure(found.dollars, "USD"),
+        "time": format_seconds(summary.seconds),
+        "MFU": "–" if summary.mfu is None else format_share(summary.mfu),
+        "FLOPs": format_figure(summary.flops, "FLOP"),
+        "dollars": format_figure(summary.dollars, "USD"),
     }
 
 

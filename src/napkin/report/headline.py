@@ -64,8 +64,8 @@ def warnings_of(run: RunRecord, *, training: bool | None = None) -> list[str]:
         read = ", of those that were read" if run.left_out else ""
         steps = f"{len(lost):,} of {len(run.metrics):,} logged steps{read}"
         warnings.append(f"The loss was not finite at {steps}, first at step {lost[0]:,}.")
-    if found := overfitting(run.metrics):
-        warnings.append(f"The run is overfitted: {found}.")
+    if overfit := overfitting(run.metrics):
+        warnings.append(f"The run is overfitted: {overfit}.")
     if plan and plan.unknown_operators:
         names = ", ".join(plan.unknown_operators)
         warnings.append(f"The FLOPs of these operators are unknown and are missing from the count: {names}.")
@@ -89,47 +89,47 @@ def key_figures(run: RunRecord) -> list[KeyFigure]:
             KeyFigure("peak memory", format_bytes(peak), f"{verdict} in {format_bytes(plan.device.memory_bytes)}"),
             KeyFigure("time", format_seconds(plan.seconds), f"{per_step} per step"),
         ]
-    found = [_reward_figure(run) or _loss_figure(run)]
+    figures = [_reward_figure(run) or _loss_figure(run)]
     if evaluation:
         bits, xz, gzip = map(
             format_three_digits,
             (evaluation.bits_per_byte, evaluation.xz_bits_per_byte, evaluation.gzip_bits_per_byte),
         )
-        found.append(KeyFigure("bits per byte", bits, f"xz {xz}, gzip {gzip}"))
-    found.append(_time_figure(run))
+        figures.append(KeyFigure("bits per byte", bits, f"xz {xz}, gzip {gzip}"))
+    figures.append(_time_figure(run))
     if run.mfu is not None:
         detail = "over the logged steps"
         if measured and measured.mfu == run.mfu:
             detail = "" if measured.hfu is None else f"HFU {format_share(measured.hfu)}"
-        found.append(KeyFigure("MFU", format_share(run.mfu), detail))
-    return [figure for figure in found if figure is not None]
+        figures.append(KeyFigure("MFU", format_share(run.mfu), detail))
+    return [figure for figure in figures if figure is not None]
 
 
 def _reward_figure(run: RunRecord) -> KeyFigure | None:
     """The key figure of reinforcement learning, whose loss says little."""
-    found = [
+    rewards = [
         (logged.step, logged.figures[CORRECT])
         for logged in run.metrics
         if logged.figures and logged.figures.get(CORRECT) is not None
     ]
-    if not found:
+    if not rewards:
         return None
-    (first, before), (last, after) = found[0], found[-1]
+    (first, before), (last, after) = rewards[0], rewards[-1]
     at = f"at step {last:,}; {format_share(before or 0.0)} at step {first:,}"
     return KeyFigure("right held-out answers", format_share(after or 0.0), at)
 
 
 def _loss_figure(run: RunRecord) -> KeyFigure | None:
-    found = evaluations(run.metrics)
+    evaluated = evaluations(run.metrics)
     if run.evaluation:
         of_all = f"of all {run.evaluation.tokens:,} tokens, perplexity {format_three_digits(run.evaluation.perplexity)}"
-        if found and "tuning.method" not in recipe_values(run.recipe):
+        if evaluated and "tuning.method" not in recipe_values(run.recipe):
             sample = sample_of(run)
             of_sample = f"of a sample of {sample:,}" if sample else "in other windows"
-            of_all += f"; validation loss {found[-1].loss:.3f}, {of_sample}, at step {found[-1].step:,}"
+            of_all += f"; validation loss {evaluated[-1].loss:.3f}, {of_sample}, at step {evaluated[-1].step:,}"
         return KeyFigure("held-out loss", f"{run.evaluation.loss:.3f}", of_all)
-    if best := lowest(found):
-        last = found[-1]
+    if best := lowest(evaluated):
+        last = evaluated[-1]
         below = "" if best.loss == last.loss else f"; lowest {best.loss:.3f} at step {best.step:,}"
         return KeyFigure("validation loss", f"{last.loss:.3f}", f"at step {last.step:,}{below}")
     for logged in reversed(run.metrics):

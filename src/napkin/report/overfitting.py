@@ -101,11 +101,11 @@ def lowest(found: list[Evaluated]) -> Evaluated | None:
 def overfitting(metrics: Sequence[StepMetrics]) -> Overfitting | None:
     """The overfitting of a run at its last evaluation; None if there is none. Training losses are means of neighbouring
     steps, as in the charts."""
-    found = evaluations(metrics)
-    best = lowest(found)
-    if best is None or found[-1].loss - best.loss <= LEAST_RISE * abs(best.loss):
+    evaluated = evaluations(metrics)
+    best = lowest(evaluated)
+    if best is None or evaluated[-1].loss - best.loss <= LEAST_RISE * abs(best.loss):
         return None
     training = smooth(np.array([logged.loss for logged in metrics]), smoothing_width(len(metrics)))
     at_step = dict(zip((logged.step for logged in metrics), training.tolist(), strict=True))
-    then, now = at_step[best.step], at_step[found[-1].step]
-    return Overfitting(best, found[-1], then, now) if now < then else None
+    then, now = at_step[best.step], at_step[evaluated[-1].step]
+    return Overfitting(best, evaluated[-1], then, now) if now < then else None

@@ -111,12 +111,12 @@ def expert_balance(metrics: Sequence[StepMetrics]) -> list[Balance]:
     if not logged:
         return []
     layers = len(logged[-1].expert_tokens or [])
-    found = []
+    shares = []
     for layer in range(layers):
         tokens = np.array([(step.expert_tokens or [])[layer] for step in logged], dtype=np.float64).sum(axis=0)
         dropped = sum((step.dropped_tokens or [0] * layers)[layer] for step in logged)
         uniform = tokens.mean() or 1.0
-        found.append(
+        shares.append(
             Balance(
                 layer=layer + 1,
                 n_experts=tokens.size,
@@ -125,7 +125,7 @@ def expert_balance(metrics: Sequence[StepMetrics]) -> list[Balance]:
                 dropped=float(dropped / (tokens.sum() or 1.0)),
             )
         )
-    return found
+    return shares
 
 
 _GENERATOR = b'<meta name="generator" content="napkin report">'

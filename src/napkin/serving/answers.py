@@ -98,11 +98,11 @@ class AnswerForm:
 
     def _likeliest(self, draw: Draw) -> dict[str, float]:
         """The likeliest tokens by their texts, and the drawn one if it is not among them."""
-        found: dict[str, float] = {}
+        likeliest: dict[str, float] = {}
         for token, logprob in (*draw.top, (draw.token, draw.logprob or 0.0)):
             # Ids that pad the vocabulary share the same text.
-            found.setdefault(self._text(token), _finite(logprob))
-        return found
+            likeliest.setdefault(self._text(token), _finite(logprob))
+        return likeliest
 
     def _text(self, token: int) -> str:
         r"""A token's text; one that is a part of a character is written as its bytes: `bytes:\xf0\x9f`."""

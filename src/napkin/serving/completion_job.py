@@ -287,8 +287,8 @@ class CompletionJob:
         if not self._wants_prompt_logprobs:
             return choice.echoed, []
         n_hidden, ids = choice.prompt.n_hidden, choice.prompt.ids
-        found = [draw or Draw(token) for draw, token in zip(choice.completion.prompt_draws, ids, strict=True)]
-        return choice.echoed, placed_prompt(found[n_hidden:], self._service.opened.tokenizer)
+        draws = [draw or Draw(token) for draw, token in zip(choice.completion.prompt_draws, ids, strict=True)]
+        return choice.echoed, placed_prompt(draws[n_hidden:], self._service.opened.tokenizer)
 
     def _echoed(self, prompt: Prompt) -> str:
         stream = TextStream(self._service.opened.tokenizer, at_start=True)

@@ -162,7 +162,7 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[dict]:
 def _said(body: bytes) -> str:
     """The message of an error, in one line of printable characters."""
     try:
-        found = json.loads(body)["error"]["message"]
+        message = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        found = body.decode("utf-8", "replace")
-    return "".join(character if character.isprintable() else " " for character in str(found))[:300]
+        message = body.decode("utf-8", "replace")
+    return "".join(character if character.isprintable() else " " for character in str(message))[:300]

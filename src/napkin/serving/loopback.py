@@ -74,13 +74,13 @@ def host_name(authority: str) -> str | None:
     >>> host_name("LocalHost:8000"), host_name("[0:0::1]:80"), host_name("[::1].evil.com"), host_name("::1@evil.com")
     ('localhost', '::1', None, None)
     """
-    found = _AUTHORITY.fullmatch(authority)
-    if found is None:
+    match = _AUTHORITY.fullmatch(authority)
+    if match is None:
         return None
-    if found["name"] is not None:
-        return found["name"].lower()
+    if match["name"] is not None:
+        return match["name"].lower()
     try:
-        return ipaddress.IPv6Address(found["address"]).compressed
+        return ipaddress.IPv6Address(match["address"]).compressed
     except ValueError:
         return None
 

@@ -191,10 +191,10 @@ async def _ask(request: Request) -> Response:
 
 async def _answer(request: Request) -> Response:
     asked = await body_of(request, SideRequest)
-    found = request.app.state.rounds.find(asked.round)
-    if not 0 <= asked.side < len(found.sides):
-        raise HTTPException(400, f"side is {asked.side}: use 0 to {len(found.sides) - 1}")
-    side, body = found.sides[asked.side], found.body
+    round = request.app.state.rounds.find(asked.round)
+    if not 0 <= asked.side < len(round.sides):
+        raise HTTPException(400, f"side is {asked.side}: use 0 to {len(round.sides) - 1}")
+    side, body = round.sides[asked.side], round.body
     if side.is_begun:
         raise HTTPException(409, "this answer was asked for before: ask again for another")
     side.is_begun = True
@@ -207,28 +207,28 @@ async def _answer(request: Request) -> Response:
 
 
 async def _names(request: Request) -> Response:
-    found = request.app.state.rounds.find((await body_of(request, RoundRequest)).round)
-    found.is_over = True
-    return as_json({"names": [side.model for side in found.sides]})
+    round = request.app.state.rounds.find((await body_of(request, RoundRequest)).round)
+    round.is_over = True
+    return as_json({"names": [side.model for side in round.sides]})
 
 
 async def _vote(request: Request) -> Response:
     refuse_unless_allowed(request)
     asked = await body_of(request, VoteRequest)
-    found = request.app.state.rounds.find(asked.round)
-    if found.is_over:
+    round = request.app.state.rounds.find(asked.round)
+    if round.is_over:
         raise HTTPException(409, "the models of this round were shown already: vote before that")
-    if not all(side.is_whole for side in found.sides):
+    if not all(side.is_whole for side in round.sides):
         raise HTTPException(409, "an answer was not finished: a vote is between two whole ones")
     # From here on no other vote is accepted, however long this one takes.
-    found.is_over = True
+    round.is_over = True
     try:
-        about = [await _about(request, side) for side in found.sides]
-        await asyncio.to_thread(request.app.state.votes.add, _ballot(found, asked.verdict, about))
+        about = [await _about(request, side) for side in round.sides]
+        await asyncio.to_thread(request.app.state.votes.add, _ballot(round, asked.verdict, about))
     except NapkinError:
-        found.is_over = False
+        round.is_over = False
         raise
-    return as_json({"names": [side.model for side in found.sides]})
+    return as_json({"names": [side.model for side in round.sides]})
 
 
 async def _about(request: Request, side: Side) -> dict[str, Any]:

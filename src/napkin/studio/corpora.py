@@ -195,14 +195,14 @@ def _options_of_rules(stage: Any) -> list[tuple[str | None, int | None]]:
     limit is fixed."""
     counts = stage.counted("")
     limits = _limits(stage.comparisons(counts))
-    found: list[tuple[str | None, int | None]] = [(None, None)] * len(limits)
+    options: list[tuple[str | None, int | None]] = [(None, None)] * len(limits)
     for option, value in stage_options(stage).items():
         for index, changed in _changes(value):
             other = _limits(dataclasses.replace(stage, **{option: changed}).comparisons(counts))
             for place, (before, after) in enumerate(zip(limits, other, strict=False)):
                 if before != after:
-                    found[place] = option, index
-    return found
+                    options[place] = option, index
+    return options
 
 
 def _changes(value: Any) -> Iterator[tuple[int | None, Any]]:
@@ -218,8 +218,8 @@ def _changes(value: Any) -> Iterator[tuple[int | None, Any]]:
 
 
 def _limits(comparisons: Any) -> list[float]:
-    found: list[Comparison] = [*comparisons]
-    return [limit for _, _, _, limit in found]
+    comparisons_left: list[Comparison] = [*comparisons]
+    return [limit for _, _, _, limit in comparisons_left]
 
 
 def _parts(text: str, passages: list[Passage]) -> list[tuple[str, bool]]:

@@ -319,15 +319,15 @@ class FollowedRun:
     def whole(self, pause: Callable[[], object] = lambda: None) -> "FollowedRun":
         """The run, read whole from its beginning, as a new object. `pause` is called before each part of the file, and
         returns when there is time for it."""
-        found = FollowedRun(self.path.parent, self.most)
+        followed = FollowedRun(self.path.parent, self.most)
         try:
             with open(self.path, "rb", opener=regular) as file:
-                found.inode = os.fstat(file.fileno()).st_ino
-                found._read_on(file.fileno(), pause)
+                followed.inode = os.fstat(file.fileno()).st_ino
+                followed._read_on(file.fileno(), pause)
         except OSError:
             pass
-        found.is_whole = True
-        return found
+        followed.is_whole = True
+        return followed
 
     def _read_on(self, descriptor: int, pause: Callable[[], object] = lambda: None) -> None:
         for start, content in _whole_lines(descriptor, self.offset):

@@ -27,10 +27,10 @@ class NamedPaths:
 
     def find(self) -> dict[str, str | bool]:
         """Search the folder; returns kinds by name."""
-        found = list(itertools.islice(self._below(self.folder, _DEPTH), self._most))
-        names = [path.relative_to(self.folder).as_posix() for path, _ in found]
-        self.known = {name: path for name, (path, _) in zip(names, found, strict=True)}
-        return {name: kind for name, (_, kind) in zip(names, found, strict=True)}
+        paths = list(itertools.islice(self._below(self.folder, _DEPTH), self._most))
+        names = [path.relative_to(self.folder).as_posix() for path, _ in paths]
+        self.known = {name: path for name, (path, _) in zip(names, paths, strict=True)}
+        return {name: kind for name, (_, kind) in zip(names, paths, strict=True)}
 
     def path_of(self, name: str) -> Path:
         """The path of a name. Raises NapkinError for one that was not found."""

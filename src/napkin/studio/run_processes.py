@@ -168,8 +168,8 @@ def lock_holder(run: Path) -> int | None:
 
 def _holds(pid: int, descriptor: str, lock: os.stat_result) -> bool:
     with contextlib.suppress(OSError):
-        found = os.stat(_PROC / str(pid) / "fd" / descriptor)
-        if (found.st_dev, found.st_ino) == (lock.st_dev, lock.st_ino):
+        status = os.stat(_PROC / str(pid) / "fd" / descriptor)
+        if (status.st_dev, status.st_ino) == (lock.st_dev, lock.st_ino):
             text = (_PROC / str(pid) / "fdinfo" / descriptor).read_text()
             return re.search(rf"^lock:.*\bFLOCK\s+\S+\s+WRITE\s+{pid}\s", text, re.MULTILINE) is not None
     return False

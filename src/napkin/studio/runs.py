@@ -64,8 +64,8 @@ class RunIndex:
         if time.monotonic() - self._found_at > _REST * self._finding:
             self._find()
         end = time.monotonic() + _PATIENCE
-        found = [self._summary(name, path, end) for name, path in self._runs.known.items()]
-        return sorted(found, key=lambda each: -each["changed"])
+        summaries = [self._summary(name, path, end) for name, path in self._runs.known.items()]
+        return sorted(summaries, key=lambda each: -each["changed"])
 
     def _find(self) -> None:
         begin = time.monotonic()
@@ -143,8 +143,8 @@ class RunIndex:
             part = begin / factor, end / factor
             with self._changing:
                 run = self._follow(name)
-                found = run.closer(along, *part, points)
-                positions, values = found.points(curve, along, points, *part, means=means)
+                curves = run.closer(along, *part, points)
+                positions, values = curves.points(curve, along, points, *part, means=means)
             about.append({"name": name, "n": len(positions), "sampled": not run.is_whole, "damaged": run.damaged})
             arrays += [positions * factor, values]
         self._bound()
@@ -214,16 +214,16 @@ class RunIndex:
         except OSError:
             return {}
         if self._plans.get(path, (None,))[0] != changed:
-            found: dict[str, float] = {}
+            planned: dict[str, float] = {}
             try:
                 plan = read_json(path / "plan.json", PlanFile)
             except NapkinError:
                 plan = None
             if plan is not None:
-                found["flops_per_step"] = sum(plan.flops_by_phase.values())
+                planned["flops_per_step"] = sum(plan.flops_by_phase.values())
                 if plan.dollars is not None and plan.seconds:
-                    found["usd_per_second"] = plan.dollars / plan.seconds
-            self._plans[path] = changed, found
+                    planned["usd_per_second"] = plan.dollars / plan.seconds
+            self._plans[path] = changed, planned
         return self._plans[path][1]
 
     def differences(self, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -255,20 +255,20 @@ class RunIndex:
 
 def _summary(path: Path) -> dict[str, Any]:
     """A run's entry in the list, from the end of its file: its curves are not read."""
-    found: dict[str, Any] = {"changed": 0.0, "step": 0}
+    summary: dict[str, Any] = {"changed": 0.0, "step": 0}
     try:
         with open(path / METRICS_FILE, "rb", opener=regular) as file:
             stat = os.fstat(file.fileno())
-            found["changed"] = stat.st_mtime
+            summary["changed"] = stat.st_mtime
             lines = last_lines(file.fileno(), stat.st_size)
     except OSError:
         lines = []
     if lines:
         last = lines[-1]
-        found |= {"step": last.step, "tokens": last.tokens, "seconds": last.seconds, "loss": last.loss}
+        summary |= {"step": last.step, "tokens": last.tokens, "seconds": last.seconds, "loss": last.loss}
     if validated := [line.validation_loss for line in lines if line.validation_loss is not None]:
-        found["validation_loss"] = validated[-1]
-    return found
+        summary["validation_loss"] = validated[-1]
+    return summary
 
 
 def axes() -> dict[str, dict[str, str]]:

@@ -140,12 +140,12 @@ class Studies:
                 return []
             bits, leading, plain = result.bits, "bits per byte", True
             task, model = str(result.text.get("name") or "a text"), result.model
-            found = [(leading, bits.bits_per_byte, bits.standard_error, bits.low, bits.high, bits.windows)]
+            evaluations = [(leading, bits.bits_per_byte, bits.standard_error, bits.low, bits.high, bits.windows)]
         elif TASK_FORMAT.encode() in head:
             of_task = read_result(path)
             task, model, leading = str(of_task.task.get("name")), of_task.model, str(of_task.task.get("score"))
             plain = leading in PLAIN_SCORES
-            found = [
+            evaluations = [
                 (score, each.mean, each.standard_error, each.low, each.high, each.items)
                 for score, each in of_task.scores.items()
             ]
@@ -165,7 +165,7 @@ class Studies:
                 "high": high,
                 "items": items,
             }
-            for score, mean, error, low, high, items in found
+            for score, mean, error, low, high, items in evaluations
             if math.isfinite(mean)
         ]
 
@@ -210,10 +210,10 @@ def _observations(folder: Path) -> tuple[tuple[Observation, ...], list[str]]:
     if not runs:
         return (), ["There are no runs beside the file of this law, so its points are not known."]
     try:
-        found = read_run_observations(runs[:MOST_FILES])
+        observations = read_run_observations(runs[:MOST_FILES])
     except NapkinError as error:
         return (), [str(error)]
-    return found.runs, list(found.notes)
+    return observations.runs, list(observations.notes)
 
 
 def _best(law: FittedLaw, group: str) -> dict[str, Any]:

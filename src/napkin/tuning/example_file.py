@@ -184,13 +184,13 @@ class _Versioned(msgspec.Struct):
 
 
 def _read_sidecar(path: Path) -> ExampleSidecar:
-    found = read_json(path, _Versioned)
-    if found is None:
+    sidecar = read_json(path, _Versioned)
+    if sidecar is None:
         raise NapkinError(f"'{path}' does not exist: name a file that `napkin data chat` made, or JSON lines")
-    if found.version != VERSION:
+    if sidecar.version != VERSION:
         raise NapkinError(
-            f"'{path}' is of version {found.version} of its format, and this napkin reads version {VERSION}: make the "
-            "tokens again, as `napkin data chat` does with --out"
+            f"'{path}' is of version {sidecar.version} of its format, and this napkin reads version {VERSION}: make "
+            "the tokens again, as `napkin data chat` does with --out"
         )
     about = read_json(path, ExampleSidecar)
     assert about is not None
@@ -200,9 +200,11 @@ def _read_sidecar(path: Path) -> ExampleSidecar:
 def _verified(path: Path, size_bytes: int, checksum: str) -> mmap.mmap:
     try:
         with open(path, "rb", opener=regular) as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size_bytes:
-                raise CorruptFile(f"'{path}' has {found:,} bytes, its sidecar says {size_bytes:,}: make it again")
+            actual_bytes = os.fstat(file.fileno()).st_size
+            if actual_bytes != size_bytes:
+                raise CorruptFile(
+                    f"'{path}' has {actual_bytes:,} bytes, its sidecar says {size_bytes:,}: make it again"
+                )
             actual = sha256()
             while chunk := file.read(_AT_A_TIME):
                 actual.update(chunk)

@@ -74,12 +74,12 @@ class ExampleMethod(TuningMethod):
         """The examples of a step: every example of an epoch comes once before any comes again."""
         size, n = self.recipe.training.batch_size, len(self.examples)
         places = np.arange(number * size, (number + 1) * size)
-        found: list[Example] = []
+        examples: list[Example] = []
         for epoch in range(int(places[0]) // n, int(places[-1]) // n + 1):
             key = f"units seed {self.recipe.training.data_seed} epoch {epoch}"
             shuffle = KeyedPermutation(n, int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little"))
-            found += [self.examples[int(place)] for place in shuffle(places[places // n == epoch] % n)]
-        return found
+            examples += [self.examples[int(place)] for place in shuffle(places[places // n == epoch] % n)]
+        return examples
 
     def prepared(self, train_state: TrainState, examples: Sequence[Example]) -> Sequence[Example]:
         """Add to a batch what the objective reads and the model must compute before the step; a collective."""
@@ -211,8 +211,8 @@ class ExampleStep(MeteredStep):
         return loop.history.tokens, self.last.totals.tokens, epochs
 
     def measurement(self, loop: TrainingLoop) -> Measurement | None:
-        found = super().measurement(loop)
-        return found and dataclasses.replace(found, further=self.method.metered(loop))
+        measurement = super().measurement(loop)
+        return measurement and dataclasses.replace(measurement, further=self.method.metered(loop))
 
     def further_metrics(self) -> dict[str, float | None]:
         assert self.last is not None
@@ -231,7 +231,7 @@ class ExampleEvaluation(Callback):
         if not loop.evaluation_is_due or not len(method.held_out):
             return metrics
         with loop.watch("evaluation"), loop.train_state.averaged():
-            loss, found = evaluate_examples(
+            loss, evaluated = evaluate_examples(
                 loop.train_state,
                 method.prepared(loop.train_state, method.held_out),
                 method.objective,
@@ -241,7 +241,7 @@ class ExampleEvaluation(Callback):
         if not math.isfinite(loss):
             raise NapkinError(f"step {loop.step}: the held-out loss is {loss}: {lower_learning_rate(loop.run.path)}")
         loop.history.add_validation(loop.step, loss)
-        figures = {**(metrics.figures or {}), **{f"held-out {name}": value for name, value in found.items()}}
+        figures = {**(metrics.figures or {}), **{f"held-out {name}": value for name, value in evaluated.items()}}
         return dataclasses.replace(metrics, validation_loss=loss, figures=figures, seconds=loop.seconds)
 
 

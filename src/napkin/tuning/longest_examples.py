@@ -73,11 +73,11 @@ class LongestExamples:
         return self._counted(self.batch(number), self.max_tokens)
 
     def _shapes(self, examples: Sequence[Example]) -> list[MicroBatchShape]:
-        found: list[MicroBatchShape] = []
+        shapes: list[MicroBatchShape] = []
         for chunk in chunks_of(examples):
             own = examples_of_rank(chunk, self.resolved.layout, 0)
-            found += shapes_of(own, max_tokens=self.max_tokens, row_length=self._row_length, packing=self.packing)
-        return found
+            shapes += shapes_of(own, max_tokens=self.max_tokens, row_length=self._row_length, packing=self.packing)
+        return shapes
 
     @property
     def _row_length(self) -> int:
@@ -92,11 +92,13 @@ class LongestExamples:
         return count_examples(self.resolved, parts, totals_of(parts), self.objective, scored).peak_bytes
 
     def _micro_batches(self, examples: Sequence[Example], max_tokens: int) -> list[SequenceMicroBatch]:
-        found: list[SequenceMicroBatch] = []
+        micro_batches: list[SequenceMicroBatch] = []
         for chunk in chunks_of(examples):
             own = examples_of_rank(chunk, self.resolved.layout, 0)
-            found += micro_batches_of(own, max_tokens=max_tokens, row_length=self._row_length, packing=self.packing)
-        return found
+            micro_batches += micro_batches_of(
+                own, max_tokens=max_tokens, row_length=self._row_length, packing=self.packing
+            )
+        return micro_batches
 
     def _way_out(self, number: int, step_bytes: int) -> str:
         """Find settings that fit if a step does not: smaller micro-batches, or shorter sequences."""

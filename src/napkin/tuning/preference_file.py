@@ -99,8 +99,8 @@ def _encoded(
 ) -> Iterator[tuple[Answered, tuple[TokenSequence, ...]]]:
     """Encode the completions of each item that fit after its prompt."""
     for batch in in_batches(items, _characters):
-        found = encoder.answers([(each.prompt, _texts(each)) for each in batch])
-        for each, tokens in zip(batch, found, strict=True):
+        encoded = encoder.answers([(each.prompt, _texts(each)) for each in batch])
+        for each, tokens in zip(batch, encoded, strict=True):
             if isinstance(tokens, RefusedConversation):
                 left_out.add(each.line, refused(tokens))
             elif isinstance(tokens, NapkinError):
@@ -150,13 +150,13 @@ def _read(path: StrPath, left_out: LeftOut, parse: Callable[[int, Mapping[str, A
             left_out.add(line, "as votes that prefer no answer to a conversation")
             continue
         try:
-            found = parse(line, fields)
+            example = parse(line, fields)
         except WrongForm as error:
             raise in_line(path, line, str(error)) from None
         except NotText as error:
             left_out.add(line, str(error))
         else:
-            yield from found
+            yield from example
 
 
 def _pair(line: int, fields: Mapping[str, Any]) -> Pair:

@@ -148,10 +148,10 @@ class CalibrationAtEnd(Callback):
             scores = self.method.scores(loop.train_state, self.method.held_out)
             rewards = [[float(each.scalars[-1]) for each in pair if each.scalars is not None] for _, pair in scores]
         margins = [chosen - rejected for chosen, rejected in rewards]
-        found = calibration_of(margins)
+        calibration = calibration_of(margins)
         if loop.ranks.is_rank_zero:
-            loop.run.write_json("calibration.json", found)
-            for line in found.lines():
+            loop.run.write_json("calibration.json", calibration)
+            for line in calibration.lines():
                 loop.on_message(line)
 
 

@@ -371,7 +371,7 @@ def calibration_of(margins: Float[np.ndarray, " pair"] | Sequence[float], *, bin
     confidence = 1 / (1 + np.exp(-np.abs(differences)))
     right = np.where(differences == 0, 0.5, differences > 0)
     numbers = np.minimum((2 * bins * (confidence - 0.5)).astype(int), bins - 1)
-    found = tuple(
+    reliability = tuple(
         ReliabilityBin(
             low=0.5 + 0.5 * number / bins,
             high=0.5 + 0.5 * (number + 1) / bins,
@@ -382,6 +382,6 @@ def calibration_of(margins: Float[np.ndarray, " pair"] | Sequence[float], *, bin
         for number in np.unique(numbers).tolist()
         for own in [numbers == number]
     )
-    error = sum(each.pairs * abs(each.probability - each.right) for each in found) / len(differences)
+    error = sum(each.pairs * abs(each.probability - each.right) for each in reliability) / len(differences)
     loss = float(np.logaddexp(0, -differences).mean())
-    return Calibration(found, len(differences), float(right.mean()), loss, float(error))
+    return Calibration(reliability, len(differences), float(right.mean()), loss, float(error))

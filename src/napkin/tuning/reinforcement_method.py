@@ -226,9 +226,9 @@ class ReinforcementStep(MeteredStep):
         return plan.steps_like(self.last.computed)
 
     def measurement(self, loop: TrainingLoop) -> Measurement | None:
-        found, plan = super().measurement(loop), loop.preparation.plan
-        if found is None or self._meters is None or plan is None:
-            return found
+        measurement, plan = super().measurement(loop), loop.preparation.plan
+        if measurement is None or self._meters is None or plan is None:
+            return measurement
         seconds = self._times.medians
         phases = {
             phase: PhaseMetrics(
@@ -240,7 +240,7 @@ class ReinforcementStep(MeteredStep):
             for phase in PHASES
             for meter in [self._meters.found.get(phase)]
         }
-        return dataclasses.replace(found, further=metered_rows(phases, plan.site.usd_per_hour))
+        return dataclasses.replace(measurement, further=metered_rows(phases, plan.site.usd_per_hour))
 
     def micro_batches(self, loop: TrainingLoop, batch: Sequence[int]) -> int:
         """The most that the first update can have, by the longest completions."""
@@ -273,17 +273,18 @@ class HeldOutRollouts(Callback):
     def on_start(self, loop: TrainingLoop) -> None:
         if loop.step == 0 and self.method.config.evaluation_prompts:
             with loop.watch("evaluation"):
-                found = self._answered(loop, 0)
+                evaluation = self._answered(loop, 0)
             loop.on_message(
-                f"before the first step: held-out reward {found['held-out reward']:.3f}, {found[CORRECT]:.1%} correct"
+                f"before the first step: held-out reward {evaluation['held-out reward']:.3f}, "
+                f"{evaluation[CORRECT]:.1%} correct"
             )
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
         if not (loop.step == 1 or loop.evaluation_is_due) or not self.method.config.evaluation_prompts:
             return metrics
         with loop.watch("evaluation"), loop.train_state.averaged():
-            found = self._answered(loop, loop.step)
-        return dataclasses.replace(metrics, figures={**(metrics.figures or {}), **found}, seconds=loop.seconds)
+            evaluation = self._answered(loop, loop.step)
+        return dataclasses.replace(metrics, figures={**(metrics.figures or {}), **evaluation}, seconds=loop.seconds)
 
     def _answered(self, loop: TrainingLoop, step: int) -> dict[str, float]:
         """Complete this rank's held-out tasks, the same ones at every evaluation, greedily; a collective."""

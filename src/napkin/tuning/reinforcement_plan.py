@@ -365,15 +365,15 @@ def phase_rows(rule: ByPhase, count: ByPhase, usd_per_hour: float | None) -> lis
 
 
 def metered_rows(metered: ByPhase, usd_per_hour: float | None) -> dict[str, float]:
-    found: dict[str, float] = {TOKENS: sum_of(metered, "tokens") or 0}
+    rows: dict[str, float] = {TOKENS: sum_of(metered, "tokens") or 0}
     for phase, metrics in metered.items():
         for what in _UNITS:
             value = getattr(metrics, what)
             if value is not None:
-                found[row_name(phase, what)] = value
+                rows[row_name(phase, what)] = value
         if usd_per_hour is not None and metrics.seconds is not None:
-            found[row_name(phase, "dollars")] = dollars(metrics.seconds, usd_per_hour)
-    return found
+            rows[row_name(phase, "dollars")] = dollars(metrics.seconds, usd_per_hour)
+    return rows
 
 
 def row_name(phase: str, what: str) -> str:

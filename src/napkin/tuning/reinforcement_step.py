@@ -203,7 +203,7 @@ def _update(
         fit = is_fit(loss, norm)
         return fit
 
-    found: list[dict[str, float]] = []
+    metrics: list[dict[str, float]] = []
     for part in [*parts] * settings.config.epochs:
         step = train_on_examples(
             train_state,
@@ -218,16 +218,16 @@ def _update(
             is_fit=judge,
         )
         computed["update"] = computed.get("update", 0) + step.tokens_computed
-        found.append(step.metrics)
+        metrics.append(step.metrics)
         result.loss = step.loss
         if not fit:
             break
         result.made += 1
-    if not found:
+    if not metrics:
         # Nothing to train on: all groups are alike, or no completion has a reward.
         is_fit(torch.zeros(()), torch.zeros(()))
-    for name in sorted({name for each in found for name in each}):
-        values = [each[name] for each in found if name in each]
+    for name in sorted({name for each in metrics for name in each}):
+        values = [each[name] for each in metrics if name in each]
         result.metrics[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
     return result
 
@@ -317,7 +317,7 @@ class _Everyone:
     def metrics(self, credit: Credit) -> dict[str, float]:
         rewards = self._table("reward")
         parts = sorted({name for group in self.answers for each in group for name in each["parts"]})
-        found = {
+        metrics = {
             "reward": float(rewards.mean()),
             "reward_std": float(rewards.std()),
             "length": float(self.lengths.mean()),
@@ -330,8 +330,8 @@ class _Everyone:
         }
         for name in parts:
             values = [each["parts"].get(name, 0.0) for group in self.answers for each in group]
-            found[f"part {name}"] = float(np.mean(values))
-        return found
+            metrics[f"part {name}"] = float(np.mean(values))
+        return metrics
 
     def gathered_gap(self, groups: Sequence[Sequence[TokenSequence]]) -> dict[str, float]:
         """The gap between sampler and trainer, where the trainer's log-probabilities took a pass of their own."""

@@ -272,8 +272,8 @@ def loss_of_parts(
         if not part.examples:
             # Other ranks have one more: the gradient of this one is 0, and takes part in what they exchange.
             return scores.log_probabilities.sum() if scores.weighted_sum is None else scores.weighted_sum
-        loss, found = objective.loss(part, scores, totals)
-        add_metrics(metrics, {name: value.detach() for name, value in found.items()})
+        loss, sums = objective.loss(part, scores, totals)
+        add_metrics(metrics, {name: value.detach() for name, value in sums.items()})
         return loss
 
     return loss_of
@@ -304,12 +304,12 @@ def score_examples(
     table = torch.zeros(columns, int(ends[-1]))
 
     def keep(part: SequenceMicroBatch, scores: TokenScores) -> None:
-        found = torch.stack([each.float() for each in scores if each is not None]).cpu()
+        kept = torch.stack([each.float() for each in scores if each is not None]).cpu()
         begin = 0
         for number in part.example_numbers:
             start = int(ends[first_sequences[numbers[number]]])
             n = int(ends[first_sequences[numbers[number] + 1]]) - start
-            table[:, start : start + n] = found[:, begin : begin + n]
+            table[:, start : start + n] = kept[:, begin : begin + n]
             begin += n
 
     try:
@@ -333,19 +333,19 @@ def evaluate_examples(
 ) -> tuple[float, dict[str, float]]:
     """The loss and metrics of an objective on all examples, a chunk at a time, divided among ranks; a collective."""
     model, totals = train_state.parallel_model, BatchTotals.of_examples(examples)
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
 
     def keep(part: SequenceMicroBatch, scores: TokenScores) -> None:
         if part.examples:
             loss, metrics = objective.loss(part, scores, totals)
-            add_metrics(found, {name: float(value) for name, value in {"loss": loss, **metrics}.items()})
+            add_metrics(sums, {name: float(value) for name, value in {"loss": loss, **metrics}.items()})
 
     for chunk in chunks_of(examples):
         own = examples_of_rank(chunk, model.layout, model.ranks.info.rank)
         parts = with_teacher(_micro_batches(model, own, max_tokens, packing, temperature=1.0), objective)
         score_parts(model, parts, autocast=train_state.precision.autocast, keep=keep)
     model.reshard()
-    metrics = _summed(model, found)
+    metrics = _summed(model, sums)
     return metrics.pop("loss"), metrics
 
 

@@ -107,11 +107,11 @@ def write_teacher_file(
         file.write(ends)
         checksums[0].update(ends)
         for chunk in chunks_of(examples):
-            found = likeliest_tokens(
+            likeliest = likeliest_tokens(
                 teacher, chunk, top_k=top_k, temperature=key.temperature, max_tokens=max_tokens, packing=packing
             )
-            log_probabilities = np.concatenate([each.log_probabilities for each in found]).astype("<f4")
-            ids = np.concatenate([each.ids for each in found]).astype("<i4")
+            log_probabilities = np.concatenate([each.log_probabilities for each in likeliest]).astype("<f4")
+            ids = np.concatenate([each.ids for each in likeliest]).astype("<i4")
             for region, content in ((1, log_probabilities), (2, ids)):
                 file.seek(int(begins[region]) + done * content.itemsize * content.shape[1])
                 file.write(content.tobytes())
@@ -145,30 +145,30 @@ def likeliest_tokens(
     """The likeliest tokens after which each trained token of examples of one sequence stands, at a temperature."""
     row_length = teacher.config.context_length
     parts = micro_batches_of(examples, max_tokens=max_tokens, row_length=row_length, packing=packing)
-    found: dict[int, Likeliest] = {}
+    likeliest: dict[int, Likeliest] = {}
     for part in parts:
         ids, log_probabilities = _of_part(teacher, part.to(teacher.device), top_k, temperature)
         counts = [examples[number][0].n_trained for number in part.example_numbers]
         ends = np.cumsum(counts)[:-1]
         split = zip(part.example_numbers, np.split(ids, ends), np.split(log_probabilities, ends), strict=True)
-        found |= {number: Likeliest(own_ids, own) for number, own_ids, own in split}
-    return [found[number] for number in range(len(examples))]
+        likeliest |= {number: Likeliest(own_ids, own) for number, own_ids, own in split}
+    return [likeliest[number] for number in range(len(examples))]
 
 
 def _of_part(
     teacher: Transformer, part: SequenceMicroBatch, top_k: int, temperature: float
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     hidden = teacher.hidden(part.rows.inputs, part.rows.documents).flatten(0, 1).index_select(0, part.rows.places)
-    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    likeliest: list[tuple[torch.Tensor, torch.Tensor]] = []
     for chunk in hidden.split(loss_chunk_size(teacher.config.vocab_size, None)):
         logprobs = (teacher.logits_of(chunk[None])[0].float() / temperature).log_softmax(dim=1)
         values, ids = logprobs.topk(top_k, dim=1)
         # Summed over the others themselves: 1 minus the likeliest would lose the digits of a small rest.
         rest = logprobs.scatter_(1, ids, -torch.inf).logsumexp(dim=1, keepdim=True)
-        found.append((ids.int().cpu(), torch.cat([values, rest], dim=1).cpu()))
-    if not found:
+        likeliest.append((ids.int().cpu(), torch.cat([values, rest], dim=1).cpu()))
+    if not likeliest:
         return np.empty((0, top_k), np.int32), np.empty((0, top_k + 1), np.float32)
-    return torch.cat([ids for ids, _ in found]).numpy(), torch.cat([each for _, each in found]).numpy()
+    return torch.cat([ids for ids, _ in likeliest]).numpy(), torch.cat([each for _, each in likeliest]).numpy()
 
 
 class TeacherFile:

@@ -165,16 +165,16 @@ def parse(options: type[Options], command: str, arguments: Sequence[str], defaul
 
 def _first_paragraph(box: str) -> str:
     """The text in tyro's error box up to its first rule, as one line."""
-    found: list[str] = []
+    lines: list[str] = []
     # The first line is the box's upper edge, with a title.
     for line in Text.from_ansi(box).plain.splitlines()[1:]:
         # Where the output is not UTF-8 the box is drawn in ASCII.
         line = line.strip("│| ")
         is_rule = not line.strip("─╰╯-+")
-        if found and is_rule:
+        if lines and is_rule:
             break
-        found += [] if is_rule else line.split()
-    text = " ".join(found).removeprefix("Error parsing ").removesuffix("(required)").rstrip(" .")
+        lines += [] if is_rule else line.split()
+    text = " ".join(lines).removeprefix("Error parsing ").removesuffix("(required)").rstrip(" .")
     first = text.partition(" ")[0].rstrip(":")
     # The name of a positional argument is in capitals.
     return text if first.isupper() and len(first) > 1 else text[:1].lower() + text[1:]
@@ -277,7 +277,7 @@ def _default(field: dataclasses.Field) -> Any:
 @functools.cache
 def field_docstrings(cls: type) -> dict[str, str]:
     """The docstring below each field of a dataclass and of its base classes."""
-    found: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):
             continue
@@ -291,8 +291,8 @@ def field_docstrings(cls: type) -> dict[str, str]:
         for statement, following in zip(definition.body, definition.body[1:], strict=False):
             match statement, following:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[name] = "\n\n".join(_paragraphs(text))
-    return found
+                    docstrings[name] = "\n\n".join(_paragraphs(text))
+    return docstrings
 
 
 def toml_comment(text: str) -> list[str]:
@@ -365,8 +365,8 @@ def short_help(text: str, section: str, first: Sequence[str], command: str) -> s
     """
     head, sections, box = list[str](), dict[str, Section](), None
     for line in text.splitlines():
-        if found := _TITLE.match(line):
-            box = sections[found[1].removesuffix(" options")] = Section()
+        if title := _TITLE.match(line):
+            box = sections[title[1].removesuffix(" options")] = Section()
         elif line.startswith("╰"):
             box = None
         elif box is None:

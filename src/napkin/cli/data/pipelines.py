@@ -210,14 +210,14 @@ def banding_command(options: BandingOptions) -> None:
     stage = NearDuplicates(threshold=options.threshold, hashes=options.hashes, bands=options.bands, rows=options.rows)
     banding = stage.banding
     similarities = sorted({*(tenth / 10 for tenth in range(1, 11)), 0.95, options.threshold})
-    found = {similarity: float(banding.probability(similarity)) for similarity in similarities}
+    probabilities = {similarity: float(banding.probability(similarity)) for similarity in similarities}
     if options.json:
-        rows = [{"similarity": similarity, "found": share} for similarity, share in found.items()]
+        rows = [{"similarity": similarity, "found": share} for similarity, share in probabilities.items()]
         print_json({"bands": banding.bands, "rows": banding.rows, "hashes": options.hashes, "pairs": rows})
         return
     print_table(
         ("Jaccard similarity", "pairs found"),
-        [(f"{similarity:.3g}", format_share(share)) for similarity, share in found.items()],
+        [(f"{similarity:.3g}", format_share(share)) for similarity, share in probabilities.items()],
     )
     formula = f"1 - (1 - s^{banding.rows})^{banding.bands}"
     say(f"{banding.bands} bands of {banding.rows} rows, of {options.hashes} hashes: {formula} at similarity s")

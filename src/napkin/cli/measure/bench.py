@@ -166,10 +166,10 @@ def bench_module(options: ModuleOptions) -> int:
 
 
 def _known(name: str, known: Iterable[str], shown: Sequence[str] = ()) -> str:
-    found = next((each for each in known if plain(each) == plain(name)), None)
-    if found is None:
+    match = next((each for each in known if plain(each) == plain(name)), None)
+    if match is None:
         raise NapkinError(f"'{name}' cannot be timed: {suggestion(name, shown or list(known))}")
-    return found
+    return match
 
 
 def _time_cases(options: OperatorOptions, name: str, target_on: "Callable[[ThisMachine], Target]") -> int:
@@ -319,9 +319,9 @@ def _note(row: "Row") -> str:
 
 def _print_conditions(conditions: "Conditions") -> None:
     """Print the conditions of the measurement."""
-    found: dict[str, Any] = conditions.values()
-    before, after = found["before"], found["after"]
-    parts = [found["device"], f"{found['threads']} threads", f"torch {found['torch']}"]
+    values: dict[str, Any] = conditions.values()
+    before, after = values["before"], values["after"]
+    parts = [values["device"], f"{values['threads']} threads", f"torch {values['torch']}"]
     if before["megahertz"]:
         parts.append(f"{before['megahertz']:.0f} to {after['megahertz']:.0f} MHz")
     if before["gpu"]:
@@ -419,9 +419,9 @@ def _print_collective(
     if as_json:
         from napkin.benchmarking.collective_bench import collective_values
 
-        found = {str(ranks): vars(fit) for ranks, fit in fits.items()}
+        fitted = {str(ranks): vars(fit) for ranks, fit in fits.items()}
         values = [collective_values(row) for row in rows]
-        print_json({"name": name, "conditions": conditions.values(), "rows": values, "fits": found})
+        print_json({"name": name, "conditions": conditions.values(), "rows": values, "fits": fitted})
         return
     notes = any(row.refused for row in rows)
     headings = ["ranks", "bytes", "median", "±", "algorithm", "bus", "fit/median", *["not run"] * notes]

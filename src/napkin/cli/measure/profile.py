@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
 
             title = source.path or options.preset or "the default recipe"
             snapshots: list[MemorySnapshot] = []
-            found = profile_recipe(
+            profile = profile_recipe(
                 options.recipe,
                 steps=options.steps,
                 ranks=ranks,
@@ -66,14 +66,14 @@ def main(arguments: Sequence[str]) -> None:
                 keep_snapshot=None if options.memory_snapshot is None else snapshots.append,
             )
         if ranks.is_rank_zero:
-            _show(options, found)
+            _show(options, profile)
             from napkin.profiling.profile_page import write_profile_page
             from napkin.profiling.profile_table import write_trace
 
             for path, write in ((options.page, write_profile_page), (options.trace, write_trace)):
                 if path is not None:
                     with folder_for(Path(path)):
-                        write(found, path)
+                        write(profile, path)
                     notify(f"wrote {path}")
             if options.memory_snapshot is not None:
                 from napkin.profiling.memory_snapshot import write_memory_snapshot

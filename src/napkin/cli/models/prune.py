@@ -210,10 +210,10 @@ def _say(before: dict[str, int], after: dict[str, int], measured: "dict[str, Sam
 
 def _ranges(numbers: tuple[int, ...]) -> str:
     """Ascending numbers, neighbours joined: 0-3, 7."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for number in numbers:
-        if found and found[-1][-1] == number - 1:
-            found[-1] = [found[-1][0], number]
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1] = [ranges[-1][0], number]
         else:
-            found.append([number])
-    return ", ".join("-".join(map(str, each)) for each in found)
+            ranges.append([number])
+    return ", ".join("-".join(map(str, each)) for each in ranges)

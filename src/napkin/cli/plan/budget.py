@@ -79,9 +79,9 @@ def budget_command(options: BudgetOptions, _: RecipeSource) -> None:
         return
     money = "" if price is None else f", ${price:,.2f}"
     say(f"{format_flops(best.flops)} on {answer.plan.site.name}: {format_seconds(answer.seconds)}{money}")
-    for name, found in (("parameters", best.parameters), ("tokens", best.tokens)):
-        low, high = format_count(found.low), format_count(found.high)
-        say(f"compute-optimal {name}: {format_count(found.estimate)}, 90% interval {low} to {high}")
+    for name, estimate in (("parameters", best.parameters), ("tokens", best.tokens)):
+        low, high = format_count(estimate.low), format_count(estimate.high)
+        say(f"compute-optimal {name}: {format_count(estimate.estimate)}, 90% interval {low} to {high}")
     loss = best.loss
     say(f"loss: {loss.estimate:.4f} nats per token, 90% interval {loss.low:.4f} to {loss.high:.4f}")
     say(f"{law.extrapolation(best.flops):.3g} times the FLOPs of the law's largest run")
@@ -149,14 +149,14 @@ def fit_command(options: FitOptions) -> None:
         sizes = (options.vocab_size, options.context_length, options.batch_size)
         family = Family(*sizes, options.precision, options.optimizer)
         machine = CatalogueMachine(device, n_devices, node=cluster.node)
-        found = largest_model(family, machine, progress=line.retitle)
-    config, ledger = found.recipe.model, found.ledger
+        largest = largest_model(family, machine, progress=line.retitle)
+    config, ledger = largest.recipe.model, largest.ledger
     if options.json:
         count = {
             "parameters": ledger.parameters,
             **{name: getattr(config, name) for name in ("d_model", "n_layers", "n_heads")},
             "peak_bytes": ledger.peak_bytes,
-            "gathered_bytes": gathered_bytes_of(found),
+            "gathered_bytes": gathered_bytes_of(largest),
             "usable_bytes": device.usable_bytes,
         }
         rule = {"bytes_per_parameter": bytes_each, "parameters": by_rule}

@@ -44,7 +44,7 @@ def main(options: CheckOptions) -> int:
     with progress_line(f"checking {options.program}") as line:
         from napkin.hooks.gradient_check import check
 
-        found = check(
+        result = check(
             options.program,
             examples=options.examples,
             ranks=options.ranks,
@@ -53,10 +53,10 @@ def main(options: CheckOptions) -> int:
             progress=line.retitle,
         )
     if options.json:
-        print_json(found.as_values())
+        print_json(result.as_values())
     else:
-        _print(found)
-    return 0 if found.equal else 1
+        _print(result)
+    return 0 if result.equal else 1
 
 
 def _print(found: "GradientCheck") -> None:

@@ -147,20 +147,20 @@ def search(recipe: Recipe, options: LayoutOptions, given: set[str], *, why: str 
                 costs, within_seconds=within, for_usd=budget, most=most, trains=trains, progress=line.retitle
             )
             costs = costs.on(tried[-1].machine)
-        found = search_layouts(costs, trains=trains, progress=line.retitle)
+        result = search_layouts(costs, trains=trains, progress=line.retitle)
         if trains:
             # A layout that napkin does not train has no step to count.
-            found = with_best_counted(found, line.retitle)
+            result = with_best_counted(result, line.retitle)
     if options.json:
-        print_json({"tried": [each.as_values() for each in tried], **found.as_values()})
+        print_json({"tried": [each.as_values() for each in tried], **result.as_values()})
     else:
         if tried:
             print_tried(tried)
-        print_search(found, chosen_batch)
+        print_search(result, chosen_batch)
         if options.tokens is None and "training.steps" not in given:
             say("nothing says how long the run is: --tokens 300B plans it for as many tokens", style="dim")
     if picture is not None:
-        _write_picture(found.plans[0], picture)
+        _write_picture(result.plans[0], picture)
 
 
 def print_one(recipe: Recipe, options: LayoutOptions) -> None:

@@ -35,12 +35,12 @@ def main(options: NotesOptions) -> int:
         text = read_bounded(options.file, MOST_BYTES, what="notes").decode()
     except UnicodeDecodeError as error:
         raise NapkinError(f"'{options.file}' is not UTF-8 at byte {error.start:,}: save it as UTF-8 text") from None
-    found = check_statements(text)
-    counts = Counter(each.verdict for each in found)
+    statements = check_statements(text)
+    counts = Counter(each.verdict for each in statements)
     if options.json:
-        print_json([asdict(each) for each in found])
+        print_json([asdict(each) for each in statements])
         return int(counts["wrong"] > 0)
-    shown = found if options.all else [each for each in found if each.verdict == "wrong"]
+    shown = statements if options.all else [each for each in statements if each.verdict == "wrong"]
     rows = [
         (f"{each.line}", each.verdict, each.stated or "–", each.computed or "–", each.by or _shortened(each.sentence))
         for each in shown

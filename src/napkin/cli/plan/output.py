@@ -133,12 +133,12 @@ def print_routing(expert_seconds: float, seconds: float) -> None:
 
 
 def _print_counted(plan: LayoutPlan) -> None:
-    found = plan.bytes_of_largest
-    if found.counted is not None and found.count_over_sum is not None:
+    bytes_of = plan.bytes_of_largest
+    if bytes_of.counted is not None and bytes_of.count_over_sum is not None:
         place = f"rank {plan.largest_rank} of the pipeline" if plan.layout.pipeline > 1 else "a rank"
         say(
-            f"counted on fake tensors, operator by operator: {place} peaks at {format_bytes(found.counted)} "
-            f"({found.count_over_sum:+.1%} beside the sum of its parts)"
+            f"counted on fake tensors, operator by operator: {place} peaks at {format_bytes(bytes_of.counted)} "
+            f"({bytes_of.count_over_sum:+.1%} beside the sum of its parts)"
         )
 
 

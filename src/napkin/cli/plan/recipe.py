@@ -280,8 +280,8 @@ def _explained(recipe: Recipe, table: str, block: str, choices: dict[str, tuple[
     heading, *lines = block.splitlines()
     entries: dict[str, list[str]] = {}
     for line in lines:
-        if found := _ASSIGNMENT.match(line):
-            entries[found[1]] = []
+        if assignment := _ASSIGNMENT.match(line):
+            entries[assignment[1]] = []
         # A list may go over several lines.
         entries[next(reversed(entries))].append(line)
     shown = [heading, *toml_comment((values.__doc__ or "").partition("\n\n")[0])]

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
     with progress_line(f"rehearsing {options.script}"):
         from napkin.planning.rehearsal.rehearsal import rehearse
 
-        found = rehearse(
+        rehearsal = rehearse(
             options.script,
             given,
             on=options.on,
@@ -57,13 +57,13 @@ def main(arguments: Sequence[str]) -> None:
             most_bytes=int(options.memory * 1e9),
         )
     if options.json:
-        print_json(found.as_values())
+        print_json(rehearsal.as_values())
     else:
-        _print(found)
-    if not found.fits:
-        device = found.cluster.device
+        _print(rehearsal)
+    if not rehearsal.fits:
+        device = rehearsal.cluster.device
         raise NapkinError(
-            f"the script takes {format_bytes(found.highest.bytes)}, and a {device.name} has "
+            f"the script takes {format_bytes(rehearsal.highest.bytes)}, and a {device.name} has "
             f"{format_bytes(device.usable_bytes)}: use a smaller batch per device, or recompute activations"
         )
 

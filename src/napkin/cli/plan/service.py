@@ -133,19 +133,19 @@ def _curve(options: ServiceOptions) -> None:
     with progress_line("counting prefill and decode") as line:
         from napkin.planning.services.service_curve import service_curves
 
-        found = service_curves(
+        curves = service_curves(
             options.recipe.model,
             options.on,
             **_service_of(options),
             progress=line.retitle,
         )
     if options.json:
-        print_json(found.as_values())
+        print_json(curves.as_values())
     else:
-        print_curves(found)
-    if found.best() is None:
-        raise NapkinError(f"the service does not fit: {found.curves[-1].reason}")
-    for note in found.plan.notes:
+        print_curves(curves)
+    if curves.best() is None:
+        raise NapkinError(f"the service does not fit: {curves.curves[-1].reason}")
+    for note in curves.plan.notes:
         notify(note)
 
 

@@ -96,20 +96,23 @@ def _fit(options: StacksOptions) -> None:
             raise NapkinError(f"--fit calibrates a stack of the list, not {name!r}: use one of {', '.join(stacks())}")
         from napkin.planning.layouts.stack_plan import calibrate_stack
 
-        found = calibrate_stack(_measured(Path(options.fit)), find_stack(name), progress=line.retitle)
-    values = found.changes(name)
+        calibration = calibrate_stack(_measured(Path(options.fit)), find_stack(name), progress=line.retitle)
+    values = calibration.changes(name)
     if options.json:
-        print_json({**values, "before": found.before, "left_out": found.left_out})
+        print_json({**values, "before": calibration.before, "left_out": calibration.left_out})
     else:
         rows = [
             (str(number), f"{before:+.1%}", f"{left_out:+.1%}")
-            for number, (before, left_out) in enumerate(zip(found.before, found.left_out, strict=True), start=1)
+            for number, (before, left_out) in enumerate(
+                zip(calibration.before, calibration.left_out, strict=True), start=1
+            )
         ]
         print_table(("run", "planned before", "by the other runs' factors"), rows)
         say(
             f"computing takes {values['computing']:.3g} times as long as planned, sending {values['sending']:.3g} "
-            f"times; a run that was left out is {format_share(found.median_left_out)} off at the median, "
-            f"{format_share(found.median_before)} before; plans are expected within a factor of {values['factor']:.3g}"
+            f"times; a run that was left out is {format_share(calibration.median_left_out)} off at the median, "
+            f"{format_share(calibration.median_before)} before; plans are expected within a factor of "
+            f"{values['factor']:.3g}"
         )
     if out is not None:
         with folder_for(out):

@@ -66,23 +66,25 @@ def read_runs(options: RunsOptions) -> ChosenRuns:
         raise NapkinError(f"--drop-highest is {drop_highest}: use 0 or more")
     example = list(sources) == ["example"] and not Path("example").exists()
     if example or (len(sources) == 1 and not Path(sources[0]).is_dir()):
-        found = read_observations(EXAMPLE if example else sources[0], loss=options.loss_column)
+        observations = read_observations(EXAMPLE if example else sources[0], loss=options.loss_column)
     else:
         files = [each for each in sources if not Path(each).is_dir()]
         if files:
             raise NapkinError(f"'{files[0]}' is not a folder: name one CSV file alone, or folders of runs")
         if options.loss_column is not None:
             raise NapkinError("--loss-column is for CSV files: leave it out for runs")
-        found = read_run_observations(sources)
-    if drop_highest >= len(found.runs):
-        raise NapkinError(f"--drop-highest is {drop_highest}, there are {len(found.runs)} runs: leave some")
-    kept, dropped = without_highest(found.runs, drop_highest)
-    for note in found.notes:
+        observations = read_run_observations(sources)
+    if drop_highest >= len(observations.runs):
+        raise NapkinError(f"--drop-highest is {drop_highest}, there are {len(observations.runs)} runs: leave some")
+    kept, dropped = without_highest(observations.runs, drop_highest)
+    for note in observations.notes:
         notify(f"note: {note}")
-    if found.diverged:
-        shown = _first(found.diverged, 5)
-        notify(f"note: {len(found.diverged)} left out, as the loss is not a finite number: {shown}")
-    return ChosenRuns(kept, dropped, found.diverged, found.notes, "example" if example else ", ".join(sources))
+    if observations.diverged:
+        shown = _first(observations.diverged, 5)
+        notify(f"note: {len(observations.diverged)} left out, as the loss is not a finite number: {shown}")
+    return ChosenRuns(
+        kept, dropped, observations.diverged, observations.notes, "example" if example else ", ".join(sources)
+    )
 
 
 def print_optima(optima: "Sequence[Optimum]", largest: float) -> None:
@@ -240,11 +242,11 @@ def _discrepancy(fitted: "LawFit") -> Iterator[str]:
     rate = fitted.law.rate
     estimate, low, high = (f"{100 * math.log(2) * each:.2g}%" for each in (rate.estimate, rate.low, rate.high))
     if fitted.origins:
-        found = rolling_error(fitted.origins)
+        errors = rolling_error(fitted.origins)
         yield (
-            f"fitted to the runs up to each of {found.origins} budgets, it predicted those beyond, up to "
-            f"{found.farthest:.3g} × the FLOPs, with {100 * found.median:.2g}% median error, nine in ten within "
-            f"{100 * found.most:.2g}%"
+            f"fitted to the runs up to each of {errors.origins} budgets, it predicted those beyond, up to "
+            f"{errors.farthest:.3g} × the FLOPs, with {100 * errors.median:.2g}% median error, nine in ten within "
+            f"{100 * errors.most:.2g}%"
         )
     yield (
         f"its own error beyond the runs, in intervals of losses, is taken to grow by {estimate} ({low} to {high}) per "
@@ -270,17 +272,17 @@ def fit_sizes(options: SizesOptions) -> None:
     groups = {run.group for run in chosen.runs}
     if len(groups) > 1:
         raise NapkinError(f"approach {options.approach} is for one training set, the file has {len(groups)}: split it")
-    found = (approach_1 if options.approach == 1 else approach_2)(chosen.runs)
+    fitted = (approach_1 if options.approach == 1 else approach_2)(chosen.runs)
     bias = None
     if options.approach == 2:
         # Too few runs for approach 3 have no law to measure the bias with.
         with contextlib.suppress(NapkinError):
             bias = approach_2_bias(chosen.runs, fit_law(chosen.runs, draws=2).law, budgets[-1])
     if options.json:
-        print_json({**found.as_values(budgets), "bias": None if bias is None else bias.as_values()})
+        print_json({**fitted.as_values(budgets), "bias": None if bias is None else bias.as_values()})
         return
-    what = "runs that none of as few FLOPs beats" if found.approach == 1 else "minima of parabolas, loss over log size"
-    say(f"approach {found.approach}: {what}")
+    what = "runs that none of as few FLOPs beats" if fitted.approach == 1 else "minima of parabolas, loss over log size"
+    say(f"approach {fitted.approach}: {what}")
     rows = [
         [
             f"{each.flops:.3g}",
@@ -290,24 +292,24 @@ def fit_sizes(options: SizesOptions) -> None:
             f"{each.loss:.4f}",
             f"{each.tokens / each.parameters:.3g}",
         ]
-        for each in found.best
+        for each in fitted.best
     ]
     print_table(["FLOPs", "runs", "parameters", "tokens", "loss", "tokens/parameter"], rows, align="rrrrrr")
     say()
-    laws = (("parameters", found.parameters), ("tokens", found.tokens))
+    laws = (("parameters", fitted.parameters), ("tokens", fitted.tokens))
     exponents = [[f"{name} ∝ C^a", *_with_interval(law.exponents["flops"])] for name, law in laws]
     print_table(["", "a", "90% from", "to"], exponents)
     say()
     rows = []
     for flops in budgets:
-        parameters, tokens = ([format_count(interval.estimate), span(interval)] for interval in found.optimum(flops))
-        loss = found.best_loss(flops)
+        parameters, tokens = ([format_count(interval.estimate), span(interval)] for interval in fitted.optimum(flops))
+        loss = fitted.best_loss(flops)
         losses = ["-", "-"] if loss is None else [f"{loss.estimate:.4f}", f"{loss.low:.4f} to {loss.high:.4f}"]
         rows.append([f"{flops:.3g}", *parameters, *tokens, *losses])
     print_table(["FLOPs", "parameters", "90%", "tokens", "90%", "loss", "90%"], rows, align="rrlrlrl")
-    if found.loss is not None:
-        say(f"losses are by {found.loss.form.formula} through those of the best sizes")
-    for note in found.notes:
+    if fitted.loss is not None:
+        say(f"losses are by {fitted.loss.form.formula} through those of the best sizes")
+    for note in fitted.notes:
         say(note)
     if bias is not None:
         say(
@@ -429,16 +431,16 @@ def _law(options: PredictOptions) -> "FittedLaw":
 
 
 def _print_optimum(law: "FittedLaw", groups: tuple[str, ...], flops: float, *, as_program: bool) -> None:
-    found = {group: law.optimum(flops, group=group) for group in groups}
+    by_group = {group: law.optimum(flops, group=group) for group in groups}
     if as_program:
         optima = {
             group: {name: asdict(getattr(each, name)) for name in ("parameters", "tokens", "loss")}
-            for group, each in found.items()
+            for group, each in by_group.items()
         }
         about = {"law": law.form.name, "flops": flops, "extrapolation": law.extrapolation(flops)}
         print_json({**about, "optima": optima})
         return
-    for group, each in found.items():
+    for group, each in by_group.items():
         if group:
             say(f"{group}:")
         print_optima([each], law.ranges["compute"][1])
@@ -447,16 +449,16 @@ def _print_optimum(law: "FittedLaw", groups: tuple[str, ...], flops: float, *, a
 
 
 def _print_loss(law: "FittedLaw", groups: tuple[str, ...], params: float, tokens: float, *, as_program: bool) -> None:
-    found = {group: law.predict(params, tokens, group=group) for group in groups}
+    by_group = {group: law.predict(params, tokens, group=group) for group in groups}
     flops = 6 * params * tokens
     if as_program:
         about = {"law": law.form.name, "parameters": params, "tokens": tokens, "flops": flops}
-        losses = {group: asdict(each) for group, each in found.items()}
+        losses = {group: asdict(each) for group, each in by_group.items()}
         print_json({**about, "extrapolation": law.extrapolation(flops), "losses": losses})
         return
     several = len(law.groups) > 1
     rows = []
-    for group, each in found.items():
+    for group, each in by_group.items():
         figures = [f"{each.estimate:.4f}", f"{each.low:.4f} to {each.high:.4f}", f"±{100 * each.relative:.2g}%"]
         rows.append([*[group] * several, *figures])
     head = [*["training set"] * several, "loss", "90%", "half width"]
@@ -482,15 +484,18 @@ def compare(options: CompareOptions) -> None:
     from napkin.scaling.law_fit import compare_laws
 
     with progress_line("fitting"):
-        found = compare_laws(chosen.runs, share=options.share)
+        comparison = compare_laws(chosen.runs, share=options.share)
     if options.json:
         print_json(
-            {**asdict(found), "scores": [{**asdict(each), "errors": each.errors.tolist()} for each in found.scores]}
+            {
+                **asdict(comparison),
+                "scores": [{**asdict(each), "errors": each.errors.tolist()} for each in comparison.scores],
+            }
         )
         return
     say(
-        f"fitted to the {found.fitted} runs of least compute, predicting the {found.predicted} others, up to "
-        f"{found.extrapolation:.3g} × the compute:"
+        f"fitted to the {comparison.fitted} runs of least compute, predicting the {comparison.predicted} others, up to "
+        f"{comparison.extrapolation:.3g} × the compute:"
     )
     rows = [
         [
@@ -502,18 +507,18 @@ def compare(options: CompareOptions) -> None:
             "-" if each.rolling is None else format_share(each.rolling.most),
             each.formula,
         ]
-        for each in found.scores
+        for each in comparison.scores
     ]
     headings = ["law", "median error", "worst", "bias", "in 90% interval", "half width", "median of fitted"]
     print_table([*headings, "rolling", "9 in 10", "loss ="], rows, align="lrrrrrrrrl")
-    best = found.scores[0]
+    best = comparison.scores[0]
     if best.rolling is not None:
         say(
             f"rolling: fitted to the runs up to each of {best.rolling.origins} budgets, predicting those beyond; its "
             "median error, and what nine in ten are within"
         )
     say(f"{best.law} holds best: {format_share(best.median_error)} median error on runs that it has not seen")
-    if found.tied:
-        say(f"these runs cannot tell it apart from {', '.join(found.tied)}")
-    for name, reason in found.failed.items():
+    if comparison.tied:
+        say(f"these runs cannot tell it apart from {', '.join(comparison.tied)}")
+    for name, reason in comparison.failed.items():
         say(f"{name}: {reason}")

@@ -116,26 +116,30 @@ def _transfer(options: MupOptions, trials: tuple, source: RecipeSource, check: "
         notify(f"{signal.name}: what was trained is saved; continue with: napkin mup {shlex.join(source.arguments)}")
         return 128 + signal
     by_width = curves(sweep.standings())
-    found = transfer(by_width)
+    transferred = transfer(by_width)
     if options.json:
-        values = {"best": [vars(each) for each in found.best], "factor": found.factor, "holds": found.holds}
+        values = {
+            "best": [vars(each) for each in transferred.best],
+            "factor": transferred.factor,
+            "holds": transferred.holds,
+        }
         assert check is not None
         print_json({"folder": sweep.folder.path, "coordinates": _check_values(check), "transfer": values})
     else:
         rows = [
             (f"{each.width}", f"{each.rate:.3g}" + ("" if each.is_bracketed else ", at the edge"), f"{each.loss:.4f}")
-            for each in found.best
+            for each in transferred.best
         ]
         say()
         print_table(("d_model", "best learning rate", "lowest loss"), rows)
-        apart = f"the best learning rates are a factor of {found.factor:.2f} apart"
-        if found.holds is None:
+        apart = f"the best learning rates are a factor of {transferred.factor:.2f} apart"
+        if transferred.holds is None:
             say(f"{apart}; one is at the edge of what was tried: give --learning-rates beyond it")
         else:
-            say(f"{apart}: {'within' if found.holds else 'more than'} {FARTHEST:g}")
+            say(f"{apart}: {'within' if transferred.holds else 'more than'} {FARTHEST:g}")
     if options.picture is not None:
         with folder_for(Path(options.picture)):
-            atomic_write_text(Path(options.picture), transfer_svg(by_width, found))
+            atomic_write_text(Path(options.picture), transfer_svg(by_width, transferred))
         notify(f"wrote {options.picture}")
     return 2 if sweep.file.failed else 0
 

@@ -165,22 +165,22 @@ def open_or_plan(folder: Path, options: SpeedrunOptions) -> Speedrun:
         "seed": options.seed,
         "usd_per_hour": options.usd_per_hour,
     }
-    found = read_json(folder / SPEEDRUN_FILE, SpeedrunFile)
-    if found is not None:
-        if found.format != FORMAT or found.version != VERSION:
+    file = read_json(folder / SPEEDRUN_FILE, SpeedrunFile)
+    if file is not None:
+        if file.format != FORMAT or file.version != VERSION:
             raise NapkinError(
-                f"'{folder / SPEEDRUN_FILE}' has format {found.format[:40]!r}, version {found.version}, this napkin "
+                f"'{folder / SPEEDRUN_FILE}' has format {file.format[:40]!r}, version {file.version}, this napkin "
                 f"reads version {VERSION}: use the napkin that made it, or choose another --out"
             )
         for name, value in wanted.items():
-            if found.options.get(name) != value:
+            if file.options.get(name) != value:
                 raise NapkinError(
-                    f"'{folder}' was begun with {name.replace('_', '-')} {_said(found.options.get(name))}, not "
+                    f"'{folder}' was begun with {name.replace('_', '-')} {_said(file.options.get(name))}, not "
                     f"{_said(value)}: give the same, or choose another --out"
                 )
-        finished = sum(stage.is_finished for stage in found.stages.values())
+        finished = sum(stage.is_finished for stage in file.stages.values())
         say(f"{folder} has {finished} of {len(STAGES)} stages: it goes on", wrap=False)
-        return Speedrun(folder, found)
+        return Speedrun(folder, file)
     begin = time.perf_counter()
     paths, n_pages = pages_of(options, folder / "pages")
     with progress_line("planning") as line:

@@ -260,7 +260,7 @@ def _pilot(
     from napkin.curation.engine.corpus_files import read_manifest
     from napkin.curation.engine.pipeline_run import curate
 
-    found, texts = list[tuple[int, float]](), list[str]()
+    sizes, texts = list[tuple[int, float]](), list[str]()
     for n_bytes in _PILOT_BYTES:
         chosen, read = chosen_pages(paths, files, min(1.0, n_bytes / total))
         part = dataclasses.replace(whole, input=dataclasses.replace(whole.input, paths=chosen))
@@ -268,10 +268,10 @@ def _pilot(
             corpus = Path(folder) / "corpus"
             begin = time.perf_counter()
             curate(part, corpus, workers=usable_cores())
-            found.append((read, time.perf_counter() - begin))
+            sizes.append((read, time.perf_counter() - begin))
             if read_manifest(corpus).documents:
                 texts = _first_texts(corpus)
-    (small, first), (large, second) = found
+    (small, first), (large, second) = sizes
     # Two corpora of the same few pages, or noise, would give seconds per byte that are far too low.
     per_byte = max((second - first) / max(large - small, 1), 0.25 * second / large)
     return max(0.0, second - per_byte * large), per_byte, texts

@@ -221,8 +221,8 @@ def last_loss(folder: Path) -> float | None:
     from napkin.report.overfitting import evaluations
     from napkin.runs.run_record import read_run_record
 
-    found = evaluations(read_run_record(folder).metrics)
-    return found[-1].loss if found else None
+    evaluated = evaluations(read_run_record(folder).metrics)
+    return evaluated[-1].loss if evaluated else None
 
 
 def make_conversations(run: Speedrun) -> None:
@@ -331,8 +331,8 @@ def rewards_meter(run: Speedrun) -> Iterator[QuantityRow]:
 
     yield from run_rows(run.folder / "rewarded")
     metrics = read_run_record(run.folder / "rewarded").metrics
-    found = [figures[CORRECT] for each in metrics if (figures := each.figures) and figures.get(CORRECT) is not None]
-    for name, values in (("held-out sums right, first", found[:1]), ("held-out sums right, last", found[-1:])):
+    rewards = [figures[CORRECT] for each in metrics if (figures := each.figures) and figures.get(CORRECT) is not None]
+    for name, values in (("held-out sums right, first", rewards[:1]), ("held-out sums right, last", rewards[-1:])):
         for value in values:
             yield QuantityRow(name, "share", meter=value)
 
@@ -355,9 +355,13 @@ def score(run: Speedrun) -> None:
 def scores_meter(run: Speedrun) -> Iterator[QuantityRow]:
     from napkin.runs.accounting_files import Evaluation
 
-    found = read_json(run.folder / "base" / "evaluation.json", Evaluation)
-    if found is not None:
-        bits = {"model": found.bits_per_byte, "gzip -9": found.gzip_bits_per_byte, "xz -9": found.xz_bits_per_byte}
+    evaluation = read_json(run.folder / "base" / "evaluation.json", Evaluation)
+    if evaluation is not None:
+        bits = {
+            "model": evaluation.bits_per_byte,
+            "gzip -9": evaluation.gzip_bits_per_byte,
+            "xz -9": evaluation.xz_bits_per_byte,
+        }
         for name, value in bits.items():
             yield QuantityRow(f"bits per byte, {name}", "bits", meter=value)
     for name, result in TASK_RESULTS.items():

@@ -74,9 +74,9 @@ def question_and_answer(text: str) -> tuple[str, str] | None:
     title = None
     for block in re.split(r"\n\s*\n", text[:8192]):
         line = block.strip()
-        if found := _HEADING.fullmatch(line):
+        if heading := _HEADING.fullmatch(line):
             if title is None:
-                title = " ".join(_MARKS.sub("", found[1]).split())
+                title = " ".join(_MARKS.sub("", heading[1]).split())
         elif title is not None and len(line) >= _SHORTEST_ANSWER and line[0].isalpha():
             answer = " ".join(_MARKS.sub("", line).split())
             if not title or len(title) > _LONGEST_TITLE or len(answer) < _SHORTEST_ANSWER:
@@ -100,10 +100,10 @@ def write_conversations(corpus: Path, folder: Path, seed: int) -> None:
     sides: dict[str, list[tuple[str, str]]] = {"training": [], "validation": []}
     seen: set[str] = set()
     for side, document in split_into_sides(open_documents([str(corpus)]), VALIDATION_FRACTION):
-        found = question_and_answer(document.text)
-        if found is not None and found[0] not in seen:
-            seen.add(found[0])
-            sides[side].append(found)
+        turns = question_and_answer(document.text)
+        if turns is not None and turns[0] not in seen:
+            seen.add(turns[0])
+            sides[side].append(turns)
     if not sides["training"]:
         raise NapkinError(f"no document of '{corpus}' has a heading above a paragraph: use pages with headings")
     draw = random.Random(seed)

@@ -171,10 +171,10 @@ class TrainingLines:
         if not self._evaluated:
             return None
         last, best = max(self._evaluated), min(self._evaluated, key=lambda step: (self._evaluated[step], step))
-        found = f"validation loss {self._evaluated[last]:.4f} at step {last:,}"
+        line = f"validation loss {self._evaluated[last]:.4f} at step {last:,}"
         if best == last:
-            return f"{found}, the lowest" if len(self._evaluated) > 1 else found
-        return f"{found}; the lowest was {self._evaluated[best]:.4f} at step {best:,}"
+            return f"{line}, the lowest" if len(self._evaluated) > 1 else line
+        return f"{line}; the lowest was {self._evaluated[best]:.4f} at step {best:,}"
 
     def as_json(self, step: int) -> dict[str, float | None]:
         """Epochs and validation losses for programs."""

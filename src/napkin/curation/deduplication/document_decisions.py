@@ -61,9 +61,9 @@ def _choose_kept(
     count = sum(len(each) for each in _roots_of_others(roots, Marks(len(roots), scratch / "counted", memory // 8)))
     many = numbers_array(count, scratch / "clusters", memory // 4)
     filled = 0
-    for found in _roots_of_others(roots, Marks(len(roots), scratch / "filled", memory // 8)):
-        many[filled : filled + len(found)] = found
-        filled += len(found)
+    for roots_found in _roots_of_others(roots, Marks(len(roots), scratch / "filled", memory // 8)):
+        many[filled : filled + len(roots_found)] = roots_found
+        filled += len(roots_found)
     many.sort()
     kept = numbers_array(len(many), scratch / "kept", memory // 4)
     at_a_time = max(memory // 4 // _CLUSTER_BYTES, 1)
@@ -101,9 +101,9 @@ def _best_of(
             for place, root, length, name in zip(
                 places.tolist(), members[places].tolist(), lengths, names, strict=True
             ):
-                found = (generation, -length, name, number + place)
-                if root not in best or found < best[root]:
-                    best[root] = found
+                ranking = (generation, -length, name, number + place)
+                if root not in best or ranking < best[root]:
+                    best[root] = ranking
             number += n
     return best
 

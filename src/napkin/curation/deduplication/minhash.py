@@ -74,18 +74,18 @@ class MinHash:
 
         A text without words has a signature that says nothing: do not compare it.
         """
-        found = [(np.empty((0, self.hashes), np.uint32), np.empty(0, np.int64))]
+        signatures = [(np.empty((0, self.hashes), np.uint32), np.empty(0, np.int64))]
         parts: list[bytes] = []
         size = 0
         for text in texts:
             parts.append(text.encode("utf-8", "surrogatepass"))
             size += len(parts[-1])
             if size >= BATCH_BYTES:
-                found.append(self._of_bytes(parts))
+                signatures.append(self._of_bytes(parts))
                 parts, size = [], 0
         if parts:
-            found.append(self._of_bytes(parts))
-        return np.concatenate([each for each, _ in found]), np.concatenate([words for _, words in found])
+            signatures.append(self._of_bytes(parts))
+        return np.concatenate([each for each, _ in signatures]), np.concatenate([words for _, words in signatures])
 
     def _of_bytes(self, parts: list[bytes]) -> tuple[Signatures, NDArray[np.int64]]:
         DEDUPLICATION.load("sketches")

@@ -309,9 +309,9 @@ class DuplicateSubstrings:
         from napkin.curation.deduplication.shard_files import write_verdicts
 
         files = [PassageFile(summary, self.shortest) for summary in summaries]
-        found = RepeatedPassages(files, self.shortest, scratch, memory)
+        repeated = RepeatedPassages(files, self.shortest, scratch, memory)
         for number, (file, decision) in enumerate(zip(files, decisions, strict=True)):
-            write_verdicts(decision, self.name, len(file.ends), found.of_records(number))
+            write_verdicts(decision, self.name, len(file.ends), repeated.of_records(number))
 
     def apply(self, records: Iterable[Record], decisions: Path) -> Iterator[Record | Dropped]:
         from napkin.curation.deduplication.passages import without_spans

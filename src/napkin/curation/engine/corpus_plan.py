@@ -227,18 +227,18 @@ class _SampleRun:
             begin = time.perf_counter()
             remaining = list(apply_stages((record for _, record in records), [used], dropped))
             seconds = time.perf_counter() - begin
-        found = [(files[record.identity], record) for record in remaining]
+        of_files = [(files[record.identity], record) for record in remaining]
         compares = isinstance(stage, CorpusStage)
         if compares:
-            self._compare(records, found)
+            self._compare(records, of_files)
         planned = PlannedStage(
             stage.name,
-            self.flow(found),
+            self.flow(of_files),
             seconds * whole_before / max(1, before),
             {} if compares else {rule: self._kept[0] * self._totals(each).value for rule, each in drops.items()},
             compares,
         )
-        return found, planned
+        return of_files, planned
 
     def _thinned(self, records: list[tuple[int, Record]], most: int) -> list[tuple[int, Record]]:
         """At most this many of the records, evenly chosen, for a slow stage; 0 is all. Those that remain stand for the

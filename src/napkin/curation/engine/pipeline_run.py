@@ -199,13 +199,13 @@ def _difference(before: Any, now: Any, place: str = "") -> str | None:
     """The first value that differs, with its place."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in dict.fromkeys([*before, *now]):
-            found = _difference(before.get(name), now.get(name), f"{place}.{name}" if place else name)
-            if found is not None:
-                return found
+            difference = _difference(before.get(name), now.get(name), f"{place}.{name}" if place else name)
+            if difference is not None:
+                return difference
         return None
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         pairs = enumerate(zip(before, now, strict=True), start=1)
-        return next((found for n, pair in pairs if (found := _difference(*pair, f"{place} {n}"))), None)
+        return next((difference for n, pair in pairs if (difference := _difference(*pair, f"{place} {n}"))), None)
     return None if before == now else f"{place} was {_shown(before)}, it is {_shown(now)} now"
 
 

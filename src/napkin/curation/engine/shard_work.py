@@ -161,7 +161,7 @@ class _ShardPass:
         options = self._pipeline.input
         for file in self._task.files:
             number = file.number
-            found = read_file(file, options.limits, options.text_field)
+            records = read_file(file, options.limits, options.text_field)
             while True:
                 # Reading a file may end a worker too, after this many documents.
                 place = f"{file.name}#>{number}"
@@ -169,7 +169,7 @@ class _ShardPass:
                     self._set_aside(SetAside(file.name, "ended a worker", f"reading on after {number:,} documents"))
                     break
                 self._note(place)
-                record = next(found, None)
+                record = next(records, None)
                 self._note("")
                 if record is None:
                     break

@@ -53,22 +53,22 @@ class C4Lines:
 
 def plain_c4_lines(text: str, min_line_words: int, max_word_characters: int) -> C4Lines:
     """Apply C4's rules to lines; the plain form."""
-    found = C4Lines("", dict.fromkeys(REASONS, 0), 0, 0, 0)
+    counts = C4Lines("", dict.fromkeys(REASONS, 0), 0, 0, 0)
     kept: list[Line] = []
     for line in lines_of(text):
         # Only ASCII letters are folded.
         folded = line.text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
         reason = _removal_reason(line, folded, min_line_words, max_word_characters)
         if reason not in REASONS[:3]:
-            found.lorem_ipsum += "lorem ipsum" in folded
-            found.curly_bracket += reason != "javascript" and "{" in folded
+            counts.lorem_ipsum += "lorem ipsum" in folded
+            counts.curly_bracket += reason != "javascript" and "{" in folded
         if reason:
-            found.removed[reason] += 1
+            counts.removed[reason] += 1
         else:
             kept.append(line)
-    found.text = "\n".join(line.text for line in kept)
-    found.sentences = sum(map(count_sentences, kept))
-    return found
+    counts.text = "\n".join(line.text for line in kept)
+    counts.sentences = sum(map(count_sentences, kept))
+    return counts
 
 
 def _removal_reason(line: Line, folded: str, min_line_words: int, max_word_characters: int) -> str:

@@ -96,9 +96,9 @@ class Extract:
         record.media_type = "text/markdown" if self.markdown else "text/plain"
         said = page.metadata
         record.licence = record.licence or said.licence
-        found = {"title": said.title, "page_language": said.language, "canonical": said.canonical}
-        found["published"] = said.published
-        record.fields |= {name: value for name, value in found.items() if value}
+        metadata = {"title": said.title, "page_language": said.language, "canonical": said.canonical}
+        metadata["published"] = said.published
+        record.fields |= {name: value for name, value in metadata.items() if value}
 
     def _read_pdf(self, record: Record) -> None:
         from napkin.extraction.pdf_document import PdfLimits, extract_pdf
@@ -178,23 +178,23 @@ class Language:
         from napkin.languages.classifier import LanguageGuess, close_to_wanted, language_shares, may_be_wanted
 
         guess = _classifier(self.classifier).identify(record.text, self.least_probability)
-        found = f"{guess.language} {guess.probability:.3f}"
+        description = f"{guess.language} {guess.probability:.3f}"
         is_kept = guess.language in self.keep
         if self.close_languages and not is_kept and may_be_wanted(guess.language, self.keep):
             probabilities = _classifier(self.classifier).probabilities(record.text)
             if close := close_to_wanted(probabilities, self.keep, self.least_probability):
                 guess = LanguageGuess(close[0], close[1])
-                found = f"{close[0]} {close[1]:.3f}, with languages close to it {close[2]:.3f}"
+                description = f"{close[0]} {close[1]:.3f}, with languages close to it {close[2]:.3f}"
         if self.keep and guess.language == "unknown":
-            return Dropped("unknown language", found)
+            return Dropped("unknown language", description)
         if self.keep and guess.language not in self.keep:
-            return Dropped("other language", found)
+            return Dropped("other language", description)
         record.fields["language"] = guess.language
         record.fields["language_probability"] = round(guess.probability, 4)
         if self.shares:
             shares = language_shares(record.text, self.least_probability, _classifier(self.classifier))
             record.fields["languages"] = {language: round(share, 4) for language, share in shares.items()}
-        record.trace.append(TraceEntry(self.name, found))
+        record.trace.append(TraceEntry(self.name, description))
         return record
 
 
@@ -306,11 +306,11 @@ class WordList:
 
     def apply(self, record: Record) -> Record | Dropped:
         phrases, words = _by_first_word(self.file), _TOKEN.findall(record.text.lower())
-        found: list[str] = []
+        listed: list[str] = []
         for i, word in enumerate(words):
-            found += [" ".join(each) for each in phrases.get(word, ()) if tuple(words[i : i + len(each)]) == each]
-        if len(found) > self.max_matches:
-            return Dropped(f"words of {PurePath(self.file).name}", ", ".join(dict.fromkeys(found[:5])))
+            listed += [" ".join(each) for each in phrases.get(word, ()) if tuple(words[i : i + len(each)]) == each]
+        if len(listed) > self.max_matches:
+            return Dropped(f"words of {PurePath(self.file).name}", ", ".join(dict.fromkeys(listed[:5])))
         return record
 
 

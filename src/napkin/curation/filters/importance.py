@@ -69,13 +69,13 @@ class ImportanceResampling:
         following = iter(records)
         with summary.open("xb") as file:
             while chunk := list(islice(following, _CHUNK)):
-                found = [self._counts(record.text) for record in chunk]
-                ends = np.cumsum([0, *(len(columns) for columns, _ in found)])
+                counts = [self._counts(record.text) for record in chunk]
+                ends = np.cumsum([0, *(len(columns) for columns, _ in counts)])
                 uniform = np.array([_uniform(self.seed, record.identity) for record in chunk])
                 for array in (np.array([len(chunk), ends[-1]], np.int64), ends.astype(np.int64), uniform):
                     file.write(array.tobytes())
                 for which in (0, 1):
-                    file.write(np.concatenate([each[which] for each in found]).astype(np.int32).tobytes())
+                    file.write(np.concatenate([each[which] for each in counts]).astype(np.int32).tobytes())
 
     def decide(self, summaries: Sequence[Path], decisions: Sequence[Path], scratch: Path, memory: int) -> None:
         import numpy as np

@@ -153,11 +153,11 @@ def _secrets(text: str, places: Places) -> Iterator[Span]:
     """Keys in a text: those with a prefix in their order, then private keys."""
     end = 0
     for at in places.keys:
-        found = _PREFIX.match(text, at) if at >= end else None
-        if not found or not _BEFORE_KEY.search(text, max(0, at - 3), at):
+        prefix = _PREFIX.match(text, at) if at >= end else None
+        if not prefix or not _BEFORE_KEY.search(text, max(0, at - 3), at):
             continue
-        pattern, is_open = _PATTERNS[found[0]]
-        match = pattern.match(text, found.end())
+        pattern, is_open = _PATTERNS[prefix[0]]
+        match = pattern.match(text, prefix.end())
         if match and _looks_random(match[1], may_be_words=is_open):
             end = match.end()
             yield at, end

@@ -174,8 +174,8 @@ def _fit(features: Any, labels: NDArray[np.float64], weights: NDArray[np.float64
         value = float(weights @ np.logaddexp(0, -margins) + penalty / 2 * (w @ w))
         return value, transposed @ slopes + penalty * w
 
-    found = minimize(loss, np.zeros(features.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": 200})
-    return found.x
+    result = minimize(loss, np.zeros(features.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": 200})
+    return result.x
 
 
 def _calibrated(

@@ -111,7 +111,7 @@ def _repeated(items: Iterable[_Item], key: Callable[[_Item], tuple[str, ...]]) -
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> list[Passage]:
-    return [found.span() for found in pattern.finditer(text)]
+    return [match.span() for match in pattern.finditer(text)]
 
 
 def _n_grams(text: str, n: int) -> tuple[list[Passage], list[tuple[str, ...]]]:

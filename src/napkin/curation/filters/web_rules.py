@@ -232,12 +232,12 @@ class C4(RuleStage):
         return c4_lines(text, self.min_line_words, self.max_word_characters)
 
     def apply(self, record: Record) -> Record | Dropped:
-        found = self.counted(record.text)
-        dropped = first_failure(self.comparisons(found))
+        counts = self.counted(record.text)
+        dropped = first_failure(self.comparisons(counts))
         if dropped is not None:
             return dropped
-        record.text = found.text
-        removed = ", ".join(f"{reason}: {count}" for reason, count in found.removed.items() if count)
+        record.text = counts.text
+        removed = ", ".join(f"{reason}: {count}" for reason, count in counts.removed.items() if count)
         record.trace.append(TraceEntry(self.name, f"lines removed: {removed}" if removed else ""))
         return record
 
@@ -357,6 +357,6 @@ class RefinedWeb:
             return Dropped("words in removed lines", f"{fraction:.4g} > {self.max_removed_words:.4g}")
         if removed:
             record.text = "\n".join(kept)
-        found = ", ".join(f"{defect}: {count}" for defect, count in sorted(removed.items()))
-        record.trace.append(TraceEntry(self.name, f"lines removed: {found}" if found else ""))
+        description = ", ".join(f"{defect}: {count}" for defect, count in sorted(removed.items()))
+        record.trace.append(TraceEntry(self.name, f"lines removed: {description}" if description else ""))
         return record

@@ -182,11 +182,11 @@ def _sections(stream: Stream, limit: int) -> Iterator[tuple[int, bytes | None, i
         at_end = not block
         buffer += block
         pattern = _LAST_SEPARATOR if at_end else _SEPARATOR
-        while found := pattern.search(buffer, searched):
-            end = base + found.start()
-            kept = buffer[: found.start()] if base == begin and end - begin <= limit else None
+        while match := pattern.search(buffer, searched):
+            end = base + match.start()
+            kept = buffer[: match.start()] if base == begin and end - begin <= limit else None
             yield begin, kept, end - begin
-            buffer, base, searched = buffer[found.end() :], base + found.end(), 0
+            buffer, base, searched = buffer[match.end() :], base + match.end(), 0
             begin = base
         searched = max(len(buffer) - _UNDECIDED_BYTES, 0)
         if len(buffer) > limit + _UNDECIDED_BYTES:

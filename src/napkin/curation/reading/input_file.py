@@ -60,11 +60,11 @@ def find_files(paths: Sequence[str], chosen: InputFormat = "auto") -> Iterator[I
     """
     seen: dict[str, int] = {}
     for number, path in enumerate(paths):
-        for found in _in_address(path, chosen) if "://" in path else _in_path(path, chosen):
-            name = found.name if isinstance(found, InputFile) else found.identity
+        for files in _in_address(path, chosen) if "://" in path else _in_path(path, chosen):
+            name = files.name if isinstance(files, InputFile) else files.identity
             if name not in seen:
                 seen[name] = number
-                yield found
+                yield files
             elif seen[name] != number:
                 raise NapkinError(f"input '{name}' is found twice, in '{paths[seen[name]]}' too: name it once")
 
@@ -120,7 +120,7 @@ def _matches(pattern: str) -> list[str]:
     below = (*parts[first:], "*") if parts[-1] == "**" else parts[first:]
     # A folder, and the first part of the pattern that is not matched yet: each pair is looked at once.
     waiting = [(str(Path(*parts[:first])), 0)]
-    seen, found = set(waiting), set[str]()
+    seen, paths = set(waiting), set[str]()
 
     def look_into(folder: str, number: int) -> None:
         if (folder, number) not in seen:
@@ -140,10 +140,10 @@ def _matches(pattern: str) -> list[str]:
                     look_into(path, number)
             elif fnmatchcase(entry.name, below[number]):
                 if number + 1 == len(below):
-                    found.add(path)
+                    paths.add(path)
                 else:
                     look_into(path, number + 1)
-    return sorted(found)
+    return sorted(paths)
 
 
 def _in_folder(folder: str, root: str, chosen: InputFormat) -> Iterator[InputFile | SetAside]:
@@ -212,16 +212,16 @@ def _in_address(address: str, chosen: InputFormat) -> Iterator[InputFile | SetAs
     system, path = _file_system(address)
     try:
         if glob.has_magic(path):
-            found = cast(dict[str, Any], system.glob(path, detail=True))
+            entries = cast(dict[str, Any], system.glob(path, detail=True))
         elif system.isdir(path):
-            found = cast(dict[str, Any], system.find(path, detail=True))
+            entries = cast(dict[str, Any], system.find(path, detail=True))
         else:
-            found = {path: system.info(path)}
+            entries = {path: system.info(path)}
     except FileNotFoundError:
-        found = {}
+        entries = {}
     except Exception as error:
         raise NapkinError(f"input '{address}' cannot be listed ({first_line(error)}): choose another") from None
-    files = {name: each for name, each in found.items() if each.get("type", "file") == "file"}
+    files = {name: each for name, each in entries.items() if each.get("type", "file") == "file"}
     if not files:
         raise NapkinError(f"input '{address}' does not exist: name a file, a folder, a pattern or an address")
     for name in sorted(files):

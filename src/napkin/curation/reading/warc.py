@@ -53,8 +53,8 @@ def _read_record(archive: "_Archive", record: Record, limits: ReadLimits) -> Rec
     is_whole = (len(body) if n_bytes <= most else archive.skip(n_bytes)) == n_bytes
     if not is_whole or not archive.takes_end():
         # A length that is too large has swallowed the records that follow.
-        if found := _NEXT.search(body):
-            archive.give_back(body[found.start() :])
+        if match := _NEXT.search(body):
+            archive.give_back(body[match.start() :])
         how = "it does not end there" if is_whole else "the file ends first"
         return SetAside(identity, "wrong length", f"its Content-Length says {n_bytes:,} bytes, {how}", offset)
     if headers.get("warc-type") not in ("response", "resource", "conversion"):
@@ -167,9 +167,9 @@ class _Archive:
         """Go to the next record, or to the end; its offset, and the bytes before it that are not line ends."""
         strays = 0
         while self._fill(_BOUNDARY_BYTES) or self._place < len(self._buffer):
-            if found := _BEGIN.search(self._buffer, self._place):
-                strays += _unless_line_ends(self._buffer[self._place : found.start()])
-                self._place = found.start()
+            if match := _BEGIN.search(self._buffer, self._place):
+                strays += _unless_line_ends(self._buffer[self._place : match.start()])
+                self._place = match.start()
                 break
             # The possible beginning of a record is kept, and the character before it.
             left = len(self._buffer) - self._place
@@ -182,13 +182,13 @@ class _Archive:
     def headers(self) -> Headers:
         """The headers of the record that begins here; none where they do not end in time."""
         self._fill(_MOST_HEADER_BYTES)
-        found = _HEADERS_END.search(self._buffer, self._place, self._place + _MOST_HEADER_BYTES)
+        match = _HEADERS_END.search(self._buffer, self._place, self._place + _MOST_HEADER_BYTES)
         first_line_end = self._buffer.index(b"\n", self._place) + 1
-        if found is None:
+        if match is None:
             self._place = first_line_end
             return {}
-        lines = self._buffer[first_line_end : found.start()]
-        self._place = found.end()
+        lines = self._buffer[first_line_end : match.start()]
+        self._place = match.end()
         return _parse_headers(lines)
 
     def take(self, n_bytes: int) -> bytes:

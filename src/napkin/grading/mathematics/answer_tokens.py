@@ -87,7 +87,7 @@ _RELATIONS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "="}
 def tokens_of(text: str) -> list[Token]:
     """The tokens of an answer without its unit. Raises NotUnderstood."""
     text = prepared(text)
-    found: list[Token] = []
+    tokens: list[Token] = []
     position, depth = 0, 0
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -97,13 +97,13 @@ def tokens_of(text: str) -> list[Token]:
             # In brackets a comma divides items: {100,200}.
             match = re.compile(r"(?P<number>[0-9]+)").match(text, position)
             assert match is not None
-        found += _tokens_of(match.lastgroup, match[0], match)
+        tokens += _tokens_of(match.lastgroup, match[0], match)
         depth += match[0] in ("(", "[", "\\{", "⟨")
         depth -= match[0] in (")", "]", "\\}", "⟩")
         position = match.end()
-        if len(found) > MOST_TOKENS:
+        if len(tokens) > MOST_TOKENS:
             raise NotUnderstood("it is too long")
-    return found
+    return tokens
 
 
 def prepared(text: str) -> str:

@@ -175,7 +175,7 @@ class Comparison:
         if len(names) > MOST_VARIABLES:
             raise NotUnderstood("it has too many variables")
         points: list[Point] = [self._point(names, number) for number in range(len(_RANGES))] if names else [{}]
-        found = []
+        numbers = []
         for point in points:
             try:
                 values = [self._value(node, point) for node in (one, other)]
@@ -189,8 +189,8 @@ class Comparison:
                 if values != [None, None]:
                     return None
                 continue
-            found.append((values[0], values[1]))
-        return found if len(found) >= (_FEWEST_POINTS if names else 1) else None
+            numbers.append((values[0], values[1]))
+        return numbers if len(numbers) >= (_FEWEST_POINTS if names else 1) else None
 
     def _value(self, node: Node, point: Point) -> Complex | None:
         try:

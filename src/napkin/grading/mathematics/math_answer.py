@@ -35,15 +35,15 @@ def math_score(answer: str, reference: str) -> float:
     >>> math_score(r"so we get \boxed{\frac{1}{2}}", "0.5"), math_score("5 or 7", "7")
     (1.0, 0.0)
     """
-    found, wanted = final_answer(answer), reference_answer(reference)
-    return float(found is not None and answers_equal(found, wanted))
+    given, wanted = final_answer(answer), reference_answer(reference)
+    return float(given is not None and answers_equal(given, wanted))
 
 
 def number_score(answer: str, reference: str) -> float:
     """1 if the final answer of a text is the number of the reference, with its unit if both have one; see
     `final_number` for texts that mark none."""
-    found, wanted = final_number(answer), reference_answer(reference)
-    return float(found is not None and answers_equal(found, wanted, only_numbers=True))
+    given, wanted = final_number(answer), reference_answer(reference)
+    return float(given is not None and answers_equal(given, wanted, only_numbers=True))
 
 
 def reference_answer(reference: str) -> str:

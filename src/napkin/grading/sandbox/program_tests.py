@@ -185,7 +185,7 @@ def fenced_blocks(text: str) -> list[tuple[bool, str]]:
 
     A fence that is not closed ends with the text, where stop strings leave it.
     """
-    found: list[tuple[bool, str]] = []
+    blocks: list[tuple[bool, str]] = []
     opened: re.Match[str] | None = None
     lines: list[str] = []
     for line in [*text.splitlines(), None]:
@@ -199,9 +199,9 @@ def fenced_blocks(text: str) -> list[tuple[bool, str]]:
             continue
         tagged = _PYTHON.match(opened["tag"]) is not None
         if tagged or not opened["tag"]:
-            found.append((tagged, textwrap.dedent("\n".join(lines)) + "\n"))
+            blocks.append((tagged, textwrap.dedent("\n".join(lines)) + "\n"))
         opened = None
-    return found
+    return blocks
 
 
 def check_program_reference(reference: str) -> None:
@@ -220,15 +220,15 @@ def _prints(tree: ast.Module) -> bool:
 
 def _defined(tree: ast.Module, *, imports: bool = True) -> list[str]:
     """Functions that a program may define at its top level, in their order."""
-    found: list[str] = []
+    names: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.append(node.name)
+            names.append(node.name)
         elif isinstance(node, ast.Assign):
-            found += [target.id for target in node.targets if isinstance(target, ast.Name)]
+            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
         elif imports and isinstance(node, ast.Import | ast.ImportFrom):
-            found += [alias.asname or alias.name for alias in node.names]
-    return found
+            names += [alias.asname or alias.name for alias in node.names]
+    return names
 
 
 def _lines(text: str) -> list[str]:

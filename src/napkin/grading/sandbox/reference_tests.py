@@ -249,8 +249,8 @@ def _parameters(function: _Function) -> set[str]:
 
 
 def _names_in(node: ast.AST, names: Collection[str] | None = None) -> set[str]:
-    found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-    return found if names is None else found & set(names)
+    used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return used if names is None else used & set(names)
 
 
 @lru_cache(maxsize=1)

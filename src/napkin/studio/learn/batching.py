@@ -63,7 +63,7 @@ def _models() -> list[str]:
 
 def _requests(asked: BatchingRequest) -> list[tuple[int, int]]:
     """(prompt, answer) tokens of each request."""
-    found = []
+    requests = []
     for text in asked.requests.replace(",", " ").split():
         prompt, _, answer = text.partition("+")
         if not (prompt.isdecimal() and answer.isdecimal()):
@@ -74,10 +74,10 @@ def _requests(asked: BatchingRequest) -> list[tuple[int, int]]:
         needed = -(-sum(sizes) // asked.block_size)
         if needed > asked.blocks:
             raise NapkinError(f"the request {text} needs {needed} blocks, and the cache has {asked.blocks}: use more")
-        found.append(sizes)
-    if not 1 <= len(found) <= MOST_REQUESTS:
-        raise NapkinError(f"there are {len(found)} requests: give 1 to {MOST_REQUESTS}")
-    return found
+        requests.append(sizes)
+    if not 1 <= len(requests) <= MOST_REQUESTS:
+        raise NapkinError(f"there are {len(requests)} requests: give 1 to {MOST_REQUESTS}")
+    return requests
 
 
 def simulated(asked: BatchingRequest, requests: Sequence[tuple[int, int]], *, static: bool) -> dict[str, Any]:

@@ -76,12 +76,12 @@ def reward_answer(asked: RewardRequest) -> dict[str, Any]:
 def _numbers(text: str, what: str) -> list[float]:
     words = text.replace(",", " ").split()
     try:
-        found = [float(each) for each in words]
+        numbers = [float(each) for each in words]
     except ValueError:
         raise NapkinError(f"{what} are '{text[:60]}': give numbers with commas between them, as 1, 0, 0.5") from None
-    if not 2 <= len(found) <= MOST_COMPLETIONS:
-        raise NapkinError(f"there are {len(found)} {what}: give 2 to {MOST_COMPLETIONS}")
-    return found
+    if not 2 <= len(numbers) <= MOST_COMPLETIONS:
+        raise NapkinError(f"there are {len(numbers)} {what}: give 2 to {MOST_COMPLETIONS}")
+    return numbers
 
 
 def _weights(lengths: list[int], trained_on: list[bool], normalisation: Any, constant: int) -> list[float]:
@@ -110,10 +110,10 @@ def _compared(name: str, about: str, rewards: list[float]) -> dict[str, Any]:
     from napkin.tuning.policy_gradient import ADVANTAGES
 
     try:
-        found = ADVANTAGES[name](torch.tensor([rewards], dtype=torch.float64))[0].tolist()
+        advantages = ADVANTAGES[name](torch.tensor([rewards], dtype=torch.float64))[0].tolist()
     except NapkinError as error:
         return {"name": about, "error": str(error).splitlines()[0]}
-    return {"name": about, "advantages": found}
+    return {"name": about, "advantages": advantages}
 
 
 REWARDS = Idea(
