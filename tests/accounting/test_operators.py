@@ -255,7 +255,7 @@ def test_every_formula_reads_arguments_that_its_operator_has():
     decoded = [(packet, "query key value longest") for packet in slots]
     decoded += [(packet, "x matrix") for packet in (own.project_heads, own.project_activation, own.add_product)]
     decoded += [(own.multiply_vector, "input weight bias"), (own.quantized_product, "x values")]
-    decoded += [(own.integer_product, "x values")]
+    decoded += [(own.integer_product, "x values"), (own.compiled_head_rows, "input weight")]
     for packet, names in (*grouped, *outer, *ring, *blocks, *rows, *decoded):
         assert set(names.split()) <= {argument.name for argument in packet.default._schema.arguments}
         checked.add(packet)

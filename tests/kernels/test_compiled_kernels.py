@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from napkin.accounting.recording import record
 from napkin.kernels.loss.cross_entropy import linear_cross_entropy, target_log_probabilities
 from napkin.kernels.norms.normalization import compiled_layer_norm, compiled_rms_norm
+from napkin.kernels.operator_forms import pinned_forms
 from napkin.kernels.operators import FOR_TRAINING, KERNELS
 from napkin.kernels.pointwise.activations import compiled_gelu_tanh, compiled_swiglu, gelu_tanh, swiglu_reference
 from napkin.kernels.pointwise.rotary import (
@@ -153,6 +155,52 @@ def test_a_loss_of_huge_logits_is_finite_and_one_of_nan_is_nan() -> None:
     assert linear_cross_entropy(hidden, weight, targets, compiled=True).isnan()
 
 
+@pytest.mark.parametrize("settings", LOSSES, ids=["plain", "z", "softcap", "both"])
+@pytest.mark.parametrize("sizes", [(50, 32, 301), (1, 64, 1), (37, 96, 1100), (16, 288, 1024)], ids=str)
+def test_a_loss_without_a_gradient_in_tiles_is_that_of_exact_logits(
+    settings: dict[str, Any], sizes: tuple[int, int, int]
+) -> None:
+    n, width, vocab_size = sizes
+    hidden, weight = (
+        drawn(rows, width, dtype=torch.bfloat16, scale=scale, seed=rows) for rows, scale in ((n, 0.5), (vocab_size, 2))
+    )
+    targets = torch.randint(vocab_size, (n,), generator=torch.Generator().manual_seed(2))
+    targets[1::7] = -1
+    expected = full_loss(hidden.double(), weight.double(), targets, **settings)
+    found = loss_in_tiles(hidden, weight, targets, **settings)
+    # Logits are not rounded to bf16, so that only sums in fp32 differ.
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def loss_in_tiles(hidden: Tensor, weight: Tensor, targets: Tensor, **settings: Any) -> Tensor:
+    with torch.no_grad(), pinned_forms({"head_without_gradient": "tiles"}):
+        return linear_cross_entropy(hidden, weight, targets, compiled=True, **settings)
+
+
+def test_a_loss_in_tiles_of_huge_logits_is_finite_one_of_nan_is_nan_and_no_target_is_outside() -> None:
+    hidden, weight = 1000 * drawn(11, 32, dtype=torch.bfloat16), drawn(700, 32, dtype=torch.bfloat16, seed=1)
+    targets = 60 * torch.arange(11)
+    expected = F.cross_entropy(hidden.double() @ weight.double().T, targets)
+    torch.testing.assert_close(loss_in_tiles(hidden, weight, targets).double(), expected, rtol=1e-5, atol=0)
+    for place in ((3, 3), (10, 31)):
+        broken = hidden.clone()
+        broken[place] = torch.nan
+        assert loss_in_tiles(broken, weight, targets).isnan()
+    with pytest.raises(IndexError, match="outside of a vocabulary of 700"):
+        loss_in_tiles(hidden, weight, targets + 700)
+
+
+def test_the_products_of_a_loss_in_tiles_are_counted_as_those_of_chunks() -> None:
+    hidden, weight = drawn(40, 64, dtype=torch.bfloat16), drawn(130, 64, dtype=torch.bfloat16, seed=1)
+    targets = torch.arange(40)
+    tiles = record(nn.Module(), lambda: loss_in_tiles(hidden, weight, targets))
+    with torch.no_grad():
+        chunks = record(nn.Module(), lambda: linear_cross_entropy(hidden, weight, targets, chunk_size=16))
+    assert "compiled_head_rows" in {row.operator for row in tiles.rows}
+    assert not tiles.unknown_operators
+    assert tiles.flops == chunks.flops == 2 * 40 * 64 * 130
+
+
 @DTYPES
 def test_log_probabilities_of_targets_are_those_of_a_softmax(dtype: torch.dtype) -> None:
     logits, targets = drawn(300, 1001, dtype=dtype), torch.arange(300) * 3
@@ -182,6 +230,8 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
             assert gain.grad is not None
             found.append([loss.detach(), x.grad, gain.grad])
             x.grad = gain.grad = None
+            narrow = drawn(1000, 64, dtype=torch.bfloat16), drawn(600, 64, dtype=torch.bfloat16, seed=3)
+            found[-1].append(loss_in_tiles(*narrow, torch.arange(1000) % 600))
     finally:
         torch.set_num_threads(operators)
     assert all(map(torch.equal, *found))

@@ -17,6 +17,7 @@ import napkin.kernels.attention.decode
 import napkin.kernels.attention.flash
 import napkin.kernels.attention.ring
 import napkin.kernels.decoding.block_step
+import napkin.kernels.loss.cross_entropy
 import napkin.kernels.products.grouped
 import napkin.kernels.products.linear
 import napkin.kernels.products.quantized  # noqa: F401
@@ -347,6 +348,7 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten.vdot: _dot,
     aten.linear: _linear,
     torch.ops.napkin.multiply_vector: _linear,
+    torch.ops.napkin.compiled_head_rows: _linear,
     aten._trilinear: _trilinear,
     aten._euclidean_dist: _euclidean_distance,
     aten.affine_grid_generator: _affine_grid,

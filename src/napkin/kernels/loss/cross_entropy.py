@@ -7,7 +7,9 @@ gradient, multiplies that into the gradients of hidden states and weight, and dr
 
 What happens between the products has three forms: torch's operators; a compiled loop for a CPU (numba_loss.py) in which
 a row of logits stays in cache while it becomes its gradient, in place: one pass over memory instead of eight; and a
-Triton kernel (triton_cross_entropy.py; Hsu et al. 2024, Liger) that reads each logit twice and writes it once.
+Triton kernel (triton_cross_entropy.py; Hsu et al. 2024, Liger) that reads each logit twice and writes it once. Without
+a gradient, as in evaluations, products and softmax are one compiled loop where that is the fastest form: no logit is
+written to memory (numba_head.py).
 
 Each chunk reads the weight twice, and reads and writes its gradient: with products in bf16, 12 bytes per number of the
 weight, whatever the chunk's rows. Its products compute 6 FLOPs per number and row. So the traffic of a chunk of c rows
@@ -23,6 +25,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from napkin.kernels.attention.by_tiles import MULTIPLE, multiplies_pairs
+from napkin.kernels.operator_forms import fastest_form
 from napkin.kernels.operators import (
     adds_wide_products,
     cpu_operator,
@@ -47,6 +51,10 @@ _BYTES_PER_LOGIT = 8
 fp32."""
 _SMALLEST_IN_LOOPS = 2**18
 """Logits from which log probabilities are worth loading the compiled loop."""
+_BLOCK_NUMBERS = 2**17
+"""Numbers of the head's weight that are packed at a time, in bf16 a quarter of a small second cache."""
+_BLOCK_COLUMNS = 512
+"""The most logits of a row that are held at a time: those of eight rows fit into a first cache."""
 
 
 def loss_chunk_size(vocab_size: int, memory_bytes: float | None) -> int:
@@ -189,6 +197,11 @@ def _chunked(
     wide = torch.promote_types(dtype, torch.float32)
     hidden, weight = hidden.to(dtype), weight.to(dtype)
     total = torch.zeros((), dtype=wide, device=hidden.device)
+    if not any(wanted) and compiled and type(vocabulary) is Vocabulary and takes_head_rows(hidden, weight):
+        counts = (targets != ignore_index).unsqueeze(1)
+        chosen = targets.unsqueeze(1).where(counts, 0)
+        target_logits, logsumexp = head_rows(hidden, weight, chosen, logit_softcap or 0.0)
+        return _sum_of_losses(target_logits, logsumexp, counts, z_weight), None, None
     grad_hidden = torch.empty_like(hidden) if wanted[0] else None
     grad_weight = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
     for start in range(0, len(hidden), chunk_size):
@@ -211,10 +224,7 @@ def _chunked(
             )
         # Tensors that are freed early are not alive together with the next ones.
         del logits
-        losses = logsumexp - target_logits
-        if z_weight:
-            losses += z_weight * logsumexp.square()
-        total += losses.where(counts, 0).sum()
+        total += _sum_of_losses(target_logits, logsumexp, counts, z_weight)
         if not any(wanted):
             continue
         with early_gradient():
@@ -226,6 +236,13 @@ def _chunked(
                 add_product_(grad_weight, gradient, inputs, in_loops=in_loops)
         del gradient
     return total, grad_hidden, grad_weight
+
+
+def _sum_of_losses(target_logits: Tensor, logsumexp: Tensor, counts: Tensor, z_weight: float) -> Tensor:
+    losses = logsumexp - target_logits
+    if z_weight:
+        losses += z_weight * logsumexp.square()
+    return losses.where(counts, 0).sum()
 
 
 def add_product_(total: Tensor, gradient: Tensor, inputs: Tensor, *, in_loops: bool) -> None:
@@ -305,13 +322,58 @@ def loss_rows_(
     """
     results = _fake_loss_rows(logits, targets, softcap, z_weight, with_gradient, with_entropies)
     n_rows, n = logits.shape
-    smallest, largest = (int(end) for end in targets.aminmax()) if n_rows else (0, 0)
-    # The compiled loop does not check its arguments.
-    if smallest < 0 or largest >= n:
-        raise IndexError(f"targets from {smallest} to {largest} are outside of a vocabulary of {n}")
+    _refuse_unknown_targets(targets, n)
     before, options = (logits, is_bf16(logits), targets, *results), (softcap, z_weight, with_gradient, with_entropies)
     on_threads("loss.numba_loss.loss_rows", before, (n, *options), n_rows=n_rows, n_columns=n, buffer_size=3 * n)
     return results
+
+
+def takes_head_rows(hidden: Tensor, weight: Tensor) -> bool:
+    """True if `head_rows` supports those matrices and is the fastest form; if nothing was timed, for as many rows as a
+    chunk of logits has, on a processor with AVX512-BF16 but without AMX."""
+    (n_rows, width), vocab_size = hidden.shape, len(weight)
+    if not (hidden.dtype == weight.dtype == torch.bfloat16 and is_computed(hidden, weight)) or width % MULTIPLE:
+        return False
+    default = "tiles" if multiplies_pairs() and n_rows >= CHUNK_SIZE else "chunks"
+    return fastest_form("head_without_gradient", (n_rows, width, vocab_size), default) == "tiles"
+
+
+def _fake_head_rows(input: Tensor, weight: Tensor, targets: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
+    target_logits, logsumexps = (input.new_empty(targets.shape, dtype=torch.float32) for _ in range(2))
+    return target_logits, logsumexps
+
+
+@cpu_operator(
+    "compiled_head_rows(Tensor input, Tensor weight, Tensor targets, float softcap) -> (Tensor, Tensor)",
+    _fake_head_rows,
+)
+def head_rows(input: Tensor, weight: Tensor, targets: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
+    """Compute the targets' logits and logsumexp of the rows of input · weightᵀ in fp32, one column each; both matrices
+    are bf16, and no logit is written to memory.
+
+    Targets have one column. Logits are bounded by a softcap unless it is 0.
+    """
+    results = _fake_head_rows(input, weight, targets, softcap)
+    (n_rows, width), vocab_size = input.shape, len(weight)
+    _refuse_unknown_targets(targets, vocab_size)
+    columns = min(max(_BLOCK_NUMBERS // width // MULTIPLE, 1) * MULTIPLE, _BLOCK_COLUMNS)
+    on_threads(
+        "loss.numba_head.head_rows",
+        (input, weight, targets, *results),
+        (vocab_size, width, columns, softcap),
+        n_rows=n_rows,
+        n_columns=vocab_size,
+        # A block of the weight and its logits, eight rows, and the largest logit of each row.
+        buffer_size=columns * (width // 2 + 8) + 4 * width + n_rows,
+    )
+    return results
+
+
+def _refuse_unknown_targets(targets: Tensor, vocab_size: int) -> None:
+    """Raise IndexError for targets outside of the vocabulary: compiled loops do not check their arguments."""
+    smallest, largest = (int(end) for end in targets.aminmax()) if len(targets) else (0, 0)
+    if smallest < 0 or largest >= vocab_size:
+        raise IndexError(f"targets from {smallest} to {largest} are outside of a vocabulary of {vocab_size}")
 
 
 @cpu_operator("compiled_add_(Tensor(a!) total, Tensor part) -> ()", lambda total, part: None)
