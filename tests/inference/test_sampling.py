@@ -27,6 +27,14 @@ def model() -> Transformer:
     return model
 
 
+@pytest.fixture(params=["compiled", "sorted"])
+def each_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both forms of a draw: the loops of a CPU, and the operators that other devices have."""
+    if request.param == "sorted":
+        monkeypatch.setattr("napkin.inference.sampling.are_compiled", lambda logits: False)
+    return request.param
+
+
 def draws(sampling: Sampling, n: int, logits: torch.Tensor = LOGITS, history: list[int] | None = None) -> Counter[int]:
     rows = draw(logits.expand(n, -1), [sampling] * n, range(n), [history or []] * n)
     return Counter(drawn.token for drawn in rows)
@@ -50,12 +58,14 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
     assert_distributed(draws(Sampling(temperature, None, 1.0, seed=1), 5000, logits), expected)
 
 
+@pytest.mark.usefixtures("each_form")
 def test_top_k_draws_among_the_k_likeliest_in_their_proportions() -> None:
     expected = torch.softmax(LOGITS.double(), dim=0)
     expected[[0, 2, 4, 6, 7]] = 0
     assert_distributed(draws(Sampling(1.0, 3, 1.0, seed=2), 3000), expected / expected.sum())
 
 
+@pytest.mark.usefixtures("each_form")
 @pytest.mark.parametrize("top_p", [0.05, 0.5, 0.8, 0.9, 0.99, 0.999999, 1.0])
 def test_top_p_draws_among_the_fewest_tokens_that_reach_the_mass(top_p: float) -> None:
     logits = torch.randn(30, generator=torch.Generator().manual_seed(4))
@@ -71,6 +81,7 @@ def test_top_p_draws_among_the_fewest_tokens_that_reach_the_mass(top_p: float) -
     assert {token for token in kept if probabilities[token] > 0.01} <= set(counts)
 
 
+@pytest.mark.usefixtures("each_form")
 def test_min_p_leaves_out_tokens_far_less_likely_than_the_likeliest() -> None:
     expected = torch.softmax(LOGITS.double(), dim=0)
     # Id 0 has e^-2 of the likeliest, id 4 e^-2.5.
@@ -79,6 +90,7 @@ def test_min_p_leaves_out_tokens_far_less_likely_than_the_likeliest() -> None:
     assert_distributed(draws(Sampling(1.0, None, 1.0, min_p=0.1, seed=4), 3000), expected / expected.sum())
 
 
+@pytest.mark.usefixtures("each_form")
 def test_top_p_is_a_share_of_what_top_k_leaves() -> None:
     # Of the three likeliest, the two equal ones have 0.77: of all tokens together it would be 0.68.
     assert set(draws(Sampling(1.0, 3, 0.75, seed=5), 500)) == {1, 3}
@@ -94,6 +106,7 @@ def test_penalties_and_biases_change_the_distribution_as_their_formulas_say() ->
     assert_distributed(draws(settings, 6000, history=[5, 1, 2, 5]), changed.softmax(dim=0))
 
 
+@pytest.mark.usefixtures("each_form")
 @pytest.mark.parametrize("extreme", [3e38, 1e30, 1e-38])
 def test_no_setting_makes_a_draw_of_finite_logits_impossible(extreme: float) -> None:
     """Each number at both ends of its range, beside a plain row, which stays as it is alone."""
@@ -136,6 +149,7 @@ def test_biases_and_penalties_of_many_rows_are_those_of_loops() -> None:
         torch.testing.assert_close(found[row], torch.tensor(changed).double().softmax(dim=0), rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.usefixtures("each_form")
 def test_a_batch_draws_the_tokens_of_the_plain_formula() -> None:
     """Settings of every kind together, ties among the likeliest, and more kept tokens than the fast form looks at."""
     random = Random(8)
@@ -162,11 +176,33 @@ def test_a_batch_draws_the_tokens_of_the_plain_formula() -> None:
         assert len(set(found)) > 1
 
 
+def test_both_forms_draw_the_same_tokens_of_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed's text does not depend on the form."""
+    generator = torch.Generator().manual_seed(4)
+    scales = torch.tensor([0.01, 0.3, 1.0, 2.5, 6.0, 9.0])[:, None]
+    logits = torch.randn(6, 20_000, generator=generator) * scales
+    cases = [Sampling(0.8, seed=1), Sampling(1.0, 50, 0.9, seed=2), Sampling(1.2, None, 1.0, 0.02, seed=3)]
+    for each in cases:
+        found = []
+        for is_compiled in (True, False):
+            monkeypatch.setattr(
+                "napkin.inference.sampling.are_compiled", lambda logits, is_compiled=is_compiled: is_compiled
+            )
+            rows = [draw(logits, [each] * 6, [number] * 6, [[]] * 6, tell_sampled=True) for number in range(5)]
+            found.append([drawn for row in rows for drawn in row])
+        tokens, logprobs = (
+            [[getattr(drawn, name) for drawn in form] for form in found] for name in ("token", "sampled_logprob")
+        )
+        assert tokens[0] == tokens[1]
+        assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-12)
+
+
 def test_a_bias_on_a_token_that_the_model_does_not_have_is_refused() -> None:
     with pytest.raises(NapkinError, match=r"logit_bias names token 8.*0.*7"):
         draws(Sampling(logit_bias=((8, 1.0),)), 1)
 
 
+@pytest.mark.usefixtures("each_form")
 def test_each_row_draws_the_token_that_it_draws_alone() -> None:
     rows = [
         Sampling(1.0, 3, 0.9, seed=1),
@@ -204,6 +240,7 @@ def test_numbers_of_a_seed_are_uniform_and_of_neighbours_unrelated() -> None:
         assert neighbours.var().item() == pytest.approx(1 / 6, rel=0.05)
 
 
+@pytest.mark.usefixtures("each_form")
 def test_equally_likely_tokens_are_cut_off_in_the_order_of_their_ids() -> None:
     counts = draws(Sampling(1.0, 3, 1.0), 300, torch.zeros(1000))
     assert set(counts) == {0, 1, 2}
@@ -262,7 +299,8 @@ def test_an_empty_prompt_is_refused(model: Transformer) -> None:
         next(generate(model, [], 5, Sampling()))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.usefixtures("each_form")
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_are_refused(value: float, temperature: float) -> None:
     with pytest.raises(NapkinError, match="infinity or NaN"):
@@ -308,6 +346,7 @@ def test_generating_drops_nothing_and_leaves_the_model_in_training() -> None:
     assert dropping.training
 
 
+@pytest.mark.usefixtures("each_form")
 def test_tokens_that_reach_top_p_exactly_are_enough() -> None:
     """Of equal weights, whose sums are exact: half of four tokens are two, and a quarter is one."""
     settings = [Sampling(temperature=1, top_p=share) for share in (0.25, 0.5, 0.75, 1)]

@@ -11,9 +11,10 @@ Of logits z, one for each token of the vocabulary, in this order:
     draw the first token at which the sum of kept w exceeds u · their whole sum
 
 u is a function of (seed, number of the draw) and not of a generator's state, so a sequence continues alike whatever
-else is in its batch. `plain_draw` is this page in Python, a token at a time; `draw` the same for a batch of tensors,
-which sorts a few of the likeliest tokens and not the vocabulary. The tests hold one to the other. All but u is computed
-where the logits are, and the host reads tokens once.
+else is in its batch. `plain_draw` is this page in Python, a token at a time; `draw` the same for a batch of tensors. On
+a CPU it runs compiled loops that find where the kept tokens end without sorting (kernels/sampling); elsewhere it sorts
+a few of the likeliest tokens and not the vocabulary. The tests hold both to the page. All but u is computed where the
+logits are, and the host reads tokens once.
 """
 
 import math
@@ -30,6 +31,7 @@ from napkin.data.permutation import random_word
 from napkin.errors import NapkinError
 from napkin.inference.settings import Sampling
 from napkin.kernels.deterministic import cumulative_sums
+from napkin.kernels.sampling.draws import are_compiled, drawn_rows, row_probabilities
 from napkin.tensors import sent_to
 
 NOT_FINITE = "the model's logits hold infinity or NaN, nothing can be drawn: use an earlier checkpoint"
@@ -111,14 +113,43 @@ def draw(
     The settings go to the device in one copy, and tokens come back in one, unless many tokens are nearly as likely as
     the likeliest, or `logprobs` is asked for.
     """
-    logits = logits.float()
+    logits = logits.float().contiguous()
     changed = _changed(logits, settings, histories)
-    if all(each.temperature == 0 for each in settings):
-        draws = told(logits, _likeliest(logits, changed, finite), settings)
-        return [replace(each, sampled_logprob=0.0) for each in draws] if tell_sampled else draws
+    if are_compiled(changed):
+        tokens, logprobs = _drawn_in_loops(logits, changed, settings, numbers, finite)
+    elif all(each.temperature == 0 for each in settings):
+        tokens, logprobs = _likeliest(logits, changed, finite), [0.0] * len(settings)
+    else:
+        tokens, logprobs = _drawn_by_sorting(logits, changed, Columns.of(settings, numbers, logits.device), finite)
+    draws = told(logits, tokens, settings)
+    if not tell_sampled:
+        return draws
+    return [replace(each, sampled_logprob=value) for each, value in zip(draws, logprobs, strict=True)]
+
+
+def _drawn_in_loops(
+    logits: Tensor,
+    changed: Tensor,
+    settings: Sequence[Sampling],
+    numbers: Sequence[int],
+    finite: Bool[Tensor, ""] | None,
+) -> tuple[list[int], list[float]]:
+    """The tokens and their log-probabilities, by the compiled loops of a CPU."""
+    tokens, logprobs = drawn_rows(changed, _columns(settings, numbers))
+    found = tokens.tolist()
+    # A changed logit is finite even where the given one is infinite.
+    are_finite = min(found) >= 0 and (changed is logits or bool(logits.isfinite().all()))
+    if not are_finite or not (finite is None or finite):
+        raise NapkinError(NOT_FINITE)
+    return found, logprobs.tolist()
+
+
+def _drawn_by_sorting(
+    logits: Tensor, changed: Tensor, columns: "Columns", finite: Bool[Tensor, ""] | None
+) -> tuple[list[int], list[float]]:
+    """The tokens and their log-probabilities, by torch's operators on the device of the logits."""
     all_finite = logits.isfinite().all() if finite is None else logits.isfinite().all() & finite
-    columns = Columns.of(settings, numbers, logits.device)
-    n_looked = columns.n_looked
+    n_looked, n_rows = columns.n_looked, len(logits)
     while True:
         tokens, logprobs, sure = drawn_tokens(changed, columns, n_looked)
         # Ids are exact in float64.
@@ -127,12 +158,8 @@ def draw(
         if not is_finite:
             raise NapkinError(NOT_FINITE)
         if is_sure:
-            break
+            return [int(each) for each in found[:n_rows]], found[n_rows:]
         n_looked = min(8 * n_looked, logits.shape[1])
-    draws = told(logits, [int(each) for each in found[: len(settings)]], settings)
-    if not tell_sampled:
-        return draws
-    return [replace(each, sampled_logprob=value) for each, value in zip(draws, found[len(settings) :], strict=True)]
 
 
 def _likeliest(logits: Tensor, changed: Tensor, finite: Bool[Tensor, ""] | None) -> list[int]:
@@ -160,17 +187,22 @@ class Columns:
     @classmethod
     def of(cls, settings: Sequence[Sampling], numbers: Sequence[int], device: torch.device) -> "Columns":
         """The settings in one copy to the device."""
-        rows = [
-            (1.0, 1.0, 1.0, 0.0, 0.0)
-            if each.temperature == 0
-            else (each.temperature, each.top_k or math.inf, each.top_p, each.min_p, uniform(each.seed, number))
-            for each, number in zip(settings, numbers, strict=True)
-        ]
         random = [each for each in settings if each.temperature > 0]
         filters = any(each.top_k is not None or each.top_p < 1 or each.min_p > 0 for each in random)
         n_looked = max(_FIRST_LOOK, *(1 + (each.top_k or 0) for each in random)) if filters else 0
-        values = torch.tensor(rows, dtype=torch.float64).T[..., None].contiguous()
+        values = _columns(settings, numbers).T[..., None].contiguous()
         return cls(sent_to(device, values), n_looked)
+
+
+def _columns(settings: Sequence[Sampling], numbers: Sequence[int]) -> Float[Tensor, "row 5"]:
+    """Temperature, top_k, top_p, min_p and the uniform number of each row; at temperature 0 top_k is 1."""
+    rows = [
+        (1.0, 1.0, 1.0, 0.0, 0.0)
+        if each.temperature == 0
+        else (each.temperature, each.top_k or math.inf, each.top_p, each.min_p, uniform(each.seed, number))
+        for each, number in zip(settings, numbers, strict=True)
+    ]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def drawn_tokens(
@@ -191,11 +223,18 @@ def distributions(
     logits: Float[Tensor, "sequence vocab_size"], settings: Sequence[Sampling], histories: Sequence[Sequence[int]]
 ) -> Float[Tensor, "sequence vocab_size"]:
     """The probabilities with which `draw` draws each token, in float64. Every temperature is above 0."""
-    logits = logits.float()
+    logits = logits.float().contiguous()
+    changed = _changed(logits, settings, histories)
+    numbers = [0] * len(settings)
+    if are_compiled(changed):
+        probabilities, are_finite = row_probabilities(changed, _columns(settings, numbers))
+        if not (are_finite and (changed is logits or logits.isfinite().all())):
+            raise NapkinError(NOT_FINITE)
+        return probabilities
     if not logits.isfinite().all():
         raise NapkinError(NOT_FINITE)
-    columns = Columns.of(settings, [0] * len(settings), logits.device)
-    n_looked, changed = columns.n_looked, _changed(logits, settings, histories)
+    columns = Columns.of(settings, numbers, logits.device)
+    n_looked = columns.n_looked
     while True:
         weights, sure = _weights(changed, columns, n_looked)
         if sure:

@@ -39,7 +39,7 @@ KERNELS = MachineCode(
 )
 FOR_TRAINING = ("attention.numba_rows", "loss.numba_loss", "norms.numba_norms", "pointwise.numba_pointwise")
 """The kernels of a training step, loaded all at once: what is missing is built side by side, with one message."""
-FOR_DECODING = ("attention.numba_decode", "products.numba_dense")
+FOR_DECODING = ("attention.numba_decode", "products.numba_dense", "sampling.numba_draws")
 """The kernels of generating token by token, likewise."""
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

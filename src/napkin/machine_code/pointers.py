@@ -56,6 +56,7 @@ u32_at = _pointer(types.uint32, _I32)
 i64_at = _pointer(types.int64, _I64)
 u64_at = _pointer(types.uint64, _I64)
 f32_at = _pointer(types.float32, ir.FloatType())
+f64_at = _pointer(types.float64, ir.DoubleType())
 
 
 def _load(builder: Any, address: Any, kind: Any) -> Any:
