@@ -301,7 +301,8 @@ def test_generation_ends_before_a_stop_token_that_was_proposed() -> None:
     prompt, greedy = prompt_of(model), Sampling(temperature=0)
     plain = ids(list(continue_prompt(model, prompt, 20, greedy)))
     stop = plain[7]
-    draws = speculate(model, prompt, 20, greedy, DraftModel(model), proposed=5, stop=stop)
+    stopping = dataclasses.replace(greedy, stop_ids=(stop,))
+    draws = speculate(model, prompt, 20, stopping, DraftModel(model), proposed=5)
     assert ids(list(draws)) == plain[: plain.index(stop)]
 
 

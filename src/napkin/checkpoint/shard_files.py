@@ -8,6 +8,7 @@ can read any boxes.
 """
 
 import contextlib
+import itertools
 import json
 import math
 import re
@@ -90,31 +91,43 @@ def copy_files_into(
     the files overlap or do not make up the whole; `stored_as` are the files' formats by name where they are not the
     targets'.
     """
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, torch.no_grad():
         stored = _open(paths, stack)
-        shapes = {name: _shape_of(name, boxes, paths[0]) for name, boxes in stored.items()}
-        for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
-            boxes, parts = stored.get(name), targets.get(name)
-            actual = "missing" if boxes is None else f"{_format_name(boxes[0].format)} {shapes[name]}"
-            if parts:
-                expected = f"{_format_name((stored_as or {}).get(name, parts[0].tensor.dtype))} {parts[0].shape}"
-            else:
-                expected = "missing" if parts is None else "not on this rank"
-            # A rank may have no part of a tensor, and then does not know its format.
-            if actual != expected and parts != []:
-                raise damaged(
-                    paths[0] if boxes is None else boxes[0].path,
-                    f"does not fit its recipe: tensor '{name}' is {actual}, the model's is {expected}",
-                )
-        with torch.no_grad():
-            for name, parts in targets.items():
-                for part in parts:
-                    for each in stored[name]:
-                        place = part.box.within(each.box)
-                        if place is not None:
-                            is_whole = part.box == each.box
-                            values = each.file.get_tensor(name) if is_whole else each.values[each.box.within(part.box)]
-                            part.tensor[place].copy_(values)
+        names = targets.keys() if among_others else targets.keys() | stored.keys()
+        _refuse_differences(sorted(names), targets, stored, stored_as or {}, paths[0])
+        for name, parts in targets.items():
+            for part, each in itertools.product(parts, stored.get(name, ())):
+                place = part.box.within(each.box)
+                if place is not None:
+                    is_whole = part.box == each.box
+                    values = each.file.get_tensor(name) if is_whole else each.values[each.box.within(part.box)]
+                    part.tensor[place].copy_(values)
+
+
+def _refuse_differences(
+    names: Sequence[str],
+    targets: Parts,
+    stored: Mapping[str, "Sequence[_StoredBox]"],
+    stored_as: Mapping[str, torch.dtype],
+    first: Path,
+) -> None:
+    """Raise CorruptFile for a tensor that the files have in another shape or format than the targets, or one of the
+    two lacks."""
+    shapes = {name: _shape_of(name, boxes, first) for name, boxes in stored.items()}
+    for name in names:
+        boxes, parts = stored.get(name), targets.get(name)
+        if parts == []:
+            # A rank that has no part of a tensor does not know its format.
+            continue
+        actual = "missing" if boxes is None else f"{_format_name(boxes[0].format)} {shapes[name]}"
+        expected = "missing"
+        if parts is not None:
+            expected = f"{_format_name(stored_as.get(name, parts[0].tensor.dtype))} {parts[0].shape}"
+        if actual != expected:
+            raise damaged(
+                first if boxes is None else boxes[0].path,
+                f"does not fit its recipe: tensor '{name}' is {actual}, the model's is {expected}",
+            )
 
 
 class _StoredBox(NamedTuple):

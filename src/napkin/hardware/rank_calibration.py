@@ -272,10 +272,10 @@ def _work() -> Callable[[], None]:
     return work
 
 
-def _typical(work: Callable[[], None], seconds: float = 8 * SECONDS_PER_POINT) -> list[float]:
+def _typical(work: Callable[[], None]) -> list[float]:
     """The median by the clock, and the fastest tenth of processor time."""
     taken: list[tuple[float, float]] = []
-    end = time.perf_counter() + seconds
+    end = time.perf_counter() + 8 * SECONDS_PER_POINT
     while time.perf_counter() < end or len(taken) < 3:
         taken.append(processor_seconds(work))
     clock, processor = zip(*taken, strict=True)

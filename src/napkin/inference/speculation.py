@@ -22,7 +22,7 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.inference.decoding_forms import choose_decoding_forms
-from napkin.inference.generation import PREFILL_CHUNK, cache_for, kept_tokens, last_logits
+from napkin.inference.generation import cache_for, kept_tokens, last_logits
 from napkin.inference.sampling import Draw, distributions, draw, inverted, told, uniform
 from napkin.inference.settings import MOST_PROPOSED, Sampling
 from napkin.model.kernel_forms import use_decoding_kernels
@@ -269,8 +269,6 @@ def speculate(
     proposer: Proposer,
     *,
     proposed: int | None = None,
-    stop: int | None = None,
-    chunk_size: int = PREFILL_CHUNK,
     meter: "SpeculationMeter | None" = None,
 ) -> Iterator[Draw]:
     """Yield up to `max_new_tokens` tokens that continue `prompt`, as `continue_prompt` does.
@@ -283,7 +281,7 @@ def speculate(
     if proposed is not None and not 0 <= proposed <= MOST_PROPOSED:
         raise NapkinError(f"{proposed} tokens are to be proposed for each pass: use 0 to {MOST_PROPOSED}")
     meter = SpeculationMeter() if meter is None else meter
-    tokens, ends = list(prompt), {*sampling.stop_ids, stop}
+    tokens, ends = list(prompt), set(sampling.stop_ids)
     target = CachedTokens(model, len(prompt) + max(max_new_tokens, 1))
     number = 0
     while number < max_new_tokens:
@@ -293,7 +291,7 @@ def speculate(
         # The prompt goes through the model by itself, so that the seconds of a pass are those of its tokens.
         proposals = proposer.propose(tokens, most if number else 0, sampling, number)
         asked = time.perf_counter()
-        logits = target.logits([*tokens, *proposals], len(proposals) + 1, chunk_size=chunk_size)
+        logits = target.logits([*tokens, *proposals], len(proposals) + 1)
         target_seconds = time.perf_counter() - asked
         first = number
         drawn = []

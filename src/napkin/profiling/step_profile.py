@@ -127,11 +127,11 @@ class StepProfile(Summary):
     ranks: tuple[dict[str, float], ...] = field(default=())
     """For each of several ranks its seconds, and its seconds in operators, in collectives and outside."""
 
-    def by(self, column: By, *, folded: bool = True) -> dict[str, Figures]:
-        """The rows summed by a column, longest first; `folded` puts modules that differ only in numbers together."""
+    def by(self, column: By) -> dict[str, Figures]:
+        """The rows summed by a column, longest first; modules that differ only in numbers are one."""
         sums: dict[str, Figures] = {}
         for row in self.rows:
-            name = named_by(row, column) if folded else getattr(row, column)
+            name = named_by(row, column)
             sums[name] = sums.get(name, Figures()) + row.figures
         return dict(sorted(sums.items(), key=lambda item: -item[1].seconds))
 

@@ -133,13 +133,10 @@ def fit_batch(
     return theta, cost
 
 
-def polish(
-    model: SumOfTerms, log_losses: Values, theta: Values, *, weights: Values | None = None, delta: float = HUBER_DELTA
-) -> Values:
+def polish(model: SumOfTerms, log_losses: Values, theta: Values, *, delta: float = HUBER_DELTA) -> Values:
     """The minimum near `theta` [coefficients], to about 10 digits, by BFGS with the exact gradient."""
     from scipy.optimize import minimize
 
-    weight = np.ones(len(log_losses)) if weights is None else weights
     _, scaled = model.with_jacobian(theta[None])
     # Scaled so that each coefficient changes the predictions about equally.
     units = 1 / np.maximum(np.sqrt(np.einsum("bnp,bnp->p", scaled, scaled)), 1e-12)
@@ -147,8 +144,8 @@ def polish(
     def objective(offset: Values) -> tuple[float, Values]:
         predicted, jacobian = model.with_jacobian((theta + offset * units)[None])
         residuals = predicted[0] - log_losses
-        slope = weight * np.clip(residuals, -delta, delta)
-        return float((weight * huber(residuals, delta)).sum()) / delta, (slope @ jacobian[0]) * units / delta
+        slope = np.clip(residuals, -delta, delta)
+        return float(huber(residuals, delta).sum()) / delta, (slope @ jacobian[0]) * units / delta
 
     result = minimize(objective, np.zeros(len(theta)), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 2000})
     return theta + result.x * units

@@ -20,7 +20,6 @@ def serve_studio(
     *,
     port: int,
     on_start: Callable[[str], None],
-    token: str | None = None,
     allow_actions: bool = False,
 ) -> None:
     """Serve the pages, with the runs below a folder, on 127.0.0.1 until SIGTERM or SIGINT; port 0 is a free one. With
@@ -30,7 +29,7 @@ def serve_studio(
     the port cannot be used.
     """
     host = "127.0.0.1"
-    token = token or secrets.token_urlsafe(24)
+    token = secrets.token_urlsafe(24)
     listening = listening_socket(host, port, backlog=_BACKLOG)
     address = f"{address_of(listening)}/?token={token}"
     try:
