@@ -2,6 +2,7 @@
 
     python benchmarks/operator_forms.py
     python benchmarks/operator_forms.py --parts products decoding --every 3
+    python benchmarks/operator_forms.py --parts blocks --every 3 --first 1   # another third, in another quiet minute
     python benchmarks/operator_forms.py --instructions avx2     # as on a processor that has no more than these
 
 For each shape a form is chosen as for a run or a model, by `napkin.hardware.form_timing`, and nothing is kept. Then it
@@ -114,11 +115,11 @@ def ratio_of(own: Callable[[], object], torchs: Callable[[], object], seconds: f
     return ratio_interval(first, second)
 
 
-def blocks(every: int) -> Iterator[Row]:
+def blocks(chosen: slice) -> Iterator[Row]:
     """Blocks of Llama's and GPT-2's kind, forward and backward."""
     for name, kind, base in (("bf16", "llama", LLAMA), ("bf16", "gpt2", GPT2), ("fp32", "llama", LLAMA)):
         precision = Precision(name, "cpu")  # pyright: ignore[reportArgumentType]
-        for d_model, length, size in BLOCKS[::every]:
+        for d_model, length, size in BLOCKS[chosen]:
             n_heads = d_model // (64 if d_model > 128 else 32)
             model = dataclasses.replace(base, d_model=d_model, n_heads=n_heads, context_length=length)
             recipe = Recipe(model=model, training=TrainingConfig(batch_size=size))
@@ -131,19 +132,19 @@ def blocks(every: int) -> Iterator[Row]:
             yield Row("blocks", f"{name} {kind} {size} × {length} × {d_model}", form, ratio)
 
 
-def products(every: int) -> Iterator[Row]:
+def products(chosen: slice) -> Iterator[Row]:
     """Few vectors by a matrix in bf16, read from memory."""
     pool = [torch.randn(2**26).to(torch.bfloat16)[None]]
-    for rows, columns in MATRICES[::every]:
+    for rows, columns in MATRICES[chosen]:
         for n in FEW_VECTORS:
             forms = forms_of_products(pool, torch.Size((rows, columns)), n)
             yield chosen_beside("products", f"bf16 {n} × {columns} × {rows}", forms, "torch", 0.02)
 
 
-def decoding(every: int) -> Iterator[Row]:
+def decoding(chosen: slice) -> Iterator[Row]:
     """Few new tokens through the blocks of a model, beside its blocks one after the other with torch's products."""
     for dtype in (torch.bfloat16, torch.float32):
-        for d_model, n_heads, n_layers in MODELS[::every]:
+        for d_model, n_heads, n_layers in MODELS[chosen]:
             config = dataclasses.replace(LLAMA, d_model=d_model, n_heads=n_heads, n_layers=n_layers)
             model = Transformer(config).eval().to(dtype)
             for n in FEW_ROWS:
@@ -153,12 +154,12 @@ def decoding(every: int) -> Iterator[Row]:
                     yield chosen_beside("decoding", shape, forms, "block by block", 0.02)
 
 
-def operators(every: int) -> Iterator[Row]:
+def operators(chosen: slice) -> Iterator[Row]:
     """The compiled operators of a step beside torch's."""
     for dtype in (torch.bfloat16, torch.float32):
         for name, (torchs, shapes) in OPERATORS_OF_STEPS.items():
             operator = OPERATORS[name]
-            for shape in shapes[::every]:
+            for shape in shapes[chosen]:
                 inputs = operator.inputs({**operator.sizes, **shape}, Draw("cpu", dtype))
                 leaves = [each for each in inputs if each.requires_grad]
 
@@ -171,11 +172,11 @@ def operators(every: int) -> Iterator[Row]:
                 yield Row("operators", f"{str(dtype)[6:]} {name} {sizes}", "compiled", ratio)
 
 
-def quantized(every: int) -> Iterator[Row]:
+def quantized(chosen: slice) -> Iterator[Row]:
     """Few vectors by integers of 8 and 4 bits, beside torch's packed operators on the same integers, read from memory.
 
     Torch's for 4 bits reads them in another order than napkin holds them."""
-    for rows, columns in MATRICES[: 17 : 2 * every]:
+    for rows, columns in MATRICES[:17:2][chosen]:
         weight = torch.randn(rows, columns) / columns**0.5
         for kind in (Int8Linear, Int4Linear):
             tensors = kind.quantized(weight)
@@ -231,6 +232,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--every", type=int, default=1, help="time every n-th shape of a part")
+    parser.add_argument("--first", type=int, default=0, help="the number of shapes of a part to leave out before that")
     parser.add_argument("--instructions", choices=INSTRUCTIONS, help="use no newer instructions than these")
     options = parser.parse_args()
     if options.instructions and not os.environ.get("NUMBA_CPU_NAME"):
@@ -250,7 +252,7 @@ def main() -> None:
     print("\n".join(lines), flush=True)
     rows: list[Row] = []
     for part in options.parts:
-        for row in PARTS[part](options.every):
+        for row in PARTS[part](slice(options.first, None, options.every)):
             rows.append(row)
             lines.append(f"| {row.part} | {row.shape} | {row.form} | {told(row.ratio)} |")
             print(lines[-1], flush=True)
