@@ -24,13 +24,12 @@ from napkin.cli import WAITING
 os.environ.update(WAITING)
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
-import torch
 
 from calculators import flops, metering, peak_bytes, speed
 from calculators.models import CASES
 from calculators.processes import available
 from napkin.units import format_bytes, format_flops, format_seconds
-from result_files import machine, write_result
+from result_files import heading, write_result
 from turns import BRACKETS, ratio_spread, spread
 
 PEERS = "accelerate calflops deepspeed fvcore llm-analysis ptflops thop torchinfo transformers".split()
@@ -43,24 +42,22 @@ def main() -> None:
     parser.add_argument("--only", choices=tuple(SECTIONS), action="append", help="one table; may be repeated")
     parser.add_argument("--quick", action="store_true", help="small models alone; nothing is written")
     given = parser.parse_args()
-    print(machine(*PEERS), flush=True)
-    lines = []
+    lines = heading("The accountant beside other calculators", packages=PEERS)
     for line in _lines(given.only or tuple(SECTIONS), quick=given.quick):
         lines.append(line)
         print(line, flush=True)
     if not given.quick:
-        write_result("accounting-cpu", lines, *PEERS)
+        write_result("accounting-cpu", lines)
 
 
 def _lines(sections: tuple[str, ...], *, quick: bool) -> Iterator[str]:
     missing = [name for name in PEERS if not available(name)]
-    yield f"# The accountant beside other calculators: {torch.get_num_threads()} threads"
     if missing:
-        yield ""
         yield f"Left out, not installed: {', '.join(missing)}."
-    for section in sections:
         yield ""
+    for section in sections:
         yield from SECTIONS[section](quick)
+        yield ""
 
 
 def _flops(quick: bool) -> Iterator[str]:

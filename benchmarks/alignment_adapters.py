@@ -13,13 +13,11 @@ Without peft and transformers, napkin's rows stand alone. The table is also writ
 
 import contextlib
 import json
-import platform
 import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ import torch
 
 from napkin.accounting.recording import record
 from napkin.chats.token_sequence import Example, TokenSequence
-from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface.convert import load_huggingface_parts, read_huggingface_config, save_huggingface
 from napkin.model.transformer import Transformer
@@ -43,7 +40,7 @@ from napkin.tuning.example_plan import count_examples
 from napkin.tuning.packing import micro_batches_of
 from napkin.tuning.sequence_step import totals_of, train_on_examples
 from napkin.units import format_bytes
-from result_files import no_options, write_result
+from result_files import heading, no_options, write_result
 from turns import BRACKETS, seconds_of, spread
 
 MODEL = ModelConfig(vocab_size=8192, context_length=512, d_model=256, n_layers=4, n_heads=4, embedding_scale=1.0)
@@ -63,6 +60,7 @@ def main() -> None:
         print(json.dumps(measured(sys.argv[1], Path(sys.argv[2]))))
         return
     no_options(__doc__)
+    head = heading("A LoRA step beside peft", BRACKETS, packages=NEEDED)
     missing = [name for name in NEEDED if find_spec(name) is None]
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -72,11 +70,6 @@ def main() -> None:
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             found[name] = json.loads(done.stdout.splitlines()[-1])
     lines = [
-        f"# A LoRA step beside peft: {detect_host().cpu_name}, {datetime.now(UTC):%Y-%m-%d %H:%M}, torch "
-        f"{torch.__version__}, Python {platform.python_version()}",
-        "",
-        BRACKETS,
-        "",
         "| who | first loss | trained | peak bytes | count | / peft | ms per step |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -91,7 +84,7 @@ def main() -> None:
     if missing:
         lines.append(f"\n{', '.join(missing)} not installed: peft is left out")
     print("\n".join(lines))
-    write_result("alignment-adapters", lines, *NEEDED)
+    write_result("alignment-adapters", [*head, *lines])
 
 
 def measured(name: str, folder: Path) -> dict[str, Any]:

@@ -6,13 +6,11 @@ python benchmarks/alignment_arrangements.py [--sequences 32] [--repeats 6]
 import argparse
 import dataclasses
 import itertools
-import platform
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from napkin.chats.token_sequence import Example, sequence_of
 from napkin.model.config import ModelConfig
@@ -24,7 +22,7 @@ from napkin.train_step.step import TrainState, build_train_state
 from napkin.tuning.example_method import SupervisedObjective
 from napkin.tuning.packing import micro_batches_of
 from napkin.tuning.sequence_step import loss_of_parts, totals_of, with_known_coefficients
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, in_turns, ratio_spread, seconds_of, spread
 
 MODEL = ModelConfig(vocab_size=2048, context_length=1024, d_model=256, n_layers=4, n_heads=4)
@@ -74,15 +72,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=6)
     options = parser.parse_args()
     lines = [
-        f"{options.sequences} sequences of 150 tokens in the middle, {platform.processor() or platform.machine()}, "
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}",
-        "",
-        BRACKETS,
-        "",
+        *heading(
+            "A supervised step with sequences padded or packed",
+            f"{options.sequences} sequences of 150 tokens in the middle. {BRACKETS}",
+        ),
         "| lengths | attention | padded | packed | packed / padded |",
         "|---|---|---|---|---|",
     ]
-    print("\n".join(lines), flush=True)
+    print("\n".join(lines[-2:]), flush=True)
     for attention in ("sdpa", "plain", "compiled"):
         train_state = train_state_of(attention)
         for name, deviation in DEVIATIONS.items():

@@ -13,15 +13,12 @@ import argparse
 import contextlib
 import json
 import logging
-import platform
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 from napkin.grading.mathematics.math_answer import math_score, number_score
-from napkin.hardware.host import detect_host
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, spread
 
 TABLES = Path(__file__).parent.parent / "tests" / "grading" / "mathematics"
@@ -101,6 +98,8 @@ def main() -> None:
     parser.add_argument("--gsm8k", type=Path, help="folder of GSM8K's files")
     parser.add_argument("--quick", action="store_true", help="every fiftieth answer")
     options = parser.parse_args()
+    note = "One process, processor time; math-verify on the first 1,000 of each."
+    head = heading("Graders of mathematical answers", f"{note} {BRACKETS}", packages=["math-verify"])
     every = slice(None, None, 50 if options.quick else 1)
     peer = math_verify()
     sets: dict[str, Pairs] = {
@@ -125,11 +124,7 @@ def main() -> None:
             print(lines[-1], flush=True)
     if peer is None:
         lines.append("\nmath-verify is not installed: pip install math-verify")
-    head = (
-        f"# Graders of mathematical answers: {detect_host().cpu_name}, {datetime.now(UTC):%Y-%m-%d}, Python "
-        f"{platform.python_version()}, one process, processor time; math-verify on the first 1,000 of each. {BRACKETS}"
-    )
-    write_result("alignment_graders", [head, "", *lines])
+    write_result("alignment-graders", [*head, *lines])
 
 
 if __name__ == "__main__":

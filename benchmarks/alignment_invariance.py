@@ -10,11 +10,9 @@ The table is also written to benchmarks/results/. It exits with 1 where a figure
 """
 
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from result_files import no_options, write_result
+from result_files import heading, no_options, write_result
 
 TESTS = Path(__file__).parent.parent / "tests"
 sys.path.insert(0, str(TESTS))
@@ -43,13 +41,11 @@ RANKS = tuple((size, strategy) for size in (2, 4) for strategy in ("ddp", "fsdp"
 def main() -> None:
     """Compute, print and keep the table."""
     no_options(__doc__)
+    head = heading("One gradient, whichever way, in fp32")
     torch.set_num_threads(1)
     on_ranks = {size: gradients_on_ranks(size) for size in (2, 4)}
     names = [*ALONE, "reversed order", *(f"{size} ranks, {strategy}" for size, strategy in RANKS)]
     lines = [
-        f"# One gradient, whichever way: fp32, {datetime.now(UTC):%Y-%m-%d %H:%M}, torch {torch.__version__}, Python "
-        f"{platform.python_version()}",
-        "",
         f"| objective | {' | '.join(names)} |",
         "|---" * (len(names) + 1) + "|",
     ]
@@ -66,7 +62,7 @@ def main() -> None:
         lines.append(f"| {name} | {' | '.join(f'{each:.0e}' for each in distances)} |")
     lines += ["", f"the largest is {largest:.1e}, the limit {LIMIT:.0e}"]
     print("\n".join(lines))
-    write_result("alignment-invariance", lines)
+    write_result("alignment-invariance", [*head, *lines])
     if not largest <= LIMIT:
         raise SystemExit(1)
 

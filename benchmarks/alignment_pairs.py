@@ -29,7 +29,7 @@ from napkin.tuning.packing import chunks_of
 from napkin.tuning.preference_method import UnpairedExamples
 from napkin.tuning.reference_scores import ReferencedExamples, ReferenceKey, read_reference_scores, reference_writer
 from napkin.units import format_bytes, format_seconds
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, spread
 
 Start = Literal["first", "second", "second, in lists"]
@@ -49,6 +49,7 @@ def main() -> None:
         path, start, objective = options.child
         print(json.dumps(started(Path(path), start, objective)))
         return
+    head = heading("Starting to tune on pairs", f"{BRACKETS} Of memory, the most of all rounds.")
     lines = [f"| pairs, {options.objective} | start | seconds | memory | mapped | files |", "|--:|---|--:|--:|--:|--:|"]
     with tempfile.TemporaryDirectory() as folder:
         for n in (options.pairs, 10 * options.pairs):
@@ -66,9 +67,8 @@ def main() -> None:
                 seconds, *sizes = zip(*rounds, strict=True)
                 cells = f"{n:,}", start, spread(seconds, format_seconds), *(format_bytes(max(each)) for each in sizes)
                 lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", f"{BRACKETS} Of memory, the most of all rounds."]
     print("\n".join(lines))
-    write_result("alignment-pairs", lines)
+    write_result("alignment-pairs", [*head, *lines])
 
 
 def write_pairs(path: Path, n: int) -> None:

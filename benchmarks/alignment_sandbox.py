@@ -11,19 +11,17 @@ The table is also written to benchmarks/results/.
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 
 from napkin.grading.reward import Reward, reward_named
-from napkin.hardware.host import detect_host, usable_cores
-from result_files import write_result
+from napkin.hardware.host import usable_cores
+from result_files import heading, write_result
 from turns import BRACKETS, Samples, spread
 
 Pairs = list[tuple[str, str]]
@@ -138,20 +136,17 @@ def main() -> None:
     if options.json:
         print(json.dumps(napkin_rates(options.seconds)))
         return
+    head = heading("Rewards that run programs", BRACKETS)
     columns = {"napkin": rounds_of(lambda: napkin_rates(options.seconds), options.rounds)}
     if options.before:
         columns["napkin before"] = rounds_of(lambda: rates_of(options.before, options.seconds), options.rounds)
     columns["an interpreter for each"] = rounds_of(lambda: plain_rates(options.seconds), options.rounds)
-    lines = [BRACKETS, "", f"| judgements per second | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    lines = [f"| judgements per second | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     lines += [
         f"| {what} | {' | '.join(shown(rates.get(what)) for rates in columns.values())} |" for what in columns["napkin"]
     ]
     print("\n".join(lines))
-    head = (
-        f"# Rewards that run programs: {detect_host().cpu_name}, {usable_cores()} cores, {datetime.now(UTC):%Y-%m-%d}, "
-        f"Python {platform.python_version()}"
-    )
-    write_result("alignment-sandbox", [head, "", *lines])
+    write_result("alignment-sandbox", [*head, *lines])
 
 
 if __name__ == "__main__":

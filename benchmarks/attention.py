@@ -10,18 +10,15 @@ is also written to benchmarks/results/.
 """
 
 import argparse
-import os
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import torch
 from torch import Tensor
 
-from napkin.hardware.host import cpu_name
 from napkin.kernels.attention.by_rows import compiled_attention
 from napkin.kernels.attention.reference import causal_mask, fused_attention, plain_attention
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, fastest, ratio_spread, spread
 
 FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -41,16 +38,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     lines = [
-        f"# Attention on a CPU: {cpu_name()}, {options.threads} threads, {datetime.now(UTC):%Y-%m-%d %H:%M}, torch "
-        f"{torch.__version__}, load before: {os.getloadavg()[0]:.1f}",
-        "",
-        f"ms of the forward and the backward pass, {options.tokens} tokens, {options.n_heads} heads of "
-        f"{options.head_dim}, causal. {BRACKETS}",
-        "",
+        *heading(
+            "Attention on a CPU",
+            f"ms of the forward and the backward pass, {options.tokens} tokens, {options.n_heads} heads of "
+            f"{options.head_dim}, causal. {BRACKETS}",
+        ),
         "| format | length | plain | sdpa | compiled | better of both / compiled |",
         "|---|---|---|---|---|---|",
     ]
-    print("\n".join(lines), flush=True)
+    print("\n".join(lines[-2:]), flush=True)
     for name in options.formats:
         for length in options.lengths:
             seconds = _seconds(FORMATS[name], length, options)

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from napkin.cli import WAITING
-from napkin.hardware.host import cpu_name, usable_cores
-from result_files import write_result
+from napkin.hardware.host import usable_cores
+from result_files import heading, write_result
 
 PLAN = """
 import json, sys
@@ -88,6 +88,10 @@ def main() -> None:
     parser.add_argument("--recipes", type=int, default=10)
     parser.add_argument("--demos", type=int, default=0, help="runs of the demo beside the spinning processes")
     options = parser.parse_args()
+    head = heading(
+        "Plans on a busy machine",
+        f"A spinning process on each of {usable_cores()} cores. Ratios are of two plans, which are made once each.",
+    )
     numbers = range(options.recipes)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -97,8 +101,7 @@ def main() -> None:
             demos = [demo(place / f"demo-{number}", place / "busy") for number in range(options.demos)]
         beside = statistics.mean(each["others"] for each in quiet)
         lines = [
-            f"# Plans on a busy machine: {cpu_name()}, {usable_cores()} cores, a spinning process on each; while it "
-            f"was quiet, other processes used {beside:.2f} cores",
+            f"While it was quiet, other processes used {beside:.2f} cores.",
             "",
             "| recipe | measured quiet ms | planned quiet | planned busy | busy over quiet | others, cores | said so |",
             "|---|---|---|---|---|---|---|",
@@ -118,7 +121,7 @@ def main() -> None:
             without = "–" if alone is None else f"{1e3 * alone:.1f} ms"
             lines.append(f"- demo {number}: planned {1e3 * count:.1f} ms, metered {1e3 * clock:.1f}, alone {without}")
     print("\n".join(lines))
-    write_result("busy-calibration", lines)
+    write_result("busy-calibration", [*head, *lines])
 
 
 if __name__ == "__main__":

@@ -24,9 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
-from result_files import existing, machine, write_result
+from result_files import existing, heading, write_result
 
 PUBLISHED = Path(__file__).parent / "published_program_memory.csv"
 SECONDS = 3000
@@ -40,6 +38,11 @@ def main() -> None:
     parser.add_argument("--answers", type=Path, help="a folder for the answers of rehearsals")
     parser.add_argument("--write", action="store_true", help="keep the table in results/")
     given = parser.parse_args()
+    head = heading(
+        "Compiled scripts, rehearsed unedited, beside their logs",
+        "Rank 0 of 8 × H100; MiB. 'Seen' are programs whose figures were looked at while counting of compiled programs "
+        "was built; no constant was fitted to any.",
+    )
     logs: dict[str, list[dict[str, str]]] = {}
     for row in csv.DictReader(PUBLISHED.open(encoding="utf-8")):
         if given.only in row["script"]:
@@ -49,9 +52,9 @@ def main() -> None:
         answers.mkdir(exist_ok=True)
         rows = {name: (found, answer_of(given.programs / name, found[0], answers)) for name, found in logs.items()}
     lines = table(rows)
-    print("\n".join([machine(), "", *lines]))
+    print("\n".join(lines))
     if given.write:
-        write_result("compiled-programs", lines)
+        write_result("compiled-programs", [*head, *lines])
 
 
 def answer_of(script: Path, row: dict[str, str], answers: Path) -> dict[str, Any]:
@@ -83,11 +86,6 @@ def variables_of(row: dict[str, str]) -> dict[str, str]:
 def table(rows: dict[str, tuple[list[dict[str, str]], dict[str, Any]]]) -> list[str]:
     """A line for each log, and what the errors come to."""
     lines = [
-        "# Compiled scripts, rehearsed unedited, beside their logs",
-        "",
-        f"torch {torch.__version__}; rank 0 of 8 × H100; MiB. 'Seen' are programs whose figures were looked at while "
-        "counting of compiled programs was built; no constant was fitted to any.",
-        "",
         "| script | log | seen | allocated | rehearsed | error | reserved | rehearsed | error | CPU s | GB here |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]

@@ -20,7 +20,7 @@ from functools import partial
 from napkin.data import Document, read_documents, standard_library
 from napkin.evaluation.contamination import find_contamination
 from napkin.evaluation.tasks import Item, read_task
-from result_files import existing, machine
+from result_files import existing, heading
 from turns import BRACKETS, in_turns, seconds_of, spread
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--planted", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=6, help="times the text is searched, for the speed")
     options = parser.parse_args()
-    print(machine(), flush=True)
+    heading("Planted copies of a task's items, found in a training text")
     items = read_task(options.task).items
     if options.planted >= len(items):
         parser.error(f"--planted {options.planted}: the task has {len(items):,} items, some must not be planted")

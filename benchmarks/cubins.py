@@ -25,7 +25,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -33,7 +32,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from result_files import machine, needs, write_result
+from result_files import heading, needs, write_result
 
 try:
     import triton
@@ -126,17 +125,17 @@ def main() -> int:
     parser.add_argument("--for", nargs="+", default=list(PROCESSORS), choices=PROCESSORS, dest="architectures")
     parser.add_argument("--show", action="store_true", help="print only, keep no file")
     options = parser.parse_args()
-    print(machine(), flush=True)
     lines = [
-        f"# Triton {triton.__version__} kernels compiled ahead: {datetime.now(UTC):%Y-%m-%d}",
-        "",
-        f"{BATCH} × {LENGTH} tokens; attention of {HEADS} query and {KV_HEADS} key heads; rows of {WIDTH}; "
-        f"vocabulary {VOCAB_SIZE}; {EXPERTS} experts of {D_EXPERT}. Spilled bytes are per thread.",
-        "",
+        *heading(
+            "Triton's kernels compiled ahead",
+            f"{BATCH} × {LENGTH} tokens; attention of {HEADS} query and {KV_HEADS} key heads; rows of {WIDTH}; "
+            f"vocabulary {VOCAB_SIZE}; {EXPERTS} experts of {D_EXPERT}. Spilled bytes are per thread.",
+            packages=["triton"],
+        ),
         "| case | kernel | for | registers | shared KiB | spilled | occupancy | planned µs | measured µs |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    print("\n".join(lines), flush=True)
+    print("\n".join(lines[-2:]), flush=True)
     spills = exceeds = False
     for case, (run, flops) in cases().items():
         if options.only not in case:

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from result_files import machine
+from result_files import heading
 from turns import BRACKETS, ratio_spread, spread
 
 FOLDERS = ("/usr/share/doc", "/usr/share/man", str(Path(os.__file__).parent))
@@ -285,7 +285,7 @@ def main() -> None:
     if options.child:
         print(json.dumps(globals()[options.child[0]](options.child[1])))
         return
-    print(f"{machine()}\n{BRACKETS}", flush=True)
+    heading("Deduplication beside its peers, one core", BRACKETS)
     if options.growth:
         print("| generated MB | s | MB/s | peak MB |\n|---:|---:|---:|---:|")
         for megabytes in options.growth:

@@ -30,7 +30,7 @@ from napkin.extraction.compiled import fields as f
 from napkin.extraction.html_page import NAMES, block_features
 from napkin.extraction.page_metadata import decode_page
 from napkin.extraction.rendering import page_tables
-from result_files import existing, machine
+from result_files import existing, heading
 from turns import BRACKETS, spread
 
 _WORD = re.compile(r"\w+")
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("folder", type=existing)
     parser.add_argument("--fit", action="store_true")
     arguments = parser.parse_args()
-    print(f"{machine()}\n{BRACKETS}", flush=True)
+    heading("HTML to text beside its peers, one core", BRACKETS)
     truth = json.loads((arguments.folder / "ground-truth.json").read_text())
     pages = {key: gzip.decompress((arguments.folder / "html" / f"{key}.html.gz").read_bytes()) for key in sorted(truth)}
     texts = {key: truth[key]["articleBody"] for key in pages}

@@ -24,7 +24,7 @@ from napkin.curation import Dropped, Record
 from napkin.curation.filters import C4, FineWeb, Gopher, GopherRepetition, PersonalData
 from napkin.curation.filters.compiled import FILTERS
 from napkin.curation.filters.document_counts import MODULES
-from result_files import existing, machine
+from result_files import existing, heading
 from turns import BRACKETS, ratio_spread, seconds_of, spread
 
 MAX_CHARACTERS = 100_000
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=20.0)
     parser.add_argument("--peer-megabytes", type=float, default=2.0, help="for datatrove, spread over the documents")
     options = parser.parse_args()
-    print(f"{machine()}\n{BRACKETS}", flush=True)
+    heading("Rules of quality beside datatrove's, one core", BRACKETS)
     texts = gather(options.paths, options.megabytes * 1e6)
     every = max(1, round(options.megabytes / options.peer_megabytes))
     sample = texts[::every]

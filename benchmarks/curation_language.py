@@ -21,7 +21,7 @@ from typing import Any
 
 from napkin.languages import packaged_classifier, reliability
 from napkin.languages.classifier import load_classifier
-from result_files import existing, machine
+from result_files import existing, heading
 from turns import BRACKETS, ratio_spread, seconds_of, spread
 
 PARTS = 6
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("archive", type=existing, help="udhr2.zip")
     parser.add_argument("--classifier", help="a file of `napkin data train-languages` instead of the package's")
     options = parser.parse_args()
-    print(f"{machine()}\n{BRACKETS}", flush=True)
+    heading("The language of one sentence beside other identifiers", BRACKETS)
     classifier = load_classifier(options.classifier) if options.classifier else packaged_classifier()
     texts = sentences(options.archive, classifier.languages)[1::2]
     languages = sorted({language for language, _ in texts})

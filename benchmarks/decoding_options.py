@@ -29,7 +29,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.kernel_forms import use_decoding_kernels
 from napkin.model.quantized import quantize_model
 from napkin.model.transformer import Transformer
-from result_files import machine
+from result_files import heading
 from turns import BRACKETS, in_turns, ratio_spread, spread
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"{machine()}; {options.threads} threads\n{BRACKETS}", flush=True)
+    heading("What quantized weights and proposals gain in decoding", BRACKETS)
     if options.only != "lookup":
         quantized(options.rounds)
     if options.only != "quantized":

@@ -9,12 +9,10 @@ there from the start. A third column runs the engine one request at a time: what
 
 import argparse
 import dataclasses
-import platform
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from importlib.util import find_spec
 
 import torch
@@ -22,7 +20,7 @@ import torch
 from napkin.inference import Engine, Request, Sampling
 from napkin.model import preset
 from napkin.model.transformer import Transformer
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, ratio_spread, spread
 
 VOCABULARY = 50257
@@ -95,11 +93,13 @@ def main(number: int, layers: int, rounds: int) -> None:
     tokens = sum(request.max_new_tokens for request in asked)
     config = dataclasses.replace(preset("gpt2"), n_layers=layers)
     model = Transformer(config, dtype=torch.bfloat16)
-    threads, theirs = torch.get_num_threads(), find_spec("transformers") is not None
+    theirs = find_spec("transformers") is not None
     lines = [
-        f"{number} requests, {tokens:,} tokens, {layers} layers, {platform.machine()}, {threads} threads, "
-        f"torch {torch.__version__}, {datetime.now(UTC):%Y-%m-%d}. {BRACKETS}",
-        "",
+        *heading(
+            "Many requests, 16 at a time, beside transformers",
+            f"{number} requests, {tokens:,} tokens, {layers} layers of GPT-2's width. {BRACKETS}",
+            packages=["transformers"],
+        ),
         "| who | tokens/s | × the first row | first token, s | its 95th percentile, s |",
         "|---|---|---|---|---|",
     ]
@@ -116,7 +116,7 @@ def main(number: int, layers: int, rounds: int) -> None:
             print(f"round {turn + 1}: {name}, {found[name][-1][0]:.1f} s", flush=True)
     baseline = [seconds for seconds, _ in next(iter(found.values()))]
     lines += [line(name, each, baseline, tokens) for name, each in found.items()]
-    print("\n" + "\n".join(lines))
+    print("\n".join(["", *lines[-len(found) - 2 :]]))
     write_result("engine", lines)
 
 

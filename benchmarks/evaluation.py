@@ -15,14 +15,12 @@ The table is also written to benchmarks/results/.
 
 import argparse
 import contextlib
-import platform
 import random
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +36,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.huggingface import save_huggingface
 from napkin.model.transformer import Transformer
 from napkin.tokenizer import train_bpe
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, in_turns, ratio_spread, spread
 
 SHOTS = 5
@@ -151,17 +149,13 @@ def main() -> None:
     for package in ("lm_eval", "transformers", "tenacity"):
         if find_spec(package) is None:
             parser.error(f"{package} is not installed: pip install lm_eval[hf,api]")
-    import lm_eval  # pyright: ignore[reportMissingImports]
-    import transformers  # pyright: ignore[reportMissingImports]
-
-    host, now = detect_host(), datetime.now(UTC)
+    torch.set_num_threads(options.threads)
+    head = heading(
+        "Log-likelihoods beside lm-evaluation-harness",
+        f"fp32; seconds by the {options.clock} clock. {BRACKETS}",
+        packages=["lm_eval", "transformers"],
+    )
     lines = [
-        f"# Log-likelihoods: {host.cpu_name}, {options.threads} threads, {options.clock} clock, {now:%Y-%m-%d}, torch "
-        f"{torch.__version__}, lm_eval {lm_eval.__version__}, transformers {transformers.__version__}, Python "
-        f"{platform.python_version()}; fp32",
-        "",
-        BRACKETS,
-        "",
         "| items | by | seconds | × | largest difference, nats | from fp64, 50 items | other choices |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -202,7 +196,7 @@ def main() -> None:
                 )
             print("\n".join(lines[-3:]), flush=True)
     print("\n".join(lines), flush=True)
-    write_result("evaluation", lines)
+    write_result("evaluation", [*head, *lines])
 
 
 if __name__ == "__main__":

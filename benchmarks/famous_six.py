@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from napkin.accounting.rules import training_flops_rule
 from published_gpu_hours import active_parameters, planned_hours
 from published_recipes import PublishedRun, foundry_row, read_rows
-from result_files import no_options, write_result
+from result_files import heading, no_options, write_result
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ def compared(name: str, row: Mapping[str, str]) -> Compared:
 
 def main() -> None:
     no_options(__doc__)
+    head = heading("Six well-known training runs beside what was published")
     hours = {row["model"]: row for row in read_rows("published_gpu_hours.csv")}
     foundry = next(
         row
@@ -88,7 +89,7 @@ def main() -> None:
         sizes = [abs(value) for value in values]
         lines.append(f"| {name} | {statistics.median(sizes):.0%} | {max(sizes):.0%} |")
     print("\n".join(lines[-5:]))
-    write_result("famous-six", lines)
+    write_result("famous-six", [*head, *lines])
 
 
 if __name__ == "__main__":

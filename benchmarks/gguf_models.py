@@ -123,9 +123,10 @@ class Worker:
 
 def compare_speed(path: Path, threads: int, rounds: int, tokens: int, llama: str | None) -> None:
     # The Python of llama.cpp may lack what napkin needs.
-    from result_files import machine
+    from result_files import heading
     from turns import BRACKETS, ratio_spread, spread
 
+    heading(f"Generation from {path.name}", f"{threads} threads, {rounds} rounds of {tokens} tokens. {BRACKETS}")
     pythons = {
         "napkin": sys.executable,
         "llama.cpp": llama,
@@ -136,8 +137,7 @@ def compare_speed(path: Path, threads: int, rounds: int, tokens: int, llama: str
     for _ in range(rounds):
         for worker in workers:
             taken[worker.library].append(worker.seconds(tokens))
-    print(f"{path.name}, {threads} threads, {rounds} rounds of {tokens} tokens; {machine()}")
-    print(f"{BRACKETS}\n\n| who | tokens/s | processor ms/token | MB resident | napkin is | by processor |")
+    print("| who | tokens/s | processor ms/token | MB resident | napkin is | by processor |")
     print("|---|---|---|---|---|---|")
     for worker in workers:
         of, ours = taken[worker.library], taken["napkin"]

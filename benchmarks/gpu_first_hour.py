@@ -27,7 +27,7 @@ import msgspec
 import torch
 
 from napkin.files import atomic_write_text
-from result_files import write_result
+from result_files import heading, write_result
 
 ROOT = Path(__file__).parent.parent
 LINES_OF_A_FAILURE = 12
@@ -104,9 +104,9 @@ def command(step: Step, device: str) -> list[str]:
     return [*step.arguments, *((step.on_cpu or ()) if device == "cpu" else ())]
 
 
-def report(found: dict[str, Found], device: str, heading: list[str]) -> list[str]:
-    """Return the lines of the report: machine, outcomes, failures with the command that repeats each, speeds."""
-    lines = [*heading, "", "| layer | step | outcome | seconds |", "|---|---|---|---|"]
+def report(found: dict[str, Found], device: str) -> list[str]:
+    """Return the lines of the report: outcomes, failures with the command that repeats each, speeds."""
+    lines = ["| layer | step | outcome | seconds |", "|---|---|---|---|"]
     for step in STEPS:
         each = found[step.name]
         lines.append(f"| {step.layer} | {step.name} | {each.outcome} | {each.seconds:.0f} |")
@@ -132,9 +132,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU that torch can use: --device cpu shows that the steps run")
-    heading = heading_of(options.device, "The first hour")
+    machine = machine_of(options.device)
+    head = heading(f"The first hour on {machine.name}", machine.versions)
     file = ROOT / "first-hour" / f"{options.device}.json"
-    passed = {} if options.again else kept(file, heading)
+    passed = {} if options.again else kept(file, machine)
     end = time.monotonic() + 60 * options.minutes
     found: dict[str, Found] = {}
     for step in STEPS:
@@ -147,15 +148,23 @@ def main() -> int:
             print(f"{step.layer}: {step.name} …", flush=True)
             found[step.name] = run(step, options.device, left)
             print(f"    {found[step.name].outcome} after {found[step.name].seconds:.0f} s", flush=True)
-        keep(file, heading, passed | found)
-    lines = report(found, options.device, heading)
+        keep(file, machine, passed | found)
+    lines = report(found, options.device)
     print("\n".join(lines))
-    write_result(f"gpu-first-hour-{options.device}", lines)
+    write_result(f"gpu-first-hour-{options.device}", [*head, *lines])
     return int(any(each.outcome in ("failed", "too long") for each in found.values()))
 
 
-def heading_of(device: str, title: str) -> list[str]:
-    """Return the device, its driver, versions and the commit, as the first lines of a report."""
+class Machine(msgspec.Struct, frozen=True):
+    """What steps have passed on: the device with its driver, versions with the commit, and the day."""
+
+    name: str
+    versions: str
+    day: str
+
+
+def machine_of(device: str) -> Machine:
+    """Return the device, its driver, versions and the commit."""
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
@@ -163,7 +172,7 @@ def heading_of(device: str, title: str) -> list[str]:
     else:
         name = "the CPU, in place of a GPU"
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, commit {commit.stdout.strip()}"
-    return [f"# {title} on {name}", "", f"{versions}, {datetime.now(UTC):%Y-%m-%d}"]
+    return Machine(name, versions, f"{datetime.now(UTC):%Y-%m-%d}")
 
 
 def _driver() -> str:
@@ -174,11 +183,11 @@ def _driver() -> str:
         return "driver unknown"
 
 
-def kept(path: Path, heading: list[str]) -> dict[str, Found]:
+def kept(path: Path, machine: Machine) -> dict[str, Found]:
     """Return what has passed on this machine, with these versions, on this commit and day."""
     try:
         raw = json.loads(path.read_bytes())
-        if raw["heading"] != heading:
+        if msgspec.convert(raw["machine"], Machine) != machine:
             return {}
         return {
             name: each
@@ -189,10 +198,10 @@ def kept(path: Path, heading: list[str]) -> dict[str, Found]:
         return {}
 
 
-def keep(path: Path, heading: list[str], found: dict[str, Found]) -> None:
-    """Keep what was found beside its heading."""
+def keep(path: Path, machine: Machine, found: dict[str, Found]) -> None:
+    """Keep what was found beside the machine."""
     path.parent.mkdir(exist_ok=True)
-    atomic_write_text(path, json.dumps({"heading": heading, "found": msgspec.to_builtins(found)}), overwrite=True)
+    atomic_write_text(path, json.dumps(msgspec.to_builtins({"machine": machine, "found": found})), overwrite=True)
 
 
 if __name__ == "__main__":

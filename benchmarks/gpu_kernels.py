@@ -17,7 +17,6 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Any
 
@@ -36,7 +35,7 @@ from napkin.kernels import (
 )
 from napkin.kernels.attention.flash import flash_attention
 from napkin.kernels.operators import is_interpreted
-from result_files import write_result
+from result_files import heading, write_result
 
 Function = Callable[..., Tensor]
 LARGE = {"tokens": 8192, "length": 4096, "heads": 16, "width": 2048, "vocab_size": 50304}
@@ -64,12 +63,11 @@ def main() -> int:
     device = "cpu" if is_interpreted() else "cuda"
     name = "Triton's interpreter" if device == "cpu" else torch.cuda.get_device_name()
     lines = [
-        f"# Triton kernels on {name}: {datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}",
-        "",
+        *heading(f"Triton kernels on {name}", packages=["triton"]),
         "| operator | dtype | error | torch's | forward ms | both ms | beside | its forward ms | its both ms | × |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    print("\n".join(lines), flush=True)
+    print("\n".join(lines[-2:]), flush=True)
     wrong = False
     dtypes = [torch.float32, torch.float16] + ([] if device == "cpu" else [torch.bfloat16])
     for dtype in dtypes:

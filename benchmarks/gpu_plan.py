@@ -12,11 +12,9 @@ first step on, each over what count says. `--device cpu` runs the same on a CPU,
 import argparse
 import gc
 import itertools
-import platform
 import statistics
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import torch
 
@@ -28,7 +26,7 @@ from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
-from result_files import write_result
+from result_files import heading, write_result
 
 TIMED_STEPS = 10
 
@@ -134,15 +132,14 @@ def main() -> None:
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU that torch can use: --device cpu shows that the code runs")
     lines = [
-        f"# Plan against meter: {ThisMachine(device=device).device_name}, {datetime.now(UTC):%Y-%m-%d}, torch "
-        f"{torch.__version__}, Python {platform.python_version()}",
-        "",
-        "Each figure is meter/count. H is heads/key-value heads, B batch/micro-batches.",
-        "",
+        *heading(
+            f"Plan against meter on {ThisMachine(device=device).device_name}",
+            "Each figure is meter/count. H is heads/key-value heads, B batch/micro-batches.",
+        ),
         "| shape | FLOPs | peak bytes allocated | bytes reserved | seconds | MFU |",
         "|---|---|---|---|---|---|",
     ]
-    print("\n".join(lines), flush=True)
+    print("\n".join(lines[-2:]), flush=True)
     found = []
     for recipe in recipes(device):
         c = compare(recipe)

@@ -22,9 +22,9 @@ from importlib.util import find_spec
 import msgspec
 import torch
 
-from gpu_first_hour import ROOT, Found, Step, heading_of, keep, kept, run
+from gpu_first_hour import ROOT, Found, Step, keep, kept, machine_of, run
 from gpu_speed_cases import CASES, Result, measure
-from result_files import write_result
+from result_files import heading, write_result
 
 PEERS = ("torchtitan", "nanochat", "vllm")
 MINUTES = 8.0
@@ -82,9 +82,10 @@ def main() -> int:
     if options.case:
         print(json.dumps(msgspec.to_builtins(measure(options.case, options.who, tiny=options.dry_run, device=device))))
         return 0
-    heading = heading_of(device, "Speeds")
+    machine = machine_of(device)
+    head = heading(f"Speeds on {machine.name}", machine.versions)
     file = ROOT / "first-hour" / f"speed-{device}.json"
-    passed = {} if options.again else kept(file, heading)
+    passed = {} if options.again else kept(file, machine)
     end = time.monotonic() + 60 * options.minutes
     found: dict[tuple[str, str], Found] = {}
     for step in (each for each in steps(tiny=options.dry_run) if options.only in each.layer):
@@ -98,11 +99,11 @@ def main() -> int:
             each = run(step, device, left)
             print(f"    {each.outcome} after {each.seconds:.0f} s", flush=True)
         found[step.layer, step.name] = passed[name] = each
-        keep(file, heading, passed)
-    lines = [*heading, "", *table(found)]
+        keep(file, machine, passed)
+    lines = table(found)
     print("\n".join(lines))
     if not options.dry_run:
-        write_result("gpu-speed", lines)
+        write_result("gpu-speed", [*head, *lines])
     return int(any(each.outcome in ("failed", "too long") for each in found.values()))
 
 

@@ -14,11 +14,9 @@ peak where napkin knows the device, and is the median of the timed steps. Peak i
 
 import argparse
 import gc
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -38,7 +36,7 @@ from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes, format_count
 from plain_models import PlainGPT2
-from result_files import write_result
+from result_files import heading, write_result
 
 WARM_UP, TIMED = 5, 20
 SIZES = {"124M": (12, 768, 12), "350M": (24, 1024, 16), "1.3B": (24, 2048, 16)}
@@ -57,15 +55,16 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU that torch can use: --tiny --device cpu shows that the code runs")
-    name, now = ThisMachine(device=options.device).device_name, datetime.now(UTC)
     lines = [
-        f"# Training on {name}: {now:%Y-%m-%d}, torch {torch.__version__}, CUDA {torch.version.cuda}, "
-        f"Python {platform.python_version()}",
-        "",
+        *heading(
+            f"Training on {ThisMachine(device=options.device).device_name}",
+            f"CUDA {torch.version.cuda}.",
+            packages=["transformers"],
+        ),
         "| model | who | micro-batch | tokens/s | MFU | peak bytes | peak by plan | meter/plan |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    print("\n".join(lines), flush=True)
+    print("\n".join(lines[-2:]), flush=True)
     for size, shape in (TINY if options.tiny else SIZES).items():
         for line in compare(size, shape, options):
             lines.append(line)

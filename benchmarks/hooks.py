@@ -12,7 +12,7 @@ import time
 import torch
 
 import napkin
-from result_files import machine
+from result_files import heading
 from turns import BRACKETS, ratio_spread, spread
 
 
@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=60)
     given = parser.parse_args()
+    heading("What napkin.watch costs a step", BRACKETS)
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(given.width, 8, 4 * given.width, 0.0, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -46,8 +47,7 @@ def main() -> None:
     pairs = list(zip(seconds["alone"], seconds["watched"], strict=True))[8:]
     alone, with_it = zip(*pairs, strict=True)
     ms = [spread([1e3 * each for each in side], "{:.1f}".format) for side in (alone, with_it)]
-    print(f"{machine()}; {torch.get_num_threads()} threads, {len(pairs)} pairs")
-    print(f"{BRACKETS}\nalone {ms[0]} ms per step, watched {ms[1]} ms per step")
+    print(f"{len(pairs)} pairs of steps: alone {ms[0]} ms per step, watched {ms[1]} ms per step")
     print(f"watched / alone {ratio_spread(with_it, alone, '{:.4f}'.format)}")
 
 

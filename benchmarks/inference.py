@@ -14,10 +14,8 @@ The table is also written to benchmarks/results/.
 """
 
 import argparse
-import platform
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -34,7 +32,7 @@ from napkin.model.kernel_forms import use_decoding_kernels
 from napkin.model.quantized import Format, quantize_model
 from napkin.model.transformer import Transformer
 from napkin.tensors import on_huge_pages
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, Samples, fastest, in_turns, ratio_spread, seconds_of, spread
 
 GPT2 = ModelConfig(
@@ -138,13 +136,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     clock = time.perf_counter if options.clock == "wall" else time.process_time
     model = prepared(Transformer(GPT2, dtype=torch.bfloat16).eval())
-    host, now = detect_host(), datetime.now(UTC)
+    head = heading("Inference", f"Seconds by the {options.clock} clock. {BRACKETS}", packages=["transformers"])
     lines = [
-        f"# Inference: {host.cpu_name}, {options.threads} threads, {options.clock} clock, {now:%Y-%m-%d}, torch "
-        f"{torch.__version__}, Python {platform.python_version()}",
-        "",
-        BRACKETS,
-        "",
         "| what | ms | per second | best streaming / it | it / one token of bf16 |",
         "|---|---|---|---|---|",
     ]
@@ -168,7 +161,7 @@ def main() -> None:
         found = f"{spread(together)} s, each alone {spread(alone)} s: {ratio_spread(alone, together)} ×"
         lines += ["", f"4 continuations of 900 tokens: {found}"]
     print("\n".join(lines), flush=True)
-    write_result("inference", lines)
+    write_result("inference", [*head, *lines])
 
 
 if __name__ == "__main__":

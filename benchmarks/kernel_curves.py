@@ -11,24 +11,19 @@ The table is also written to benchmarks/results/.
 """
 
 import argparse
-import os
-import platform
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 
-import torch
 from torch import Tensor
 
 from curves_in_turns import LAST, Curve, state_of, train_in_turns
 from library_text import library_text
 from napkin.data.batches import Batches
 from napkin.data.token_file import TokenFile
-from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
 from napkin.train_step.step import TrainState
-from result_files import write_result
+from result_files import heading, write_result
 
 LLAMA = ModelConfig(2048, 128, d_model=128, n_layers=2, n_heads=4, n_kv_heads=2)
 ARCHITECTURES = {
@@ -50,15 +45,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--only", choices=ARCHITECTURES, default=None)
     options = parser.parse_args()
-    host, load = detect_host(), os.getloadavg()[0]
-    lines = [
-        f"# Compiled kernels over {options.steps} steps: {host.cpu_name}, {torch.get_num_threads()} threads, "
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M}, torch {torch.__version__}, Python {platform.python_version()}, load "
-        f"before: {load:.1f}",
-        "",
+    head = heading(
+        f"Compiled kernels over {options.steps} steps",
         f"2 layers, d 128, context 128, batch {options.batch_size}, vocabulary 2,048, bf16, attention compiled too; "
         f"loss in nats per token, means of {LAST} steps; differences relative to the plain form's loss.",
-        "",
+    )
+    lines = [
         "| architecture | plain, last steps | compiled, last steps | largest difference of a step | of a mean of "
         f"{LAST} | of a mean, plain in two micro-batches |",
         "|---|---|---|---|---|---|",
@@ -73,7 +65,7 @@ def main() -> None:
             f"{farthest(means(plain), means(divided)):.2%} |"
         )
     print("\n".join(lines))
-    write_result("kernel-curves", lines)
+    write_result("kernel-curves", [*head, *lines])
 
 
 def states_of(model: ModelConfig, options: argparse.Namespace) -> dict[str, TrainState]:

@@ -38,7 +38,7 @@ from napkin.hardware.kernel_curves import (
     kernel_curves,
     product_curve,
 )
-from result_files import existing, write_result
+from result_files import existing, heading, write_result
 
 TABLE = Path(__file__).parents[1] / "src" / "napkin" / "hardware" / "kernel_curves.toml"
 ROWS = 1100
@@ -385,6 +385,7 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="fit the constants and write them")
     parser.add_argument("--transfer", action="store_true", help="one generation's curves on the other's devices")
     arguments = parser.parse_args()
+    head = heading("Seconds of single kernels, by curves beside tables of AIConfigurator")
     measured = read_measured(arguments.measured)
     if arguments.fit:
         known = kernel_curves()
@@ -394,7 +395,7 @@ def main() -> None:
     lines = transferred(measured) if arguments.transfer else table(measured)
     print("\n".join(lines))
     if not arguments.transfer:
-        write_result("kernel-seconds", lines)
+        write_result("kernel-seconds", [*head, *lines])
 
 
 if __name__ == "__main__":

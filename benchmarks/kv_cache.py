@@ -23,7 +23,7 @@ from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.units import format_bytes
-from result_files import machine
+from result_files import heading
 from turns import BRACKETS, in_turns, ratio_spread, spread
 
 FORMATS: tuple[KVFormat, ...] = ("auto", "int8")
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"{machine()}; {options.threads} threads\n{BRACKETS}", flush=True)
+    heading("What keys and values in int8 cost and gain", BRACKETS)
     cost(options.seconds, options.texts)
     gain(options.rounds, options.shapes)
 

@@ -9,13 +9,11 @@ The table is also written to benchmarks/results/.
 """
 
 import argparse
-from datetime import UTC, datetime
 from pathlib import Path
 
 from library_text import library_text
 from napkin.cli import main as napkin
 from napkin.files import cache_folder
-from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
@@ -27,7 +25,7 @@ from napkin.scaling.ladder import predict, read_ladder
 from napkin.scaling.law_fit import fit_law
 from napkin.scaling.observations import read_run_observations
 from napkin.units import format_flops, format_seconds
-from result_files import write_result
+from result_files import heading, write_result
 
 LAWS = ("chinchilla", "gadre", "kaplan", "kaplan-c")
 
@@ -41,6 +39,7 @@ def main() -> None:
     parser.add_argument("--level-factor", type=float, default=2.5)
     parser.add_argument("--only-ladder", action="store_true", help="leave the large run out")
     options = parser.parse_args()
+    head = heading("A ladder of runs, and the run that it predicts", f"Runs on {options.threads} threads.")
     folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     recipe, ladder, large = folder / "recipe.toml", folder / "ladder", folder / "large"
@@ -57,7 +56,7 @@ def main() -> None:
     if options.only_ladder:
         return
     _call(*(("resume", str(large)) if is_run(large) else ("train", str(ladder / "next.toml"), "--run", str(large))))
-    _write(ladder, large, options.threads)
+    write_result("ladder", [*head, *table(ladder, large)])
 
 
 def _print_laws(ladder: Path) -> None:
@@ -72,7 +71,8 @@ def _print_laws(ladder: Path) -> None:
         print(f"{law}: {loss.estimate:.4f}, {loss.low:.4f} to {loss.high:.4f}, scatter {found.rms:.2%} of {len(runs)}")
 
 
-def _write(ladder: Path, large: Path, threads: int) -> None:
+def table(ladder: Path, large: Path) -> list[str]:
+    """A row for each run, and the prediction beside what was measured; also printed."""
     runs = [read_run(path.parent, training=False).summary for path in sorted(ladder.glob("*/recipe.toml"))]
     found = read_run(large, training=False).summary
     predicted = predict(read_law(ladder / "law.json"), read_recipe(ladder / "next.toml"))
@@ -81,10 +81,6 @@ def _write(ladder: Path, large: Path, threads: int) -> None:
     inside = "inside" if measured in loss else "outside"
     largest = max(run.flops or 0.0 for run in runs)
     lines = [
-        f"# {detect_host().cpu_name}, {threads} threads",
-        "",
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "",
         "| run | FLOPs | validation loss | seconds |",
         "| --- | ---: | ---: | ---: |",
         *(
@@ -98,7 +94,7 @@ def _write(ladder: Path, large: Path, threads: int) -> None:
         f"{inside} the interval.",
     ]
     print("\n".join(lines))
-    write_result("ladder", lines)
+    return lines
 
 
 def _call(*command: str) -> None:

@@ -11,7 +11,6 @@ The table is also written to benchmarks/results/.
 
 import argparse
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ import numpy as np
 from napkin.cli import main as napkin
 from napkin.errors import NapkinError
 from napkin.files import cache_folder
-from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.planning.planner import SharedPlans
 from napkin.recipe.data_config import DataConfig
@@ -32,7 +30,7 @@ from napkin.scaling.ladder import Design, Ladder, ladder_file_of, read_ladder, w
 from napkin.scaling.law_fit import fit_law
 from napkin.scaling.observations import Observation, read_run_observations
 from napkin.units import format_flops
-from result_files import write_result
+from result_files import heading, write_result
 
 LEVELS, FACTOR, TIMES = 4, 2.5, 8.0
 
@@ -54,6 +52,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=cache_folder() / "benchmarks" / "ladders")
     options = parser.parse_args()
+    head = heading("Ladders on several texts, and the runs that they predict", "Runs on one thread.")
     found = []
     for text in options.texts:
         name = f"{'stdlib' if text == 'stdlib:' else Path(text).stem}-{options.seed}"
@@ -61,7 +60,7 @@ def main() -> None:
             found.append(climb(text, name, options.folder / name, options.flops, options.seed))
         except NapkinError as error:
             parser.error(f"--flops {options.flops:g}: {error}")
-    write_result("ladders", table(found))
+    write_result("ladders", [*head, *table(found)])
 
 
 def climb(text: str, name: str, folder: Path, flops: float, seed: int) -> Outcome:
@@ -94,8 +93,7 @@ def climb(text: str, name: str, folder: Path, flops: float, seed: int) -> Outcom
 
 def table(found: list[Outcome]) -> list[str]:
     """The predictions beside what was measured, by the interval and by that without the law's own error."""
-    lines = [f"# {detect_host().cpu_name}, one thread", "", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", ""]
-    lines += ["| text and seed | runs | FLOPs | predicted at 8 × | 90% | measured | error | holds | before |"]
+    lines = ["| text and seed | runs | FLOPs | predicted at 8 × | 90% | measured | error | holds | before |"]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     held, held_before, errors, halves = 0, 0, [], []
     for each in found:

@@ -20,7 +20,7 @@ from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.layout import Layout
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, Samples, spread
 
 
@@ -61,14 +61,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6)
     options = parser.parse_args()
+    head = heading("Seconds of processor time of a search for a layout", BRACKETS)
     samples: Samples = {}
     for _ in range(options.rounds):
         for what, seconds in one_round():
             samples.setdefault(what, []).append(seconds)
-    lines = [BRACKETS, "", "| what | seconds |", "|---|---|"]
+    lines = ["| what | seconds |", "|---|---|"]
     lines += [f"| {what} | {spread(seconds)} |" for what, seconds in samples.items()]
     print("\n".join(lines))
-    write_result("layout-search", lines)
+    write_result("layout-search", [*head, *lines])
 
 
 if __name__ == "__main__":

@@ -12,25 +12,18 @@ The table is also written to benchmarks/results/.
 """
 
 import argparse
-import os
-import platform
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
-
-import torch
 
 import napkin.training.loop
 from library_text import library_text
 from napkin.accounting.ledger import METERED_STEP
 from napkin.accounting.metering import Stopwatch
 from napkin.cli.common.progress import progress_line
-from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
@@ -40,7 +33,8 @@ from napkin.train_step.step import build_train_state
 from napkin.training.pretraining import Pretraining
 from napkin.training.run import create_run, train_run
 from napkin.units import format_seconds
-from result_files import write_result
+from result_files import heading, write_result
+from turns import BRACKETS, ratio_spread, spread
 
 VOCAB_SIZE, CHECKPOINT_EVERY = 8192, 10
 COMPUTED = ("forward", "backward", "optimizer")
@@ -80,18 +74,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs=2, default=[42, 202], help="of the larger and of the tiny model")
     parser.add_argument("--precision", default="bf16")
     options = parser.parse_args()
-    host, now, load = detect_host(), datetime.now(UTC), os.getloadavg()[0]
-    data = library_text(VOCAB_SIZE)
-    setattr(napkin.training.loop, "Stopwatch", Diary)  # noqa: B010
-    lines = [
-        f"# What the loop adds to a step: {host.cpu_name}, {host.cores} threads, {now:%Y-%m-%d %H:%M}, torch "
-        f"{torch.__version__}, Python {platform.python_version()}, load before: {load:.1f}",
-        "",
+    lines = heading(
+        "What the loop adds to a step",
         "The loop's overhead is all of a step's time but forward, backward, optimizer, evaluation and the copy for a "
         "checkpoint; waiting for data is a part of it. A checkpoint was written each "
-        f"{CHECKPOINT_EVERY} steps, a line of metrics and of progress each step. Of a median share, the middle half of "
-        "the steps is in brackets.",
-        "",
+        f"{CHECKPOINT_EVERY} steps, a line of metrics and of progress each step. {BRACKETS}",
+    )
+    data = library_text(VOCAB_SIZE)
+    setattr(napkin.training.loop, "Stopwatch", Diary)  # noqa: B010
+    lines += [
         "| model | step | overhead | of the step | of it data | of the step | loop − bare step | of the step | "
         "a checkpoint takes | of all steps |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -102,8 +93,7 @@ def main() -> None:
         )
         recipe = Recipe(data=data, model=model, optimizer=OptimizerConfig(learning_rate=1e-3), training=training)
         lines.append(f"| {name} | {overhead(recipe)} |")
-    lines.append(f"\nload after: {os.getloadavg()[0]:.1f}")
-    print("\n".join(lines))
+    print("\n".join(lines[-len(MODELS) - 2 :]))
     write_result("loop-overhead", lines)
 
 
@@ -111,18 +101,17 @@ def overhead(recipe: Recipe) -> str:
     """The cells of one model's line."""
     with tempfile.TemporaryDirectory() as folder:
         steps, checkpoints = watched_steps(recipe, Path(folder) / "run")
-    whole = statistics.median(step["whole"] for step in steps)
-    shares = [step["loop"] / step["whole"] for step in steps]
+    whole, bare, loop, data = ([step[part] for step in steps] for part in ("whole", "bare", "loop", "data"))
     saved = [step["checkpoints"] for step in checkpoints]
     cells = [
-        _time(whole),
-        _time(statistics.median(step["loop"] for step in steps)),
-        _share(shares),
-        _time(statistics.median(step["data"] for step in steps)),
-        _share([step["data"] / step["whole"] for step in steps]),
-        _time(statistics.median(step["whole"] - step["bare"] for step in steps)),
-        _share([(step["whole"] - step["bare"]) / step["bare"] for step in steps]),
-        _time(statistics.median(saved)),
+        spread(whole, format_seconds),
+        spread(loop, format_seconds),
+        ratio_spread(loop, whole, "{:.2%}".format),
+        spread(data, format_seconds),
+        ratio_spread(data, whole, "{:.2%}".format),
+        spread([one - other for one, other in zip(whole, bare, strict=True)], _signed),
+        ratio_spread([one - other for one, other in zip(whole, bare, strict=True)], bare, "{:.2%}".format),
+        spread(saved, format_seconds),
         f"{sum(saved) / sum(step['whole'] for step in (*steps, *checkpoints)):.2%}",
     ]
     return " | ".join(cells)
@@ -164,13 +153,8 @@ def _by_part(begin: float, end: float, bare: float) -> dict[str, float]:
     return {**spent, "whole": whole, "loop": whole - sum(spent[part] for part in NOT_THE_LOOP), "bare": bare}
 
 
-def _time(seconds: float) -> str:
+def _signed(seconds: float) -> str:
     return format_seconds(seconds) if seconds >= 0 else f"−{format_seconds(-seconds)}"
-
-
-def _share(shares: list[float]) -> str:
-    low, middle, high = statistics.quantiles(shares, n=4)
-    return f"{middle:.2%} ({low:.2%} to {high:.2%})"
 
 
 if __name__ == "__main__":

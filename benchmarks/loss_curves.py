@@ -13,11 +13,8 @@ The table is also written to benchmarks/results/.
 
 import argparse
 import multiprocessing
-import os
-import platform
 import statistics
 from concurrent.futures import ProcessPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,7 +31,7 @@ from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import build_train_state
-from result_files import write_result
+from result_files import heading, write_result
 
 PRECISIONS = ("fp32", "bf16", "bf16-pure", "fp8")
 LAST, EVALUATION_TOKENS = 20, 65_536
@@ -64,7 +61,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="of fp32")
     parser.add_argument("--at-once", type=int, default=detect_host().cores, help="runs side by side, a thread each")
     options = parser.parse_args()
-    host, now, load = detect_host(), datetime.now(UTC), os.getloadavg()[0]
+    head = heading(
+        "Loss by precision",
+        f"4 layers, d {options.width}, context {options.context}, batch {options.batch_size}, vocabulary "
+        f"{options.vocab_size:,}; {options.steps} steps on Python's own library, the same initial weights and batches "
+        f"for all. Training: mean of the last {LAST} steps; validation: {EVALUATION_TOKENS:,} tokens; nats per token.",
+    )
     library_text(options.vocab_size)
     jobs = [*((name, 0) for name in options.precisions), *(("fp32", seed) for seed in range(1, options.seeds))]
     with ProcessPoolExecutor(options.at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -72,13 +74,6 @@ def main() -> None:
     curves = {name: found[name, 0] for name in options.precisions}
     reference = [curve for (name, _), curve in found.items() if name == "fp32"]
     lines = [
-        f"# Loss by precision: {host.cpu_name}, {host.cores} threads, {now:%Y-%m-%d %H:%M}, torch "
-        f"{torch.__version__}, Python {platform.python_version()}, load before: {load:.1f}",
-        "",
-        f"4 layers, d {options.width}, context {options.context}, batch {options.batch_size}, vocabulary "
-        f"{options.vocab_size:,}; {options.steps} steps on Python's own library, the same initial weights and batches "
-        f"for all. Training: mean of the last {LAST} steps; validation: {EVALUATION_TOKENS:,} tokens; nats per token.",
-        "",
         "| precision | training | − fp32 | validation | − fp32 | farthest from fp32, 20 steps' mean |",
         "|---|---|---|---|---|---|",
     ]
@@ -90,9 +85,8 @@ def main() -> None:
         )
     if len(reference) > 1:
         lines += ["", _scatter(reference)]
-    lines.append(f"\nload after: {os.getloadavg()[0]:.1f}")
     print("\n".join(lines))
-    write_result("loss-curves", lines)
+    write_result("loss-curves", [*head, *lines])
 
 
 def train(options: argparse.Namespace, job: tuple[Any, int]) -> Curve:

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from compiled_programs import PUBLISHED, variables_of
-from result_files import existing, machine, write_result
+from result_files import existing, heading, write_result
 
 SECONDS, RANKS = 60, 8
 
@@ -253,6 +253,11 @@ def main() -> None:
             found = estimate_here(given.estimate, given.programs / name, variables_of(rows[0]))
             print(json.dumps([name, found]), flush=True)
         return
+    head = heading(
+        "Estimators of training memory on scripts that people ran",
+        "Peak MiB of one of eight ranks, and its error beside the allocated bytes that the logs state (the median of "
+        "several). Where an estimator fails, its error is below.",
+    )
     table: dict[str, dict[str, Any]] = {"napkin": {name: napkin_answer(given.answers, name) for name in scripts}}
     for name in PACKAGES:
         installed = given.venvs / name / "bin" / "python"
@@ -268,9 +273,9 @@ def main() -> None:
         table[name] = dict(lines) or {next(iter(scripts)): {"error": (said.strip().splitlines() or ["nothing"])[-1]}}
         print(f"{name}: done", file=sys.stderr, flush=True)
     found = lines_of(table, scripts)
-    print("\n".join([machine(), "", *found]))
+    print("\n".join(found))
     if given.write:
-        write_result("memory-estimators", found)
+        write_result("memory-estimators", [*head, *found])
 
 
 def napkin_answer(answers: Path, script: str) -> dict[str, Any]:
@@ -285,11 +290,6 @@ def lines_of(table: dict[str, dict[str, Any]], scripts: dict[str, list[dict[str,
     stated = {name: statistics.median(float(row["allocated_mib"]) for row in rows) for name, rows in scripts.items()}
     short = [name.removesuffix(".py").split("_", 2)[-1][:24] for name in scripts]
     lines = [
-        "# Estimators of training memory on scripts that people ran",
-        "",
-        f"torch {torch.__version__}. Peak MiB of one of eight ranks, and its error beside the allocated bytes that the "
-        "logs state (the median where there are several). Where an estimator fails, its error is below.",
-        "",
         f"| | {' | '.join(short)} | median absolute error |",
         f"|---|{'---|' * (len(short) + 1)}",
         f"| its log | {' | '.join(f'{stated[name]:,.0f}' for name in scripts)} | |",

@@ -15,11 +15,9 @@ The table is also written to benchmarks/results/.
 
 import argparse
 import itertools
-import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -35,7 +33,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.units import format_bytes
 from plain_models import PlainGPT2, PlainLlama
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, Samples, fastest, in_turns, ratio_spread, seconds_of, spread
 
 VOCAB_SIZE, LENGTH, BATCH_SIZE, N_LAYERS = 8192, 256, 16, 4
@@ -209,17 +207,12 @@ def main() -> None:
     widths: list[int] = options.widths
     precisions: list[str] = options.precisions
 
-    host, now = detect_host(), datetime.now(UTC)
     lines = [
-        f"# Model beside its peers: {host.cpu_name}, {options.threads} threads, {options.clock} clock, {now:%Y-%m-%d}, "
-        f"torch {torch.__version__}, Python {platform.python_version()}",
-        "",
-        BRACKETS,
-        "",
+        *heading("Model beside its peers", f"Seconds by the {options.clock} clock. {BRACKETS}"),
         "| what | who | tokens/s eager | tokens/s compiled | best / best peer | peak bytes | / smallest peer |",
         "|---|---|---|---|---|---|---|",
     ]
-    print("\n".join(lines), flush=True)
+    print("\n".join(lines[-2:]), flush=True)
     for shape, d_model, precision in itertools.product(("GPT-2", "Llama"), widths, precisions):
         lines += (found := compare_models(shape, d_model, precision, modes, clock, options.rounds))
         print("\n".join(found), flush=True)

@@ -24,7 +24,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.optim.adam import AdamW
 from napkin.units import format_bytes, format_count, format_flops
-from result_files import machine
+from result_files import heading
 from turns import BRACKETS, ratio_spread, spread
 
 BASE = ModelConfig(vocab_size=4096)
@@ -107,7 +107,7 @@ def main() -> None:
             step()
         return (now() - begin) / steps
 
-    print(f"{machine()}\n{BRACKETS}\n", flush=True)
+    heading("What each switch of the model costs", BRACKETS)
     print("| switch | parameters | FLOPs per step | peak bytes | seconds | × |")
     print("|---|---|---|---|---|---|")
     reference = Trained(BASE)

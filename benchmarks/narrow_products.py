@@ -9,9 +9,6 @@ The table is also written to benchmarks/results/.
 """
 
 import argparse
-import os
-import platform
-from datetime import UTC, datetime
 
 import torch
 
@@ -22,7 +19,7 @@ from napkin.data.token_file import TokenFile
 from napkin.hardware.host import detect_host, keep_freed_memory
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import choose_device, choose_precision, usage_of
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, ratio_spread, spread
 
 
@@ -39,7 +36,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     keep_freed_memory()
-    host, device, load = detect_host(), choose_device("auto"), os.getloadavg()[0]
+    host, device = detect_host(), choose_device("auto")
+    head = heading(
+        f"Products in 8 bits on {torch.cuda.get_device_name() if device == 'cuda' else 'a CPU'}",
+        f"4 layers, d {options.width}, context {options.context}, batch {options.batch_size}, vocabulary "
+        f"{options.vocab_size:,}, the same initial weights and batches for all; loss in nats per token, mean of the "
+        f"{LAST} steps before. {BRACKETS}",
+    )
     precisions = {name: choose_precision(name, device, host) for name in options.precisions}
     model = ModelConfig(
         options.vocab_size, options.context, d_model=options.width, n_layers=4, n_heads=max(1, options.width // 64)
@@ -53,21 +56,13 @@ def main() -> None:
     )
     drawn = (batches[i] for i in range(options.steps))
     curves = train_in_turns(states, ((tokens.to(device), targets.to(device)) for tokens, targets, *_ in drawn))
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{host.cpu_name}, {options.threads} threads"
     lines = [
-        f"# Products in 8 bits: {name}, {datetime.now(UTC):%Y-%m-%d %H:%M}, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, load before: {load:.1f}",
-        "",
-        f"4 layers, d {options.width}, context {options.context}, batch {options.batch_size}, vocabulary "
-        f"{options.vocab_size:,}, the same initial weights and batches for all; loss in nats per token, mean of the "
-        f"{LAST} steps before. {BRACKETS}",
-        "",
         *table(curves, options.steps),
         "",
         *(f"{each}: matrix products {products(each, states[each].precision.narrow_form)}." for each in curves),
     ]
     print("\n".join(lines))
-    write_result("narrow-products", lines)
+    write_result("narrow-products", [*head, *lines])
 
 
 def table(curves: dict[str, Curve], steps: int) -> list[str]:

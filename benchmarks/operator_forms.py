@@ -45,8 +45,8 @@ from napkin.planning.step.kernel_choice import candidates_of
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
-from result_files import write_result
-from turns import told
+from result_files import heading, write_result
+from turns import BRACKETS, told
 
 SLOWER = 1.03
 MOST_TURNS = 4
@@ -240,16 +240,17 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **limited(options.instructions)})
     torch.set_num_threads(options.threads)
     keep_freed_memory()
-    processor = this_processor()
     limits = [f"{name}={value}" for name in LIMITS if (value := os.environ.get(name))]
     lines = [
-        f"# The fastest forms: {processor.name} ({processor.capability}), {processor.threads} threads",
-        *(["", f"Libraries are told to use less: {', '.join(limits)}"] if limits else []),
-        "",
+        *heading(
+            f"The fastest forms, torch's capability {this_processor().capability}",
+            *([f"Libraries are told to use less: {', '.join(limits)}"] if limits else []),
+            BRACKETS,
+        ),
         "| part | shape | form | seconds over torch's |",
         "|---|---|---|---|",
     ]
-    print("\n".join(lines), flush=True)
+    print("\n".join(lines[-2:]), flush=True)
     rows: list[Row] = []
     for part in options.parts:
         for row in PARTS[part](slice(options.first, None, options.every)):

@@ -10,19 +10,15 @@ and both have the matrices of the blocks alone. The table is also written to ben
 """
 
 import argparse
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from napkin.hardware.host import cpu_name
 from napkin.optim import SGD, Adafactor, AdaGrad, Adam, AdamW, Lion, Momentum, Muon, Nesterov, RMSProp
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, Samples, fastest, in_turns, ratio_spread, seconds_of, spread
 
 Build = Callable[..., torch.optim.Optimizer]
@@ -94,15 +90,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     lines = [
-        f"# Optimizers beside torch's: {cpu_name()}, {options.threads} threads, {datetime.now(UTC):%Y-%m-%d %H:%M}, "
-        f"torch {torch.__version__}, Python {platform.python_version()}, load before: {os.getloadavg()[0]:.1f}",
-        "",
-        f"ms per step. {BRACKETS}",
-        "",
+        *heading("Optimizers beside torch's", f"ms per step. {BRACKETS}"),
         "| parameters | optimizer | one by one | foreach | fused | torch | in its form | torch / best of ours |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    print("\n".join(lines), flush=True)
+    print("\n".join(lines[-2:]), flush=True)
     for size_name, size in SIZES.items():
         for name, (ours, theirs) in PAIRS.items():
             if name in options.only:

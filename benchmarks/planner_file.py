@@ -15,7 +15,7 @@ from pathlib import Path
 from napkin.planning.planner import plan
 from napkin.studio.planner_file import write_planner_file
 from napkin.studio.plans import first_request, recipe_of
-from result_files import write_result
+from result_files import heading, write_result
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
@@ -33,13 +33,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--on", default="8xH100-SXM-80GB", help="devices, as the file counts them")
     options = parser.parse_args()
+    lines = heading("The planner as one file beside whole plans")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "planner.html")
         counted = write_planner_file(path, counted_on=[options.on], models=options.models)
-        lines = [f"{counted} plans in a file of {path.stat().st_size / 1e3:.0f} kB, on {options.on}", ""]
+        lines += [f"{counted} plans in a file of {path.stat().st_size / 1e3:.0f} kB, on {options.on}", ""]
         lines += ["| model | memory: rule | file | whole step | step: rule | file | whole step |"]
         lines += ["|---|---:|---:|---:|---:|---:|---:|"]
-        print("\n".join(lines), flush=True)
+        print("\n".join(lines[-4:]), flush=True)
         with Browser(Path(folder, "profile")) as browser:
             for model in options.models:
                 lines.append(line_of(browser, path, model, options.on))

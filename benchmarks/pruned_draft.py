@@ -25,7 +25,7 @@ from napkin.files import atomic_write_text
 from napkin.inference.generation import continue_prompt
 from napkin.inference.settings import Sampling, Speculation
 from napkin.inference.speculation import SpeculationMeter, speculate
-from result_files import existing, machine
+from result_files import existing, heading
 
 TOPICS = (
     "the moon", "volcanoes", "bread", "the printing press", "honey bees", "glaciers", "chess", "the heart", "rivers",
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="longest held-out answer")
     parser.add_argument("--answers", type=int, default=len(HELD_OUT), help="held-out questions")
     options = parser.parse_args()
-    print(machine(), flush=True)
+    heading("A draft that is pruned and distilled")
     draft = made(
         options.model,
         options.folder,

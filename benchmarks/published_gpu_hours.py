@@ -17,7 +17,7 @@ from napkin.accounting.rules import training_flops_rule
 from napkin.planning.layouts.layout_plan import LayoutPlan
 from napkin.units import format_bytes
 from published_recipes import PublishedRun, read_rows
-from result_files import no_options, write_result
+from result_files import heading, no_options, write_result
 
 ASKED_FOR = ("llama", "bloom", "deepseek")
 """Beginnings of the names of models that the target speaks of."""
@@ -67,6 +67,7 @@ def described(errors: Sequence[float]) -> str:
 
 def main() -> None:
     no_options(__doc__)
+    head = heading("Device hours of published models")
     lines = [
         "| model | devices | published hours | planned | error | MFU planned | peak | rule at 0.5 |",
         "|---|---|---|---|---|---|---|---|",
@@ -96,7 +97,7 @@ def main() -> None:
     lines.append(f"| napkin, other models | {described(errors['others'])} |")
     lines.append(f"| rule at MFU 0.5 | {described(errors['rule others'])} |")
     print("\n".join(lines[-7:]))
-    write_result("published-gpu-hours", lines)
+    write_result("published-gpu-hours", [*head, *lines])
 
 
 if __name__ == "__main__":

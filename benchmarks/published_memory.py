@@ -25,7 +25,7 @@ from napkin.hardware.device_file import catalogue
 from napkin.planning.step.site import fits
 from napkin.units import format_bytes
 from published_recipes import PublishedRun, foundry_row, read_rows
-from result_files import write_result
+from result_files import heading, write_result
 
 LOOKED_AT = ("Megatron-LM", "torchtitan", "torchao")
 """Stacks whose stated peaks were seen when the file of what they keep was written."""
@@ -69,7 +69,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="count the steps of llm-foundry's runs too: 20 minutes")
     rows = [row for table in TABLES for row in read_rows(table)]
-    if parser.parse_args().all:
+    every = parser.parse_args().all
+    head = heading("Peak bytes of published training runs")
+    if every:
         rows += [foundry_row(row) for row in read_rows("published_runs.csv")]
     errors: dict[str, list[float]] = defaultdict(list)
     on_its_own: dict[str, list[bool]] = defaultdict(list)
@@ -101,7 +103,7 @@ def main() -> None:
     lines += [f"| {name} | {right_of(found)} |" for name, found in sorted(on_others.items())]
     lines += ["", "Said not to fit, or to fit, wrongly:", "", *dict.fromkeys(wrong)]
     print("\n".join(lines))
-    write_result("published-memory", lines)
+    write_result("published-memory", [*head, *lines])
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from napkin.planning.step.site import fits
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import ParallelismConfig, TrainingConfig
 from published_recipes import PublishedRun, read_rows
-from result_files import no_options, write_result
+from result_files import heading, no_options, write_result
 
 DEVICE = "H100-SXM-80GB"
 SCORING_PASSES = 2
@@ -104,6 +104,7 @@ def phases(row: Mapping[str, str]) -> tuple[float, float, float]:
 
 def main() -> None:
     no_options(__doc__)
+    head = heading("Seconds of published steps of reinforcement learning and fine-tuning")
     lines = ["| step | devices | published | planned | error | generation | scores | training | longest |"]
     lines.append("|---|---|---|---|---|---|---|---|---|")
     print("\n".join(lines), flush=True)
@@ -135,7 +136,7 @@ def main() -> None:
             f"{seconds / run.seconds - 1:+.0%} |"
         )
     print("\n".join(lines[n_rows:]))
-    write_result("published-rollouts", lines)
+    write_result("published-rollouts", [*head, *lines])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import numpy as np
 
 from napkin.hardware.ceilings import Efficiency, efficiencies
 from published_recipes import PublishedRun, foundry_row, read_rows
-from result_files import write_result
+from result_files import heading, write_result
 
 TABLE = Path(__file__).parents[1] / "src" / "napkin" / "hardware" / "efficiency.toml"
 OUTLIER = 0.035
@@ -197,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true", help="fit the coefficients and write them")
     arguments = parser.parse_args()
+    head = heading("Seconds per step of published training runs")
     foundry = [LayoutRun(foundry_row(row)) for row in read_rows("published_runs.csv")]
     by_group: dict[str, list[LayoutRun]] = defaultdict(list)
     for row in (*read_rows("published_layouts.csv"), *read_rows("published_stacks.csv")):
@@ -234,7 +235,7 @@ def main() -> None:
         lines += ["", f"Furthest off, {kind}:", ""]
         lines += [f"- {error:+.0%} {what}" for error, what in sorted(found, key=lambda pair: -abs(pair[0]))[:10]]
     print("\n".join(lines))
-    write_result("published-runs", lines)
+    write_result("published-runs", [*head, *lines])
 
 
 def _described_run(run: LayoutRun) -> str:

@@ -49,7 +49,7 @@ from napkin.planning.services.replica import (
     timeline_of,
 )
 from napkin.planning.services.server_schedule import Load, Timeline
-from result_files import write_result
+from result_files import heading, write_result
 
 FOLDER = Path(__file__).parent
 TABLE = FOLDER.parent / "src" / "napkin" / "hardware" / "service_efficiency.toml"
@@ -381,6 +381,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true", help="fit the constants to all rows and write them")
     arguments = parser.parse_args()
+    head = heading("Seconds per token of published services")
     rows = read_measurements()
     heads = "TPOT median | nine in ten | mean | in the interval | TTFT median | nine in ten | mean | in the interval"
     lines = [f"| relative errors | {heads} | rows |", "|" + "---|" * 10]
@@ -416,7 +417,7 @@ def main() -> None:
         for row, errors, *_ in sorted(found, key=lambda each, at=at: -abs(each[1][at]))[:10]:
             lines.append(f"- {math.expm1(errors[at]):+.0%} {' '.join(row[name] for name in names)}")
     print("\n".join(lines))
-    write_result("published-serving", lines)
+    write_result("published-serving", [*head, *lines])
 
 
 if __name__ == "__main__":

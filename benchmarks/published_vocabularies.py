@@ -25,7 +25,7 @@ from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.interchange import read_huggingface, read_tiktoken
 from napkin.tokenizer.interchange.huggingface_fields import expression_of
-from result_files import machine
+from result_files import heading
 from tokenizer_text import many_scripts_text, mixed_text
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     for each in options.vocabularies:
         if not Path(each.partition("=")[0]).exists():
             parser.error(f"'{each}' does not exist: name a file")
-    print(machine(), flush=True)
+    heading("Token ids of published vocabularies beside those of their libraries")
     texts = [*_pieces(mixed_text(options.bytes)), *_pieces(many_scripts_text(options.bytes))]
     differ = False
     for name in options.vocabularies:

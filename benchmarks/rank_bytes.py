@@ -37,7 +37,7 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig, ParallelismConfig, TrainingConfig
 from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
-from result_files import machine
+from result_files import heading
 
 MODEL: dict[str, Any] = {
     "vocab_size": 250,
@@ -218,7 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="names of cases, or words that a name has; all cases by default")
     words: list[str] = parser.parse_args().words
-    print(machine(), flush=True)
+    heading("Peak bytes of each rank, plan against meter")
     torch.set_num_threads(1)
     chosen = {name: CASES[name] for name in words if name in CASES}
     chosen = chosen or {name: each for name, each in CASES.items() if all(word in name for word in words)}

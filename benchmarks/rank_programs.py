@@ -33,7 +33,7 @@ from napkin.accounting.counting import plain_step
 from napkin.accounting.ledger import METERED_STEP
 from napkin.accounting.metering import meter_step
 from rank_bytes import METERED_STEPS, compared, fork_ranks
-from result_files import machine, write_result
+from result_files import heading, write_result
 
 VOCABULARY, LENGTH, WIDTH = 256, 32, 64
 
@@ -345,14 +345,14 @@ def main() -> None:
     torch.set_num_threads(1)
     names = given.names or list(PROGRAMS)
     lines = [
-        "# Bytes of ranks of programs of others, planned and metered",
-        "",
-        f"torch {torch.__version__}; in brackets the bytes in tensors beside the allocator's",
-        "",
+        *heading(
+            "Bytes of ranks of programs of others, planned and metered",
+            "In brackets the bytes in tensors beside the allocator's.",
+        ),
         "| program | ranks | rank: planned / metered |",
         "|---|---|---|",
     ]
-    print(machine(), flush=True)
+    print("\n".join(lines[-2:]), flush=True)
     errors: list[float] = []
     for size in map(int, given.ranks.split(",")):
         metered = metered_ranks(size, names)

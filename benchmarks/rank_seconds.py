@@ -10,26 +10,25 @@ written to benchmarks/results/.
 import argparse
 import dataclasses
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
 
 from napkin.distributed.joining import join_ranks
 from napkin.distributed.ranks import Ranks, rank_info_of
+from napkin.hardware.sampling import ratio_interval
 from napkin.model.config import ModelConfig
 from napkin.planning.planner import plan_resolved, resolve
 from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import ParallelismConfig, TrainingConfig
 from napkin.train_step.step import build_train_state
-from result_files import write_result
-from turns import BRACKETS, spread
+from result_files import heading, write_result
+from turns import BRACKETS, spread, told
 
 TIMED_STEPS = 8
 MODEL = ModelConfig(4096, 256, d_model=256, n_layers=4, n_heads=4)
@@ -81,44 +80,36 @@ def compare(recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
     return {"planned": seconds, "divided": divided, "measured": taken[2:]}
 
 
-def main(n_ranks: int) -> None:
-    """Compare every layout, and print a table on rank 0."""
-    lines = [
-        f"{n_ranks} gloo ranks, {platform.processor() or platform.machine()}, torch {torch.__version__}, "
-        f"{datetime.now(UTC):%Y-%m-%d}",
-        "",
-        BRACKETS,
-        "",
-        "| layout | measured | planned | ratio | 1/ranks of one | ratio |",
-        "|---|---|---|---|---|---|",
-    ]
-    errors: list[float] = []
-    crude: list[float] = []
+def main() -> None:
+    """Compare every layout; rank 0 prints a table and keeps it."""
+    errors: dict[str, list[float]] = {"planned": [], "divided": []}
     with join_ranks(TrainingConfig(device="cpu", rank_timeout=300.0)) as ranks:
+        lines = heading(f"Seconds of a step on {ranks.world_size} gloo ranks", BRACKETS) if ranks.is_rank_zero else []
+        lines += ["| layout | measured | planned | over measured | 1/ranks of one | over measured |"]
+        lines += ["|---|---|---|---|---|---|"]
+        if ranks.is_rank_zero:
+            print("\n".join(lines[-2:]), flush=True)
         for name, recipe in layouts(ranks.world_size).items():
             row = compare(recipe, ranks)
-            measured = statistics.median(row["measured"])
-            ratio, divided = row["planned"] / measured, row["divided"] / measured
-            errors.append(abs(ratio - 1))
-            crude.append(abs(divided - 1))
-            lines.append(
-                f"| {name} | {spread(row['measured'], '{:.3f} s'.format)} | {row['planned']:.3f} s | {ratio:.2f} | "
-                f"{row['divided']:.3f} s | {divided:.2f} |"
-            )
+            measured = row["measured"]
+            cells = [name, spread(measured, "{:.3f} s".format)]
+            for kind, found in errors.items():
+                ratio = ratio_interval([row[kind]] * len(measured), measured)
+                found.append(abs(ratio.median - 1))
+                cells += [f"{row[kind]:.3f} s", told(ratio)]
+            lines.append(f"| {' | '.join(cells)} |")
             if ranks.is_rank_zero:
                 print(lines[-1], flush=True)
-        lines.append("")
-        lines.append(
-            f"median error: plan {statistics.median(errors):.1%}, 1/ranks of one process {statistics.median(crude):.1%}"
-        )
+        plan, crude = (statistics.median(found) for found in errors.values())
+        lines += ["", f"median error: plan {plan:.1%}, 1/ranks of one process {crude:.1%}"]
         if ranks.is_rank_zero:
-            print("\n" + "\n".join(lines))
+            print("\n".join(lines[-2:]))
             write_result("rank-seconds", lines)
 
 
 if __name__ == "__main__":
     if rank_info_of(os.environ).world_size > 1:
-        main(rank_info_of(os.environ).world_size)
+        main()
     else:
         parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--ranks", type=int, default=2)

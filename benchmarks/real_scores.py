@@ -17,23 +17,25 @@ The table is also written to benchmarks/results/.
 import argparse
 import csv
 import json
-import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import napkin
-from napkin.hardware.host import detect_host
 from napkin.inference.lm_eval_adapter import harness_model
-from result_files import existing, write_result
+from result_files import existing, heading, write_result
+from turns import BRACKETS, in_turns, ratio_spread, spread
 
 Rows = list[dict[str, Any]]
+Judged = tuple[list[float], str, list[str]]
+"""The score of each item, the leading score with its standard error, and the texts that were generated, if any."""
 SHOTS = 5
 GENERATED = {"until": ["Question:", "</s>", "<|im_end|>"], "do_sample": False, "temperature": 0.0}
 
@@ -124,10 +126,8 @@ def harness_task(name: str, rows: Rows, folder: Path, answer_tokens: int, shots:
     }  # fmt: skip
 
 
-def by_napkin(
-    model: Path, files: Sequence[Path], folder: Path, answer_tokens: int, shots: Path | None
-) -> tuple[list[float], str]:
-    """The score of each item, and the leading score with its standard error, as the command prints it."""
+def by_napkin(model: Path, files: Sequence[Path], folder: Path, answer_tokens: int, shots: Path | None) -> Judged:
+    """The scores as the command writes them."""
     out = folder / f"{files[0].parent.name}.json"
     program = [sys.executable, "-m", "napkin", "evaluate", "task", str(model), "--out", str(out), "--task"]
     command = [*program, *map(str, files)]
@@ -138,11 +138,11 @@ def by_napkin(
     found = json.loads(out.read_text())
     leading = found["task"]["score"]
     estimate = found["scores"][leading]
-    return found["item_scores"][leading], f"{estimate['mean']:.3f} ± {estimate['standard_error']:.3f}"
+    return found["item_scores"][leading], f"{estimate['mean']:.3f} ± {estimate['standard_error']:.3f}", []
 
 
-def by_harness(model: Any, task: dict[str, Any]) -> tuple[list[float], str, list[str]]:
-    """The same, and the texts that were generated."""
+def by_harness(model: Any, task: dict[str, Any]) -> Judged:
+    """The scores as the harness computes them, with the texts that it has kept."""
     import lm_eval  # pyright: ignore[reportMissingImports]
 
     found = lm_eval.simple_evaluate(model=model, tasks=[task], bootstrap_iters=0, verbosity="ERROR")
@@ -166,20 +166,21 @@ def main() -> None:
     )
     parser.add_argument("--items", type=int, nargs=3, default=[230, 300, 50], help="of BLiMP, MMLU and GSM8K")
     parser.add_argument("--answer-tokens", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=1, help="times that each judges all items, for the seconds")
     options = parser.parse_args()
-    import lm_eval  # pyright: ignore[reportMissingImports]
-    import transformers  # pyright: ignore[reportMissingImports]
+    for package in ("lm_eval", "transformers"):
+        if find_spec(package) is None:
+            parser.error(f"{package} is not installed: pip install lm_eval[hf]")
+    if not any((options.blimp, options.mmlu, options.gsm8k)):
+        parser.error("no task is named: add --blimp, --mmlu or --gsm8k with the files of one")
     from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
 
-    host = detect_host()
+    head = heading(f"Scores of {options.model.name}", f"fp32. {BRACKETS}", packages=["lm_eval", "transformers"])
     lines = [
-        f"# Scores of {options.model.name}: {host.cpu_name}, {datetime.now(UTC):%Y-%m-%d}, lm_eval "
-        f"{lm_eval.__version__}, transformers {transformers.__version__}; fp32, load "
-        f"{os.getloadavg()[0]:.1f}",
-        "",
-        "| task | items | by | score | judged otherwise than by napkin | seconds |",
-        "|---|---|---|---|---|---|",
+        "| task | items | by | score | judged otherwise than by napkin | seconds | / napkin's |",
+        "|---|---|---|---|---|---|---|",
     ]
+    print("\n".join(lines), flush=True)
     readers = {"blimp": blimp_rows, "mmlu": mmlu_rows, "gsm8k": gsm8k_rows}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -195,26 +196,54 @@ def main() -> None:
                 continue
             rows = read(given, n, random.Random(0))
             task = harness_task(name, rows, folder, options.answer_tokens, shots)
-            begin = time.perf_counter()
             files = write_task(name, rows, folder)
-            scores, told = by_napkin(options.model, files, folder, options.answer_tokens, shots)
+            judges: dict[str, Callable[[], Judged]] = {
+                "napkin": partial(by_napkin, options.model, files, folder, options.answer_tokens, shots),
+                "lm_eval, napkin": partial(by_harness, ours, task),
+                "lm_eval, transformers": partial(by_harness, theirs, task),
+            }
             shown = f", {SHOTS} examples" if name == "gsm8k" and shots is not None else ""
-            lines.append(f"| {name}{shown} | {len(rows)} | napkin | {told} | | {time.perf_counter() - begin:.0f} |")
-            texts: list[list[str]] = []
-            for who, model in (("lm_eval, napkin", ours), ("lm_eval, transformers", theirs)):
-                begin = time.perf_counter()
-                found, told, said = by_harness(model, task)
-                texts.append(said)
-                differing = [number for number, pair in enumerate(zip(scores, found, strict=True)) if len({*pair}) > 1]
-                which = f": items {', '.join(map(str, differing[:20]))}" if differing else ""
-                seconds = time.perf_counter() - begin
-                lines.append(f"| | | {who} | {told} | {len(differing)}{which} | {seconds:.0f} |")
-                print("\n".join(lines[-2:]), flush=True)
-            if texts[0]:
-                equal = sum(one == other for one, other in zip(*texts, strict=True))
-                lines.append(f"| | | | {equal} of {len(rows)} generated texts equal | | |")
-    print("\n".join(lines), flush=True)
-    write_result("real_scores", lines)
+            n_lines = len(lines)
+            lines += rows_of(f"{name}{shown}", len(rows), judges, options.rounds)
+            print("\n".join(lines[n_lines:]), flush=True)
+    write_result("real-scores", [*head, *lines])
+
+
+def rows_of(task: str, n_items: int, judges: dict[str, Callable[[], Judged]], rounds: int) -> list[str]:
+    """Every judge's row of a task; all judge it in turns, and the items that napkin judges otherwise are counted."""
+    judged: dict[str, Judged] = {}
+
+    def seconds(who: str) -> float:
+        begin = time.perf_counter()
+        judged[who] = judges[who]()
+        taken = time.perf_counter() - begin
+        print(f"{task}, {who}: {taken:.1f} s", file=sys.stderr, flush=True)
+        return taken
+
+    samples = in_turns({who: partial(seconds, who) for who in judges}, rounds)
+    first = next(iter(judges))
+    lines = []
+    for who, (scores, told, _) in judged.items():
+        cells = [task, str(n_items), who, told, "", spread(samples[who], "{:.1f}".format), ""]
+        if who != first:
+            pairs = enumerate(zip(judged[first][0], scores, strict=True))
+            differing = [number for number, (one, other) in pairs if one != other]
+            which = f": items {', '.join(map(str, differing[:20]))}" if differing else ""
+            cells = [
+                "",
+                "",
+                who,
+                told,
+                f"{len(differing)}{which}",
+                cells[5],
+                ratio_spread(samples[who], samples[first]),
+            ]
+        lines.append(f"| {' | '.join(cells)} |")
+    texts = [said for _, _, said in judged.values() if said]
+    if texts:
+        equal = sum(one == other for one, other in zip(*texts, strict=True))
+        lines.append(f"| | | | {equal} of {n_items} generated texts equal | | | |")
+    return lines
 
 
 if __name__ == "__main__":

@@ -10,19 +10,16 @@ table is also written to benchmarks/results/.
 """
 
 import argparse
-import os
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from napkin.hardware.host import cpu_name
 from napkin.kernels.recurrences.delta_rule import chunked_delta_rule, plain_delta_rule
 from napkin.kernels.recurrences.state_space import chunked_scan, plain_scan
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, ratio_spread, spread
 
 Recurrence = Callable[..., tuple[Tensor, Tensor]]
@@ -45,16 +42,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     lines = [
-        f"# Recurrences by chunks: {cpu_name()}, {options.threads} threads, {datetime.now(UTC):%Y-%m-%d %H:%M}, torch "
-        f"{torch.__version__}, load before: {os.getloadavg()[0]:.1f}",
-        "",
-        f"Forward and backward, fp32, {options.tokens:,} tokens, {options.heads} heads that share keys and queries, "
-        f"{options.pairs} pairs. {BRACKETS}",
-        "",
+        *heading(
+            "Recurrences by chunks",
+            f"Forward and backward, fp32, {options.tokens:,} tokens, {options.heads} heads that share keys and "
+            f"queries, {options.pairs} pairs. {BRACKETS}",
+        ),
         "| rule | context | state x head | token by token | by chunks | ratio | difference |",
         "|---|---|---|---|---|---|---|",
     ]
-    print("\n".join(lines), flush=True)
+    print("\n".join(lines[-2:]), flush=True)
     for rule in options.rules:
         for context in options.contexts:
             for sizes in options.states:

@@ -1,9 +1,10 @@
-"""What benchmarks share: the machine in one line, and where tables are left, named for what was measured and when."""
+"""What benchmarks share: the heading of a table, and where tables are left, named for what was measured and when."""
 
 import argparse
 import os
 import platform
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,9 +17,18 @@ LOAD_BEFORE = os.getloadavg()[0]
 """Runnable threads in the minute before this process began."""
 
 
-def machine(*packages: str) -> str:
-    """The processor, its instructions, cores and load before the measurement, with the versions of Python, torch and
-    the named packages that are installed."""
+def heading(title: str, *notes: str, packages: Sequence[str] = ()) -> list[str]:
+    """The first lines of a table, printed before anything is measured: its title, the machine and the versions of
+    Python, torch and the named packages, and notes, such as what was set and what brackets mean."""
+    lines = [f"# {title}", ""]
+    for paragraph in (_machine(packages), *notes):
+        lines += [paragraph, ""]
+    print("\n".join(lines), flush=True)
+    return lines
+
+
+def _machine(packages: Sequence[str]) -> str:
+    """The processor, its instructions, cores, torch's threads, versions, the time and the load before this process."""
     instructions = ", ".join(instruction_sets() or ["no known instructions"])
     versions = [f"Python {platform.python_version()}"]
     for name in ("torch", *packages):
@@ -26,9 +36,12 @@ def machine(*packages: str) -> str:
             versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
+    cores = f"{usable_cores()} of {os.cpu_count()} cores"
+    if (torch := sys.modules.get("torch")) is not None:
+        cores += f", threads of torch {torch.get_num_threads()}"
     return (
-        f"{cpu_name()} ({instructions}), {usable_cores()} of {os.cpu_count()} cores, {', '.join(versions)}, "
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load before {LOAD_BEFORE:.1f}, now {os.getloadavg()[0]:.1f}"
+        f"{cpu_name()} ({instructions}), {cores}, {', '.join(versions)}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, "
+        f"load before {LOAD_BEFORE:.1f}."
     )
 
 
@@ -52,11 +65,11 @@ def needs(about: str | None, package: str) -> NoReturn:
     parser.error(f"{package} is not installed: pip install {package}")
 
 
-def write_result(name: str, lines: Iterable[str], *packages: str) -> None:
-    """Keep the lines of a table in results/, beside those of earlier runs, with the machine and the versions of the
-    named packages below; say where."""
+def write_result(name: str, lines: Iterable[str]) -> None:
+    """Keep a heading and the lines of its table in results/, beside those of earlier runs, with the load after the
+    measurement below; say where."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-{datetime.now(UTC):%Y-%m-%d-%H%M%S}.md"
-    measured_on = f"Measured on {machine(*packages)}."
-    path.write_text("\n".join([*lines, "", measured_on]) + "\n", encoding="utf-8")
-    print(f"\n{measured_on}\nwrote {path}")
+    after = f"Load after: {os.getloadavg()[0]:.1f}."
+    path.write_text("\n".join([*lines, "", after]) + "\n", encoding="utf-8")
+    print(f"\n{after}\nwrote {path}")

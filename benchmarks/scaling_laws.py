@@ -44,7 +44,7 @@ from napkin.scaling.fitted_law import FittedLaw
 from napkin.scaling.law_forms import Values, huber, scatter
 from napkin.scaling.observations import EXAMPLE, drop_highest
 from napkin.scaling.rolling_origin import LEVEL_FACTOR
-from result_files import machine
+from result_files import heading
 
 PUBLISHED = {"A": 477.84, "B": 2143.9, "E": 1.8172, "alpha": 0.3473, "beta": 0.3672}
 PUBLISHED_RUNS = Path(__file__).parent / "published_scaling_runs.csv"
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=500, help="synthetic data sets per row of the coverage")
     parser.add_argument("--only", choices=("intervals", "coverage"))
     options = parser.parse_args()
-    print(machine(), flush=True)
+    heading("Scaling laws on published and synthetic runs")
     tables = published_tables()
     if options.only != "coverage":
         intervals(tables)

@@ -22,7 +22,7 @@ import psutil
 import torch
 
 from napkin.units import format_bytes
-from result_files import machine
+from result_files import heading
 
 CONTEXT = 1024
 
@@ -39,7 +39,7 @@ def main() -> None:
     if options.serve:
         serve_random_model(options.d_model, torch.bfloat16 if options.weights == "bf16" else torch.float32)
         return
-    print(machine(), flush=True)
+    heading("A server's memory under requests of all shapes")
     command = [sys.executable, __file__, "--serve", "--d-model", str(options.d_model), "--weights", options.weights]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -26,7 +26,7 @@ from napkin.files import atomic_write_text
 from napkin.hardware.sampling import median_interval
 from napkin.recipe.toml_file import format_recipe
 from napkin.runs.metrics import METRICS_FILE
-from result_files import machine, write_result
+from result_files import heading, write_result
 from turns import told
 
 NAPKIN = (sys.executable, "-m", "napkin")
@@ -69,7 +69,7 @@ def main() -> None:
     wanted = [
         each for each in STARTS if not options.names or each == STARTS[0] or any(n in each.name for n in options.names)
     ]
-    print(machine(), flush=True)
+    head = heading("Seconds from a command to the first thing that its user waits for")
     with tempfile.TemporaryDirectory(prefix="napkin-starts-") as place:
         folder = options.folder or Path(place)
         if not (folder / "run").is_dir():
@@ -88,7 +88,7 @@ def main() -> None:
                 samples[each.name].append(seconds_of(each, folder))
     lines = table(samples, cold)
     print("\n".join(lines))
-    write_result("starts", lines)
+    write_result("starts", [*head, *lines])
 
 
 def prepare(folder: Path) -> None:

@@ -11,11 +11,9 @@ also written to benchmarks/results/.
 import argparse
 import itertools
 import math
-import platform
 import random
 import statistics
 import time
-from datetime import UTC, datetime
 
 import torch
 
@@ -30,7 +28,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, spread
 
 TIMED_STEPS = 12
@@ -115,15 +113,11 @@ def main() -> None:
     options = parser.parse_args()
     drawn = recipes(options.device, options.shapes)
     lines = [
-        f"# Seconds per step: {ThisMachine(device=options.device).device_name}, {torch.get_num_threads()} threads, "
-        f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, Python {platform.python_version()}",
-        "",
-        BRACKETS,
-        "",
+        *heading(f"Seconds per step on {ThisMachine(device=options.device).device_name}", BRACKETS),
         "| shape (batch as micro-batches × sequences) | measured ms | over plan | stated | over roofline | over rule |",
         "|---|---|---|---|---|---|",
     ]
-    print("\n".join(lines), flush=True)
+    print("\n".join(lines[-2:]), flush=True)
     ratios: list[tuple[float, float, float]] = []
     factors: list[float] = []
     for recipe in drawn:

@@ -13,7 +13,6 @@ itself. The table is also written to benchmarks/results/.
 
 import argparse
 import dataclasses
-import os
 import random
 import re
 import statistics
@@ -26,10 +25,9 @@ from pathlib import Path
 
 import psutil
 
-from napkin.hardware.host import detect_host
 from napkin.json_files import add_checksum
 from napkin.runs.metrics import METRICS_FILE, MetricsFile, format_metrics
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, spread
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
@@ -69,6 +67,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.runs < SHOWN:
         parser.error(f"--runs {options.runs}: a page of runs names {SHOWN} of them, take {SHOWN} or more")
+    title = f"Pages of the studio in Chromium, {options.runs} runs of {options.points:,} steps"
+    head = heading(title, BRACKETS)
     rows = []
     # Children of a killed Chromium may write to its profile for a moment longer.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
@@ -96,11 +96,9 @@ def main() -> None:
         finally:
             server.terminate()
             server.wait()
-    title = f"Pages of the studio in Chromium, {options.runs} runs of {options.points:,} steps"
-    heading = f"# {title}: {detect_host().cpu_name}, load {os.getloadavg()[0]:.1f}"
-    lines = [heading, "", BRACKETS, "", "| what | median | all |", "|---|---|---|", *rows]
+    lines = ["| what | median | all |", "|---|---|---|", *rows]
     print("\n".join(lines))
-    write_result("studio", lines)
+    write_result("studio", [*head, *lines])
 
 
 def moved(control: str, by: int) -> str:

@@ -15,11 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 from library_text import library_text
-from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
@@ -28,7 +26,7 @@ from napkin.runs.metrics import read_metrics
 from napkin.scaling.sweep import Sweep
 from napkin.scaling.sweep_workers import Ended
 from napkin.scaling.trials import Trial, grid, read_axis
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, spread
 
 STEPS = 40
@@ -47,9 +45,8 @@ def main() -> None:
     trials = grid(
         base, [read_axis("--model.d-model", "48,64"), read_axis("--optimizer.learning-rate", "1e-3,3e-3,1e-2")]
     )
+    head = heading("What a sweep adds to its runs", f"{STEPS} steps of each run, one thread. {BRACKETS}")
     lines = [
-        BRACKETS,
-        "",
         "| run | seconds beside steps and evaluations | CPU seconds in all |",
         "| --- | ---: | ---: |",
     ]
@@ -59,13 +56,6 @@ def main() -> None:
             samples.setdefault(what, []).append((seconds[0], seconds[1]))
     for what, found in samples.items():
         lines.append(f"| {what} | {' | '.join(spread(each) for each in zip(*found, strict=True))} |")
-    host = detect_host()
-    head = [
-        f"# {STEPS} steps of each run: {host.cpu_name}, one thread",
-        "",
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "",
-    ]
     print("\n".join(lines))
     write_result("sweep", [*head, *lines])
 

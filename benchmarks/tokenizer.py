@@ -14,7 +14,6 @@ import argparse
 import copy
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -22,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,7 +33,7 @@ from napkin.tokenizer.interchange.gguf import read_gguf_tokenizer
 from napkin.tokenizer.interchange.huggingface import write_huggingface
 from napkin.tokenizer.numba.encoding import Encoder
 from napkin.tokenizer.pre_tokenization import PATTERNS
-from result_files import existing, write_result
+from result_files import existing, heading, write_result
 from tokenizer_text import many_scripts_text, mixed_text
 from turns import BRACKETS, ratio_spread, spread
 
@@ -100,16 +98,10 @@ def main() -> None:
     parser.add_argument("--text", type=existing, help="a file of documents to use instead of this machine's mixed text")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
     options = parser.parse_args()
+    lines = heading("Tokenizers beside their peers", BRACKETS, packages=PACKAGES)
     text = options.text.read_bytes().decode() if options.text else mixed_text(options.megabytes * 10**6)
     scripts = many_scripts_text(options.megabytes * 10**5)
     tokenizer = distinct(train_bpe([text[:PART_CHARACTERS]], 50257, ["<|endoftext|>"], threads=2))
-    versions = ", ".join(f"{name} {installed(name)}" for name in PACKAGES if installed(name))
-    lines = [
-        f"# Tokenizers, {datetime.now(UTC):%Y-%m-%d}: {processor()}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}, {versions}; load {os.getloadavg()[0]:.1f}",
-        "",
-        BRACKETS,
-    ]
     tables: dict[str, Callable[[], list[str]]] = {
         "encoding": lambda: [
             *encoding_table("mixed text", text, tokenizer, options.rounds),
@@ -460,13 +452,6 @@ def installed(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
-
-
-def processor() -> str:
-    """The name of the processor."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 # The peers, with the vocabulary of napkin's merges.

@@ -36,7 +36,7 @@ from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes
 from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
 from plain_models import PlainGPT2
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, fastest, ratio_spread, spread
 
 VOCAB_SIZE, LENGTH, BATCH_SIZE, N_LAYERS = 8192, 256, 16, 4
@@ -69,12 +69,12 @@ def main() -> None:
         name, width, folder = options.worker
         work(name, int(width), folder, options.threads)
         return
-    lines = [f"# Training beside its peers: {options.threads} threads", "", BRACKETS]
-    print("\n".join(lines), flush=True)
+    torch.set_num_threads(options.threads)
+    lines = heading("Training beside its peers", BRACKETS, packages=["transformers", "accelerate"])
     for width in options.widths:
         lines += (found := compare(width, options))
         print("\n".join(found), flush=True)
-    write_result("training-cpu", lines, "transformers", "accelerate")
+    write_result("training-cpu", lines)
 
 
 def compare(width: int, options: argparse.Namespace) -> list[str]:
@@ -100,7 +100,7 @@ def compare(width: int, options: argparse.Namespace) -> list[str]:
     rivals = [name for name in loops if name != LOOPS[0]]
     against, leanest = seconds[fastest(seconds, rivals)], min(peaks[name] for name in loops)
     lines = [
-        f"\n## d {width}: {flops / 1e9:.1f} GFLOP per step; bf16 products at most {best_rate / 1e9:.0f} GFLOP/s\n",
+        f"## d {width}: {flops / 1e9:.1f} GFLOP per step; bf16 products at most {best_rate / 1e9:.0f} GFLOP/s\n",
         "| who | tokens/s | × plain fp32 loop | × best of the others in bf16 | of the bf16 peak | peak bytes | "
         "/ leanest of the others |",
         "|---|---|---|---|---|---|---|",

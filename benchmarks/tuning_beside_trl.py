@@ -31,7 +31,7 @@ from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.units import format_bytes
 from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
-from result_files import write_result
+from result_files import heading, write_result
 from turns import BRACKETS, Samples, fastest, ratio_spread, spread
 
 NEEDED = ("trl", "transformers", "accelerate", "datasets")
@@ -69,15 +69,16 @@ def compare(
         return
     missing = [name for name in NEEDED if find_spec(name) is None]
     names = [name for name in [*ours, *([] if missing else trl)] if any(each in name for each in options.formats)]
+    head = heading(title, BRACKETS, packages=NEEDED)
     with tempfile.TemporaryDirectory() as folder:
         save_huggingface(Transformer(model), Path(folder) / "model")
         workers = {name: Worker(name, folder, threads=options.threads) for name in names}
         seconds = seconds_in_turns(workers, options.rounds)
-    lines = [f"# {title}: {options.threads} threads", "", BRACKETS, "", *_table(workers, seconds, [*trl], n_tokens)]
+    lines = _table(workers, seconds, [*trl], n_tokens)
     if missing:
         lines += ["", f"{', '.join(missing)} not installed: TRL is left out"]
     print("\n".join(lines))
-    write_result(Path(sys.argv[0]).stem.replace("_", "-"), lines, *NEEDED)
+    write_result(Path(sys.argv[0]).stem.replace("_", "-"), [*head, *lines])
 
 
 def in_micro_batches(step: Callable[[str, int, Path], tuple[torch.nn.Module, Step]]) -> dict[str, Napkin]:

@@ -24,7 +24,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.train_step.step import TrainState, build_train_state
-from result_files import machine, no_options
+from result_files import heading, no_options
 from turns import BRACKETS, ratio_spread, spread
 
 TURNS, STEPS_PER_TURN = 4, 6
@@ -34,7 +34,7 @@ MODEL = ModelConfig(8192, 128, d_model=128, n_layers=2)
 def main() -> None:
     """Print the seconds of a start, and of the steps."""
     no_options(__doc__)
-    print(f"{machine()}\n{BRACKETS}", flush=True)
+    heading("What verifying tokens costs", BRACKETS)
     with tempfile.TemporaryDirectory() as folder:
         for name, size_bytes in (("1 MB", 10**6), ("1 TB", 10**12)):
             path = zeros(Path(folder) / name, size_bytes)

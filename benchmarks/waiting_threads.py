@@ -14,7 +14,7 @@ import sys
 import time
 
 from napkin.cli import WAITING
-from result_files import machine
+from result_files import heading
 from turns import BRACKETS, Samples, in_turns, ratio_spread, spread
 
 STEP = """
@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6)
     options = parser.parse_args()
-    print(f"{machine()}\n{BRACKETS}", flush=True)
+    heading("A step with threads that spin and threads that sleep while they wait", BRACKETS)
     alone = measure(options.rounds)
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     time.sleep(1)
