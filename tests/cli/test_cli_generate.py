@@ -1,12 +1,15 @@
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli.conftest import Napkin
+from napkin.cli.models import generate
 from napkin.inference.engine import Engine
-from napkin.inference.loaded_model import load
+from napkin.inference.loaded_model import LoadedModel, load
 from napkin.inference.requests import Request
 from napkin.inference.settings import Sampling
 
@@ -31,6 +34,26 @@ def test_pieces_of_a_stream_are_the_generated_text(place: Path) -> None:
     pieces = list(trained.stream("the", max_new_tokens=20, seed=3))
     assert len(pieces) > 1
     assert "".join(pieces) == trained.generate("the", max_new_tokens=20, seed=3)
+
+
+def test_what_the_first_token_waits_for_is_told_before_the_prompt_and_then_pieces_as_they_are_made(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    stream = LoadedModel.stream
+
+    def told(self: LoadedModel, *prompt: str, **how: Any) -> Iterator[str]:
+        shown.append("compiling")
+        for piece in stream(self, *prompt, **how):
+            yield piece
+            shown.append("next")
+
+    monkeypatch.setattr(LoadedModel, "stream", told)
+    monkeypatch.setattr(generate, "print_verbatim", lambda text, end="\n": shown.append(text))
+    generate.generate_command(["runs/tiny", "the", "--tokens", "3"])
+    assert shown[:2] == ["compiling", "=== 1 (seed 0)\nthe"]
+    # No piece waits for those after it.
+    assert shown[3] == "next"
 
 
 @pytest.mark.thorough

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,16 @@ def test_an_embedding_or_a_head_that_is_replaced_is_read_where_it_is(whole: list
     assert torch.equal(last_logits(model, [5], cache_for(model, 1, 9), 1), -before)
     model.embedding.weight = torch.nn.Parameter(model.embedding.weight.roll(1, 0))
     assert torch.equal(last_logits(model, [6], cache_for(model, 1, 9), 1), -before)
+    assert whole == [1, 1, 1]
+
+
+@torch.inference_mode()
+def test_a_model_that_has_decoded_is_copied_and_pickled(whole: list[int]) -> None:
+    model = held_in("bf16", dataclasses.replace(GPT2, vocab_size=1024))
+    use_decoding_kernels(model)
+    expected = last_logits(model, [5], cache_for(model, 1, 9), 1)
+    for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
+        assert torch.equal(last_logits(made, [5], cache_for(made, 1, 9), 1), expected)
     assert whole == [1, 1, 1]
 
 

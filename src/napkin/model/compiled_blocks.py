@@ -49,9 +49,9 @@ class CompiledBlocks:
         self._prepared: tuple[Any, TokenPass] | None = None
         """A weak reference to a cache, and the pass that was prepared for it."""
 
-    def __deepcopy__(self, memo: Any) -> "CompiledBlocks":
-        # The copy of a model has weights in other places.
-        return CompiledBlocks()
+    def __reduce__(self) -> tuple[type["CompiledBlocks"], tuple[()]]:
+        # The copy of a model, in this process or in a file, has weights in other places.
+        return CompiledBlocks, ()
 
     def __call__(
         self, model: Transformer, x: Float[Tensor, "batch new d_model"], rotation: Rotation, cache: CachedPass

@@ -1,6 +1,7 @@
 """`napkin generate` lets a model continue texts, `napkin chat` is a conversation with one."""
 
 import contextlib
+import itertools
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -85,9 +86,11 @@ def generate_command(arguments: Sequence[str]) -> None:
             kv=options.kv,
         )
         made = []
+        # What must be compiled for the first token is told before the prompt, not in its line.
+        first = next(pieces, "")
         if not options.json:
             print_verbatim(beginning, end="")
-        for piece in pieces:
+        for piece in itertools.chain([first], pieces):
             made.append(piece)
             if not options.json:
                 print_verbatim(piece, end="")
