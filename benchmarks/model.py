@@ -2,13 +2,15 @@
 
 GPT-2's and Llama's shape, 4 layers, widths 256 and 512, context 256, batch 16, in fp32 and bf16 (autocast); every
 contender eager and compiled, all with torch's fused AdamW, in turns. Peak bytes are those
-of tensors over an eager step, as `napkin.accounting.recording` watches them. Then head and loss alone at 50,304 words.
+of tensors over an eager step, as `napkin.accounting.recording` watches them. Then head and loss alone at 50,304 words,
+and an evaluation of a run's batch with 32,000, in plain and in compiled kernels.
 
     pip install transformers
     python benchmarks/model.py                      # everything: half an hour on two cores, most of it compiling
     python benchmarks/model.py --widths 256 --quick # width 256, eager
     python benchmarks/model.py --precisions fp32    # where the processor has no bf16, which would take hours
     python benchmarks/model.py --clock cpu --threads 1   # CPU seconds of one thread, on a machine that is busy
+    python benchmarks/model.py --widths --keep-memory  # heads and evaluations alone, memory kept as in runs
 
 The table is also written to benchmarks/results/.
 """
@@ -27,10 +29,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from napkin.accounting.recording import record
-from napkin.hardware.host import detect_host
+from napkin.hardware.host import detect_host, keep_freed_memory
 from napkin.kernels.loss.cross_entropy import linear_cross_entropy
+from napkin.kernels.operator_forms import pinned_forms
 from napkin.model.config import ModelConfig
-from napkin.model.transformer import Transformer
+from napkin.model.kernel_forms import compiled_passes
+from napkin.model.transformer import Transformer, evaluation_mode
 from napkin.units import format_bytes
 from plain_models import PlainGPT2, PlainLlama
 from result_files import heading, write_result
@@ -178,6 +182,7 @@ def compare_losses(precision: str, clock: Callable[[], float], rounds: int) -> l
 
     steps: dict[str, Step] = {
         "napkin": lambda: step(lambda: linear_cross_entropy(hidden, head.weight, targets)),
+        "napkin, compiled": lambda: step(lambda: linear_cross_entropy(hidden, head.weight, targets, compiled=True)),
         "full logits": lambda: step(lambda: F.cross_entropy(F.linear(hidden, head.weight).float(), targets)),
     }
     seconds = sampled(steps, clock, rounds)
@@ -191,6 +196,37 @@ def compare_losses(precision: str, clock: Callable[[], float], rounds: int) -> l
     ]
 
 
+def compare_evaluations(clock: Callable[[], float], rounds: int) -> list[str]:
+    """The loss of a batch without a gradient, of a model of width 256 with 32,000 words in bf16."""
+    model = Transformer(ModelConfig(vocab_size=32000, context_length=LENGTH, d_model=256, n_layers=N_LAYERS, n_heads=4))
+    batch = torch.randint(32000, (BATCH_SIZE, LENGTH + 1), generator=torch.Generator().manual_seed(0))
+    tokens, targets = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
+
+    @torch.no_grad()
+    def evaluate() -> None:
+        with evaluation_mode(model), torch.autocast("cpu", torch.bfloat16):
+            model.loss(tokens, targets)
+
+    def evaluate_compiled(**forms: str) -> None:
+        with compiled_passes(model), pinned_forms(forms):
+            evaluate()
+
+    steps: dict[str, Step] = {
+        "plain kernels": evaluate,
+        "compiled, logits by chunks": lambda: evaluate_compiled(head_without_gradient="chunks"),
+        "compiled": evaluate_compiled,
+    }
+    seconds = sampled(steps, clock, rounds)
+    ledgers = {name: record(model, one) for name, one in steps.items()}
+    growth = {name: ledger.peak_bytes - ledger.resident_bytes for name, ledger in ledgers.items()}
+    return [
+        f"| evaluation, d 256, V 32,000 bf16 | {name} | {tokens_per_second(batch[:, 1:].numel(), seconds[name])} | – | "
+        f"{ratio_spread(seconds['plain kernels'], seconds[name])} | {format_bytes(growth[name])} | "
+        f"{growth[name] / growth['plain kernels']:.2f} |"
+        for name in steps
+    ]
+
+
 def main() -> None:
     """Print and keep the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -200,7 +236,9 @@ def main() -> None:
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of all threads together")
     parser.add_argument("--threads", type=int, default=detect_host().cores)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--keep-memory", action="store_true", help="glibc keeps what is freed, as in a run of napkin")
     options = parser.parse_args()
+    kept = "kept by the process" if options.keep_memory and keep_freed_memory() else "returned to the system"
     torch.set_num_threads(options.threads)
     clock = time.perf_counter if options.clock == "wall" else time.process_time
     modes = (False,) if options.quick else (False, True)
@@ -208,7 +246,10 @@ def main() -> None:
     precisions: list[str] = options.precisions
 
     lines = [
-        *heading("Model beside its peers", f"Seconds by the {options.clock} clock. {BRACKETS}"),
+        *heading(
+            "Model beside its peers",
+            f"Seconds by the {options.clock} clock; large freed tensors are {kept}. {BRACKETS}",
+        ),
         "| what | who | tokens/s eager | tokens/s compiled | best / best peer | peak bytes | / smallest peer |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -218,6 +259,9 @@ def main() -> None:
         print("\n".join(found), flush=True)
     for precision in precisions:
         lines += (found := compare_losses(precision, clock, options.rounds))
+        print("\n".join(found), flush=True)
+    if "bf16" in precisions:
+        lines += (found := compare_evaluations(clock, options.rounds))
         print("\n".join(found), flush=True)
     write_result("model", lines)
 
