@@ -29,7 +29,9 @@ from napkin.errors import NapkinError
 
 StrPath = str | os.PathLike[str]
 
+# Without it, opening a fifo waits for its writer. For regular files it has no effect.
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 _KINDS = {
     stat.S_IFIFO: "a fifo",
     stat.S_IFCHR: "a device",
@@ -221,16 +223,22 @@ def regular(path: StrPath, flags: int = os.O_RDONLY) -> int:
 
     Raises OSError, at once, for a fifo, a device or a socket, whose reading could block or never end; and for a folder.
     """
-    # Without it, opening a fifo waits for its writer. For regular files it has no effect.
+    return regular_and_size(path, flags)[0]
+
+
+def regular_and_size(path: StrPath, flags: int = os.O_RDONLY) -> tuple[int, int]:
+    """Like `regular`, with the size of the file in bytes: 0 for one that the system makes up when it is read, as in
+    /proc."""
     try:
-        descriptor = os.open(path, flags | _NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+        descriptor = os.open(path, flags | _NONBLOCK | _CLOEXEC)
     except OSError as error:
         if error.errno == errno.ENXIO:
             raise OSError(errno.EINVAL, "it is a socket or a device, not a file", os.fspath(path)) from None
         raise
-    mode = os.fstat(descriptor).st_mode
+    status = os.fstat(descriptor)
+    mode = status.st_mode
     if stat.S_ISREG(mode):
-        return descriptor
+        return descriptor, status.st_size
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))

@@ -26,11 +26,11 @@ from napkin.data.file_sections import (
     SEPARATOR_LINE,
     choose_split,
     has_text,
+    is_one_section,
     read_sections,
-    small_file,
 )
 from napkin.errors import CorruptFile, NapkinError, first_line
-from napkin.files import StrPath, is_marked, regular
+from napkin.files import StrPath, is_marked, regular, regular_and_size
 from napkin.tokenizer.text_input import check_utf8, utf8
 
 
@@ -262,7 +262,7 @@ def _read_documents(
     on_skip: Callable[[Path], None],
     on_inline: Callable[[Path], None],
 ) -> Iterator[Document]:
-    found = False
+    found, endings = False, None if suffixes is None else tuple(suffixes)
     for path in paths:
         if not path.is_dir():
             yield from _read_file(str(path), part_bytes, on_inline)
@@ -276,7 +276,7 @@ def _read_documents(
                     yield document
             continue
         for file in _walk(str(path), _NOT_TEXT_FOLDERS):
-            if suffixes is not None and not file.endswith(tuple(suffixes)):
+            if endings is not None and not file.endswith(endings):
                 continue
             for document in _read_file(file, part_bytes, on_inline, on_skip):
                 found = True
@@ -309,32 +309,28 @@ def _walk(folder: str, skipped_folders: frozenset[str]) -> Iterator[str]:
     # folders may be nested more deeply than Python calls functions.
     waiting = [_entries(folder, "" if folder == "." else folder if folder.endswith(os.sep) else folder + os.sep)]
     while waiting:
-        item = next(waiting[-1], None)
-        if item is None:
-            waiting.pop()
-            continue
-        path, entry = item
-        if _is(entry, "is_dir"):
-            # A link to a parent folder would make the walk endless.
-            if entry.name not in skipped_folders and not entry.is_symlink():
+        for path, entry in waiting[-1]:
+            try:
+                is_file = entry.is_file()
+                # A link to a parent folder would make the walk endless.
+                is_entered = not is_file and entry.is_dir() and not entry.is_symlink()
+            except OSError:
+                # A link that leads to itself is neither.
+                continue
+            if is_file:
+                yield path
+            elif is_entered and entry.name not in skipped_folders:
                 waiting.append(_entries(path, path + os.sep))
-        elif _is(entry, "is_file"):
-            yield path
+                break
+        else:
+            waiting.pop()
 
 
 def _entries(folder: str, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     with _readable(folder), os.scandir(folder) as entries:
-        ordered = sorted((entry for entry in entries if not entry.name.startswith(".")), key=attrgetter("name"))
+        ordered = sorted([entry for entry in entries if not entry.name.startswith(".")], key=attrgetter("name"))
     for entry in ordered:
         yield prefix + entry.name, entry
-
-
-def _is(entry: os.DirEntry[str], kind: Literal["is_dir", "is_file"]) -> bool:
-    try:
-        return getattr(entry, kind)()
-    except OSError:
-        # A link that leads to itself is neither.
-        return False
 
 
 def _read_file(
@@ -345,19 +341,13 @@ def _read_file(
 ) -> Iterable[Document]:
     """The documents of a file; one that was found in a folder has `on_skip`, and is passed to it if it is binary."""
     try:
-        descriptor = regular(path)
+        descriptor, size_bytes = regular_and_size(path)
         try:
             block = os.read(descriptor, FIRST_BLOCK_BYTES)
-            if on_skip is not None and b"\0" in block[:_BINARY_PROBE_BYTES]:
+            if on_skip is not None and block.find(b"\0", 0, _BINARY_PROBE_BYTES) >= 0:
                 on_skip(Path(path))
                 return ()
-            block, is_whole = small_file(descriptor, block, part_bytes)
-            if is_whole:
-                # Most files are small: the generators below would take longer than reading them.
-                check_utf8(block, path, 0)
-                if has_text(block):
-                    return (Document(path, data=block),)
-            else:
+            if not is_one_section(block, size_bytes, part_bytes):
                 rest, descriptor = descriptor, None
                 return _read_sections(path, rest, block, part_bytes, on_inline, on_skip is None)
         finally:
@@ -365,6 +355,10 @@ def _read_file(
                 os.close(descriptor)
     except OSError as error:
         raise _unreadable(path, error) from error
+    # Most files are small: the generators of sections would take longer than reading them.
+    check_utf8(block, path, 0)
+    if has_text(block):
+        return (Document(path, data=block),)
     if on_skip is None:
         raise _without_text(path)
     return ()

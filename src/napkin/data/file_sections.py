@@ -38,14 +38,11 @@ class Section(NamedTuple):
     continues: bool
 
 
-def small_file(descriptor: int, first_block: bytes, part_bytes: int | None) -> tuple[bytes, bool]:
-    """What has been read of an open file, of which `first_block` had been, and whether it is known to be all: a single
-    section. False where that is not cheaply found, as for larger files."""
-    is_short = len(first_block) < min(FIRST_BLOCK_BYTES, part_bytes or FIRST_BLOCK_BYTES)
-    if not is_short or SEPARATOR_LINE in first_block:
-        return first_block, False
-    more = os.read(descriptor, FIRST_BLOCK_BYTES)
-    return first_block + more, not more
+def is_one_section(first_block: bytes, size_bytes: int, part_bytes: int | None) -> bool:
+    """True if what has been read of a file of `size_bytes` is known to be all of it, and a single section. False where
+    that is not cheaply found, as for larger files."""
+    is_whole = len(first_block) == size_bytes and size_bytes < min(FIRST_BLOCK_BYTES, part_bytes or FIRST_BLOCK_BYTES)
+    return is_whole and SEPARATOR_LINE not in first_block
 
 
 def read_sections(

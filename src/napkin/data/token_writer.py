@@ -9,7 +9,7 @@ continues after them if their text is the same; if not, or with another tokenize
 
 import contextlib
 import os
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -56,6 +56,7 @@ _LARGE_BYTES = 2**25
 # With more tokens per document than this, ids are copied document by document; with fewer, all are placed by one sort.
 _TOKENS_PER_DOCUMENT = 512
 
+_Target = TypeVar("_Target")
 _Batch = TypeVar("_Batch")
 _Encoded = TypeVar("_Encoded")
 Documents = Callable[[], Iterable[Document]]
@@ -91,7 +92,7 @@ def write_token_file(
 
     def encode_into(file: BinaryIO) -> Sidecar:
         writer = TokenWriter(file, tokenizer, threads)
-        batches = _batches(((path, document) for document in documents), BYTES_PER_BATCH)
+        batches = _batches(((writer, document) for document in documents), BYTES_PER_BATCH)
         steps = lambda batch: writer.encode_beside_others(batch[1]), lambda _, encoded: writer.write(encoded)
         for _ in pipeline(batches, *steps, threads=threads):
             if progress is not None:
@@ -369,6 +370,7 @@ class _PartialFile:
     """
 
     def __init__(self, path: Path, file: BinaryIO, tokenizer: Tokenizer, threads: int) -> None:
+        self.path = path
         self.partial = _partial(path)
         self.file = file
         self.writer = TokenWriter(file, tokenizer, threads)
@@ -466,10 +468,10 @@ def _encode(
 ) -> None:
     unrecorded = 0
 
-    def write(batch: tuple[Path, list[Document]], encoded: EncodedDocuments) -> None:
+    def write(batch: tuple[_PartialFile, list[Document]], encoded: EncodedDocuments) -> None:
         nonlocal unrecorded
-        path, of_batch = batch
-        partials[path].write(of_batch, encoded)
+        partial, of_batch = batch
+        partial.write(of_batch, encoded)
         unrecorded += encoded.text_bytes
         if unrecorded >= bytes_per_record:
             for partial in partials.values():
@@ -477,34 +479,36 @@ def _encode(
                     partial.save_record()
             unrecorded = 0
 
-    def remaining() -> Iterator[tuple[Path, Document]]:
-        yield from ((path, document) for path, document in documents() if not partials[path].skips(document))
+    def remaining() -> Iterator[tuple[_PartialFile, Document]]:
+        for path, document in documents():
+            partial = partials[path]
+            if not partial.skips(document):
+                yield partial, document
         for partial in partials.values():
             partial.check_complete()
 
     batches = _batches(remaining(), min(bytes_per_record, BYTES_PER_BATCH))
 
-    def encode(batch: tuple[Path, list[Document]]) -> EncodedDocuments:
-        return partials[batch[0]].writer.encode_beside_others(batch[1])
+    def encode(batch: tuple[_PartialFile, list[Document]]) -> EncodedDocuments:
+        return batch[0].writer.encode_beside_others(batch[1])
 
-    for path, _ in pipeline(batches, encode, write, threads=threads):
-        writer = partials[path].writer
-        progress(path, writer.text_bytes, writer.n_tokens)
+    for partial, _ in pipeline(batches, encode, write, threads=threads):
+        progress(partial.path, partial.writer.text_bytes, partial.writer.n_tokens)
     # The next pass may take long.
     for partial in partials.values():
         partial.save_record()
 
 
-def _batches(documents: Iterable[tuple[Path, Document]], n_bytes: int) -> Iterator[tuple[Path, list[Document]]]:
-    """Documents for the same file in groups of at least `n_bytes`, to be encoded together."""
-    batches: dict[Path, list[Document]] = {}
-    sizes: dict[Path, int] = {}
-    for path, document in documents:
-        batches.setdefault(path, []).append(document)
-        sizes[path] = sizes.get(path, 0) + len(document.data)
-        if sizes[path] >= n_bytes:
-            yield path, batches.pop(path)
-            sizes[path] = 0
+def _batches(documents: Iterable[tuple[_Target, Document]], n_bytes: int) -> Iterator[tuple[_Target, list[Document]]]:
+    """Documents for the same target in groups of at least `n_bytes`, to be encoded together."""
+    batches: defaultdict[_Target, list[Document]] = defaultdict(list)
+    sizes: defaultdict[_Target, int] = defaultdict(int)
+    for target, document in documents:
+        batches[target].append(document)
+        sizes[target] += len(document.data)
+        if sizes[target] >= n_bytes:
+            yield target, batches.pop(target)
+            sizes[target] = 0
     yield from batches.items()
 
 
