@@ -62,7 +62,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.thorough
 def test_functions_are_compiled_with_their_own_options_and_built_once(
-    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     code = MachineCode(package, "building")
     assert code.not_cached(("sums",)) == ["sums"]
@@ -88,6 +88,17 @@ def test_functions_are_compiled_with_their_own_options_and_built_once(
     assert again.not_cached(("sums",)) == []
     again.load("sums")
     assert capsys.readouterr().err == ""
+
+    # Its machine code runs without numba.
+    program = f"""
+import sys
+from napkin.machine_code.loading import MachineCode
+MachineCode({package!r}, "building").load("sums")
+from {package}.sums import strict
+print(strict(1000), "numba" in sys.modules)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    assert subprocess.check_output([sys.executable, "-c", program], env=environment, text=True) == f"{2**24} False\n"
 
 
 @pytest.mark.thorough

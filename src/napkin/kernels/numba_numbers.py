@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
 
 from napkin.machine_code.compiled_function import jitted_with
 from napkin.machine_code.pointers import f32_at, operation, u16_at
@@ -46,12 +45,12 @@ def _as_many(kind: Any, number: Any) -> Any:
 
 bf16_at = u16_at
 """The pointer of the address of bf16 numbers, to their bits."""
-widened = operation(types.float32, types.uint16)(lambda b, x: b.bitcast(b.shl(b.zext(x, _I32), _I32(16)), _F32))
+widened = operation("float32(uint16)")(lambda b, x: b.bitcast(b.shl(b.zext(x, _I32), _I32(16)), _F32))
 """The float32 of a bf16's bits."""
-float_argument = operation(types.float32, types.int64)(lambda b, x: b.bitcast(b.trunc(x, _I32), _F32))
+float_argument = operation("float32(int64)")(lambda b, x: b.bitcast(b.trunc(x, _I32), _F32))
 """The float32 whose bits are the lower half of an int64, as compiled functions are given them."""
-nearest_integer = operation(types.float32, types.float32)(lambda b, x: _call(b, "llvm.rint", x))
-larger = operation(types.float32, types.float32, types.float32)(lambda b, x, y: _call(b, "llvm.maximum", x, y))
+nearest_integer = operation("float32(float32)")(lambda b, x: _call(b, "llvm.rint", x))
+larger = operation("float32(float32, float32)")(lambda b, x, y: _call(b, "llvm.maximum", x, y))
 """The larger of two numbers; NaN if one of them is."""
 
 
@@ -65,7 +64,7 @@ def narrow_bits(builder: Any, x: Any) -> Any:
     return builder.trunc(builder.lshr(rounded, _each(wide, 16)), _as_many(x.type, _I16))
 
 
-narrowed = operation(types.uint16, types.float32)(narrow_bits)
+narrowed = operation("uint16(float32)")(narrow_bits)
 """The bits of the nearest bf16."""
 
 
@@ -85,7 +84,7 @@ def power_of_e(builder: Any, x: Any) -> Any:
     return builder.fmul(p, builder.bitcast(exponent, kind))
 
 
-exponential = operation(types.float32, types.float32)(power_of_e)
+exponential = operation("float32(float32)")(power_of_e)
 """e^x for x of -87 to 88, within 2 units in the last place; NaN of NaN. A call of the C library would not run in
 vectors."""
 

@@ -3,6 +3,8 @@
 numba's own cache is not used, because it is made of pickles. A function that Python calls takes int64 and returns int64
 or nothing, so its object code needs no wrapper, and is loaded by LLVM alone; see loading.py for the file. numba's
 run-time library is not there then: such functions use no arrays of numba's, only addresses of what their caller made.
+numba itself, a tenth of a second of a start, is imported when something is compiled: until then, what only compiled
+functions call is deferred.
 """
 
 import ctypes
@@ -11,9 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property
 from inspect import unwrap
-from typing import Any, Self
-
-import numba
+from typing import Any, ClassVar, Self
 
 _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
 
@@ -113,6 +113,47 @@ def python_function(name: str) -> int:
     return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
 
 
+class Deferred:
+    """What compiled functions call, made by `make` when the first of them is compiled: a function or an intrinsic of
+    numba."""
+
+    made_later: ClassVar[list["Deferred"]] = []
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self.made_later.append(self)
+
+    @cached_property
+    def made(self) -> Any:
+        """What numba knows it by."""
+        return self._make()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it from Python, as tests do."""
+        return self.made(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        # numba looks for the options and the source of a function that is to be compiled with its caller's.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.made, name)
+
+
+def _tell_numba() -> None:
+    """Have numba take what is deferred for what it makes, all of it now: numba must know it before it compiles."""
+    from numba.core import registry
+    from numba.core.typing.typeof import typeof_impl
+
+    target: Any = registry.cpu_target
+
+    def type_of(deferred: Deferred, _: Any) -> Any:
+        return target.typing_context.resolve_value_type(deferred.made)
+
+    typeof_impl.register(Deferred, type_of)
+    for deferred in Deferred.made_later:
+        _ = deferred.made
+
+
 def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function that only compiled functions call; it becomes a part of their machine code."""
     return jitted_with()(function)
@@ -120,7 +161,16 @@ def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def jitted_with(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """`jitted` with options of numba.njit: its own fastmath, or inline="always" to be compiled with its caller's."""
-    return lambda function: numba.njit(**_OPTIONS | options)(unwrap(function))
+
+    def decorate(function: Callable[..., Any]) -> Deferred:
+        def make() -> Any:
+            import numba
+
+            return numba.njit(**_OPTIONS | options)(unwrap(function))
+
+        return Deferred(make)
+
+    return decorate
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,6 +236,7 @@ def _object_code(function: CompiledFunction) -> bytes:
 
     arguments = (types.int64,) * function.n_arguments
     with global_compiler_lock:
+        _tell_numba()
         native = NativeCompiler(
             function.function, registry.cpu_target, function.options, {}, pipeline_class=compiler.Compiler
         )

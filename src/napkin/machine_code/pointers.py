@@ -11,7 +11,8 @@ from inspect import Parameter, Signature, unwrap
 from typing import Any
 
 from llvmlite import ir
-from numba import extending, types
+
+from napkin.machine_code.compiled_function import Deferred
 
 _I1, _I8, _I16, _I32, _I64, _I128 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64, 128))
 _BLOCK = ir.VectorType(_I8, 64)
@@ -19,44 +20,54 @@ _ENTRIES = ir.VectorType(_I64, 8)
 _SCANNER = ir.FunctionType(_I64, [_I64] * 7)
 
 
-def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate what writes the LLVM instructions of a function of that signature: emit(builder, *values) returns the
-    value, a list of values for a tuple, or what it likes where the result is void."""
+def operation(signature: str) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate what writes the LLVM instructions of a function of that signature, by numba's names, as in
+    "int64(int64, float32)": emit(builder, *values) returns the value, a list of values for a tuple, or what it likes
+    where the result is void."""
 
     def decorate(emit: Callable[..., Any]) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            value = emit(builder, *values)
-            if result is types.void:
-                return context.get_dummy_value()
-            return context.make_tuple(builder, signature.return_type, value) if isinstance(value, list) else value
+        def make() -> Any:
+            from numba import extending, types
+            from numba.core import sigutils
 
-        def typed(typing_context: Any, *given: Any) -> Any:
-            return result(*arguments), generate
+            returned: Any
+            arguments, returned = sigutils.normalize_signature(signature)
 
-        # A runtime type checker may have wrapped it. numba counts the parameters.
-        typed = unwrap(typed)
-        names = ["typing_context", *(f"argument_{i}" for i in range(len(arguments)))]
-        typed.__signature__ = Signature([Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in names])
-        return extending.intrinsic(typed)
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                value = emit(builder, *values)
+                if returned is types.void:
+                    return context.get_dummy_value()
+                return context.make_tuple(builder, signature.return_type, value) if isinstance(value, list) else value
+
+            def typed(typing_context: Any, *given: Any) -> Any:
+                return returned(*arguments), generate
+
+            # A runtime type checker may have wrapped it. numba counts the parameters.
+            typed = unwrap(typed)
+            names = ["typing_context", *(f"argument_{i}" for i in range(len(arguments)))]
+            typed.__signature__ = Signature([Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in names])
+            return extending.intrinsic(typed)
+
+        return Deferred(make)
 
     return decorate
 
 
-def _pointer(kind: Any, llvm_kind: Any) -> Any:
-    return operation(types.CPointer(kind), types.int64)(
+def _pointer(kind: str, llvm_kind: Any) -> Any:
+    return operation(f"CPointer({kind})(int64)")(
         lambda builder, address: builder.inttoptr(address, llvm_kind.as_pointer())
     )
 
 
-i8_at = _pointer(types.int8, _I8)
-u8_at = _pointer(types.uint8, _I8)
-u16_at = _pointer(types.uint16, _I16)
-i32_at = _pointer(types.int32, _I32)
-u32_at = _pointer(types.uint32, _I32)
-i64_at = _pointer(types.int64, _I64)
-u64_at = _pointer(types.uint64, _I64)
-f32_at = _pointer(types.float32, ir.FloatType())
-f64_at = _pointer(types.float64, ir.DoubleType())
+i8_at = _pointer("int8", _I8)
+u8_at = _pointer("uint8", _I8)
+u16_at = _pointer("uint16", _I16)
+i32_at = _pointer("int32", _I32)
+u32_at = _pointer("uint32", _I32)
+i64_at = _pointer("int64", _I64)
+u64_at = _pointer("uint64", _I64)
+f32_at = _pointer("float32", ir.FloatType())
+f64_at = _pointer("float64", ir.DoubleType())
 
 
 def _load(builder: Any, address: Any, kind: Any) -> Any:
@@ -70,24 +81,24 @@ def _store(builder: Any, address: Any, value: Any) -> None:
 
 
 # A number at an address, narrow ones as int64: its low bits are stored.
-load_u8 = operation(types.int64, types.int64)(lambda b, address: b.zext(_load(b, address, _I8), _I64))
-load_u32 = operation(types.int64, types.int64)(lambda b, address: b.zext(_load(b, address, _I32), _I64))
-load_i64 = operation(types.int64, types.int64)(lambda b, address: _load(b, address, _I64))
-load_u64 = operation(types.uint64, types.int64)(lambda b, address: _load(b, address, _I64))
-store_u8 = operation(types.void, types.int64, types.int64)(lambda b, at, value: _store(b, at, b.trunc(value, _I8)))
-store_u32 = operation(types.void, types.int64, types.int64)(lambda b, at, value: _store(b, at, b.trunc(value, _I32)))
-store_i64 = operation(types.void, types.int64, types.int64)(_store)
-store_u64 = operation(types.void, types.int64, types.uint64)(_store)
+load_u8 = operation("int64(int64)")(lambda b, address: b.zext(_load(b, address, _I8), _I64))
+load_u32 = operation("int64(int64)")(lambda b, address: b.zext(_load(b, address, _I32), _I64))
+load_i64 = operation("int64(int64)")(lambda b, address: _load(b, address, _I64))
+load_u64 = operation("uint64(int64)")(lambda b, address: _load(b, address, _I64))
+store_u8 = operation("void(int64, int64)")(lambda b, at, value: _store(b, at, b.trunc(value, _I8)))
+store_u32 = operation("void(int64, int64)")(lambda b, at, value: _store(b, at, b.trunc(value, _I32)))
+store_i64 = operation("void(int64, int64)")(_store)
+store_u64 = operation("void(int64, uint64)")(_store)
 
-trailing_zeros = operation(types.int64, types.uint64)(lambda b, bits: b.cttz(bits, ir.Constant(_I1, 0)))
+trailing_zeros = operation("int64(uint64)")(lambda b, bits: b.cttz(bits, ir.Constant(_I1, 0)))
 """The index of the lowest set bit of a uint64; 64 if none is set."""
-leading_zeros = operation(types.int64, types.uint64)(lambda b, bits: b.ctlz(bits, ir.Constant(_I1, 0)))
+leading_zeros = operation("int64(uint64)")(lambda b, bits: b.ctlz(bits, ir.Constant(_I1, 0)))
 """The number of zeros above the highest set bit of a uint64; 64 if none is set."""
-set_bits = operation(types.int64, types.uint64)(lambda b, bits: b.ctpop(bits))
+set_bits = operation("int64(uint64)")(lambda b, bits: b.ctpop(bits))
 """The number of set bits of a uint64."""
 
 
-@operation(types.void, types.int64)
+@operation("void(int64)")
 def prefetch(builder: Any, address: Any) -> None:
     """Prefetch the cache line at `address`. Reads nothing: any integer is allowed."""
     name, kind = "llvm.prefetch.p0", ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
@@ -97,7 +108,7 @@ def prefetch(builder: Any, address: Any) -> None:
     builder.call(function, [builder.inttoptr(address, _I8.as_pointer()), *flags])
 
 
-@operation(types.uint64, types.uint64, types.uint64)
+@operation("uint64(uint64, uint64)")
 def folded_product(builder: Any, first: Any, second: Any) -> Any:
     """The upper half of the 128-bit product of two uint64, xor its lower half."""
     product = builder.mul(builder.zext(first, _I128), builder.zext(second, _I128))
@@ -105,7 +116,7 @@ def folded_product(builder: Any, first: Any, second: Any) -> Any:
     return builder.xor(upper, builder.trunc(product, _I64))
 
 
-@operation(types.UniTuple(types.uint64, 9), types.int64)
+@operation("UniTuple(uint64, 9)(int64)")
 def block_masks(builder: Any, address: Any) -> Any:
     """Nine masks of the 64 bytes at `address`, bit i for byte i; those that are not used cost nothing. Reads 64 bytes.
 
@@ -135,7 +146,7 @@ def block_masks(builder: Any, address: Any) -> Any:
     return [builder.bitcast(mask, _I64) for mask in masks]
 
 
-@operation(types.int64, types.int64, types.int64)
+@operation("int64(int64, int64)")
 def find_in_bucket(builder: Any, address: Any, key: Any) -> Any:
     """Find the one of the 8 uint64 at `address` whose high 40 bits are `key`, and return its low 24 bits.
 
@@ -154,7 +165,7 @@ def find_in_bucket(builder: Any, address: Any, key: Any) -> Any:
     return builder.select(none, ir.Constant(_I64, 2**32 - 1), value)
 
 
-@operation(types.int64, types.int64)
+@operation("int64(int64)")
 def least_of_16(builder: Any, address: Any) -> Any:
     """The least of the 16 uint32 at `address`. Reads 64 bytes."""
     numbers = _load(builder, address, ir.VectorType(_I32, 16))
@@ -163,20 +174,20 @@ def least_of_16(builder: Any, address: Any) -> Any:
     return builder.zext(builder.call(function, [numbers]), _I64)
 
 
-@operation(types.int64, *[types.int64] * 8)
+@operation("int64(int64, int64, int64, int64, int64, int64, int64, int64)")
 def call_scanner(builder: Any, scanner: Any, *arguments: Any) -> Any:
     """Call the scanner whose machine code is at address `scanner`; its contract is in tokenizer/numba/scanners.py."""
     return builder.call(builder.inttoptr(scanner, _SCANNER.as_pointer()), arguments)
 
 
-@operation(types.int64, types.int64, types.int64)
+@operation("int64(int64, int64)")
 def call_with_state(builder: Any, function: Any, state: Any) -> Any:
     """Call the compiled function of one argument whose machine code is at address `function`."""
     kind = ir.FunctionType(_I64, [_I64])
     return builder.call(builder.inttoptr(function, kind.as_pointer()), [state])
 
 
-@operation(types.int64, types.int64, types.int64, types.int64, types.int64)
+@operation("int64(int64, int64, int64, int64)")
 def call_with_three(builder: Any, function: Any, first: Any, second: Any, third: Any) -> Any:
     """Call the C function of three integers or pointers that is at address `function`; an int is its low 32 bits."""
     kind = ir.FunctionType(_I64, [_I64, _I64, _I64])

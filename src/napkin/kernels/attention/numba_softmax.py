@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
 from napkin.kernels.numba_numbers import narrow_bits, power_of_e
 from napkin.kernels.products.numba_dots import called, constants, fused, load, looped, spread
@@ -20,7 +19,7 @@ _LANES = 16
 _FLOATS, _INDICES = ir.VectorType(_F32, _LANES), ir.VectorType(_I32, _LANES)
 
 
-@operation(types.UniTuple(types.float32, 2), types.int64, types.int64, types.int64, types.int64, types.float32)
+@operation("UniTuple(float32, 2)(int64, int64, int64, int64, float32)")
 def exponentiate_scores(builder: Any, row: Any, n: Any, first: Any, end: Any, factor: Any) -> list[Any]:
     """row = e^(factor · row - the largest of that), from first to end; returns that largest, and the sum of the
     exponentials."""
@@ -46,7 +45,7 @@ def exponentiate_scores(builder: Any, row: Any, n: Any, first: Any, end: Any, fa
     return [top, _summed(builder, _over_vectors(builder, row, n, constants(_FLOATS, 0.0), exponentiate))]
 
 
-@operation(types.void, types.int64, types.int64, types.float32, types.int64)
+@operation("void(int64, int64, float32, int64)")
 def narrow_scaled(builder: Any, row: Any, n: Any, factor: Any, to: Any) -> None:
     """The n numbers of bf16 at `to` = factor · row."""
     of_all = spread(builder, factor, _LANES)
@@ -59,7 +58,7 @@ def narrow_scaled(builder: Any, row: Any, n: Any, factor: Any, to: Any) -> None:
     _over_vectors(builder, row, n, constants(_FLOATS, 0.0), narrow)
 
 
-@operation(types.float32, types.int64, types.int64, types.int64, types.int64, types.int64, types.float32, types.float32)
+@operation("float32(int64, int64, int64, int64, int64, float32, float32)")
 def weigh_again(builder: Any, row: Any, slope: Any, n: Any, first: Any, end: Any, factor: Any, logsumexp: Any) -> Any:
     """row = e^(factor · row - logsumexp), the weights, from first to end, where alone the weights' gradient `slope` is
     kept; returns the sum of weights · slope."""
@@ -78,7 +77,7 @@ def weigh_again(builder: Any, row: Any, slope: Any, n: Any, first: Any, end: Any
     return _summed(builder, _over_vectors(builder, row, n, nothing, weigh))
 
 
-@operation(types.void, *[types.int64] * 8, types.float32, types.float32)
+@operation("void(int64, int64, int64, int64, int64, int64, int64, int64, float32, float32)")
 def narrow_pair(
     builder: Any,
     weights: Any,

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
 
 from napkin.kernels.attention.numba_rows import bound_scores
 from napkin.kernels.attention.numba_softmax import exponentiate_scores, narrow_pair, narrow_scaled, weigh_again
@@ -70,7 +69,7 @@ def _tile(*, adds: bool) -> Any:
         for place, total in zip(places, looped(builder, n_steps, first, step), strict=True):
             builder.store(total, builder.inttoptr(place, sums.as_pointer())).align = 4
 
-    return operation(types.void, *[types.int64] * 8)(emit)
+    return operation("void(int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
 
 
 _write_tile, _add_tile = _tile(adds=False), _tile(adds=True)
@@ -95,7 +94,7 @@ def add_product(a, a_row, a_step, n_rows, b, b_panel, n_steps, c, c_row, n_colum
             _add_tile(a + row * a_row, a_row, a_step, panel, 128, n_steps, c + row * c_row + 4 * column, c_row)
 
 
-@operation(types.void, *[types.int64] * 4)
+@operation("void(int64, int64, int64, int64)")
 def _pack_square(builder: Any, x: Any, row_bytes: Any, n_rows: Any, to: Any) -> None:
     """Write 16 pairs of each of 16 rows as 16 rows of 16 pairs, 128 bytes apart; from row n_rows on they are zero."""
     pairs, int64 = ir.VectorType(_I32, _LANES), x.type
@@ -113,7 +112,7 @@ def _pack_square(builder: Any, x: Any, row_bytes: Any, n_rows: Any, to: Any) -> 
         builder.store(row, builder.inttoptr(builder.add(to, int64(128 * i)), pairs.as_pointer())).align = 4
 
 
-@operation(types.void, *[types.int64] * 4)
+@operation("void(int64, int64, int64, int64)")
 def _pair_rows(builder: Any, one: Any, other: Any, n_rows: Any, to: Any) -> None:
     """Write the pairs of 32 numbers of two rows; a row that is not among n_rows is zero."""
     narrow, pairs, int64 = ir.VectorType(ir.IntType(16), _LANES), ir.VectorType(_I32, _LANES), one.type

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
 
 from napkin.kernels.attention.numba_decode import attend_to_bf16, attend_to_float32
 from napkin.kernels.numba_numbers import (
@@ -44,14 +43,14 @@ _FIRST_BYTES = 2048
 _I32 = ir.IntType(32)
 
 
-@operation(types.int64, types.int64)
+@operation("int64(int64)")
 def _asked(builder: Any, address: Any) -> Any:
     """Call the C function at an address, which takes no arguments and returns an int."""
     function = builder.inttoptr(address, ir.FunctionType(_I32, []).as_pointer())
     return builder.sext(builder.call(function, []), address.type)
 
 
-@operation(types.void, types.int64)
+@operation("void(int64)")
 def _call(builder: Any, address: Any) -> None:
     """Call the C function at an address, which has neither arguments nor a result."""
     builder.call(builder.inttoptr(address, ir.FunctionType(ir.VoidType(), []).as_pointer()), [])

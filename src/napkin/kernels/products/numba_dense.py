@@ -13,8 +13,6 @@ registers. Sums are in float32.
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
 from napkin.kernels.numba_numbers import FASTMATH
 from napkin.kernels.products.numba_dots import called, constants, folded, fused, load, looped, prefetch, row_sums
@@ -44,7 +42,7 @@ def _has_pairs() -> bool:
     return {"avx512bf16", "avx512f"} <= processor_features()
 
 
-@operation(types.int64)
+@operation("int64()")
 def _widens_bf16(builder: Any) -> Any:
     """1 if numbers in bf16 are widened before they are multiplied, which takes longer than to read them; else 0."""
     return ir.IntType(64)(int(not _has_pairs()))
@@ -125,12 +123,14 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int, *, begins: bool = True, en
             result = row_sums(builder, totals[v * n_rows : (v + 1) * n_rows])
             builder.store(result, builder.inttoptr(to, result.type.as_pointer())).align = 4
 
-    return operation(types.void, *[types.int64] * 9)(emit)
+    return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
 
 
-@operation(types.int64)
+@operation("int64()")
 def _held_sums(builder: Any) -> Any:
     """The address of room for the sums of a tile of rows with a few groups of vectors, on the stack."""
+    from numba.core import cgutils
+
     room = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), _TILE * _GROUPS * _OF_GROUP))
     room.align = 64
     return builder.ptrtoint(room, ir.IntType(64))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
 from napkin.machine_code.compiled_function import jitted_with, processor_features
 from napkin.machine_code.pointers import operation
@@ -34,7 +33,7 @@ def prefetch(builder: Any, address: Any) -> None:
     called(builder, "llvm.prefetch.p0", ir.VoidType(), (place, _I32(0), _I32(2), _I32(1)))
 
 
-_fetch_line = operation(types.void, types.int64)(prefetch)
+_fetch_line = operation("void(int64)")(prefetch)
 
 
 @jitted_with(inline="always")

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
 
 from napkin.kernels.numba_numbers import FASTMATH, narrow_row, widen_row, widened
 from napkin.kernels.products.numba_dots import (
@@ -240,7 +239,7 @@ def _dots(form: int, has_offsets: bool, n_rows: int, n_vectors: int) -> Any:
             result = row_sums(builder, totals[vector * n_rows :][:n_rows])
             builder.store(result, builder.inttoptr(address, result.type.as_pointer())).align = 4
 
-    return operation(types.void, *[types.int64] * 10)(emit)
+    return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
 
 
 def _widen_halves(n: int) -> Any:
@@ -258,7 +257,7 @@ def _widen_halves(n: int) -> Any:
             wide = builder.bitcast(builder.or_(builder.bitcast(scaled, words), sign), _vector(_F32, n))
         builder.store(wide, builder.inttoptr(to, wide.type.as_pointer())).align = 4
 
-    return operation(types.void, types.int64, types.int64)(emit)
+    return operation("void(int64, int64)")(emit)
 
 
 _widen_eight, _widen_four, _widen_one = _widen_halves(8), _widen_halves(4), _widen_halves(1)
@@ -299,7 +298,7 @@ def _repeat(times: int) -> Any:
             at = builder.add(to, address.type(4 * first))
             builder.store(part, builder.inttoptr(at, F32X8.as_pointer())).align = 4
 
-    return operation(types.void, types.int64, types.int64)(emit)
+    return operation("void(int64, int64)")(emit)
 
 
 _repeat_twice, _repeat_four_times = _repeat(2), _repeat(4)
@@ -375,7 +374,7 @@ def _whole_piece(form: int) -> Any:
         store(builder.fdiv(largest, _F32(_LARGEST)), plus(scales, piece, 4))
         store(reduced("llvm.vector.reduce.fadd.v32f32", _F32, _F32(0.0), x), plus(sums, piece, 4))
 
-    return operation(types.void, *[types.int64] * 5)(emit)
+    return operation("void(int64, int64, int64, int64, int64)")(emit)
 
 
 _piece_for_4_bits, _piece_for_8_bits = _whole_piece(INT4), _whole_piece(INT8)

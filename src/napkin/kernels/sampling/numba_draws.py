@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
 
 from napkin.kernels.numba_numbers import FASTMATH, larger
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
@@ -36,7 +35,7 @@ _MAGIC = 1.5 * 2.0**52
 _F64, _I64 = ir.DoubleType(), ir.IntType(64)
 
 
-@operation(types.float64, types.float64)
+@operation("float64(float64)")
 def _exponential(builder: Any, x: Any) -> Any:
     """e^x of float64 that is not above 0, within 2 units in the last place. A call of the C library would not run in
     vectors."""

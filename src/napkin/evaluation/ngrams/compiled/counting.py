@@ -6,20 +6,14 @@ and w_n alone: the grams of the next lower order, and how many symbols stand bef
 """
 
 import numpy as np
-from llvmlite import ir
-from numba import types
 
 from napkin.machine_code.compiled_function import CompiledFunction
-from napkin.machine_code.pointers import i64_at, operation, u8_at, u32_at, u64_at
+from napkin.machine_code.pointers import f64_at, i64_at, u8_at, u32_at, u64_at
 
 MARK = 255
 _8 = np.uint64(8)
 _16 = np.uint64(16)
 _BYTE = np.uint64(255)
-
-f64_at = operation(types.CPointer(types.float64), types.int64)(
-    lambda builder, address: builder.inttoptr(address, ir.DoubleType().as_pointer())
-)
 
 
 @CompiledFunction
