@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 
 from napkin.hardware.form_timing import Forms
 from napkin.kernels import operator_forms
+from napkin.kernels.loss.cross_entropy import HEAD, takes_head_rows
 from napkin.kernels.operator_forms import Choice, ShapeClass
 from napkin.model.config import ModelConfig
 from napkin.planning.step import block_timing
@@ -30,14 +32,18 @@ class Timing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *fastest: str) -> None:
         self.asked: list[tuple[str, ...]] = []
         self.classes: list[ShapeClass] = []
+        self.heads: list[ShapeClass] = []
 
         def time_forms(operator: str, shape_class: ShapeClass, forms: Forms, *, default: str, **_: Any) -> Choice:
-            assert operator == "blocks"
-            self.asked.append(tuple(forms))
-            self.classes.append(shape_class)
             for passes in forms.values():
                 passes()
-            form = next(name for name in fastest if name in forms)
+            if operator == HEAD:
+                self.heads.append(shape_class)
+            else:
+                assert operator == "blocks"
+                self.asked.append(tuple(forms))
+                self.classes.append(shape_class)
+            form = next(name for name in (*fastest, default) if name in forms)
             return Choice(operator, shape_class, form, default, 1.0, dict.fromkeys(forms, 1.0))
 
         monkeypatch.setattr("napkin.hardware.form_timing.time_forms", time_forms)
@@ -169,3 +175,25 @@ print(kept_of_a_freed_block(), keep_freed_memory(), kept_of_a_freed_block())
     before, agreed, after = done.stdout.split()
     assert agreed == "True"
     assert int(before) < 2**25 < int(after)
+
+
+@pytest.mark.usefixtures("own_table")
+@pytest.mark.parametrize("form", ["tiles", "chunks"])
+def test_the_head_of_evaluations_is_timed_with_the_compiled_blocks_where_there_are_two_forms(
+    monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr(block_timing, "multiplies_pairs", lambda: True)
+    timing = Timing(monkeypatch, "compiled sdpa", form)
+    threads = torch.get_num_threads()
+    try:
+        assert chosen() == chosen(vocab_size=300, n_layers=3) == "compiled sdpa"
+        assert timing.heads == [(512, MODEL.d_model, 300)]
+        head, vectors = (torch.zeros(n, MODEL.d_model, dtype=torch.bfloat16) for n in (300, 600))
+        assert takes_head_rows(vectors, head) == (form == "tiles")
+        # Fewer rows are not timed: packing the matrix does not pay.
+        assert not takes_head_rows(vectors[:100], head)
+        monkeypatch.setattr(block_timing, "multiplies_pairs", lambda: False)
+        chosen(vocab_size=400)
+        assert len(timing.heads) == 1
+    finally:
+        torch.set_num_threads(threads)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from napkin.kernels.attention.by_tiles import MULTIPLE, multiplies_pairs
-from napkin.kernels.operator_forms import fastest_form
+from napkin.kernels.operator_forms import ShapeClass, fastest_form
 from napkin.kernels.operators import (
     adds_wide_products,
     cpu_operator,
@@ -51,6 +51,9 @@ _BYTES_PER_LOGIT = 8
 fp32."""
 _SMALLEST_IN_LOOPS = 2**18
 """Logits from which log probabilities are worth loading the compiled loop."""
+HEAD = "head_without_gradient"
+MOST_WORDS = 2**13
+"""The largest vocabulary for which the forms of a head without a gradient are timed."""
 _BLOCK_NUMBERS = 2**17
 """Numbers of the head's weight that are packed at a time, in bf16 a quarter of a small second cache."""
 _BLOCK_COLUMNS = 512
@@ -337,7 +340,12 @@ def takes_head_rows(hidden: Tensor, weight: Tensor) -> bool:
     if not (hidden.dtype == weight.dtype == torch.bfloat16 and is_computed(hidden, weight)) or width % MULTIPLE:
         return False
     default = "tiles" if multiplies_pairs() and n_rows >= CHUNK_SIZE else "chunks"
-    return fastest_form("head_without_gradient", (n_rows, width, vocab_size), default) == "tiles"
+    return fastest_form(HEAD, class_of_head(n_rows, width, vocab_size), default) == "tiles"
+
+
+def class_of_head(n_rows: int, width: int, vocab_size: int) -> ShapeClass:
+    """The class of a head without a gradient; more rows and larger vocabularies than these are alike."""
+    return (min(n_rows, CHUNK_SIZE), width, min(vocab_size, MOST_WORDS))
 
 
 def _fake_head_rows(input: Tensor, weight: Tensor, targets: Tensor, softcap: float) -> tuple[Tensor, Tensor]:

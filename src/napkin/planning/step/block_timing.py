@@ -7,11 +7,14 @@ their width and the number of tokens are bounded: a recipe is timed once, in abo
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from napkin.hardware.form_timing import choose_form
-from napkin.kernels.operator_forms import ShapeClass
+from napkin.kernels.attention.by_tiles import MULTIPLE, multiplies_pairs
+from napkin.kernels.loss.cross_entropy import CHUNK_SIZE, HEAD, MOST_WORDS, class_of_head, linear_cross_entropy
+from napkin.kernels.operator_forms import ShapeClass, pinned_forms
 from napkin.model.config import ModelConfig
 from napkin.model.config_checks import mixer_pattern
 from napkin.recipe.precision import Precision
@@ -47,6 +50,28 @@ def fastest_blocks(
 
     form = choose_form("blocks", shape_class_of(list(narrow.values()), precision), make_forms, default=default)
     return by_name[form]
+
+
+def time_head(model: ModelConfig, progress: Callable[[str], None] = lambda doing: None) -> None:
+    """Time the forms of the head of a model in bf16 without a gradient, which evaluations multiply, and keep the
+    fastest: only on a processor that may have two forms."""
+    if not multiplies_pairs() or model.d_model % MULTIPLE:
+        return
+    n_words = min(model.vocab_size, MOST_WORDS)
+
+    def make_forms() -> dict[str, Callable[[], object]]:
+        progress("timing forms of the head, once")
+        with random_state_kept("cpu"):
+            hidden, weight = (torch.randn(n, model.d_model).bfloat16() for n in (CHUNK_SIZE, n_words))
+        targets = torch.zeros(CHUNK_SIZE, dtype=torch.int64)
+
+        def evaluate(form: str) -> None:
+            with pinned_forms({HEAD: form}):
+                linear_cross_entropy(hidden, weight, targets, compiled=True)
+
+        return {form: partial(evaluate, form) for form in ("tiles", "chunks")}
+
+    choose_form(HEAD, class_of_head(CHUNK_SIZE, model.d_model, n_words), make_forms, default="tiles")
 
 
 def narrowed(recipe: Recipe) -> Recipe:

@@ -14,7 +14,7 @@ from napkin.model.config import AttentionImplementation, ModelConfig
 from napkin.model.config_checks import WIDEST_FLASH_HEAD
 from napkin.model.kernel_forms import is_worth_compiling
 from napkin.optim.registry import optimizer_entry
-from napkin.planning.step.block_timing import fastest_blocks
+from napkin.planning.step.block_timing import fastest_blocks, time_head
 from napkin.planning.step.machine import Machine, Progress
 from napkin.planning.step.run_plan import Plan
 from napkin.planning.step.site import fits
@@ -54,7 +54,10 @@ def choose_kernels(
     if recipe.training.threads is not None:
         # A choice holds for the threads that train.
         machine.prepare(recipe.training)
-    return fastest_blocks(candidates, precision, progress)
+    chosen = fastest_blocks(candidates, precision, progress)
+    if chosen.training.kernels == "compiled" and (precision.device_type, precision.products) == ("cpu", "bf16"):
+        time_head(chosen.model, progress)
+    return chosen
 
 
 def candidates_of(recipe: Recipe, precision: Precision) -> list[Recipe]:
