@@ -238,13 +238,16 @@ def fit(
         softened = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([softened, (logs - centre) / width])
 
-    logs, damping = centre.copy(), 1e-2
-    now = residuals(logs)
+    logs: NDArray[np.float64] = centre.copy()
+    damping: float = 1e-2
+    now: NDArray[np.float64] = residuals(logs)
     for _ in range(rounds):
-        slopes = np.stack([(residuals(logs + 1e-3 * unit) - now) / 1e-3 for unit in np.eye(len(logs))], axis=1)
+        slopes: NDArray[np.float64] = np.stack(
+            [(residuals(logs + 1e-3 * unit) - now) / 1e-3 for unit in np.eye(len(logs))], axis=1
+        )
         normal = slopes.T @ slopes
         while damping < 1e6:
-            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slopes.T @ now)
+            step: NDArray[np.float64] = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slopes.T @ now)
             then = residuals(logs + step)
             if then @ then < now @ now:
                 break
