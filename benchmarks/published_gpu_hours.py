@@ -4,7 +4,8 @@
 
 The rule is 6·N·T FLOPs at an MFU of 0.5. "elapsed" hours include what the run lost to failures: the plan's are then
 divided by the goodput that `napkin.accounting.failures` expects with checkpoints at the best interval. Where a layout
-or a number of devices is not published, the column "assumed" of published_gpu_hours.csv says what was taken.
+or a number of devices is not published, the column "assumed" of published_gpu_hours.csv says what was taken; a layout
+that does not fit, as where ranks keep the optimizer's state whole in place of a part, is said beside its peak.
 """
 
 import statistics
@@ -83,11 +84,12 @@ def main() -> None:
         flops = training_flops_rule(round(active), float(row["tokens"]))
         rule = flops / (RULE_MFU * run.device.peak("bf16")) / 3600
         kind = "asked" if row["model"].startswith(ASKED_FOR) else "others"
+        too_much = "" if plan.fits else f" of {format_bytes(plan.site.memory_bytes)}: does not fit"
         errors[kind].append(hours / published - 1)
         errors[f"rule {kind}"].append(rule / published - 1)
         lines.append(
             f"| {row['model']} | {run.n_devices} {row['device']} | {published:,.0f} | {hours:,.0f} | "
-            f"{hours / published - 1:+.0%} | {plan.mfu:.0%} | {format_bytes(plan.peak_bytes)} | "
+            f"{hours / published - 1:+.0%} | {plan.mfu:.0%} | {format_bytes(plan.peak_bytes)}{too_much} | "
             f"{rule / published - 1:+.0%} |"
         )
         print(lines[-1], flush=True)

@@ -90,6 +90,7 @@ def print_layout_plan(plan: LayoutPlan) -> None:
     """Print bytes of each rank of the pipeline, and the seconds of a step by what they are for."""
     site = plan.site
     trained = "" if plan.stack == "napkin" else f" with {plan.stack}"
+    _say_that_it_does_not_fit(plan)
     say(f"plan for {site.name}{trained}: {layout_name(plan)}, {plan.micro_batches:,} micro-batches per step")
     names, last = list(plan.ranks[0].by_use), len(plan.ranks) - 1
     blocks = _blocks_of_ranks(plan)
@@ -114,6 +115,13 @@ def print_layout_plan(plan: LayoutPlan) -> None:
     _print_counted(plan)
     if plan.fits:
         say(f"it fits, {format_bytes(plan.peak_bytes)} of {format_bytes(site.memory_bytes)}; {_in_all(plan)}")
+
+
+def _say_that_it_does_not_fit(plan: Plan | LayoutPlan) -> None:
+    """Print first that a step needs more than the devices have; the error that ends the command names what would."""
+    if not plan.fits:
+        memory = memory_of(plan.site.device_name, plan.site.memory_bytes)
+        say(f"it does not fit: a step needs {format_bytes(plan.peak_bytes)}, {memory}: the last line says what would")
 
 
 def _of_peak(plan: LayoutPlan) -> str:
@@ -207,6 +215,7 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
     """Print the plan's table, its seconds (split as `by` says) and whether the run fits."""
     site, precision = plan.site, plan.resolved.precision
     peak = f"{precision.products} matrix products at most {format_rate(site.matmul_peak)}"
+    _say_that_it_does_not_fit(plan)
     if site.measured:
         measured = "measured on a busy machine, and may be more" if site.disturbed else "measured"
         say(f"plan for {site.name}: {peak}, {measured}; {format_bytes(site.memory_bytes)} free")
