@@ -51,6 +51,7 @@ def planned(number: int, cache: Path, *, trains: bool = False) -> dict:
     environment = {**os.environ, **WAITING, "NAPKIN_CACHE_DIR": str(cache), "PYTHONPATH": str(Path(__file__).parent)}
     environment["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
     command = [sys.executable, "-c", PLAN, str(number), "train" if trains else "plan"]
+    print(f"recipe {number}, {cache.name}", file=sys.stderr, flush=True)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -64,6 +64,7 @@ def main() -> None:
         with Browser(folder / "profile", width=WIDTH, height=800) as browser:
             browser.do("Emulation.setScrollbarsHidden", hidden=True)
             for name in wanted:
+                print(name, flush=True)
                 if name.startswith("learn-"):
                     of_studio(browser, folder, f"/learn/{name.removeprefix('learn-')}", PICTURES / f"{name}.jpg")
                 else:

@@ -62,7 +62,8 @@ class Worker:
 
 def seconds_in_turns(workers: dict[str, Worker], rounds: int) -> Samples:
     """Begin and end the workers; the seconds of each one's steps, after two that warm up."""
-    for worker in workers.values():
+    for name, worker in workers.items():
+        print(f"{name} begins", file=sys.stderr, flush=True)
         worker.begin()
     turns = {name: worker.turn for name, worker in workers.items()}
     in_turns(turns, 2)

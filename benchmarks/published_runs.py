@@ -221,7 +221,9 @@ def main() -> None:
         fit_all(both)
     judged: dict[str, list[tuple[float, float]]] = defaultdict(list)
     all_errors: dict[str, list[tuple[float, str]]] = {"dense": [], "mixtures of experts": []}
-    for run, used in both:
+    for number, (run, used) in enumerate(both):
+        if number % 20 == 0:
+            print(f"{number} of {len(both)} runs planned", file=sys.stderr, flush=True)
         planned = run.plan()
         error = planned.seconds / run.seconds - 1
         for name in names_of(run, used):
