@@ -60,9 +60,9 @@ def collective_of(operator: Any, args: tuple, kwargs: dict) -> CollectiveCall | 
     if operation is None:
         return None
     names = [argument.name for argument in operator._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    sums = {name: _bytes_of(value) for name, value in given.items() if not isinstance(value, str)}
-    ranks = _ranks_of(given)
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    sums = {name: _bytes_of(value) for name, value in arguments.items() if not isinstance(value, str)}
+    ranks = _ranks_of(arguments)
     if operation == "all_to_all":
         data_bytes = next(size for name, size in sums.items() if name.startswith("input"))
     else:
@@ -70,7 +70,7 @@ def collective_of(operator: Any, args: tuple, kwargs: dict) -> CollectiveCall | 
     if operator.namespace == "_c10d_functional" and operation == "all_gather":
         # The operator returns the whole tensor.
         data_bytes = max(data_bytes, len(ranks) * next(iter(sums.values())))
-    peer = given.get("dst", given.get("src")) if operation in ("send", "receive") else None
+    peer = arguments.get("dst", arguments.get("src")) if operation in ("send", "receive") else None
     return CollectiveCall(operation, data_bytes, ranks, None if peer is None else ranks[peer])
 
 

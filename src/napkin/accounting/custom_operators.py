@@ -94,12 +94,12 @@ def declared_work(operator: torch._ops.OpOverload, args: tuple, kwargs: dict, re
             return OperatorWork(flops=int(flop_registry[operator.overloadpacket](*args, **kwargs, out_val=result)))
         return None
     schema = operator._schema.arguments
-    given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    given |= dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
-    if "result" in inspect.signature(formula).parameters and "result" not in given:
-        given["result"] = result
+    arguments = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    arguments |= dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
+    if "result" in inspect.signature(formula).parameters and "result" not in arguments:
+        arguments["result"] = result
     try:
-        work = formula(**given)
+        work = formula(**arguments)
         declared = work if isinstance(work, OperatorWork) else OperatorWork(flops=_whole(work))
         for name, value in vars(declared).items():
             if name != "contraction" and value is not None:

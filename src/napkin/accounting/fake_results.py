@@ -145,14 +145,14 @@ def _make(again: _Again | int | None, mode: FakeTensorMode, tensors: list) -> Te
         empty = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
         if argument is not None:
             empty.set_(tensors[argument].untyped_storage(), offset, shape, strides)
-        made = Tensor._make_subclass(FakeTensor, empty, False, dispatch_device=True, device_for_backend_keys=device)
+        fake = Tensor._make_subclass(FakeTensor, empty, False, dispatch_device=True, device_for_backend_keys=device)
     if mode._allow_unsafe_data_ptr_access:
-        torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)
     else:
-        torch._C._set_throw_on_mutable_data_ptr(made)
-    made.__dict__.update(attributes)
-    made.__dict__["fake_mode"] = mode
-    return made
+        torch._C._set_throw_on_mutable_data_ptr(fake)
+    fake.__dict__.update(attributes)
+    fake.__dict__["fake_mode"] = mode
+    return fake
 
 
 @no_type_check

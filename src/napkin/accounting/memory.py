@@ -159,8 +159,8 @@ class Memory:
 
     def trace_parameters(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Mark results computed from parameters and constants alone as stemming from parameters."""
-        made = [self.stems_from_parameters(tensor) for tensor in inputs]
-        if any(made) and all(tensor.dim() == 0 or known for tensor, known in zip(inputs, made, strict=True)):
+        stems = [self.stems_from_parameters(tensor) for tensor in inputs]
+        if any(stems) and all(tensor.dim() == 0 or known for tensor, known in zip(inputs, stems, strict=True)):
             for tensor in outputs:
                 number = self.number_of(tensor)
                 if number is not None:

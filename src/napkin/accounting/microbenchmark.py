@@ -352,13 +352,13 @@ def _with_tensors_held(args: tuple, result: Any) -> Any:
 
     That of torch's fake process group does not, and has no future, which DDP asks for.
     """
-    held = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
-    if not held or not isinstance(held[0], FakeTensor) or result is None:
+    tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
+    if not tensors or not isinstance(tensors[0], FakeTensor) or result is None:
         return result
     from torch._C._distributed_c10d import _create_work_from_future  # pyright: ignore[reportAttributeAccessIssue]
 
     future: Any = torch.futures.Future()
-    future.set_result(held)
+    future.set_result(tensors)
     work = _create_work_from_future(future).boxed()
     return (*result[:-1], work) if isinstance(result, tuple) else work
 

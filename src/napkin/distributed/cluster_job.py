@@ -191,12 +191,12 @@ def seconds_of_time_limit(text: str) -> int:
     match = TIME.fullmatch(text) if text.isascii() else None
     if match:
         days, *parts = match.groups()
-        given = [int(part) for part in parts if part is not None]
+        numbers = [int(part) for part in parts if part is not None]
         if days is None:
             # One number is minutes, two are minutes and seconds.
-            hours, minutes, seconds = {1: [0, *given, 0], 2: [0, *given], 3: given}[len(given)]
+            hours, minutes, seconds = {1: [0, *numbers, 0], 2: [0, *numbers], 3: numbers}[len(numbers)]
         else:
-            hours, minutes, seconds = [*given, 0, 0][:3]
+            hours, minutes, seconds = [*numbers, 0, 0][:3]
         total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
         if total:
             return total

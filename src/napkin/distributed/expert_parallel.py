@@ -109,8 +109,8 @@ class DroplessExchange:
         # They are sorted by rank, then by expert.
         experts = torch.arange(coming.shape[1], device=rows.device).repeat(size)
         order = experts.repeat_interleave(coming.flatten(), output_size=len(arrived)).argsort(stable=True)
-        made = self.compute(arrived.index_select(0, order), coming.sum(dim=0))
-        return all_to_all(made.index_select(0, order.argsort()), received, sent, group)
+        outputs = self.compute(arrived.index_select(0, order), coming.sum(dim=0))
+        return all_to_all(outputs.index_select(0, order.argsort()), received, sent, group)
 
 
 class CapacityExchange:
@@ -125,6 +125,6 @@ class CapacityExchange:
         size, group, room = self.group.size(), self.group, inputs.shape[1]
         each = [len(inputs) // size] * size
         arrived = all_to_all(in_products_dtype(inputs), each, each, group).unflatten(0, (size, -1))
-        made = self.compute(arrived.transpose(0, 1).flatten(1, 2))
-        returned = made.unflatten(1, (size, room)).transpose(0, 1).flatten(0, 1)
+        outputs = self.compute(arrived.transpose(0, 1).flatten(1, 2))
+        returned = outputs.unflatten(1, (size, room)).transpose(0, 1).flatten(0, 1)
         return all_to_all(returned, each, each, group)

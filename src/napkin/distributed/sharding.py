@@ -56,9 +56,9 @@ def parallelize(model: Transformer, resolved: ResolvedRecipe, ranks: Ranks) -> P
         experts = divide_experts(model, expert_mesh, token_parts=layout.token_parts, sharded=sharded)
     if device_type != "cpu" and layout.strategy != "fsdp":
         model = model.to(device_type)
-    made = _averaging(model, stages, resolved, ranks, mesh, experts)
-    made.stacked, made.experts, made.stages = stacked, experts, stages
-    return made
+    parallel_model = _averaging(model, stages, resolved, ranks, mesh, experts)
+    parallel_model.stacked, parallel_model.experts, parallel_model.stages = stacked, experts, stages
+    return parallel_model
 
 
 def _averaging(
@@ -103,9 +103,9 @@ def _pipeline(
             shard_module(stage, stage.blocks, resolved, shards, reshard_after_forward=False, experts=experts)
     elif layout.strategy == "ddp":
         averaged_over = _copies(resolved, mesh).get_group()
-    made = PipelineModel(model, ranks, layout, stages, mesh, averaged_over, parameters_apart(experts))
-    made.same_parameters = averaged_over
-    return made
+    pipeline = PipelineModel(model, ranks, layout, stages, mesh, averaged_over, parameters_apart(experts))
+    pipeline.same_parameters = averaged_over
+    return pipeline
 
 
 def _shards(resolved: ResolvedRecipe, mesh: "DeviceMesh") -> "DeviceMesh":

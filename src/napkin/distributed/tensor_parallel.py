@@ -88,10 +88,10 @@ def make_local(module: nn.Module, mesh: DeviceMesh, divided: dict[str, Divided])
         how = divided.get(name)
         here = parameter.detach() if how is None else how.part(parameter.detach(), mesh.get_local_rank(), mesh.size())
         placements = (Replicate() if how is None else Shard(how.dim),)
-        made = DTensor.from_local(
+        tensor = DTensor.from_local(
             here.contiguous(), mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
         )
-        module._parameters[name] = nn.Parameter(made, requires_grad=parameter.requires_grad)
+        module._parameters[name] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
         gradients[name] = (Partial(),) if how is None else placements
     if gradients:
         module.__class__ = _computing_locally(type(module), tuple(gradients))

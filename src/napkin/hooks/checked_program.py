@@ -258,12 +258,12 @@ def random_examples(model: nn.Module) -> list[dict[str, list[int]]]:
     if table is None:
         raise NapkinError("the model has no torch.nn.Embedding that says how many tokens there are: define examples()")
     draw = random.Random(0)
-    made = []
+    examples = []
     for number in range(64):
         ids = [draw.randrange(1, table.num_embeddings) for _ in range(4 + number // 3)]
         prompt = 0 if number % 2 else len(ids) // 3
-        made.append({"input_ids": ids, "labels": [IGNORED] * prompt + ids[prompt:]})
-    return made
+        examples.append({"input_ids": ids, "labels": [IGNORED] * prompt + ids[prompt:]})
+    return examples
 
 
 def padded_batch(examples: Sequence[Mapping[str, Any]], *, more: int = 0) -> dict[str, Tensor]:

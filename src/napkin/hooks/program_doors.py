@@ -15,8 +15,8 @@ from napkin.hooks.checked_trainer import CheckedTrainer
 def open_program(program: Any, n_examples: int) -> Checked:
     """The program that a file, a module, an object or a function is. Raises NapkinError for what is none."""
     if hasattr(program, "build") and (hasattr(program, "loss") or hasattr(program, "gradients")):
-        made = program() if inspect.isclass(program) else program
-        return ModelAndLoss(made, n_examples)
+        opened = program() if inspect.isclass(program) else program
+        return ModelAndLoss(opened, n_examples)
     trainer = getattr(program, "trainer", program)
     if callable(trainer) and any(
         each.kind is each.VAR_KEYWORD for each in inspect.signature(trainer).parameters.values()

@@ -262,16 +262,16 @@ def count_trainer_step(trainer: Any, batches: Sequence[Any], items: Any) -> Ledg
     twins = Twins()
     originals = {name: value for name, value in vars(trainer).items() if isinstance(value, nn.Module)}
     module = trainer.accelerator.unwrap_model(trainer.model)
-    made: dict[int, nn.Module] = {}
+    modules: dict[int, nn.Module] = {}
     for original in (module, *originals.values()):
         inner = trainer.accelerator.unwrap_model(original)
-        if id(inner) not in made:
-            made[id(inner)] = twins.of_module(inner)
-    model = made[id(module)]
+        if id(inner) not in modules:
+            modules[id(inner)] = twins.of_module(inner)
+    model = modules[id(module)]
     optimizer = twins.of_optimizer(getattr(trainer.optimizer, "optimizer", trainer.optimizer))
     twin = copy.copy(trainer)
     for name, original in originals.items():
-        setattr(twin, name, made[id(trainer.accelerator.unwrap_model(original))])
+        setattr(twin, name, modules[id(trainer.accelerator.unwrap_model(original))])
     for name in ("get_batch_samples", "training_step", "_run_epoch"):
         vars(twin).pop(name, None)
     # State that a step adds to, such as metrics that are logged later.

@@ -214,11 +214,11 @@ class PagedCache(KVCache):
         n = len(lengths)
         starts, ends, table = numbers[:n], numbers[n : 2 * n], numbers[2 * n :].view(n, n_blocks)
         alike = len(set(after)) == 1 and n_keys == longest
-        made = PagedPass(self, table, starts, ends, n_new, longest, n_keys, alike=alike)
+        extending = PagedPass(self, table, starts, ends, n_new, longest, n_keys, alike=alike)
         if self.states is not None:
             slots = range(len(tables)) if states is None else states
-            made.states = self.states.extend(slots, lengths, counts, n_new)
-        return made
+            extending.states = self.states.extend(slots, lengths, counts, n_new)
+        return extending
 
     def extend_by_one(
         self, table: Int[Tensor, "batch block"], ends: Int[Tensor, " batch"], longest: int

@@ -74,17 +74,17 @@ class Adapter(nn.Module):
         self.out_features, width = weight.shape
         self.active = True
         """True while the layer uses the adapter."""
-        made = {"dtype": weight.dtype, "device": weight.device}
+        options = {"dtype": weight.dtype, "device": weight.device}
         n_rows = sum(each.height for each in matrices)
         draws = torch.empty(len(matrices) * rank, width)
         if not weight.is_meta:
             # What its authors' code and peft draw: uniform, of variance 1/3 over the number of inputs.
             draws.uniform_(-(width**-0.5), width**-0.5, generator=generator)
-        self.a = nn.Parameter(draws.to(**made))
-        self.b = nn.Parameter(torch.zeros(n_rows, rank, **made))
+        self.a = nn.Parameter(draws.to(**options))
+        self.b = nn.Parameter(torch.zeros(n_rows, rank, **options))
         lengths = None
         if with_magnitude:
-            lengths = nn.Parameter(torch.cat([_lengths(weight[each.slice]) for each in matrices]).to(**made))
+            lengths = nn.Parameter(torch.cat([_lengths(weight[each.slice]) for each in matrices]).to(**options))
         self.register_parameter("magnitude", lengths)
 
     def forward(

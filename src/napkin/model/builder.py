@@ -94,7 +94,7 @@ class ModelBuilder:
         """The implementation of attention in each layer; layers that see the same tokens share it."""
         config = self.config
         scale = config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-        made = {
+        implementations = {
             window: ATTENTION_IMPLEMENTATIONS[config.resolved_attention](
                 config.n_heads,
                 scale=scale,
@@ -103,7 +103,7 @@ class ModelBuilder:
             )
             for window in dict.fromkeys(config.attention_windows)
         }
-        return [made[window] for window in config.attention_windows]
+        return [implementations[window] for window in config.attention_windows]
 
     def block(
         self, layer: int, attend: PlainAttention, positions: NoPositions

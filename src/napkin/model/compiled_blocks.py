@@ -149,7 +149,7 @@ class _Parts:
 
 def weights_of_blocks(model: Transformer) -> Blocks | None:
     """Return the weights of a model's blocks for the compiled pass; None where it computes something else."""
-    made: list[BlockWeights] = []
+    weights: list[BlockWeights] = []
     shared: set[tuple[Any, ...]] = set()
     for block in model.blocks:
         if type(block) is not Block:
@@ -174,16 +174,16 @@ def weights_of_blocks(model: Transformer) -> Blocks | None:
         if any(each is None for each in matrices):
             return None
         gains, shifts = ([getattr(norm, name, None) for norm in norms] for name in ("gain", "bias"))
-        made.append(BlockWeights(cast(Any, tuple(gains)), cast(Any, tuple(shifts)), *matrices))
+        weights.append(BlockWeights(cast(Any, tuple(gains)), cast(Any, tuple(shifts)), *matrices))
         sizes = attention.n_heads, attention.n_kv_heads, attention.head_dim
         kinds = "layer" if centred else "rms", "swiglu" if gated else "gelu_tanh"
         shared.add((*kinds, *sizes, norms[0].eps, norms[1].eps, attention.attend.scale))
-    if len(shared) != 1 or not _have_one_format(made):
+    if len(shared) != 1 or not _have_one_format(weights):
         return None
     ((norm, activation, n_heads, n_kv_heads, head_dim, eps, other_eps, scale),) = shared
     if eps != other_eps or head_dim % 2:
         return None
-    return Blocks(made, norm, activation, n_heads, n_kv_heads, head_dim, eps, scale)
+    return Blocks(weights, norm, activation, n_heads, n_kv_heads, head_dim, eps, scale)
 
 
 def ends_of_pass(model: Transformer, blocks: Blocks) -> Ends | None:

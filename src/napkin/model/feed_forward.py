@@ -354,8 +354,8 @@ class DroplessExperts(Experts):
     ) -> tuple[Float[Tensor, "assignment d_model"], Int[Tensor, ""]]:
         """The outputs of each token's experts, token by token, and 0: none was dropped."""
         order = chosen.flatten().argsort(stable=True)
-        made = self.compute(x.index_select(0, order // chosen.shape[1]), counts)
-        return made.index_select(0, order.argsort()), torch.zeros_like(counts[0])
+        outputs = self.compute(x.index_select(0, order // chosen.shape[1]), counts)
+        return outputs.index_select(0, order.argsort()), torch.zeros_like(counts[0])
 
     def compute(
         self, rows: Float[Tensor, "assignment d_model"], counts: Int[Tensor, " n_experts"]
@@ -387,9 +387,9 @@ class CapacityExperts(Experts):
         # An extra row beyond the experts' capacity takes dropped tokens.
         rows = (experts * room + before).where(fits, n_experts * room)
         dispatched = x.new_zeros(n_experts * room + 1, x.shape[1]).index_copy(0, rows, x.repeat(n_choices, 1))
-        made = self.compute(dispatched[:-1].view(n_experts, room, -1)).flatten(0, 1)
+        outputs = self.compute(dispatched[:-1].view(n_experts, room, -1)).flatten(0, 1)
         by_token = rows.view(n_choices, n_tokens).T.flatten()
-        return F.pad(made, (0, 0, 0, 1)).index_select(0, by_token), (~fits).sum()
+        return F.pad(outputs, (0, 0, 0, 1)).index_select(0, by_token), (~fits).sum()
 
     def compute(self, inputs: Float[Tensor, "n_experts room d_model"]) -> Float[Tensor, "n_experts room d_model"]:
         up, down = self.matrices()

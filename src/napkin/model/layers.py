@@ -214,9 +214,9 @@ class LinearFactory:
         """The factory, or if a device or dtype is given, another that makes its layers there."""
         if device is None and dtype is None:
             return self
-        made = copy.copy(self)
-        made.device, made.dtype = device or self.device, dtype or self.dtype
-        return made
+        factory = copy.copy(self)
+        factory.device, factory.dtype = device or self.device, dtype or self.dtype
+        return factory
 
     def linear(self, inputs: int, *outputs: int, bias: bool = False) -> Linear:
         """Matrices that read the same input, stacked: one product to launch, under autocast one cast of the input."""

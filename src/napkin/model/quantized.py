@@ -280,8 +280,8 @@ def quantized_twin(model: Transformer, to: Format, tensors: dict[str, Tensor]) -
     for name, layer in quantized_layers(model).items():
         parent, _, last = name.rpartition(".")
         rows, columns = layer.weight.shape
-        made = _checked(shapes[to](rows, columns, _of_layer(tensors, f"blocks.{name}.")), name)
-        setattr(model.blocks.get_submodule(parent), last, made)
+        twin = _checked(shapes[to](rows, columns, _of_layer(tensors, f"blocks.{name}.")), name)
+        setattr(model.blocks.get_submodule(parent), last, twin)
     rows, columns = model.head_weight.shape
     head = _checked(Int8Linear(rows, columns, _of_layer(tensors, "quantized_head.")), "quantized_head")
     model.head, model.quantized_head = None, head

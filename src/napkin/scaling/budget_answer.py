@@ -149,8 +149,8 @@ def answer_budget(
     Models are `Shapes` of the base recipe. Raises NapkinError for a budget that is not a positive number,
     and in dollars where the devices have no price.
     """
-    given = [each for each in (flops, seconds, dollars) if each is not None]
-    if len(given) != 1 or not 0 < given[0] < _MOST_FLOPS:
+    budgets = [each for each in (flops, seconds, dollars) if each is not None]
+    if len(budgets) != 1 or not 0 < budgets[0] < _MOST_FLOPS:
         raise NapkinError("give one budget above 0: --flops 1e21, --within 10days or --for 1000usd")
     shapes, machine, planner = Shapes(base), machine_of(on, device=base.training.device), SharedPlans()
     compute, found, heads = flops, None, 2

@@ -133,9 +133,9 @@ class Ladder:
         if not 0 < (seconds or dollars or 0.0) < 1e12:
             raise NapkinError(f"a budget of {seconds if dollars is None else dollars:g} has no ladder: use more than 0")
         design = design or Design()
-        made = cls(base, design, on, SharedPlans())
-        smallest = resolve(dataclasses.replace(base, model=made.shapes.model(2)), made.machine)
-        site = made.planner(smallest, made.machine).site
+        ladder = cls(base, design, on, SharedPlans())
+        smallest = resolve(dataclasses.replace(base, model=ladder.shapes.model(2)), ladder.machine)
+        site = ladder.planner(smallest, ladder.machine).site
         budget = seconds
         if dollars is not None:
             if not site.usd_per_hour:
@@ -148,21 +148,21 @@ class Ladder:
         shares = sum(design.level_factor**-level for level in range(design.levels))
         level = budget * site.matmul_peak * site.n_devices / 3 / design.sizes / shares
         for _ in range(_PASSES):
-            made.rungs = made._at(level, progress)
-            steps = sum(rung.plan.seconds for rung in made.rungs)
+            ladder.rungs = ladder._at(level, progress)
+            steps = sum(rung.plan.seconds for rung in ladder.rungs)
             # Evaluations, and what a run takes beside its steps, do not grow with its FLOPs.
-            fixed = sum(map(run_seconds, (rung.plan for rung in made.rungs))) - steps
+            fixed = sum(map(run_seconds, (rung.plan for rung in ladder.rungs))) - steps
             if fixed >= budget:
                 raise NapkinError(
-                    f"{len(made.rungs)} runs take {format_seconds(fixed)} beside their steps, the budget is "
+                    f"{len(ladder.rungs)} runs take {format_seconds(fixed)} beside their steps, the budget is "
                     f"{format_seconds(budget)}: give a larger budget, or fewer --levels or --sizes"
                 )
             if _CLOSE * budget <= steps + fixed <= budget:
                 break
             level *= 0.97 * (budget - fixed) / steps
-        for rung in made.rungs:
+        for rung in ladder.rungs:
             rung.refuse_too_short()
-        return made
+        return ladder
 
     def rung(self, flops: float, size: float = 1.0, *, progress: Callable[[str], None] = lambda doing: None) -> Rung:
         """The run of that many FLOPs whose model is `size` times as large as the rule's, with the ladder's other

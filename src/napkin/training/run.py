@@ -285,15 +285,15 @@ def _plan(method: Method, setting: Setting) -> Plan:
 
 def _on_rank_zero(folder: Path, setting: Setting, make: Callable[[], Run]) -> Run:
     """Rank 0 makes or opens the run; the others read what it has written."""
-    made: list[Run] = []
+    runs: list[Run] = []
 
     def make_and_agree() -> int | str | None:
-        made.append(make())
-        return made[0][0].recipe.training.micro_batch_size
+        runs.append(make())
+        return runs[0][0].recipe.training.micro_batch_size
 
     micro_batch_size = setting.ranks.broadcast_from_zero(make_and_agree)
     if setting.ranks.is_rank_zero:
-        return made[0]
+        return runs[0]
     run = ReadOnlyRunFolder.open(folder)
     # Resolved from each rank's own free memory, "auto" could differ between ranks.
     training = dataclasses.replace(run.recipe.training, micro_batch_size=micro_batch_size)

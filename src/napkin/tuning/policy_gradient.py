@@ -500,30 +500,30 @@ def advantages_of(
     reward that is not a finite number.
     """
     parts = parts_of(config)
-    given = torch.as_tensor(np.asarray(rewards, dtype=np.float64))
+    table = torch.as_tensor(np.asarray(rewards, dtype=np.float64))
     sizes = torch.as_tensor(np.asarray(lengths, dtype=np.int64))
     is_truncated = (
         sizes >= config.max_answer if truncated is None else torch.as_tensor(np.asarray(truncated, dtype=bool))
     )
-    for group, completion in (~given.isfinite()).nonzero().tolist():
+    for group, completion in (~table.isfinite()).nonzero().tolist():
         name = f" '{prompts[group][:60]}'" if prompts else ""
         raise NapkinError(
             f"the reward of completion {completion + 1} to prompt {group + 1}{name} is "
-            f"{float(given[group, completion])}: let the reward be a finite number"
+            f"{float(table[group, completion])}: let the reward be a finite number"
         )
-    equal = has_equal_rewards(given)
-    shaped = given
+    equal = has_equal_rewards(table)
+    shaped = table
     if parts.overlong == "penalty":
         # A truncated completion would have been longer still.
         reached = torch.where(is_truncated, config.max_answer, sizes)
-        shaped = given + overlong_penalty(reached, max_length=config.max_answer, window=overlong_window(config))
-    trained_on = torch.ones_like(given, dtype=torch.bool)
+        shaped = table + overlong_penalty(reached, max_length=config.max_answer, window=overlong_window(config))
+    trained_on = torch.ones_like(table, dtype=torch.bool)
     if parts.drop_equal_groups:
         trained_on &= ~equal[:, None]
     if parts.overlong == "mask":
         trained_on &= ~is_truncated
     if parts.only_rewarded:
-        trained_on &= given > 0
+        trained_on &= table > 0
     advantages = torch.ones_like(shaped) if parts.only_rewarded else ADVANTAGES[parts.advantage](shaped)
     return Credit(advantages, trained_on, shaped, int(equal.sum()))
 

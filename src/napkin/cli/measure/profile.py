@@ -95,11 +95,11 @@ def _with_recipe_of_run(arguments: Sequence[str]) -> Sequence[str]:
 
 def _refuse_existing(options: ProfileOptions) -> None:
     paths = {name: getattr(options, name.replace("-", "_")) for name in ("page", "trace", "memory-snapshot")}
-    given = [(name, path) for name, path in paths.items() if path is not None]
-    for (name, path), (other, same) in combinations(given, 2):
+    outputs = [(name, path) for name, path in paths.items() if path is not None]
+    for (name, path), (other, same) in combinations(outputs, 2):
         if path == same:
             raise NapkinError(f"--{name} and --{other} are both '{path}': name two files")
-    for name, path in given:
+    for name, path in outputs:
         refuse_existing(Path(path), option=f"--{name}")
 
 

@@ -93,11 +93,11 @@ def print_only_plan(options: SpeedrunOptions) -> int:
     """Print what every stage would take."""
     with tempfile.TemporaryDirectory() as folder, progress_line("planning") as line:
         paths, _ = pages_of(options, Path(folder) / "pages")
-        made = make_first_plan(paths, options.out, options.minutes, options.seed, line.retitle)
+        first_plan = make_first_plan(paths, options.out, options.minutes, options.seed, line.retitle)
     if options.json:
-        print_json({"design": made.design, "stages": made.stages})
+        print_json({"design": first_plan.design, "stages": first_plan.stages})
     else:
-        print_plan(made)
+        print_plan(first_plan)
     return 0
 
 
@@ -184,11 +184,13 @@ def open_or_plan(folder: Path, options: SpeedrunOptions) -> Speedrun:
     begin = time.perf_counter()
     paths, n_pages = pages_of(options, folder / "pages")
     with progress_line("planning") as line:
-        made = make_first_plan(paths, str(folder), options.minutes, options.seed, line.retitle)
-    print_plan(made)
-    write_inputs(folder, made)
-    stages = {name: StageFile(rows) for name, rows in made.stages.items()}
-    run = Speedrun(folder, SpeedrunFile(wanted, made.design, stages, time.perf_counter() - begin, made_pages=n_pages))
+        first_plan = make_first_plan(paths, str(folder), options.minutes, options.seed, line.retitle)
+    print_plan(first_plan)
+    write_inputs(folder, first_plan)
+    stages = {name: StageFile(rows) for name, rows in first_plan.stages.items()}
+    run = Speedrun(
+        folder, SpeedrunFile(wanted, first_plan.design, stages, time.perf_counter() - begin, made_pages=n_pages)
+    )
     # Written last: without this file, everything above is done again.
     run.replace()
     return run
@@ -251,10 +253,10 @@ def finish(run: Speedrun) -> None:
 def typed(run: Speedrun) -> str:
     """The command that continues a speedrun."""
     options = run.file.options
-    given = [*options["pages"], "--out", str(run.folder), "--minutes", f"{options['minutes']:g}"]
-    given += ["--seed", str(options["seed"])] if options["seed"] else []
-    given += [] if options["usd_per_hour"] is None else ["--usd-per-hour", f"{options['usd_per_hour']:g}"]
-    return f"napkin speedrun {shlex.join(given)}"
+    words = [*options["pages"], "--out", str(run.folder), "--minutes", f"{options['minutes']:g}"]
+    words += ["--seed", str(options["seed"])] if options["seed"] else []
+    words += [] if options["usd_per_hour"] is None else ["--usd-per-hour", f"{options['usd_per_hour']:g}"]
+    return f"napkin speedrun {shlex.join(words)}"
 
 
 def print_outcome(file: SpeedrunFile) -> None:

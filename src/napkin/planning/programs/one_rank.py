@@ -295,17 +295,17 @@ def _is_cuda(device: Any) -> bool:
 @no_type_check
 def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
     """Convert parameters and buffers, which torch's own function cannot do with fake ones; ties are kept."""
-    made: dict[int, nn.Parameter] = {}
+    copies: dict[int, nn.Parameter] = {}
     for module in self.modules() if recurse else (self,):
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            if id(parameter) not in made:
+            if id(parameter) not in copies:
                 with torch.no_grad():
                     converted = fn(parameter)
                 same = converted is parameter
-                made[id(parameter)] = parameter if same else nn.Parameter(converted, parameter.requires_grad)
-            module._parameters[name] = made[id(parameter)]
+                copies[id(parameter)] = parameter if same else nn.Parameter(converted, parameter.requires_grad)
+            module._parameters[name] = copies[id(parameter)]
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = fn(buffer)

@@ -42,20 +42,20 @@ def plan_engine_service(
     its longest, of at most `max_running` sequences. Raises NapkinError for what does not fit, into the model's context,
     the cache, or memory.
     """
-    config, given = config_of(model), model if isinstance(model, Transformer) else None
+    config, timed = config_of(model), model if isinstance(model, Transformer) else None
     size, context = load.input_tokens + load.output_tokens, load.input_tokens + load.output_tokens / 2
     if size > config.context_length:
         raise NapkinError(
             f"{load.input_tokens:,} + {load.output_tokens:,} tokens are more than the model's context of "
             f"{config.context_length:,}: use smaller input_tokens and output_tokens"
         )
-    dtype = torch.bfloat16 if given is None else given.dtype
+    dtype = torch.bfloat16 if timed is None else timed.dtype
     cache = _engine_cache(config, dtype, "int8" if int8 else "auto", load, cache_bytes, max_running, drafting)
     work = count_work(config)
-    model_weights = work.parameters * dtype.itemsize if given is None else weight_bytes_of(given)
+    model_weights = work.parameters * dtype.itemsize if timed is None else weight_bytes_of(timed)
     weight_bytes = model_weights + (0 if drafting is None else drafting.weight_bytes(dtype))
     needed, free = weight_bytes + cache.bytes, psutil.virtual_memory().available
-    if given is None and needed > free:
+    if timed is None and needed > free:
         raise NapkinError(
             f"weights and KV cache take {format_bytes(needed)}, this machine has {format_bytes(free)} free: use a "
             "smaller model or fewer requests, or name accelerators with --on"

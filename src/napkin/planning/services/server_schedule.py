@@ -305,9 +305,9 @@ class _Simulation:
     def _new(self) -> _Request:
         number, load = len(self.requests), self.load
         lengths = (self._length(load.input_tokens), self._output_length())
-        made = _Request(number, *lengths, number // self.clients, len(self.rows))
-        self.requests.append(made)
-        return made
+        request = _Request(number, *lengths, number // self.clients, len(self.rows))
+        self.requests.append(request)
+        return request
 
     def _length(self, tokens: float) -> int:
         longest = max(1, round(tokens))
