@@ -10,6 +10,7 @@ from napkin.accounting import count
 from napkin.errors import NapkinError
 from napkin.inference.generation import cache_for, generate, prefill
 from napkin.inference.settings import Sampling
+from napkin.kernels.products.quantized import integer_product
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import ContiguousCache
 from napkin.model.layers import Linear
@@ -67,6 +68,28 @@ def test_a_product_with_its_bias_is_rounded_once_and_the_same_for_each_vector_al
         # A number of x is off by up to 1/65534 of the largest of 32, and bf16 rounds by up to 2^-8.
         bound = x.double().abs().amax() * exact.double().abs().sum(dim=1) / 65534 + 2**-8 * expected.abs()
         assert ((result.double() - expected).abs() <= 1.01 * bound).all()
+
+
+@pytest.mark.parametrize("largest", [1.0, 100.0, 10_000.0])
+@pytest.mark.parametrize(("n_vectors", "rows", "columns", "group_size"), [(3, 45, 544, 64), (70, 66, 1056, 128)])
+def test_products_with_vectors_in_fp32_are_off_by_the_rounding_of_32_numbers_and_no_more(
+    n_vectors: int, rows: int, columns: int, group_size: int, largest: float
+) -> None:
+    x = torch.randn(n_vectors, columns, generator=torch.Generator().manual_seed(3))
+    x[:, 7] *= largest
+    for layer in layers(rows, columns, group_size):
+        whole = layer.values * layer.scales.float().unsqueeze(-1) if isinstance(layer, Int8Linear) else None
+        exact = layer.exact_weight() if isinstance(layer, Int4Linear) else whole
+        assert exact is not None
+        with torch.inference_mode():
+            result = integer_product(x, layer.values, layer.scales, layer.middles, None, layer.bias)
+        assert layer.bias is not None
+        expected = x.double() @ exact.double().T + layer.bias.double()
+        pieces = x.double().abs().unflatten(1, (-1, 32)).amax(2).repeat_interleave(32, dim=1)
+        filled = exact.double().abs()
+        # Rounding of numbers, and sums in fp32 of terms that are up to 16 scales.
+        bound = pieces @ filled.T / 65534 + 2**-18 * (x.double().abs() @ filled.T)
+        assert ((result.double() - expected).abs() <= 1.01 * bound + 1e-6).all()
 
 
 @pytest.mark.parametrize(("rows", "columns", "group_size"), SHAPES)

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,7 +46,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LEAST_CAPABILITY = (8, 0)
 """The least compute capability of an NVIDIA GPU: bf16 and asynchronous copies into shared memory begin with Ampere."""
 
-_SMALLEST_SHARE = 2**15
+SMALLEST_SHARE = 2**15
 """Numbers of a thread's share from which it is worth having: a team begins within some 5 microseconds, as long as
 computing some 25,000 numbers."""
 _SMALLEST_SHARE_OF_PYTHON = 2**18
@@ -189,6 +188,21 @@ def may_be_compiled() -> bool:
     return torch.is_inference_mode_enabled() and not faked
 
 
+def is_unwatched(x: Tensor, other: Tensor) -> bool:
+    """True if what computes an operator may be called without torch's dispatcher, which takes as long as a small
+    product: in inference mode, for plain tensors on a CPU, while no mode, compiler or profiler sees calls."""
+    return (
+        torch.is_inference_mode_enabled()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and type(x) is type(other) is Tensor
+        and x.is_cpu
+        and other.is_cpu
+    )
+
+
 def adds_wide_products(total: Tensor) -> bool:
     """True if torch adds products of narrower matrices to that tensor in its own format and in its place: cuBLAS does.
 
@@ -232,17 +246,20 @@ def on_threads(
     worth it.
     """
     loop, first, last = _loaded(kernel), _as_integers(before), _as_integers(after)
-    n_threads = torch.get_num_threads()
-    team = team_of_threads()[0] if n_threads > 1 else None
-    smallest = _SMALLEST_SHARE_OF_PYTHON if team is None else _SMALLEST_SHARE
-    n = min(n_threads, n_rows, max(n_rows * n_columns // smallest, 1))
+    n_threads, n, team = torch.get_num_threads(), 1, None
+    if n_threads > 1:
+        team = team_of_threads()[0]
+        smallest = _SMALLEST_SHARE_OF_PYTHON if team is None else SMALLEST_SHARE
+        n = min(n_threads, n_rows, max(n_rows * n_columns // smallest, 1))
     if n == 1:
-        loop(*first, 0, n_rows, *last, _buffer(buffer_size))
+        loop.call_alone((*first, 0, n_rows, *last, _buffer(buffer_size)))
         return
     size = (buffer_size // _LINE + 2) * _LINE
     buffer = _buffer(n * size)
-    ends = pairwise([n_rows * part // n for part in range(n + 1)])
-    parts = [(*first, start, stop, *last, buffer + 4 * size * part) for part, (start, stop) in enumerate(ends)]
+    parts = list[tuple[int, ...]]()
+    for part in range(n):
+        rows = n_rows * part // n, n_rows * (part + 1) // n
+        parts.append((*first, *rows, *last, buffer + 4 * size * part))
     if team is None:
         on_python_threads(loop, parts)
     else:
@@ -270,11 +287,13 @@ def _as_integers(arguments: Sequence[Tensor | float | None]) -> list[int]:
     return [
         each
         if type(each) is int
+        else 0
+        if each is None
         else each.data_ptr()
         if isinstance(each, Tensor)
         else struct.unpack("<i", struct.pack("<f", each))[0]
         if isinstance(each, float)
-        else each or 0
+        else int(each)
         for each in arguments
     ]
 
@@ -294,10 +313,8 @@ class Team(NamedTuple):
 
     def run(self, kernel: "CompiledFunction", parts: Sequence[tuple[int, ...]], n_threads: int) -> None:
         """Make the calls, on a team as large as that of torch's operators: it would be made anew for another size."""
-        given = [self.thread_number, self.n_threads, len(parts)]
-        for part in parts:
-            given += part
-        self.parallel(kernel.parts_address, (ctypes.c_int64 * len(given))(*given), n_threads, 0)
+        given = kernel.of_parts(self.thread_number, self.n_threads, parts)
+        self.parallel(kernel.parts_address, given, n_threads, 0)
 
 
 @functools.cache

@@ -8,11 +8,13 @@ functions call is deferred.
 """
 
 import ctypes
+import struct
 import sys
 from collections import defaultdict
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
 from inspect import unwrap
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
@@ -60,9 +62,19 @@ class CompiledFunction:
         """The address of a C function by which the threads of an OpenMP team share several calls, its parts.
 
         Its argument is the address of int64: the addresses of omp_get_thread_num and omp_get_num_threads, the number of
-        parts, and the arguments of each. Of n threads, thread i makes the calls i, i + n, i + 2n, ...
+        parts, and the arguments of each. Of n threads, thread i makes the calls i, i + n, i + 2n, ... Without these
+        functions, which are 0 then, the first call is made.
         """
         return self._loaded.get_function_address(_parts_name(self.name))
+
+    def call_alone(self, arguments: Sequence[int]) -> None:
+        """Run its machine code without a result; ctypes would convert many arguments one by one, in microseconds."""
+        self._run_parts(_int64s(len(arguments) + 3).pack(0, 0, 1, *arguments))
+
+    def of_parts(self, thread_number: int, n_threads: int, parts: Sequence[Sequence[int]]) -> bytes:
+        """What `parts_address` takes, of two functions' addresses and the arguments of each part."""
+        size = 3 + len(parts) * self.n_arguments
+        return _int64s(size).pack(thread_number, n_threads, len(parts), *chain.from_iterable(parts))
 
     def builtin(self, *numbers: int) -> Callable[[Any], Any]:
         """A function of one Python object that runs its machine code, with a tenth of the overhead of a call; it keeps
@@ -84,8 +96,17 @@ class CompiledFunction:
         return _load(_object_code(self) if self._code is None else self._code)
 
     @cached_property
+    def _run_parts(self) -> Callable[[bytes], None]:
+        return ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self.parts_address)
+
+    @cached_property
     def _call(self) -> Callable[..., int]:
         return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * self.n_arguments)(self.address)
+
+
+@cache
+def _int64s(n: int) -> struct.Struct:
+    return struct.Struct(f"{n}q")
 
 
 class _Method(ctypes.Structure):
@@ -265,12 +286,23 @@ def _add_parts(module: Any, function: Any) -> None:
     int32, int64 = ir.IntType(32), ir.IntType(64)
     address = ir.FunctionType(int32, []).as_pointer()
     parts = ir.Function(module, ir.FunctionType(ir.VoidType(), [int64.as_pointer()]), _parts_name(function.name))
-    entry, ask, call, leave = (parts.append_basic_block(name) for name in ("entry", "ask", "call", "leave"))
+    entry, alone, together, ask, call, leave = (
+        parts.append_basic_block(name) for name in ("entry", "alone", "together", "ask", "call", "leave")
+    )
     builder, given = ir.IRBuilder(entry), parts.args[0]
 
     def number(index: Any) -> Any:
         return builder.load(builder.gep(given, [index]))
 
+    def make_call(part: Any) -> None:
+        first = builder.add(builder.mul(part, int64(len(function.args))), int64(3))
+        builder.call(function, [number(builder.add(first, int64(i))) for i in range(len(function.args))])
+
+    builder.cbranch(builder.icmp_signed("==", number(int64(0)), int64(0)), alone, together)
+    builder.position_at_end(alone)
+    make_call(int64(0))
+    builder.ret_void()
+    builder.position_at_end(together)
     thread, n_threads = (
         builder.sext(builder.call(builder.inttoptr(number(int64(i)), address), []), int64) for i in range(2)
     )
@@ -280,9 +312,8 @@ def _add_parts(module: Any, function: Any) -> None:
     part = builder.phi(int64)
     builder.cbranch(builder.icmp_signed("<", part, n_parts), call, leave)
     builder.position_at_end(call)
-    first = builder.add(builder.mul(part, int64(len(function.args))), int64(3))
-    builder.call(function, [number(builder.add(first, int64(i))) for i in range(len(function.args))])
-    part.add_incoming(thread, entry)
+    make_call(part)
+    part.add_incoming(thread, together)
     part.add_incoming(builder.add(part, n_threads), call)
     builder.branch(ask)
     builder.position_at_end(leave)

@@ -22,8 +22,8 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
+from napkin.kernels.products.numba_forms import PIECE
 from napkin.kernels.products.quantized import (
-    PIECE,
     integer_product,
     products_dtype,
     quantized_product,
@@ -110,18 +110,22 @@ class QuantizedLinear(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
-        # What does nothing is not called: a small matrix is multiplied in the time of a few calls of torch's.
-        vectors, scales = x if x.ndim == 2 else x.reshape(-1, self.in_features), self.scales
+        # What does nothing is not called: a small matrix is multiplied in the time of a few calls of torch's, or of
+        # asking a module for a tensor.
+        vectors, held = x if x.ndim == 2 else x.reshape(-1, self.in_features), self._buffers
+        values, scales = held["values"], held["scales"]
+        assert values is not None
+        assert scales is not None
         in_bf16 = products_dtype(scales) == torch.bfloat16
         if in_bf16 and x.dtype != torch.bfloat16:
             vectors = vectors.to(torch.bfloat16)
         n_vectors = vectors.shape[0]
-        if (n_vectors <= _FEW or not in_bf16) and self.has_compiled_loop:
-            others = self.middles, self.minima, self.bias
-            result = integer_product(self._scaled(vectors), self.values, scales, *others)
+        if (n_vectors <= _FEW or not in_bf16) and values.is_cpu and self._has_whole_pieces:
+            others = held.get("middles"), held.get("minima"), held.get("bias")
+            result = integer_product(self._scaled(vectors), values, scales, *others)
         else:
-            if in_bf16 and reads_integers(self.values, scales, n_vectors):
-                result = quantized_product(self._scaled(vectors).contiguous(), self.values, scales, self.middles)
+            if in_bf16 and reads_integers(values, scales, n_vectors):
+                result = quantized_product(self._scaled(vectors).contiguous(), values, scales, self.middles)
             else:
                 result = F.linear(vectors.to(self.dtype), self.weight)
             result = result if self.bias is None else result + self.bias
@@ -129,7 +133,7 @@ class QuantizedLinear(nn.Module):
         return result if x.ndim == 2 else result.view(*x.shape[:-1], self.out_features)
 
     def _scaled(self, vectors: Tensor) -> Tensor:
-        factors = self.factors
+        factors = self._buffers.get("factors")
         return vectors if factors is None else vectors * factors
 
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from napkin.kernels.attention.decode import Slots
 from napkin.kernels.operators import KERNELS, Team, may_be_compiled, team_of_threads
 from napkin.kernels.products.linear import MULTIPLE_OF_COLUMNS
-from napkin.kernels.products.quantized import PIECE, SCALE_FORMATS, integer_form, products_dtype
+from napkin.kernels.products.numba_forms import NUMBERS, PIECE
+from napkin.kernels.products.quantized import compiled_form, products_dtype
 
 _LINE = 64
 """Bytes of a line of the processor's cache, which two threads should not both write."""
-_NUMBERS = 3
 _NORMS = {"rms": 1, "layer": 2}
 _ACTIVATIONS = {"swiglu": 0, "gelu_tanh": 1}
 """Codes of the activations in numba_blocks.py."""
@@ -50,8 +50,7 @@ class IntegerMatrix:
     def described(self) -> list[int]:
         """The numbers that describe it to the compiled pass."""
         offsets = self.middles if self.minima is None else self.minima
-        form = integer_form(self.values, self.minima)
-        sizes = [self.n_columns // PIECE, self.scales.shape[1], SCALE_FORMATS[self.scales.dtype], form]
+        sizes = compiled_form(self.values, self.scales, self.middles, self.minima)
         return [*map(_address, (self.values, self.scales, offsets, self.biases)), *sizes, _address(self.factors)]
 
 
@@ -79,7 +78,7 @@ class Matrix:
 
     def described(self) -> list[int]:
         """The numbers that describe it to the compiled pass."""
-        return [_address(self.weight), 0, 0, _address(self.biases), self.n_columns, 0, 0, _NUMBERS, 0]
+        return [_address(self.weight), 0, 0, _address(self.biases), self.n_columns, 0, 0, NUMBERS, 0]
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,7 @@ class Blocks:
         matrices = self.blocks[0].matrices
         widest, most_rows = max(each.n_columns for each in matrices), max(map(_rows_of, matrices))
         # A row, the numbers that matrices are multiplied by, their scales and sums by pieces, and a buffer.
-        of_row = 4 * widest + n_rows * (4 * (widest + PIECE) + 8 * (widest // PIECE)) + 32
+        of_row = 4 * (widest + PIECE) + n_rows * (4 * (widest + 5 * PIECE) + 8 * (widest // PIECE)) + 32
         group = self.n_heads // self.n_kv_heads
         buffer = max(12 * (widest // PIECE) + 16, group * (longest + 1), self.head_dim, most_rows)
         own_bytes = of_row + 4 * buffer

@@ -28,12 +28,12 @@ from napkin.kernels.numba_numbers import (
 from napkin.kernels.pointwise.numba_pointwise import gelu_tanh
 from napkin.kernels.products.numba_dense import multiply_bf16, multiply_float32
 from napkin.kernels.products.numba_dots import fetch
-from napkin.kernels.products.numba_integers import INT8, PIECE, multiply_rows, number_bytes, take_integers
+from napkin.kernels.products.numba_forms import NUMBERS, PIECE
+from napkin.kernels.products.numba_integers import multiply_rows, take_integers
+from napkin.kernels.products.numba_quantized import vector_bytes
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
 from napkin.machine_code.pointers import f32_at, i64_at, operation
 
-NUMBERS = 3
-"""The form of a matrix that is not quantized: its numbers have the model's format."""
 NO_NORM, RMS_NORM, LAYER_NORM = range(3)
 SWIGLU, GELU_TANH = range(2)
 
@@ -117,7 +117,7 @@ def _take(x, x_row, gain, shift, norm, is_bf16, eps, n_rows, n, matrix, row, num
                 _scale(row, matrix[8], n)
         of_pieces = 4 * matrix[4] * b
         take_integers(
-            row, n, matrix[4], matrix[7] != INT8, numbers + number_bytes(matrix[4]) * b, scales + of_pieces,
+            row, n, matrix[4], matrix[5], matrix[7], numbers + vector_bytes(matrix[4]) * b, scales + of_pieces,
             sums + of_pieces,
         )  # fmt: skip
 
@@ -330,8 +330,8 @@ def decode(given):
     written = wide + 4 * n_rows * wide_row
     row = own + thread * own_bytes
     pieces = (widest + PIECE - 1) // PIECE
-    numbers = row + 4 * pieces * PIECE
-    scales = numbers + 4 * (pieces + 1) * PIECE * n_rows
+    numbers = row + 4 * (pieces + 1) * PIECE
+    scales = numbers + 4 * (pieces + 5) * PIECE * n_rows
     sums = scales + 4 * pieces * n_rows
     # Sums are read in eights.
     buffer = sums + 4 * pieces * n_rows + 32

@@ -105,8 +105,8 @@ def folded(builder: Any, total: Any) -> Any:
     return builder.fadd(*(builder.shuffle_vector(total, total, places) for places in halves))
 
 
-def _add_products(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
-    """Each int32 of a total and four products of bytes, by VNNI."""
+def add_products(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    """Each int32 of a total and four products of bytes, unsigned by signed ones, by VNNI."""
     name = f"llvm.x86.avx512.vpdpbusd.{32 * total.type.count}"
     given = total, builder.bitcast(unsigned, total.type), builder.bitcast(signed, total.type)
     return called(builder, name, total.type, given)
@@ -122,12 +122,12 @@ def byte_dots(builder: Any, planes: Sequence[Any], row_part: Callable[[Any], Any
     sums = ir.VectorType(_I32, upper.type.count // 4)
     middle, eights = constants(upper.type, -128), constants(sums, 8)
     # Bytes count from -128: the first factor has to be unsigned.
-    beyond = builder.shl(_add_products(builder, constants(sums, 0), middle, upper), eights)
+    beyond = builder.shl(add_products(builder, constants(sums, 0), middle, upper), eights)
 
     def dots(address: Any) -> Any:
         signed = row_part(address)
-        total = _add_products(builder, constants(sums, 0), builder.xor(signed, middle), upper)
-        total = _add_products(builder, builder.shl(total, eights), lower, signed)
+        total = add_products(builder, constants(sums, 0), builder.xor(signed, middle), upper)
+        total = add_products(builder, builder.shl(total, eights), lower, signed)
         return builder.sub(total, beyond)
 
     return dots
@@ -143,9 +143,9 @@ def nibble_dots(builder: Any, low: Any, high: Any, planes: Sequence[Any]) -> Any
     upper_n, lower_n, upper_m, lower_m = planes
     if "avxvnni" in features or {"avx512vnni", "avx512vl"} <= features:
         sums = ir.VectorType(_I32, low.type.count // 4)
-        total = _add_products(builder, constants(sums, 0), low, upper_n)
-        total = builder.shl(_add_products(builder, total, high, upper_m), constants(sums, 8))
-        return _add_products(builder, _add_products(builder, total, lower_n, low), lower_m, high)
+        total = add_products(builder, constants(sums, 0), low, upper_n)
+        total = builder.shl(add_products(builder, total, high, upper_m), constants(sums, 8))
+        return add_products(builder, add_products(builder, total, lower_n, low), lower_m, high)
     if "avx2" in features:
 
         def pairs(unsigned: Any, signed: Any) -> Any:

@@ -4,7 +4,7 @@ The numbers of a vector become integers too, of 16 bits: 32 of them, a piece, sh
 value over 32767. The sums of a piece are then exact in int32, and one conversion and one multiplication by both scales
 is what a piece costs beside them; a number is off by at most 1/65534 of the largest of its piece.
 
-    x · w = Σ over pieces: scale · (Σ q · n) · scale of the piece + offset · Σ x
+    x · w = Σ over pieces: (scale · Σ q · n + offset · Σ n) · scale of the piece
 
 Four rows at a time read the vector once, and two vectors at a time the rows. What a vector's product is does not depend
 on how many vectors there are.
@@ -31,22 +31,21 @@ from napkin.kernels.products.numba_dots import (
     spread,
     word_dots,
 )
+from napkin.kernels.products.numba_forms import BF16, FP32, GROUPED_INT4, INT4, INT8, PIECE, WHOLE_INT8
+from napkin.kernels.products.numba_quantized import (
+    AHEAD,
+    ROWS,
+    is_wide,
+    multiplies_64_bytes,
+    multiply_grouped,
+    multiply_whole,
+    spread_pieces,
+    take_whole,
+    vector_bytes,
+)
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with, processor_features
 from napkin.machine_code.pointers import f32_at, operation, u16_at
 
-PIECE = 32
-"""Numbers that share a scale in a vector, and that divide the groups of a matrix."""
-BF16, FP32 = 0, 2
-"""Formats of a matrix's scales and offsets; 1 is fp16."""
-INT8, INT4 = 0, 1
-"""The forms of a matrix: q from -128 to 127; q from 0 to 15; 2 is q from 0 to 15, minus 8."""
-
-_ROWS = 4
-_AHEAD = 16384
-"""Bytes ahead of those that are multiplied that rows are fetched, one line after the other: four rows side by side, as
-they are read, are not what the processor foresees. It is memory's latency of 100 ns and more, times its rate."""
-_SIDE_BY_SIDE = 4
-"""The pieces of a vector's integers are filled up to a multiple of this."""
 _LARGEST = 32767.0
 _SMALLEST_PIECE = 1e-30
 _HALF_TO_SINGLE = 2.0**112
@@ -59,17 +58,12 @@ def _vector(kind: Any, n: int) -> Any:
     return ir.VectorType(kind, n)
 
 
-def _is_wide() -> bool:
-    """True if the processor multiplies 64 bytes in an instruction."""
-    return {"avx512f", "avx512bw", "avx512vl", "avx512vnni"} <= processor_features()
-
-
 def _pieces_of_planes(form: int) -> int:
     """The pieces of a vector that are multiplied at a time, and whose integers stand in planes together: of bytes of
-    the row, 64 or 32. One for 16-bit integers side by side, which are multiplied by 8 bits without `_is_wide`."""
+    the row, 64 or 32. One for 16-bit integers side by side, which are multiplied by 8 bits without `is_wide`."""
     if form == INT8:
-        return 2 if _is_wide() else 1
-    return 4 if _is_wide() else 2
+        return 2 if is_wide() else 1
+    return 4 if is_wide() else 2
 
 
 def _dots(form: int, has_offsets: bool, n_rows: int, n_vectors: int) -> Any:
@@ -88,6 +82,7 @@ def _dots(form: int, has_offsets: bool, n_rows: int, n_vectors: int) -> Any:
         values: Any,
         row_bytes: Any,
         numbers: Any,
+        number_step: Any,
         scales: Any,
         offsets: Any,
         vector_scales: Any,
@@ -104,8 +99,6 @@ def _dots(form: int, has_offsets: bool, n_rows: int, n_vectors: int) -> Any:
             return builder.add(address, builder.mul(index, int64(step)))
 
         scale_bytes = builder.mul(n_pieces, int64(4))
-        # As in `number_bytes`.
-        filled = builder.and_(builder.add(n_pieces, int64(_SIDE_BY_SIDE - 1)), int64(-_SIDE_BY_SIDE))
 
         def apart(first: Any, step: Any, n: int) -> list[Any]:
             """So many addresses, a step apart."""
@@ -118,7 +111,7 @@ def _dots(form: int, has_offsets: bool, n_rows: int, n_vectors: int) -> Any:
         vectors, of_vectors, sums_of_vectors, results = (
             apart(first, step, n_vectors)
             for first, step in (
-                (numbers, builder.mul(filled, int64(64))),
+                (numbers, number_step),
                 (vector_scales, scale_bytes),
                 (vector_sums, scale_bytes),
                 (to, to_step),
@@ -168,7 +161,7 @@ def _dots(form: int, has_offsets: bool, n_rows: int, n_vectors: int) -> Any:
         def add_pieces(piece: Any, offset: Any, n: int, totals: list[Any]) -> list[Any]:
             """The totals with n pieces from one on, whose integers begin so many bytes after a vector's first."""
             n_bytes = n * piece_bytes
-            ahead = builder.add(plus(values, piece, piece_bytes * n_rows), int64(_AHEAD))
+            ahead = builder.add(plus(values, piece, piece_bytes * n_rows), int64(AHEAD))
             for line in range(0, n_bytes * n_rows, 64):
                 prefetch(builder, builder.add(ahead, int64(line)))
             made = list[Any]()
@@ -239,7 +232,7 @@ def _dots(form: int, has_offsets: bool, n_rows: int, n_vectors: int) -> Any:
             result = row_sums(builder, totals[vector * n_rows :][:n_rows])
             builder.store(result, builder.inttoptr(address, result.type.as_pointer())).align = 4
 
-    return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
+    return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
 
 
 def _widen_halves(n: int) -> Any:
@@ -371,8 +364,11 @@ def _whole_piece(form: int) -> Any:
                 for half, plane in enumerate((builder.ashr(part, constants(part.type, 8)), part)):
                     to = builder.add(at, int64(at_once * bytes_of_piece * (2 * first + half)))
                     store(builder.trunc(plane, _vector(_I8, PIECE // step)), to)
-        store(builder.fdiv(largest, _F32(_LARGEST)), plus(scales, piece, 4))
-        store(reduced("llvm.vector.reduce.fadd.v32f32", _F32, _F32(0.0), x), plus(sums, piece, 4))
+        scale = builder.fdiv(largest, _F32(_LARGEST))
+        store(scale, plus(scales, piece, 4))
+        # Of what is multiplied: an offset times what rounding took away would be off by more than the products.
+        total = reduced("llvm.vector.reduce.fadd.v32f32", _F32, _F32(0.0), whole)
+        store(builder.fmul(total, scale), plus(sums, piece, 4))
 
     return operation("void(int64, int64, int64, int64, int64)")(emit)
 
@@ -381,45 +377,33 @@ _piece_for_4_bits, _piece_for_8_bits = _whole_piece(INT4), _whole_piece(INT8)
 
 
 @jitted_with(fastmath=FASTMATH)
-def take_integers(row, n, n_pieces, for_4_bits, numbers, scales, sums):
-    """The integers, scales and sums of the pieces of a row of n float32; beyond n it counts as 0, and is overwritten.
+def take_integers(row, n, n_pieces, n_groups, form, numbers, scales, sums):
+    """The integers, scales and sums of the pieces of a row of n float32, for a matrix in that form; beyond n it counts
+    as 0, and is overwritten, up to pairs of pieces.
 
-    All are addresses, the row's too; integers take `number_bytes`, and sums are read in eights. Where a number is not
+    All are addresses, the row's too; integers take `vector_bytes`, and sums are read in eights. Where a number is not
     finite, its piece's scale and sum are not either, and so are the products.
     """
+    if form == WHOLE_INT8 and multiplies_64_bytes():
+        take_whole(row, n, n_pieces, numbers, scales)
+        return
     given = f32_at(row)
     for j in range(n, n_pieces * PIECE):
         given[j] = np.float32(0)
     for p in range(n_pieces):
-        if for_4_bits:
-            _piece_for_4_bits(row, p, numbers, scales, sums)
-        else:
+        if form in (INT8, WHOLE_INT8):
             _piece_for_8_bits(row, p, numbers, scales, sums)
-
-
-@jitted_with(inline="always")
-def number_bytes(n_pieces):
-    """The bytes of a vector's integers; 64 more may be read."""
-    return 64 * ((n_pieces + _SIDE_BY_SIDE - 1) // _SIDE_BY_SIDE * _SIDE_BY_SIDE)
-
-
-@CompiledFunction.with_options(fastmath=FASTMATH)
-def vectors_to_integers(x, is_bf16, numbers, scales, sums, start, stop, n, n_pieces, for_4_bits, buffer):
-    """The integers, scales and sums of the vectors start to stop, which have n numbers each. The buffer holds n_pieces
-    whole pieces."""
-    for i in range(start, stop):
-        widen_row(x, is_bf16, i * n, n, f32_at(buffer))
-        of_pieces = 4 * n_pieces * i
-        take_integers(
-            buffer, n, n_pieces, for_4_bits, numbers + number_bytes(n_pieces) * i, scales + of_pieces, sums + of_pieces
-        )
+        else:
+            _piece_for_4_bits(row, p, numbers, scales, sums)
+    if form == GROUPED_INT4 and multiplies_64_bytes():
+        spread_pieces(n_pieces, n_pieces // n_groups, numbers, scales, sums)
 
 
 def _products(form: int) -> Any:
     """Compile the loop over rows of integers of that form."""
-    by_two, four, one = (_dots(form, False, *sizes) for sizes in ((_ROWS, 2), (_ROWS, 1), (1, 1)))
+    by_two, four, one = (_dots(form, False, *sizes) for sizes in ((ROWS, 2), (ROWS, 1), (1, 1)))
     by_two_with_offsets, four_with_offsets, one_with_offsets = (
-        _dots(form, True, *sizes) for sizes in ((_ROWS, 2), (_ROWS, 1), (1, 1))
+        _dots(form, True, *sizes) for sizes in ((ROWS, 2), (ROWS, 1), (1, 1))
     )
     piece_bytes = PIECE if form == INT8 else PIECE // 2
 
@@ -431,15 +415,15 @@ def _products(form: int) -> Any:
         """y[v, i] = the product of vector v and the row i, for the rows start to stop; y is float32 with y_row numbers
         per vector. Scales and offsets, 0 for none, are [row, n_groups] in the format `kind`. The buffer holds
         12 · n_pieces + 16 float32."""
-        row_bytes = n_pieces * piece_bytes
+        row_bytes, step = n_pieces * piece_bytes, vector_bytes(n_pieces)
         per_group = n_pieces // n_groups
         # Eight numbers behind the scales and the offsets may be read.
         number = 4 if kind == FP32 else 2
-        ahead = _AHEAD // row_bytes // _ROWS * _ROWS + _ROWS
+        ahead = AHEAD // row_bytes // ROWS * ROWS + ROWS
         wide, shifts, rest = buffer, buffer + 16 * n_pieces, buffer + 32 * n_pieces + 32
         i = start
         while i < stop:
-            n_rows = _ROWS if i + _ROWS <= stop else 1
+            n_rows = ROWS if i + ROWS <= stop else 1
             # The scales of consecutive rows are contiguous.
             first, n = i * n_groups, n_rows * n_groups
             later = number * (first + ahead * n_groups)
@@ -452,26 +436,28 @@ def _products(form: int) -> Any:
             at = values + i * row_bytes
             v, to_step = 0, 4 * y_row
             while v < n_vectors:
-                x = numbers + number_bytes(n_pieces) * v
+                x = numbers + step * v
                 of_x, sums_of_x = vector_scales + 4 * n_pieces * v, vector_sums + 4 * n_pieces * v
                 to = y + 4 * (v * y_row + i)
                 if n_rows == 1:
                     if offsets:
-                        one_with_offsets(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
+                        one_with_offsets(at, row_bytes, x, step, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
                     else:
-                        one(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
+                        one(at, row_bytes, x, step, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
                     v += 1
                 elif v + 2 <= n_vectors:
                     if offsets:
-                        by_two_with_offsets(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
+                        by_two_with_offsets(
+                            at, row_bytes, x, step, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step
+                        )
                     else:
-                        by_two(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
+                        by_two(at, row_bytes, x, step, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
                     v += 2
                 else:
                     if offsets:
-                        four_with_offsets(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
+                        four_with_offsets(at, row_bytes, x, step, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
                     else:
-                        four(at, row_bytes, x, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
+                        four(at, row_bytes, x, step, wide, shifts, of_x, sums_of_x, n_pieces, to, to_step)
                     v += 1
             i += n_rows
 
@@ -487,7 +473,13 @@ def multiply_rows(
     kind, y_row, form, buffer,
 ):  # fmt: skip
     """The products of the rows start to stop of a matrix in that form, see `_products`."""
-    if form == INT8:
+    if form == WHOLE_INT8 and multiplies_64_bytes():
+        multiply_whole(numbers, vector_scales, values, scales, y, start, stop, n_vectors, n_pieces, y_row)
+    elif form == GROUPED_INT4 and multiplies_64_bytes():
+        multiply_grouped(
+            numbers, vector_sums, values, scales, offsets, y, start, stop, n_vectors, n_pieces, n_groups, y_row
+        )
+    elif form in (INT8, WHOLE_INT8):
         multiply_int8(
             numbers, vector_scales, vector_sums, values, scales, offsets, y, start, stop, n_vectors, n_pieces,
             n_groups, kind, y_row, buffer,
@@ -504,40 +496,50 @@ def multiply_rows(
         )  # fmt: skip
 
 
+@jitted_with(inline="always")
+def _of_vectors(integers, n_vectors, n_pieces):
+    """Where scales and sums of vectors stand behind their integers."""
+    scales = integers + vector_bytes(n_pieces) * n_vectors + 64
+    return scales, scales + 4 * n_pieces * n_vectors
+
+
+@jitted_with(fastmath=FASTMATH)
+def _take_vectors(x, is_bf16, integers, start, stop, n_vectors, n, n_pieces, n_groups, form, row):
+    """The integers, scales and sums of the vectors start to stop of n numbers, by a row of n_pieces + 1 pieces."""
+    scales, sums = _of_vectors(integers, n_vectors, n_pieces)
+    for v in range(start, stop):
+        widen_row(x, is_bf16, v * n, n, f32_at(row))
+        take_integers(
+            row, n, n_pieces, n_groups, form, integers + vector_bytes(n_pieces) * v, scales + 4 * n_pieces * v,
+            sums + 4 * n_pieces * v,
+        )  # fmt: skip
+
+
 @CompiledFunction.with_options(fastmath=FASTMATH)
-def multiply_integers(
-    numbers, vector_scales, vector_sums, values, scales, offsets, y, start, stop, n_vectors, n_pieces, n_groups,
-    kind, y_row, form, buffer,
-):  # fmt: skip
-    """`multiply_rows`, for Python to call."""
-    multiply_rows(
-        numbers, vector_scales, vector_sums, values, scales, offsets, y, start, stop, n_vectors, n_pieces, n_groups,
-        kind, y_row, form, buffer,
-    )  # fmt: skip
+def vectors_to_integers(x, is_bf16, integers, start, stop, n_vectors, n, n_pieces, n_groups, form, buffer):
+    """The integers of the vectors start to stop, with scales and sums, as `multiply_few` takes them. They take 26
+    float32 per piece of each vector, 136 more per vector, and 24 more; the buffer holds n_pieces + 1 whole pieces."""
+    _take_vectors(x, is_bf16, integers, start, stop, n_vectors, n, n_pieces, n_groups, form, buffer)
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
 def multiply_few(
-    x, is_bf16, values, scales, offsets, bias, bias_is_bf16, y, start, stop, n_vectors, n, n_pieces, n_groups,
-    kind, y_row, form, block, buffer,
+    x, is_bf16, integers, values, scales, offsets, bias, bias_is_bf16, y, start, stop, n_vectors, n, n_pieces, n_groups,
+    kind, form, y_row, block, buffer,
 ):  # fmt: skip
-    """`multiply_rows` of vectors of n numbers, and biases if any, in the vectors' format: all in one call. Each thread
-    makes the integers of the vectors for itself. The products of `block` rows are held in float32 before
-    they are rounded. The buffer holds `block` float32 per vector and `block` more, and for each vector PIECE / 2 + 2
-    float32 per piece, whose number counts as a multiple of four; 12 + PIECE per piece; and 64 more."""
-    row, result, biases = buffer, buffer + 4 * PIECE * n_pieces, buffer + 4 * (PIECE * n_pieces + block * n_vectors)
-    numbers = biases + 4 * block
-    of_x = numbers + number_bytes(n_pieces) * n_vectors + 64
-    sums_of_x = of_x + 4 * n_pieces * n_vectors
-    rest = sums_of_x + 4 * n_pieces * n_vectors + 32
+    """`multiply_rows` of vectors of n numbers, and biases if any, in the vectors' format: all in one call. Where
+    `integers` is 0, each thread makes them for itself. The products of `block` rows are held in float32 before they
+    are rounded. The buffer holds `block` float32 per vector and `block` more, 12 and a whole piece for each of
+    n_pieces + 1, and what the vectors' integers take."""
+    row, result = buffer, buffer + 4 * PIECE * (n_pieces + 1)
+    biases = result + 4 * block * n_vectors
+    rest = biases + 4 * block
+    numbers = integers
+    if not integers:
+        numbers = rest + 4 * (12 * n_pieces + 16)
+        _take_vectors(x, is_bf16, numbers, 0, n_vectors, n_vectors, n, n_pieces, n_groups, form, row)
+    of_x, sums_of_x = _of_vectors(numbers, n_vectors, n_pieces)
     wide, shifts = f32_at(result), f32_at(biases)
-    for v in range(n_vectors):
-        widen_row(x, is_bf16, v * n, n, f32_at(row))
-        of_pieces = 4 * n_pieces * v
-        take_integers(
-            row, n, n_pieces, form != INT8, numbers + number_bytes(n_pieces) * v, of_x + of_pieces,
-            sums_of_x + of_pieces,
-        )  # fmt: skip
     for first in range(start, stop, block):
         last = min(first + block, stop)
         multiply_rows(
