@@ -55,6 +55,15 @@ def test_fewer_steps_than_the_warm_up_of_a_file_shorten_it(place: Path, napkin: 
     assert refused.status == 2
 
 
+def test_the_first_line_of_a_plan_says_that_it_does_not_fit(napkin: Napkin) -> None:
+    # The optimizer's state alone is more than a T4 has.
+    model = "--model.vocab-size 300000 --model.d-model 4096 --model.n-layers 1 --model.n-heads 2".split()
+    done = napkin("plan", *model, "--model.context-length", "64", "--training.batch-size", "1", "--on", "T4")
+    assert done.status == 2
+    assert done.out.splitlines()[0].startswith("it does not fit: a step needs")
+    assert "for a step" in done.err
+
+
 @pytest.mark.thorough
 def test_a_batch_that_does_not_divide_is_chosen_and_the_best_layout_is_planned(napkin: Napkin) -> None:
     done = napkin("plan", *TINY.split(), "--on", "3xT4", "--tokens", "1B", "--json")
