@@ -7,6 +7,7 @@ those of tensors in an eager step, as `napkin.accounting.recording` watches them
 
     .venv-peers/bin/python benchmarks/training.py             # some ten minutes on two quiet cores
     python benchmarks/training.py --no-compiled --widths 256 --rounds 5
+    python benchmarks/training.py --widths 512 --rounds 5 --only "napkin bf16" "plain bf16 loop, compiled"
     python benchmarks/training.py --trainer-python .venv-peers/bin/python   # the Trainer alone in another environment
 
 The table is also written to benchmarks/results/.
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=detect_host().cores)
     parser.add_argument("--no-compiled", action="store_true", help="leave torch.compile out, which takes minutes")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="these contenders alone, with the plain fp32 loop")
     parser.add_argument("--trainer-python", help="Python of a venv that has transformers and accelerate")
     parser.add_argument("--worker", nargs=3, metavar=("NAME", "WIDTH", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -86,6 +88,8 @@ def compare(width: int, options: argparse.Namespace) -> list[str]:
         names.insert(-1, LOOPS[1] + COMPILED)
     if options.trainer_python or (find_spec("transformers") and find_spec("accelerate")):
         names.insert(-1, TRAINER)
+    if options.only is not None:
+        names = [name for name in names if name in (LOOPS[0], PEAK, *options.only)]
     pythons = {TRAINER: options.trainer_python or sys.executable}
     with tempfile.TemporaryDirectory() as folder:
         workers = {

@@ -196,6 +196,8 @@ def test_a_finished_run_has_nothing_left_to_do_and_stays_as_it_is(
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     outcome = train_run(preparation, run)
     assert (outcome.first_step, outcome.step, outcome.measurement) == (STEPS, STEPS, None)
+    assert "complete" in repr(outcome)
+    assert "quantity" not in repr(outcome)
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 

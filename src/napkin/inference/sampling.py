@@ -135,13 +135,13 @@ def _drawn_in_loops(
     finite: Bool[Tensor, ""] | None,
 ) -> tuple[list[int], list[float]]:
     """The tokens and their log-probabilities, by the compiled loops of a CPU."""
-    tokens, logprobs = drawn_rows(changed, _columns(settings, numbers))
-    found = tokens.tolist()
+    drawn, logprobs = drawn_rows(changed, _columns(settings, numbers))
+    tokens = drawn.tolist()
     # A changed logit is finite even where the given one is infinite.
-    are_finite = min(found) >= 0 and (changed is logits or bool(logits.isfinite().all()))
+    are_finite = min(tokens) >= 0 and (changed is logits or bool(logits.isfinite().all()))
     if not are_finite or not (finite is None or finite):
         raise NapkinError(NOT_FINITE)
-    return found, logprobs.tolist()
+    return tokens, logprobs.tolist()
 
 
 def _drawn_by_sorting(

@@ -59,7 +59,10 @@ class Outcome:
 
     def __repr__(self) -> str:
         stopped = "" if self.interrupted_by is None else f", stopped by {self.interrupted_by.name}"
-        return f"Outcome(step {self.step:,}{stopped}, '{self.checkpoint}')\n{self.table!r}"
+        done = f"Outcome(step {self.step:,}{stopped}, '{self.checkpoint}')"
+        if self.first_step == self.step:
+            return f"{done}\nno step was left: the run was complete; `napkin report` writes a page with its table"
+        return f"{done}\n{self.table!r}" if self.table else done
 
 
 def train(
