@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=detect_host().cores)
     parser.add_argument("--no-compiled", action="store_true", help="leave torch.compile out, which takes minutes")
-    parser.add_argument("--only", nargs="*", metavar="NAME", help="these contenders alone, with the plain fp32 loop")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="these contenders alone, with the plain loops")
     parser.add_argument("--trainer-python", help="Python of a venv that has transformers and accelerate")
     parser.add_argument("--worker", nargs=3, metavar=("NAME", "WIDTH", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -74,8 +74,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     lines = heading("Training beside its peers", BRACKETS, packages=["transformers", "accelerate"])
     for width in options.widths:
-        lines += (found := compare(width, options))
-        print("\n".join(found), flush=True)
+        lines += (table := compare(width, options))
+        print("\n".join(table), flush=True)
     write_result("training-cpu", lines)
 
 
@@ -89,7 +89,7 @@ def compare(width: int, options: argparse.Namespace) -> list[str]:
     if options.trainer_python or (find_spec("transformers") and find_spec("accelerate")):
         names.insert(-1, TRAINER)
     if options.only is not None:
-        names = [name for name in names if name in (LOOPS[0], PEAK, *options.only)]
+        names = [name for name in names if name in (*LOOPS, PEAK, *options.only)]
     pythons = {TRAINER: options.trainer_python or sys.executable}
     with tempfile.TemporaryDirectory() as folder:
         workers = {
