@@ -247,7 +247,7 @@ def fit(
         )
         normal = slopes.T @ slopes
         while damping < 1e6:
-            step: NDArray[np.float64] = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slopes.T @ now)
+            step: NDArray[Any] = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slopes.T @ now)
             then = residuals(logs + step)
             if then @ then < now @ now:
                 break

@@ -112,8 +112,8 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         # What does nothing is not called: a small matrix is multiplied in the time of a few calls of torch's, or of
         # asking a module for a tensor.
-        vectors, held = x if x.ndim == 2 else x.reshape(-1, self.in_features), self._buffers
-        values, scales = held["values"], held["scales"]
+        vectors, buffers = x if x.ndim == 2 else x.reshape(-1, self.in_features), self._buffers
+        values, scales = buffers["values"], buffers["scales"]
         assert values is not None
         assert scales is not None
         in_bf16 = products_dtype(scales) == torch.bfloat16
@@ -121,7 +121,7 @@ class QuantizedLinear(nn.Module):
             vectors = vectors.to(torch.bfloat16)
         n_vectors = vectors.shape[0]
         if (n_vectors <= _FEW or not in_bf16) and values.is_cpu and self._has_whole_pieces:
-            others = held.get("middles"), held.get("minima"), held.get("bias")
+            others = buffers.get("middles"), buffers.get("minima"), buffers.get("bias")
             result = integer_product(self._scaled(vectors), values, scales, *others)
         else:
             if in_bf16 and reads_integers(values, scales, n_vectors):

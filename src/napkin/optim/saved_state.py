@@ -198,16 +198,17 @@ def sharded_like(tensor: Tensor, part: Tensor) -> Tensor:
     return type(sharded)(part, sharded._spec, requires_grad=False)
 
 
-def full_tensor(tensor: Tensor) -> Tensor:
-    """A sharded tensor gathered from all ranks; any other tensor unchanged.
+def full_tensor(tensor: Tensor, part: Tensor | None = None) -> Tensor:
+    """A sharded tensor gathered from all ranks, or one made of each rank's `part` in its place; any other tensor, or
+    the part of it, unchanged.
 
     A collective: all ranks have to call it in the same order.
     """
     if not is_sharded(tensor):
-        return tensor
+        return tensor if part is None else part
     sharded = cast(Any, tensor)
     gathered = type(sharded).from_local(
-        local(tensor),
+        local(tensor) if part is None else part,
         sharded.device_mesh,
         sharded.placements,
         run_check=False,
