@@ -250,7 +250,7 @@ def on_threads(
     if n_threads > 1:
         team = team_of_threads()[0]
         smallest = _SMALLEST_SHARE_OF_PYTHON if team is None else SMALLEST_SHARE
-        n = min(n_threads, n_rows, max(n_rows * n_columns // smallest, 1))
+        n = max(min(n_threads, n_rows, n_rows * n_columns // smallest), 1)
     if n == 1:
         loop.call_alone((*first, 0, n_rows, *last, _buffer(buffer_size)))
         return

@@ -2,7 +2,7 @@
 
 8 bits with one scale per row: a vector becomes integers n of 24 bits with one scale, its largest absolute value over
 127 · 2^16, in three planes of signed bytes. Each plane is multiplied and summed in int32 along the whole row, which is
-exact up to 2^15 pieces, and nothing is converted before the end; a number is off by at most 2^-24 of the largest:
+exact up to 2^15 pieces, and nothing is converted before the end; a number is off by at most 2^-22 of the largest:
 
     x · w = scale of the vector · scale of the row · Σ over planes: 256^plane · Σ q · n
 

@@ -222,8 +222,9 @@ def _drawn(weights, n, uniform):
     # Rounding up to the whole sum would find none.
     wanted = min(uniform * total, total * (1 - 2.0**-52))
     passed, start = 0.0, 0
-    while True:
-        after = passed + _sum(weights, start, min(start + _PART, n))
+    # The last part is not asked: sums that were added in another order could leave the draw beyond it.
+    while start + _PART < n:
+        after = passed + _sum(weights, start, start + _PART)
         if after > wanted:
             break
         passed = after
@@ -265,7 +266,7 @@ def draw_rows(logits, settings, tokens, logprobs, start, stop, n, buffer):
 @CompiledFunction
 def probability_rows(logits, settings, probabilities, finite, start, stop, n, buffer):
     """Write the probabilities, float64 [rows, n], with which `draw_rows` draws the tokens of each row from start to
-    stop; finite, int64, is 0 where a logit is infinite or NaN. The buffer is that of `draw_rows`."""
+    stop; finite, int64, is 0 where a logit is infinite or NaN. The buffer holds n + 4 · BUCKETS float32."""
     finite_of = i64_at(finite)
     for i in range(start, stop):
         row, of_row, weights = logits + 4 * n * i, f64_at(settings + 8 * COLUMNS * i), probabilities + 8 * n * i
