@@ -10,7 +10,7 @@ import numpy as np
 from llvmlite import ir
 
 from napkin.machine_code.compiled_function import jitted_with
-from napkin.machine_code.pointers import f32_at, operation, u16_at
+from napkin.machine_code.pointers import called, f32_at, operation, u16_at
 
 FASTMATH = {"reassoc", "contract", "nsz"}
 """Sums in any order, so that they run in vectors; NaN and infinity keep their meaning."""
@@ -28,9 +28,7 @@ def _call(builder: Any, name: str, *arguments: Any) -> Any:
     """The result of LLVM's intrinsic of that name for float32 or vectors of them."""
     kind = arguments[0].type
     full_name = f"{name}.v{kind.count}f32" if isinstance(kind, ir.VectorType) else f"{name}.f32"
-    signature = ir.FunctionType(kind, [kind] * len(arguments))
-    function = builder.module.globals.get(full_name) or ir.Function(builder.module, signature, full_name)
-    return builder.call(function, arguments)
+    return called(builder, full_name, kind, arguments)
 
 
 def _each(kind: Any, value: float) -> Any:

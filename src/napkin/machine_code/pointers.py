@@ -6,7 +6,7 @@ array, which must be aligned as its numbers are; loads and stores need no alignm
 without 64-byte registers runs the same code in several steps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature, unwrap
 from typing import Any
 
@@ -70,25 +70,37 @@ f32_at = _pointer("float32", ir.FloatType())
 f64_at = _pointer("float64", ir.DoubleType())
 
 
-def _load(builder: Any, address: Any, kind: Any) -> Any:
+# What writes the instructions of operations calls these.
+
+
+def load(builder: Any, address: Any, kind: Any) -> Any:
+    """Load a value from an address of any alignment."""
     value = builder.load(builder.inttoptr(address, kind.as_pointer()))
     value.align = 1
     return value
 
 
-def _store(builder: Any, address: Any, value: Any) -> None:
+def store(builder: Any, address: Any, value: Any) -> None:
+    """Store a value at an address of any alignment."""
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
 
 
+def called(builder: Any, name: str, result: Any, arguments: Sequence[Any], fastmath: Sequence[str] = ()) -> Any:
+    """The result of a function of LLVM's."""
+    signature = ir.FunctionType(result, [each.type for each in arguments])
+    function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+    return builder.call(function, arguments, fastmath=fastmath)
+
+
 # A number at an address, narrow ones as int64: its low bits are stored.
-load_u8 = operation("int64(int64)")(lambda b, address: b.zext(_load(b, address, _I8), _I64))
-load_u32 = operation("int64(int64)")(lambda b, address: b.zext(_load(b, address, _I32), _I64))
-load_i64 = operation("int64(int64)")(lambda b, address: _load(b, address, _I64))
-load_u64 = operation("uint64(int64)")(lambda b, address: _load(b, address, _I64))
-store_u8 = operation("void(int64, int64)")(lambda b, at, value: _store(b, at, b.trunc(value, _I8)))
-store_u32 = operation("void(int64, int64)")(lambda b, at, value: _store(b, at, b.trunc(value, _I32)))
-store_i64 = operation("void(int64, int64)")(_store)
-store_u64 = operation("void(int64, uint64)")(_store)
+load_u8 = operation("int64(int64)")(lambda b, address: b.zext(load(b, address, _I8), _I64))
+load_u32 = operation("int64(int64)")(lambda b, address: b.zext(load(b, address, _I32), _I64))
+load_i64 = operation("int64(int64)")(lambda b, address: load(b, address, _I64))
+load_u64 = operation("uint64(int64)")(lambda b, address: load(b, address, _I64))
+store_u8 = operation("void(int64, int64)")(lambda b, at, value: store(b, at, b.trunc(value, _I8)))
+store_u32 = operation("void(int64, int64)")(lambda b, at, value: store(b, at, b.trunc(value, _I32)))
+store_i64 = operation("void(int64, int64)")(store)
+store_u64 = operation("void(int64, uint64)")(store)
 
 trailing_zeros = operation("int64(uint64)")(lambda b, bits: b.cttz(bits, ir.Constant(_I1, 0)))
 """The index of the lowest set bit of a uint64; 64 if none is set."""
@@ -101,11 +113,9 @@ set_bits = operation("int64(uint64)")(lambda b, bits: b.ctpop(bits))
 @operation("void(int64)")
 def prefetch(builder: Any, address: Any) -> None:
     """Prefetch the cache line at `address`. Reads nothing: any integer is allowed."""
-    name, kind = "llvm.prefetch.p0", ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
-    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
     # For reading, keep in all cache levels, data cache.
     flags = [ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)]
-    builder.call(function, [builder.inttoptr(address, _I8.as_pointer()), *flags])
+    called(builder, "llvm.prefetch.p0", ir.VoidType(), [builder.inttoptr(address, _I8.as_pointer()), *flags])
 
 
 @operation("uint64(uint64, uint64)")
@@ -123,7 +133,7 @@ def block_masks(builder: Any, address: Any) -> Any:
     In order: ASCII letters, ASCII digits, the space, ASCII white space (including the space), the apostrophe, bytes of
     non-ASCII characters, line feed and carriage return, the slash, and ASCII capitals.
     """
-    block = _load(builder, address, _BLOCK)
+    block = load(builder, address, _BLOCK)
 
     def each(byte: int) -> Any:
         return ir.Constant(_BLOCK, [byte] * 64)
@@ -152,14 +162,14 @@ def find_in_bucket(builder: Any, address: Any, key: Any) -> Any:
 
     2^32 - 1 if there is none; there must be at most one. Reads 64 bytes. Branch-free, as the position is unpredictable.
     """
-    entries = _load(builder, address, _ENTRIES)
+    entries = load(builder, address, _ENTRIES)
     first = builder.insert_element(ir.Constant(_ENTRIES, ir.Undefined), key, ir.Constant(_I32, 0))
     keys = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, 8), [0] * 8))
     same = builder.icmp_unsigned("==", builder.lshr(entries, ir.Constant(_ENTRIES, [24] * 8)), keys)
     mask = builder.zext(builder.bitcast(same, _I8), _I64)
     # If there is none, some entry is loaded in vain; a minimum over the vector would take twice as long.
     place = builder.and_(builder.cttz(mask, ir.Constant(_I1, 0)), ir.Constant(_I64, 7))
-    found = _load(builder, builder.add(address, builder.shl(place, ir.Constant(_I64, 3))), _I64)
+    found = load(builder, builder.add(address, builder.shl(place, ir.Constant(_I64, 3))), _I64)
     none = builder.icmp_unsigned("==", mask, ir.Constant(_I64, 0))
     value = builder.and_(found, ir.Constant(_I64, 2**24 - 1))
     return builder.select(none, ir.Constant(_I64, 2**32 - 1), value)
@@ -168,10 +178,8 @@ def find_in_bucket(builder: Any, address: Any, key: Any) -> Any:
 @operation("int64(int64)")
 def least_of_16(builder: Any, address: Any) -> Any:
     """The least of the 16 uint32 at `address`. Reads 64 bytes."""
-    numbers = _load(builder, address, ir.VectorType(_I32, 16))
-    name, kind = "llvm.vector.reduce.umin.v16i32", ir.FunctionType(_I32, [numbers.type])
-    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-    return builder.zext(builder.call(function, [numbers]), _I64)
+    numbers = load(builder, address, ir.VectorType(_I32, 16))
+    return builder.zext(called(builder, "llvm.vector.reduce.umin.v16i32", _I32, [numbers]), _I64)
 
 
 @operation("int64(int64, int64, int64, int64, int64, int64, int64, int64)")

@@ -11,8 +11,8 @@ from typing import Any
 from llvmlite import ir
 
 from napkin.kernels.numba_numbers import narrow_bits, power_of_e
-from napkin.kernels.products.numba_dots import called, constants, fused, load, looped, spread
-from napkin.machine_code.pointers import operation
+from napkin.kernels.products.numba_dots import constants, fused, looped, spread
+from napkin.machine_code.pointers import called, load, operation, store
 
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 _LANES = 16
@@ -28,7 +28,7 @@ def exponentiate_scores(builder: Any, row: Any, n: Any, first: Any, end: Any, fa
 
     def largest(at: Any, index: Any, held: Any) -> Any:
         scaled = builder.select(seen(index), builder.fmul(load(builder, at, _FLOATS), of_all), unseen)
-        _store(builder, at, scaled)
+        store(builder, at, scaled)
         return builder.select(builder.fcmp_ordered(">", scaled, held), scaled, held)
 
     halves = _over_vectors(builder, row, n, unseen, largest)
@@ -39,7 +39,7 @@ def exponentiate_scores(builder: Any, row: Any, n: Any, first: Any, end: Any, fa
     def exponentiate(at: Any, index: Any, held: Any) -> Any:
         power = power_of_e(builder, builder.fsub(load(builder, at, _FLOATS), tops))
         power = builder.select(seen(index), power, constants(_FLOATS, 0.0))
-        _store(builder, at, power)
+        store(builder, at, power)
         return builder.fadd(held, power)
 
     return [top, _summed(builder, _over_vectors(builder, row, n, constants(_FLOATS, 0.0), exponentiate))]
@@ -52,7 +52,7 @@ def narrow_scaled(builder: Any, row: Any, n: Any, factor: Any, to: Any) -> None:
 
     def narrow(at: Any, index: Any, held: Any) -> Any:
         bits = narrow_bits(builder, builder.fmul(load(builder, at, _FLOATS), of_all))
-        _store(builder, builder.add(to, builder.mul(index, index.type(2))), bits)
+        store(builder, builder.add(to, builder.mul(index, index.type(2))), bits)
         return held
 
     _over_vectors(builder, row, n, constants(_FLOATS, 0.0), narrow)
@@ -70,8 +70,8 @@ def weigh_again(builder: Any, row: Any, slope: Any, n: Any, first: Any, end: Any
         exponent = builder.fsub(builder.fmul(load(builder, at, _FLOATS), factors), sums)
         weight = builder.select(is_seen, power_of_e(builder, exponent), nothing)
         kept = builder.select(is_seen, load(builder, of_slope, _FLOATS), nothing)
-        _store(builder, at, weight)
-        _store(builder, of_slope, kept)
+        store(builder, at, weight)
+        store(builder, of_slope, kept)
         return builder.call(fused(builder, _FLOATS), [weight, kept, held])
 
     return _summed(builder, _over_vectors(builder, row, n, nothing, weigh))
@@ -109,11 +109,11 @@ def narrow_pair(
             slope = builder.fmul(builder.fmul(weight, builder.fsub(slope, of_row)), factor)
             for of_both, numbers in zip(narrow, (weight, slope), strict=True):
                 of_both.append(narrow_bits(builder, numbers))
-            _store(builder, to_row, narrow[1][-1])
+            store(builder, to_row, narrow[1][-1])
         for to_pairs, rows in zip((paired_weights, paired_slopes), narrow, strict=True):
             one, other = (builder.zext(row, _INDICES) for row in rows)
             both = builder.or_(one, builder.shl(other, constants(_INDICES, 16)))
-            _store(builder, builder.add(to_pairs, builder.mul(index, index.type(4))), both)
+            store(builder, builder.add(to_pairs, builder.mul(index, index.type(4))), both)
         return held
 
     _over_vectors(builder, weights, n, constants(_FLOATS, 0.0), pair)
@@ -151,11 +151,5 @@ def _seen(builder: Any, first: Any, end: Any) -> Callable[[Any], Any]:
 
 def _summed(builder: Any, halves: Sequence[Any]) -> Any:
     """The sum of the numbers of two vectors, in any order."""
-    signature = ir.FunctionType(_F32, [_F32, _FLOATS])
-    name = "llvm.vector.reduce.fadd.v16f32"
-    function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
-    return builder.call(function, [_F32(-0.0), builder.fadd(*halves)], fastmath=("reassoc",))
-
-
-def _store(builder: Any, address: Any, value: Any) -> None:
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 2
+    total = builder.fadd(*halves)
+    return called(builder, "llvm.vector.reduce.fadd.v16f32", _F32, [_F32(-0.0), total], fastmath=("reassoc",))

@@ -16,9 +16,9 @@ from llvmlite import ir
 from napkin.kernels.attention.numba_rows import bound_scores
 from napkin.kernels.attention.numba_softmax import exponentiate_scores, narrow_pair, narrow_scaled, weigh_again
 from napkin.kernels.numba_numbers import FASTMATH, float_argument, narrowed
-from napkin.kernels.products.numba_dots import called, constants, fused, load, looped, spread
+from napkin.kernels.products.numba_dots import constants, fused, looped, spread
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with, processor_features
-from napkin.machine_code.pointers import f32_at, i64_at, operation, u16_at, u32_at
+from napkin.machine_code.pointers import called, f32_at, i64_at, load, operation, u16_at, u32_at
 
 BLOCK = 32
 """Queries of a block, and columns of a tile."""

@@ -15,9 +15,9 @@ from typing import Any
 from llvmlite import ir
 
 from napkin.kernels.numba_numbers import FASTMATH
-from napkin.kernels.products.numba_dots import called, constants, folded, fused, load, looped, prefetch, row_sums
+from napkin.kernels.products.numba_dots import constants, folded, fused, looped, prefetch, row_sums
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with, processor_features
-from napkin.machine_code.pointers import operation
+from napkin.machine_code.pointers import called, load, operation
 
 STEP = 32
 """The number of columns must be a multiple of this."""

@@ -11,18 +11,15 @@ from typing import Any
 from llvmlite import ir
 
 from napkin.machine_code.compiled_function import jitted_with, processor_features
-from napkin.machine_code.pointers import operation
+from napkin.machine_code.pointers import called, operation
 
 _I8, _I16, _I32, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
 _BYTES, _WORDS, _SUMS = ir.VectorType(_I8, 32), ir.VectorType(_I16, 16), ir.VectorType(_I32, 8)
 F32X8 = ir.VectorType(_F32, 8)
 
-
-def load(builder: Any, address: Any, kind: Any) -> Any:
-    """Load a value from an address of any alignment."""
-    loaded = builder.load(builder.inttoptr(address, kind.as_pointer()))
-    loaded.align = 1
-    return loaded
+AHEAD = 16384
+"""Bytes ahead of those that are multiplied that rows are fetched, one line after the other: four rows side by side, as
+they are read, are not what the processor foresees. It is memory's latency of 100 ns and more, times its rate."""
 
 
 def prefetch(builder: Any, address: Any) -> None:
@@ -41,6 +38,23 @@ def fetch(address, n_bytes):
     """`prefetch` the lines of so many bytes from an address on, in a compiled function."""
     for at in range(0, n_bytes, 64):
         _fetch_line(address + at)
+
+
+def fetch_ahead(builder: Any, address: Any, n_bytes: int) -> None:
+    """`prefetch` the lines that are read `AHEAD` bytes after so many from an address on."""
+    ahead = builder.add(address, address.type(AHEAD))
+    for line in range(0, n_bytes, 64):
+        prefetch(builder, builder.add(ahead, address.type(line)))
+
+
+def plus(builder: Any, address: Any, index: Any, step: int) -> Any:
+    """The address so many steps of bytes after another."""
+    return builder.add(address, builder.mul(index, address.type(step)))
+
+
+def apart(builder: Any, first: Any, step: Any, n: int) -> list[Any]:
+    """n addresses, a step apart."""
+    return [builder.add(first, builder.mul(step, first.type(i))) for i in range(n)]
 
 
 def constants(kind: Any, values: Any) -> Any:
@@ -192,10 +206,3 @@ def _sum(builder: Any, parts: Sequence[Any]) -> Any:
     for part in parts[1:]:
         total = builder.add(total, part)
     return total
-
-
-def called(builder: Any, name: str, result: Any, arguments: Sequence[Any]) -> Any:
-    """The result of a function of LLVM's."""
-    signature = ir.FunctionType(result, [each.type for each in arguments])
-    function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
-    return builder.call(function, arguments)

@@ -17,23 +17,24 @@ from llvmlite import ir
 
 from napkin.kernels.numba_numbers import FASTMATH, narrow_row, widen_row, widened
 from napkin.kernels.products.numba_dots import (
+    AHEAD,
     F32X8,
+    apart,
     byte_dots,
     constants,
     fetch,
+    fetch_ahead,
     folded,
     fused,
-    load,
     looped,
     nibble_dots,
-    prefetch,
+    plus,
     row_sums,
     spread,
     word_dots,
 )
 from napkin.kernels.products.numba_forms import BF16, FP32, GROUPED_INT4, INT4, INT8, PIECE, WHOLE_INT8
 from napkin.kernels.products.numba_quantized import (
-    AHEAD,
     ROWS,
     is_wide,
     multiplies_64_bytes,
@@ -44,7 +45,7 @@ from napkin.kernels.products.numba_quantized import (
     vector_bytes,
 )
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with, processor_features
-from napkin.machine_code.pointers import f32_at, operation, u16_at
+from napkin.machine_code.pointers import called, f32_at, load, operation, store, u16_at
 
 _LARGEST = 32767.0
 _SMALLEST_PIECE = 1e-30
@@ -94,22 +95,14 @@ def _dots(form: int, has_offsets: bool, n_rows: int, n_vectors: int) -> Any:
         int64, at_once = values.type, _pieces_of_planes(form)
         n_lanes = max(8, at_once * piece_bytes // 4)
         floats, plane = _vector(_F32, n_lanes), at_once * piece_bytes
-
-        def plus(address: Any, index: Any, step: int) -> Any:
-            return builder.add(address, builder.mul(index, int64(step)))
-
         scale_bytes = builder.mul(n_pieces, int64(4))
 
-        def apart(first: Any, step: Any, n: int) -> list[Any]:
-            """So many addresses, a step apart."""
-            return [builder.add(first, builder.mul(step, int64(i))) for i in range(n)]
-
         rows, scale_rows, offset_rows = (
-            apart(first, step, n_rows)
+            apart(builder, first, step, n_rows)
             for first, step in ((values, row_bytes), (scales, scale_bytes), (offsets, scale_bytes))
         )
         vectors, of_vectors, sums_of_vectors, results = (
-            apart(first, step, n_vectors)
+            apart(builder, first, step, n_vectors)
             for first, step in (
                 (numbers, number_step),
                 (vector_scales, scale_bytes),
@@ -161,19 +154,19 @@ def _dots(form: int, has_offsets: bool, n_rows: int, n_vectors: int) -> Any:
         def add_pieces(piece: Any, offset: Any, n: int, totals: list[Any]) -> list[Any]:
             """The totals with n pieces from one on, whose integers begin so many bytes after a vector's first."""
             n_bytes = n * piece_bytes
-            ahead = builder.add(plus(values, piece, piece_bytes * n_rows), int64(AHEAD))
-            for line in range(0, n_bytes * n_rows, 64):
-                prefetch(builder, builder.add(ahead, int64(line)))
-            made = list[Any]()
+            fetch_ahead(builder, plus(builder, values, piece, piece_bytes * n_rows), n_bytes * n_rows)
+            new_totals = list[Any]()
             for vector, of_vector in zip(vectors, of_vectors, strict=True):
                 dots = dots_of(builder.add(vector, offset), n_bytes)
-                sums = [dots(plus(row, piece, piece_bytes)) for row in rows]
-                factors = load(builder, plus(of_vector, piece, 4), _vector(_F32, n))
+                sums = [dots(plus(builder, row, piece, piece_bytes)) for row in rows]
+                factors = load(builder, plus(builder, of_vector, piece, 4), _vector(_F32, n))
                 for row, dot in zip(scale_rows, sums, strict=True):
-                    of_row = load(builder, plus(row, piece, 4), _vector(_F32, n))
-                    factor, total = in_lanes(builder.fmul(of_row, factors), n), totals[len(made)]
-                    made.append(builder.call(fused(builder, floats), [builder.sitofp(dot, floats), factor, total]))
-            return made
+                    of_row = load(builder, plus(builder, row, piece, 4), _vector(_F32, n))
+                    factor, total = in_lanes(builder.fmul(of_row, factors), n), totals[len(new_totals)]
+                    new_totals.append(
+                        builder.call(fused(builder, floats), [builder.sitofp(dot, floats), factor, total])
+                    )
+            return new_totals
 
         def in_lanes(factors: Any, n: int) -> Any:
             """The factors of n pieces in the lanes of their sums, and 0 in the others."""
@@ -195,7 +188,7 @@ def _dots(form: int, has_offsets: bool, n_rows: int, n_vectors: int) -> Any:
             """What adds n pieces of those that are left, from one of them on."""
 
             def add(index: Any, totals: list[Any]) -> list[Any]:
-                at = plus(builder.mul(wholes, int64(64 * at_once)), first, piece_bytes)
+                at = plus(builder, builder.mul(wholes, int64(64 * at_once)), first, piece_bytes)
                 return add_pieces(builder.add(builder.mul(wholes, count), first), at, n, totals)
 
             return add
@@ -213,24 +206,24 @@ def _dots(form: int, has_offsets: bool, n_rows: int, n_vectors: int) -> Any:
                 piece = builder.shl(chunk, int64(3))
                 left = spread(builder, builder.trunc(builder.sub(n_pieces, piece), _I32), 8)
                 inside = builder.icmp_signed(">", left, constants(left.type, list(range(8))))
-                shifts = [load(builder, plus(row, piece, 4), F32X8) for row in offset_rows]
+                shifts = [load(builder, plus(builder, row, piece, 4), F32X8) for row in offset_rows]
                 # The memory after the last piece may contain NaN.
                 shifts = [builder.select(inside, each, constants(F32X8, 0.0)) for each in shifts]
-                made = list[Any]()
+                new_totals = list[Any]()
                 for of_vector in sums_of_vectors:
-                    sums = load(builder, plus(of_vector, piece, 4), F32X8)
+                    sums = load(builder, plus(builder, of_vector, piece, 4), F32X8)
                     sums = builder.select(inside, sums, constants(F32X8, 0.0))
-                    made += [
+                    new_totals += [
                         builder.call(fused(builder, F32X8), [shift, sums, total])
-                        for shift, total in zip(shifts, totals[len(made) :][:n_rows], strict=True)
+                        for shift, total in zip(shifts, totals[len(new_totals) :][:n_rows], strict=True)
                     ]
-                return made
+                return new_totals
 
             chunks = builder.lshr(builder.add(n_pieces, int64(7)), int64(3))
             totals = looped(builder, chunks, totals, add_offsets)
         for vector, address in enumerate(results):
             result = row_sums(builder, totals[vector * n_rows :][:n_rows])
-            builder.store(result, builder.inttoptr(address, result.type.as_pointer())).align = 4
+            store(builder, address, result)
 
     return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
 
@@ -248,7 +241,7 @@ def _widen_halves(n: int) -> Any:
             scaled = builder.fmul(builder.bitcast(size, _vector(_F32, n)), constants(_vector(_F32, n), _HALF_TO_SINGLE))
             sign = builder.shl(builder.and_(bits, constants(words, 0x8000)), constants(words, 16))
             wide = builder.bitcast(builder.or_(builder.bitcast(scaled, words), sign), _vector(_F32, n))
-        builder.store(wide, builder.inttoptr(to, wide.type.as_pointer())).align = 4
+        store(builder, to, wide)
 
     return operation("void(int64, int64)")(emit)
 
@@ -289,7 +282,7 @@ def _repeat(times: int) -> Any:
         for first in range(0, 8 * times, 8):
             part = builder.shuffle_vector(wide, wide, constants(_vector(_I32, 8), places[first : first + 8]))
             at = builder.add(to, address.type(4 * first))
-            builder.store(part, builder.inttoptr(at, F32X8.as_pointer())).align = 4
+            store(builder, at, part)
 
     return operation("void(int64, int64)")(emit)
 
@@ -330,45 +323,34 @@ def _whole_piece(form: int) -> Any:
         int64, floats, words = row.type, _vector(_F32, PIECE), _vector(_I32, PIECE)
         at_once = _pieces_of_planes(form)
 
-        def plus(address: Any, index: Any, step: int) -> Any:
-            return builder.add(address, builder.mul(index, int64(step)))
-
-        def store(value: Any, address: Any) -> None:
-            builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
-
-        def reduced(name: str, result: Any, *given: Any) -> Any:
-            signature = ir.FunctionType(result, [each.type for each in given])
-            function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
-            return builder.call(function, given, fastmath=("reassoc",) if result == _F32 else ())
-
-        x = load(builder, plus(row, piece, 4 * PIECE), floats)
+        x = load(builder, plus(builder, row, piece, 4 * PIECE), floats)
         # As integers the bits of sizes are in their order, infinity and then NaN above all numbers.
         sizes = builder.and_(builder.bitcast(x, words), constants(words, 0x7FFFFFFF))
-        bits = reduced("llvm.vector.reduce.umax.v32i32", _I32, sizes)
+        bits = called(builder, "llvm.vector.reduce.umax.v32i32", _I32, [sizes])
         least = builder.bitcast(_F32(_SMALLEST_PIECE), _I32)
         bits = builder.select(builder.icmp_unsigned("<", bits, least), least, bits)
         largest = builder.bitcast(bits, _F32)
         inverse = spread(builder, builder.fdiv(_F32(_LARGEST), largest), PIECE)
-        whole = reduced("llvm.rint.v32f32", floats, builder.fmul(x, inverse))
+        whole = called(builder, "llvm.rint.v32f32", floats, [builder.fmul(x, inverse)])
         integers = builder.fptosi(whole, words)
         if at_once == 1:
-            store(builder.trunc(integers, _vector(_I16, PIECE)), plus(numbers, piece, 64))
+            store(builder, plus(builder, numbers, piece, 64), builder.trunc(integers, _vector(_I16, PIECE)))
         else:
             count, bytes_of_piece = int64(at_once), PIECE if form == INT8 else PIECE // 2
             together, place = builder.udiv(piece, count), builder.urem(piece, count)
-            at = plus(plus(numbers, together, 64 * at_once), place, bytes_of_piece)
+            at = plus(builder, plus(builder, numbers, together, 64 * at_once), place, bytes_of_piece)
             step = 1 if form == INT8 else 2
             for first in range(step):
                 places = constants(_vector(_I32, PIECE // step), list(range(first, PIECE, step)))
                 part = builder.shuffle_vector(integers, integers, places)
                 for half, plane in enumerate((builder.ashr(part, constants(part.type, 8)), part)):
                     to = builder.add(at, int64(at_once * bytes_of_piece * (2 * first + half)))
-                    store(builder.trunc(plane, _vector(_I8, PIECE // step)), to)
+                    store(builder, to, builder.trunc(plane, _vector(_I8, PIECE // step)))
         scale = builder.fdiv(largest, _F32(_LARGEST))
-        store(scale, plus(scales, piece, 4))
-        # Of what is multiplied: an offset times what rounding took away would be off by more than the products.
-        total = reduced("llvm.vector.reduce.fadd.v32f32", _F32, _F32(0.0), whole)
-        store(builder.fmul(total, scale), plus(sums, piece, 4))
+        store(builder, plus(builder, scales, piece, 4), scale)
+        # Of the rounded numbers: an offset times what rounding took away would be off by more than the products.
+        total = called(builder, "llvm.vector.reduce.fadd.v32f32", _F32, [_F32(0.0), whole], fastmath=("reassoc",))
+        store(builder, plus(builder, sums, piece, 4), builder.fmul(total, scale))
 
     return operation("void(int64, int64, int64, int64, int64)")(emit)
 

@@ -20,29 +20,27 @@ from llvmlite import ir
 
 from napkin.kernels.numba_numbers import FASTMATH
 from napkin.kernels.products.numba_dots import (
+    AHEAD,
     F32X8,
     add_products,
-    called,
+    apart,
     constants,
     fetch,
+    fetch_ahead,
     folded,
     fused,
-    load,
     looped,
     nibble_dots,
-    prefetch,
+    plus,
     row_sums,
     spread,
 )
 from napkin.kernels.products.numba_forms import PIECE
 from napkin.machine_code.compiled_function import jitted_with, processor_features
-from napkin.machine_code.pointers import f32_at, operation
+from napkin.machine_code.pointers import called, f32_at, load, operation, store
 
 ROWS = 4
 """Rows that are multiplied side by side."""
-AHEAD = 16384
-"""Bytes ahead of those that are multiplied that rows are fetched, one line after the other: four rows side by side, as
-they are read, are not what the processor foresees. It is memory's latency of 100 ns and more, times its rate."""
 _LARGEST = 127.0 * 2**16
 _SMALLEST = 1e-30
 _HEAD = 192
@@ -69,19 +67,6 @@ def vector_bytes(n_pieces):
     return 96 * ((n_pieces + 3) // 4 * 4) + 256
 
 
-def _plus(builder: Any, address: Any, index: Any, step: int) -> Any:
-    return builder.add(address, builder.mul(index, address.type(step)))
-
-
-def _apart(builder: Any, first: Any, step: Any, n: int) -> list[Any]:
-    """So many addresses, a step apart."""
-    return [builder.add(first, builder.mul(step, first.type(i))) for i in range(n)]
-
-
-def _store(builder: Any, value: Any, address: Any) -> None:
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
-
-
 def _widened(builder: Any, address: Any, n: int) -> Any:
     """n bf16 as float32."""
     words = ir.VectorType(_I32, n)
@@ -96,12 +81,6 @@ def _half(builder: Any, address: Any) -> Any:
     return builder.shuffle_vector(part, constants(part.type, 0), places)
 
 
-def _fetch_ahead(builder: Any, values: Any, offset: Any, n_bytes: int) -> None:
-    ahead = builder.add(builder.add(values, offset), values.type(AHEAD))
-    for line in range(0, n_bytes, 64):
-        prefetch(builder, builder.add(ahead, values.type(line)))
-
-
 @operation("void(int64, int64, int64, int64)")
 def _three_planes(builder: Any, row: Any, n_pieces: Any, numbers: Any, scale: Any) -> None:
     """Write the integers of a row of float32, which whole pairs of pieces fill, in planes, and the row's scale."""
@@ -109,53 +88,51 @@ def _three_planes(builder: Any, row: Any, n_pieces: Any, numbers: Any, scale: An
         return
     int64 = row.type
 
-    def reduced(name: str, result: Any, *given: Any) -> Any:
-        return called(builder, name, result, given)
-
     steps = builder.lshr(builder.add(n_pieces, int64(1)), int64(1))
     least = builder.bitcast(_F32(_SMALLEST), _I32)
 
-    def most(index: Any, found: list[Any]) -> list[Any]:
-        made = list[Any]()
-        for part, largest in enumerate(found):
-            address = builder.add(_plus(builder, row, index, 256), int64(64 * part))
-            # As integers the bits of sizes are in their order, infinity and then NaN above all numbers.
-            size = builder.and_(load(builder, address, _SUMS), constants(_SUMS, 0x7FFFFFFF))
-            made.append(builder.select(builder.icmp_unsigned(">", size, largest), size, largest))
-        return made
+    def larger(first: Any, second: Any) -> Any:
+        return builder.select(builder.icmp_unsigned(">", first, second), first, second)
 
-    found = looped(builder, steps, [spread(builder, least, 16)] * 4, most)
-    found = [builder.select(builder.icmp_unsigned(">", a, b), a, b) for a, b in (found[:2], found[2:])]
-    both = builder.select(builder.icmp_unsigned(">", *found), *found)
-    largest = builder.bitcast(reduced("llvm.vector.reduce.umax.v16i32", _I32, both), _F32)
-    _store(builder, builder.fdiv(largest, _F32(_LARGEST)), scale)
+    def larger_sizes(index: Any, largest: list[Any]) -> list[Any]:
+        step, sizes = plus(builder, row, index, 256), list[Any]()
+        for part in range(4):
+            # As integers the bits of sizes are in their order, infinity and then NaN above all numbers.
+            bits = load(builder, builder.add(step, int64(64 * part)), _SUMS)
+            sizes.append(builder.and_(bits, constants(_SUMS, 0x7FFFFFFF)))
+        return list(map(larger, sizes, largest))
+
+    parts = looped(builder, steps, [spread(builder, least, 16)] * 4, larger_sizes)
+    bits = larger(larger(parts[0], parts[1]), larger(parts[2], parts[3]))
+    largest = builder.bitcast(called(builder, "llvm.vector.reduce.umax.v16i32", _I32, [bits]), _F32)
+    store(builder, scale, builder.fdiv(largest, _F32(_LARGEST)))
     inverse = spread(builder, builder.fdiv(_F32(_LARGEST), largest), 16)
     middle = constants(_BYTES, -128)
 
     def planes(index: Any, sums: list[Any]) -> list[Any]:
         digits: list[list[Any]] = [[], [], []]
         for part in range(4):
-            address = builder.add(_plus(builder, row, index, 256), int64(64 * part))
+            address = builder.add(plus(builder, row, index, 256), int64(64 * part))
             scaled = builder.fmul(load(builder, address, _FLOATS), inverse)
-            n = builder.fptosi(reduced("llvm.rint.v16f32", _FLOATS, scaled), _SUMS)
+            n = builder.fptosi(called(builder, "llvm.rint.v16f32", _FLOATS, [scaled]), _SUMS)
             for digit in digits:
                 digit.append(builder.trunc(n, ir.VectorType(_I8, 16)))
                 # What is left of n without the digit, which is signed.
                 n = builder.ashr(builder.add(n, constants(_SUMS, 128)), constants(_SUMS, 8))
-        at, made = _plus(builder, builder.add(numbers, int64(_HEAD)), index, 192), list[Any]()
+        at, new_sums = plus(builder, builder.add(numbers, int64(_HEAD)), index, 192), list[Any]()
         for place, (digit, total) in enumerate(zip(digits, sums, strict=True)):
             halves = [
                 builder.shuffle_vector(a, b, constants(ir.VectorType(_I32, 32), list(range(32))))
                 for a, b in (digit[:2], digit[2:])
             ]
             plane = builder.shuffle_vector(*halves, constants(ir.VectorType(_I32, 64), list(range(64))))
-            _store(builder, plane, builder.add(at, int64(64 * place)))
-            made.append(add_products(builder, total, middle, plane))
-        return made
+            store(builder, builder.add(at, int64(64 * place)), plane)
+            new_sums.append(add_products(builder, total, middle, plane))
+        return new_sums
 
     sums = looped(builder, steps, [constants(_SUMS, 0)] * 3, planes)
     for place, total in enumerate(sums):
-        _store(builder, builder.sub(constants(_SUMS, 0), total), builder.add(numbers, int64(64 * place)))
+        store(builder, builder.add(numbers, int64(64 * place)), builder.sub(constants(_SUMS, 0), total))
 
 
 @jitted_with(fastmath=FASTMATH)
@@ -186,8 +163,8 @@ def _whole_dots(n_rows: int, n_vectors: int) -> Any:
         if not is_wide():
             return
         int64 = values.type
-        rows = _apart(builder, values, row_bytes, n_rows)
-        vectors = _apart(builder, numbers, vector_step, n_vectors)
+        rows = apart(builder, values, row_bytes, n_rows)
+        vectors = apart(builder, numbers, vector_step, n_vectors)
 
         def add_row_parts(offset: Any, at: Any, part: Any, totals: list[Any]) -> list[Any]:
             of_vectors = [
@@ -202,13 +179,13 @@ def _whole_dots(n_rows: int, n_vectors: int) -> Any:
                 unsigned = builder.xor(part(builder, builder.add(row, offset)), constants(_BYTES, -128))
                 for v, planes in enumerate(of_vectors):
                     for place, plane in enumerate(planes):
-                        which = 3 * (v * n_rows + i) + place
-                        totals[which] = add_products(builder, totals[which], unsigned, plane)
+                        of_both = 3 * (v * n_rows + i) + place
+                        totals[of_both] = add_products(builder, totals[of_both], unsigned, plane)
             return totals
 
         def whole(index: Any, totals: list[Any]) -> list[Any]:
             offset = builder.shl(index, int64(6))
-            _fetch_ahead(builder, values, builder.mul(offset, int64(n_rows)), 64 * n_rows)
+            fetch_ahead(builder, builder.add(values, builder.mul(offset, int64(n_rows))), 64 * n_rows)
             at = builder.mul(index, int64(192))
             return add_row_parts(offset, at, lambda b, address: load(b, address, _BYTES), totals)
 
@@ -225,7 +202,7 @@ def _whole_dots(n_rows: int, n_vectors: int) -> Any:
         totals = looped(builder, left, totals, lambda _, totals: add_row_parts(offset, at, _half, totals))
         multiply, weights = fused(builder, _FLOATS), [constants(_FLOATS, 256.0**place) for place in range(3)]
         of_rows = _widened(builder, scales, n_rows)
-        for v, address in enumerate(_apart(builder, to, to_step, n_vectors)):
+        for v, address in enumerate(apart(builder, to, to_step, n_vectors)):
             sums = list[Any]()
             for i in range(n_rows):
                 low, middle, high = (builder.sitofp(total, _FLOATS) for total in totals[3 * (v * n_rows + i) :][:3])
@@ -237,7 +214,7 @@ def _whole_dots(n_rows: int, n_vectors: int) -> Any:
                 factor = builder.fmul(builder.extract_element(of_rows, _I32(0)), scale)
             else:
                 factor = builder.fmul(of_rows, spread(builder, scale, n_rows))
-            _store(builder, builder.fmul(result, factor), address)
+            store(builder, address, builder.fmul(result, factor))
 
     return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
 
@@ -278,9 +255,9 @@ def _spread_four(builder: Any, scales: Any, n: Any, to: Any) -> None:
     four = ir.VectorType(_F32, 4)
     left = spread(builder, builder.trunc(n, _I32), 4)
     inside = builder.icmp_signed(">", left, constants(left.type, list(range(4))))
-    found = builder.select(inside, load(builder, scales, four), constants(four, 0.0))
+    read = builder.select(inside, load(builder, scales, four), constants(four, 0.0))
     places = [place for place in range(4) for _ in range(4)]
-    _store(builder, builder.shuffle_vector(found, found, constants(_SUMS, places)), to)
+    store(builder, to, builder.shuffle_vector(read, read, constants(_SUMS, places)))
 
 
 @jitted_with(fastmath=FASTMATH)
@@ -323,9 +300,9 @@ def _grouped_dots(n_rows: int, n_vectors: int) -> Any:
         if not is_wide():
             return
         int64 = values.type
-        rows, group_bytes = _apart(builder, values, row_bytes, n_rows), builder.shl(n_groups, int64(1))
-        scale_rows, middle_rows = (_apart(builder, first, group_bytes, n_rows) for first in (scales, middles))
-        vectors = _apart(builder, numbers, vector_step, n_vectors)
+        rows, group_bytes = apart(builder, values, row_bytes, n_rows), builder.shl(n_groups, int64(1))
+        scale_rows, middle_rows = (apart(builder, first, group_bytes, n_rows) for first in (scales, middles))
+        vectors = apart(builder, numbers, vector_step, n_vectors)
         n_pieces = builder.lshr(row_bytes, int64(4))
         # Behind integers of whole fours of pieces.
         spread_at = builder.shl(builder.and_(builder.add(n_pieces, int64(3)), int64(-4)), int64(6))
@@ -343,7 +320,7 @@ def _grouped_dots(n_rows: int, n_vectors: int) -> Any:
         def add_row_parts(step: Any, is_whole: bool, totals: list[Any]) -> list[Any]:
             offset, at = builder.shl(step, int64(6)), builder.shl(step, int64(8))
             if is_whole:
-                _fetch_ahead(builder, values, builder.mul(offset, int64(n_rows)), 64 * n_rows)
+                fetch_ahead(builder, builder.add(values, builder.mul(offset, int64(n_rows))), 64 * n_rows)
             of_vectors = [
                 [load(builder, builder.add(builder.add(v, at), int64(64 * place)), _BYTES) for place in range(4)]
                 for v in vectors
@@ -366,9 +343,9 @@ def _grouped_dots(n_rows: int, n_vectors: int) -> Any:
                 of_row = builder.shuffle_vector(first, second, halves)
                 for v, planes in enumerate(of_vectors):
                     dot = builder.sitofp(nibble_dots(builder, low, high, planes), _FLOATS)
-                    which = v * n_rows + i
+                    of_both = v * n_rows + i
                     scaled = builder.fmul(dot, spread_scales[v])
-                    totals[which] = builder.call(multiply, [scaled, of_row, totals[which]])
+                    totals[of_both] = builder.call(multiply, [scaled, of_row, totals[of_both]])
             return totals
 
         wholes = builder.lshr(row_bytes, int64(6))
@@ -389,24 +366,24 @@ def _grouped_dots(n_rows: int, n_vectors: int) -> Any:
             again = spread(builder, builder.trunc(builder.sub(first, group), _I32), 8)
             new = builder.icmp_signed(">=", constants(again.type, list(range(8))), again)
             of_vectors = [
-                builder.select(new, load(builder, _plus(builder, each, group, 4), F32X8), constants(F32X8, 0.0))
-                for each in _apart(builder, sums, sums_step, n_vectors)
+                builder.select(new, load(builder, plus(builder, each, group, 4), F32X8), constants(F32X8, 0.0))
+                for each in apart(builder, sums, sums_step, n_vectors)
             ]
             totals, multiply_eight = list(totals), fused(builder, F32X8)
             for i in range(n_rows):
                 scale, middle = (
-                    _widened(builder, _plus(builder, each[i], group, 2), 8) for each in (scale_rows, middle_rows)
+                    _widened(builder, plus(builder, each[i], group, 2), 8) for each in (scale_rows, middle_rows)
                 )
                 offset = builder.call(multiply_eight, [scale, constants(F32X8, -8.0), middle])
                 for v, of_vector in enumerate(of_vectors):
-                    which = v * n_rows + i
-                    totals[which] = builder.call(multiply_eight, [offset, of_vector, totals[which]])
+                    of_both = v * n_rows + i
+                    totals[of_both] = builder.call(multiply_eight, [offset, of_vector, totals[of_both]])
             return totals
 
         chunks = builder.lshr(builder.add(n_groups, int64(7)), int64(3))
         totals = looped(builder, chunks, totals, add_offsets)
-        for v, address in enumerate(_apart(builder, to, to_step, n_vectors)):
-            _store(builder, row_sums(builder, totals[v * n_rows :][:n_rows]), address)
+        for v, address in enumerate(apart(builder, to, to_step, n_vectors)):
+            store(builder, address, row_sums(builder, totals[v * n_rows :][:n_rows]))
 
     return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
 

@@ -35,7 +35,7 @@ def row_probabilities(logits: Logits, settings: Settings) -> tuple[Float[Tensor,
 
 
 def _on_threads(kernel: str, logits: Tensor, before: tuple[Tensor, ...], buffer_size: int) -> None:
-    # Imports numba.
+    # What is compiled is imported with the first draw.
     from napkin.kernels.sampling.numba_draws import BUCKETS
 
     n_rows, n = logits.shape

@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from napkin.kernels.numba_numbers import FASTMATH, larger
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
-from napkin.machine_code.pointers import f32_at, f64_at, i32_at, i64_at, operation
+from napkin.machine_code.pointers import called, f32_at, f64_at, i32_at, i64_at, operation
 
 COLUMNS = 5
 """Numbers that say how a row is drawn: temperature, top_k, top_p, min_p and the uniform number."""
@@ -41,9 +41,7 @@ def _exponential(builder: Any, x: Any) -> Any:
     vectors."""
 
     def call(name: str, *arguments: Any) -> Any:
-        signature = ir.FunctionType(_F64, [_F64] * len(arguments))
-        function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
-        return builder.call(function, arguments)
+        return called(builder, name, _F64, arguments)
 
     is_zero = builder.fcmp_ordered("<", x, _F64(_SMALLEST))
     x = builder.select(is_zero, _F64(0), x)
