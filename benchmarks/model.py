@@ -185,15 +185,7 @@ def compare_losses(precision: str, clock: Callable[[], float], rounds: int) -> l
         "napkin, compiled": lambda: step(lambda: linear_cross_entropy(hidden, head.weight, targets, compiled=True)),
         "full logits": lambda: step(lambda: F.cross_entropy(F.linear(hidden, head.weight).float(), targets)),
     }
-    seconds = sampled(steps, clock, rounds)
-    ledgers = {name: record(head, one) for name, one in steps.items()}
-    growth = {name: ledger.peak_bytes - ledger.resident_bytes for name, ledger in ledgers.items()}
-    return [
-        f"| head and loss, V 50,304 {precision} | {name} | {tokens_per_second(4096, seconds[name])} | – | "
-        f"{ratio_spread(seconds['full logits'], seconds[name])} | {format_bytes(growth[name])} | "
-        f"{growth[name] / growth['full logits']:.2f} |"
-        for name in steps
-    ]
+    return _beside("full logits", f"head and loss, V 50,304 {precision}", head, steps, 4096, clock, rounds)
 
 
 def compare_evaluations(clock: Callable[[], float], rounds: int) -> list[str]:
@@ -216,13 +208,26 @@ def compare_evaluations(clock: Callable[[], float], rounds: int) -> list[str]:
         "compiled, logits by chunks": lambda: evaluate_compiled(head_without_gradient="chunks"),
         "compiled": evaluate_compiled,
     }
+    return _beside("plain kernels", "evaluation, d 256, V 32,000 bf16", model, steps, targets.numel(), clock, rounds)
+
+
+def _beside(
+    peer: str,
+    what: str,
+    module: nn.Module,
+    steps: dict[str, Step],
+    n_tokens: int,
+    clock: Callable[[], float],
+    rounds: int,
+) -> list[str]:
+    """Rows of tokens per second and of the bytes that steps add to what a module holds, each beside one of them."""
     seconds = sampled(steps, clock, rounds)
-    ledgers = {name: record(model, one) for name, one in steps.items()}
+    ledgers = {name: record(module, one) for name, one in steps.items()}
     growth = {name: ledger.peak_bytes - ledger.resident_bytes for name, ledger in ledgers.items()}
     return [
-        f"| evaluation, d 256, V 32,000 bf16 | {name} | {tokens_per_second(batch[:, 1:].numel(), seconds[name])} | – | "
-        f"{ratio_spread(seconds['plain kernels'], seconds[name])} | {format_bytes(growth[name])} | "
-        f"{growth[name] / growth['plain kernels']:.2f} |"
+        f"| {what} | {name} | {tokens_per_second(n_tokens, seconds[name])} | – | "
+        f"{ratio_spread(seconds[peer], seconds[name])} | {format_bytes(growth[name])} | "
+        f"{growth[name] / growth[peer]:.2f} |"
         for name in steps
     ]
 
