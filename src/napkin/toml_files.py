@@ -18,12 +18,14 @@ from napkin.files import StrPath, regular
 MOST_BYTES = 2**20
 MAX_DOTS = 32
 
+# No group is repeated without a way back: Python before 3.11.5 matches such groups wrongly. A string that is never
+# closed ends with its line: if it did not match, each quote within it would be tried again.
 _STRING_OR_COMMENT = re.compile(
     r"""
-    ["]{3} (?: \\. | (?!["]{3}) [^\\] )*+ (?: ["]{3,5}+ | \Z )
-    | [']{3} (?: (?![']{3}) . )*+ (?: [']{3,5}+ | \Z )
-    | ["] (?: \\. | [^"\\\n] )*+ ["]
-    | ['] [^'\n]*+ [']
+    ["]{3} [^"\\]*+ (?: (?: \\. | ["]{1,2} (?!["]) ) [^"\\]*+ )* (?: ["]{3,5}+ | \Z )
+    | [']{3} [^']*+ (?: [']{1,2} (?![']) [^']*+ )* (?: [']{3,5}+ | \Z )
+    | ["] [^"\\\n]*+ (?: \\. [^"\\\n]*+ )* ["]?+
+    | ['] [^'\n]*+ [']?+
     | [#] [^\n]*+
     """,
     re.DOTALL | re.VERBOSE,

@@ -196,6 +196,7 @@ def test_an_unknown_field_is_refused_with_the_nearest(tmp_path: Path, values: di
         ("a = 1\n" * 2**18, "more than 1,048,576 bytes"),
         ("a = " + "[" * 100_000, "cannot be read"),
         ('"""\\' * 200_000, "is not TOML"),
+        ('a = "' + '\\"' * 500_000, "is not TOML"),
     ],
 )
 def test_a_recipe_that_would_take_all_of_the_time_is_refused_in_a_line(text: str, line: str, tmp_path: Path) -> None:
