@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -177,12 +178,12 @@ def test_only_the_process_that_holds_the_lock_is_its_holder(folder: Path) -> Non
     # A process that has the file open, and one that was forked from the holder, do not hold it.
     code = "import fcntl, os, sys, time; f = open(sys.argv[1], 'a'); "
     holds = code + "fcntl.flock(f, fcntl.LOCK_EX); print(os.getpid(), flush=True); os.fork() or time.sleep(600); "
-    holder = subprocess.Popen(["python", "-c", holds + "time.sleep(600)", run / ".lock"], stdout=subprocess.PIPE)
+    holder = subprocess.Popen([sys.executable, "-c", holds + "time.sleep(600)", run / ".lock"], stdout=subprocess.PIPE)
     try:
         assert holder.stdout is not None
         with holder.stdout as told:
             pid = int(told.readline())
-        reader = subprocess.Popen(["python", "-c", code + "time.sleep(600)", run / ".lock"])
+        reader = subprocess.Popen([sys.executable, "-c", code + "time.sleep(600)", run / ".lock"])
         assert lock_holder(run) == pid
         reader.kill()
         reader.wait()
