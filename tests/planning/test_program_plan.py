@@ -44,7 +44,7 @@ def metered(tmp_path: Path, server: subprocess.Popen[str]) -> Metered:
         assert done.status == 0, done.errors
         printed = done.out.read_text()
         print(printed)
-        _machine, *rows, _worst = printed.splitlines()
+        _columns, _rule, *rows = [line for line in printed.splitlines() if line.startswith("|")]
         assert len(rows) == len(names) * len(ranks.split(","))
         return float(printed.rpartition(" ")[2].strip().removesuffix("%"))
 
