@@ -37,7 +37,11 @@ format = "jsonl.zst"
 shard_bytes = 5_000
 samples = 3
 """
-PROGRAM = f"import sys; sys.path.insert(0, {str(SITE)!r}); import sitecustomize; from napkin.cli import main; "
+# Debian's Python has imported a sitecustomize of its own.
+PROGRAM = (
+    f"import sys; sys.path.insert(0, {str(SITE)!r}); sys.modules.pop('sitecustomize', None); import sitecustomize; "
+    "from napkin.cli import main; "
+)
 """Begins a program in which the stages of tests are known, to its workers too."""
 
 
