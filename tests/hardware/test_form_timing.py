@@ -116,6 +116,17 @@ def test_a_choice_that_cannot_be_kept_is_used_with_a_warning(monkeypatch: pytest
     monkeypatch.setenv("NAPKIN_CACHE_DIR", str(file))
     with pytest.warns(UserWarning, match="cannot be kept"):
         assert choose_form("product", CLASS, products(torch=4, ours=1), default="torch", seconds=0.01) == "ours"
+    # By operators too, and it is not timed again in this process.
+    assert fastest_form("product", CLASS, "torch") == "ours"
+    assert choose_form("product", CLASS, never, default="torch") == "ours"
+
+
+def test_a_choice_stays_in_use_where_another_process_writes_the_table(tmp_path: Path) -> None:
+    choose_form("product", CLASS, products(torch=4, ours=1), default="torch", seconds=0.01)
+    (file,) = tmp_path.glob("operator-forms-*.json")
+    file.unlink()
+    choose_form("sum", CLASS, products(torch=4, ours=1), default="torch", seconds=0.01)
+    assert fastest_form("product", CLASS, "torch") == "ours"
 
 
 def test_a_default_that_takes_too_long_is_not_timed_further(monkeypatch: pytest.MonkeyPatch) -> None:

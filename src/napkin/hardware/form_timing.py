@@ -60,7 +60,7 @@ def choose_form(
     try:
         keep_choices([choice])
     except (OSError, NapkinError) as error:
-        warnings.warn(f"the fastest form of {operator} cannot be kept and will be timed again: {error}", stacklevel=2)
+        warnings.warn(f"the fastest form of {operator} cannot be kept, other processes time it again: {error}", stacklevel=2)
     return choice.form
 
 

@@ -2,8 +2,9 @@
 
 An operator asks `fastest_form` for the class of its shape. The answer was found by timing (napkin.hardware.form_timing)
 and is kept in the user's cache, in one file for each processor, its instructions, the number of threads, and the
-versions of torch and of the kernels. Where nothing was timed it is the operator's default. Nothing is timed here, so a
-form never changes in the middle of a computation.
+versions of torch and of the kernels; what this process chose it uses also where the file cannot be written. Where
+nothing was timed it is the operator's default. Nothing is timed here, so a form never changes in the middle of a
+computation.
 
 With the environment variable NAPKIN_FORMS=default nothing is timed and nothing is read: the same forms on each machine.
 """
@@ -124,12 +125,17 @@ def kept_choices() -> list[Choice]:
 
 
 def keep_choices(choices: Sequence[Choice]) -> Path:
-    """Store choices for this processor, replacing older ones of the same classes; returns the file.
+    """Use choices in this process, and store them for this processor, replacing older ones of the same classes; returns
+    the file.
 
-    Raises OSError or NapkinError where it cannot be written.
+    Raises OSError or NapkinError where it cannot be written; the choices are used all the same.
     """
+    _forms(torch.get_num_threads()).update(_by_class(choices))
     merged = {(each.operator, each.shape_class): each for each in (*kept_choices(), *choices)}
-    return _write(list(merged.values())[-MOST_CHOICES:])
+    processor = this_processor()
+    path = cache_path(KIND, processor)
+    write_cached(path, FormTable(processor, list(merged.values())[-MOST_CHOICES:]))
+    return path
 
 
 def forget_choices() -> None:
@@ -138,18 +144,15 @@ def forget_choices() -> None:
     _forms.cache_clear()
 
 
-def _write(choices: list[Choice]) -> Path:
-    processor = this_processor()
-    path = cache_path(KIND, processor)
-    write_cached(path, FormTable(processor, choices))
-    _forms.cache_clear()
-    return path
-
-
 @functools.cache
-def _forms(threads: int) -> Mapping[tuple[str, ShapeClass], str]:
-    """The stored form of each operator and class for torch's current number of threads."""
-    return {(each.operator, each.shape_class): each.form for each in kept_choices()} if are_measured() else {}
+def _forms(threads: int) -> dict[tuple[str, ShapeClass], str]:
+    """The form of each operator and class for torch's current number of threads: those that were stored when the first
+    was asked for, and those that this process chose."""
+    return _by_class(kept_choices()) if are_measured() else {}
+
+
+def _by_class(choices: Sequence[Choice]) -> dict[tuple[str, ShapeClass], str]:
+    return {(each.operator, each.shape_class): each.form for each in choices}
 
 
 @functools.cache
