@@ -60,7 +60,8 @@ def choose_form(
     try:
         keep_choices([choice])
     except (OSError, NapkinError) as error:
-        warnings.warn(f"the fastest form of {operator} cannot be kept, other processes time it again: {error}", stacklevel=2)
+        line = f"the fastest form of {operator} cannot be kept, each process times it again: {error}"
+        warnings.warn(line, stacklevel=2)
     return choice.form
 
 
