@@ -10,7 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-from napkin.hardware.host import cpu_name, instruction_sets, usable_cores
+from napkin.hardware.host import usable_cores
+from napkin.machine_code.processor import cpu_name, instruction_sets
 
 RESULTS = Path(__file__).parent / "results"
 LOAD_BEFORE = os.getloadavg()[0]

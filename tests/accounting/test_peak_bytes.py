@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin import Ledger, count
-from napkin.hardware.host import has_native_bf16
+from napkin.machine_code.processor import has_native_bf16
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.optim.adam import AdamW

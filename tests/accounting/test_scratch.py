@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from napkin.accounting.scratch import hides_products, measured_scratch, scratch_bytes
-from napkin.hardware.host import has_amx
+from napkin.machine_code.processor import has_amx
 from oracles.allocator import growth_at_peak
 
 # Numbers of no dimension and rows of statistics.

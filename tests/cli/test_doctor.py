@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from napkin.hardware import doctor
-from napkin.hardware.host import cpu_name, usable_cores
+from napkin.hardware.host import usable_cores
+from napkin.machine_code.processor import cpu_name
 
 
 def findings(napkin) -> dict[str, dict[str, str]]:

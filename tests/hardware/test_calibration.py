@@ -17,7 +17,7 @@ from napkin.hardware.calibration import (
 from napkin.hardware.calibration_cache import calibrate
 from napkin.hardware.competition import Watch
 from napkin.hardware.conditions import Conditions
-from napkin.hardware.host import has_native_bf16
+from napkin.machine_code.processor import has_native_bf16
 from oracles.clock import ProcessorClock
 
 TINY = CalibrationSettings(

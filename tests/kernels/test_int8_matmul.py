@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from napkin.hardware.host import has_exact_int8
 from napkin.kernels.products.linear import (
     compiled_int8_linear,
     int8_linear,
@@ -10,6 +9,7 @@ from napkin.kernels.products.linear import (
     quantize_rows,
     restore_rows,
 )
+from napkin.machine_code.processor import has_exact_int8
 
 own = torch.ops.napkin
 with_int8 = pytest.mark.skipif(not has_exact_int8(), reason="int8 is not multiplied exactly here")

@@ -9,7 +9,7 @@ import torch
 from napkin.accounting.metering import meter_step
 from napkin.checkpoint.restore import load_model, load_train_state
 from napkin.checkpoint.writer import save_checkpoint
-from napkin.hardware.host import has_exact_int8
+from napkin.machine_code.processor import has_exact_int8
 from napkin.model.config import ModelConfig
 from napkin.optim.clipping import FIRST_SCALE, LossScale
 from napkin.recipe.precision import Precision

@@ -30,10 +30,10 @@ from napkin.accounting.memory import allocator_events
 from napkin.accounting.microbenchmark import call_of, make_arguments
 from napkin.accounting.operators import OWN_COMPUTING, is_pointwise, is_view
 from napkin.errors import NapkinError
-from napkin.hardware.host import cpu_name, has_amx
 from napkin.json_files import cache_path, read_cached, write_cached
 from napkin.kernels.attention.by_rows import scratch_bytes as compiled_attention_scratch
 from napkin.kernels.products.linear import product_scratch_bytes as int8_scratch
+from napkin.machine_code.processor import cpu_name, has_amx
 
 aten = torch.ops.aten
 

@@ -21,7 +21,7 @@ from napkin.benchmarking.case import Case, Target, Work, timed_pass, work_of
 from napkin.child_process import run_program
 from napkin.errors import first_line, is_out_of_memory
 from napkin.hardware.ceilings import Ceilings
-from napkin.hardware.host import cpu_name, seconds_waited
+from napkin.hardware.host import seconds_waited
 from napkin.hardware.sampling import (
     SHORTEST_SAMPLE,
     Clock,
@@ -33,6 +33,7 @@ from napkin.hardware.sampling import (
     ratio_interval,
     sample_in_turns,
 )
+from napkin.machine_code.processor import cpu_name
 from napkin.units import format_bytes, format_seconds
 
 Progress = Callable[[int, int, str], None]

@@ -19,7 +19,8 @@ import psutil
 
 from napkin.child_process import run_program
 from napkin.files import cache_folder, free_disk_bytes
-from napkin.hardware.host import cpu_name, instruction_sets, read_limits, usable_cores
+from napkin.hardware.host import read_limits, usable_cores
+from napkin.machine_code.processor import cpu_name, instruction_sets
 from napkin.units import format_bytes, format_gibibytes, format_seconds
 
 State = Literal["fine", "lacking", "broken"]

@@ -1,4 +1,4 @@
-"""The host: its processor, the cores and memory that this process may use, and its accelerators.
+"""The host: the cores and memory that this process may use, and its accelerators.
 
 A container's limits count, and glibc's malloc is told whether to keep freed memory for the next tensor of the same
 size.
@@ -12,13 +12,11 @@ import os
 import platform
 import sys
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
-from napkin.child_process import run_program
+from napkin.machine_code.processor import cpu_name, has_native_bf16
 
 # Limits apply to a group and everything below it, so the tightest between this process's group and the root counts.
 # Inside a container, the path in /proc/self/cgroup may be that of the host; then the root of the mounted tree is the
@@ -107,9 +105,6 @@ def _tightest(*limits: Limits) -> Limits:
     )
 
 
-_CPUINFO = Path("/proc/cpuinfo")
-
-
 @dataclass(frozen=True)
 class Accelerator:
     """One CUDA (or ROCm) device: the driver's name for it, its memory, and whether bf16 runs in its matrix units."""
@@ -148,41 +143,6 @@ def detect_host() -> Host:
     )
 
 
-def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's name, if the system reports it."""
-    fields = _first_processor(cpuinfo)
-    for key in ("model name", "Model", "Hardware"):
-        if name := fields.get(key):
-            return name
-    return _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine() or "unknown CPU"
-
-
-INSTRUCTIONS = {
-    "avx2": "AVX2",
-    "avx512f": "AVX-512",
-    "avx512_bf16": "AVX512-BF16",
-    "amx_tile": "AMX",
-    "amx_bf16": "AMX-BF16",
-    "amx_fp16": "AMX-FP16",
-    "asimd": "NEON",
-    "bf16": "ARM-BF16",
-    "sve": "SVE",
-    "sve2": "SVE2",
-}
-"""Names of the instruction sets on which the choice of kernels depends, by the system's names for them."""
-
-
-def instruction_sets(cpuinfo: Path = _CPUINFO) -> list[str] | None:
-    """The processor's instruction sets on which the choice of kernels depends, such as AVX2 and AMX-BF16; None where
-    the system does not report them."""
-    fields = _first_processor(cpuinfo)
-    if not fields:
-        # Every Apple processor of 64 bits has it.
-        return ["NEON"] if sys.platform == "darwin" and platform.machine() == "arm64" else None
-    flags = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()
-    return [name for flag, name in INSTRUCTIONS.items() if flag in flags]
-
-
 def usable_cores() -> int:
     """Cores that this process can use: its affinity, or the whole cores that its control group grants; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -205,74 +165,6 @@ def seconds_waited() -> float | None:
     except OSError:
         return None
     return sum(int(text.split()[1]) for text in texts) / 1e9 if texts else None
-
-
-def has_native_bf16(cpuinfo: Path = _CPUINFO) -> bool:
-    """True if the processor has bf16 matrix or dot-product instructions: AVX512-BF16, AMX, or ARM's."""
-    fields = _first_processor(cpuinfo)
-    flags = set(f"{fields.get('flags', '')} {fields.get('Features', '')}".split())
-    if flags:
-        return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
-    return _sysctl("hw.optional.arm.FEAT_BF16") == "1" or _torch_says_bf16()
-
-
-def has_native_int8(cpuinfo: Path = _CPUINFO) -> bool:
-    """True if the processor sums products of 8-bit integers in 32 bits, in one instruction: VNNI or AMX."""
-    return bool(set(_first_processor(cpuinfo).get("flags", "").split()) & {"avx512_vnni", "avx_vnni", "amx_int8"})
-
-
-@cache
-def has_exact_int8() -> bool:
-    """True if it has, and torch's products of 8-bit integers are exact: where oneDNN is told to use older instructions,
-    by ONEDNN_MAX_CPU_ISA, it sums pairs of products in 16 bits, which do not hold them."""
-    import torch
-
-    if not has_native_int8():
-        return False
-    largest = torch.full((32, 64), 127, dtype=torch.int8)
-    sums = torch._int_mm(largest, largest.T)  # pyright: ignore[reportPrivateImportUsage]
-    return bool((sums == 64 * 127**2).all())
-
-
-@cache
-def has_amx(number_format: Literal["bf16", "fp16"]) -> bool:
-    """True if the processor has AMX, Intel's matrix tiles, for that format; fewer have it for fp16."""
-    import torch
-
-    # These helpers are private to torch: if one is missing, its feature counts as absent.
-    helper = getattr(torch.cpu, "_is_amx_tile_supported" if number_format == "bf16" else "_is_amx_fp16_supported", None)
-    return bool(helper and helper())
-
-
-def _first_processor(path: Path) -> dict[str, str]:
-    """The fields of the first processor in Linux's /proc/cpuinfo; empty on other systems."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return {}
-    fields: dict[str, str] = {}
-    for line in lines:
-        key, colon, value = line.partition(":")
-        if colon:
-            fields.setdefault(key.strip(), value.strip())
-    return fields
-
-
-def _sysctl(name: str) -> str:
-    if sys.platform != "darwin":
-        return ""
-    try:
-        return run_program(["/usr/sbin/sysctl", "-n", name]).stdout.decode(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _torch_says_bf16() -> bool:
-    import torch
-
-    # These helpers are private to torch: a missing one counts as False.
-    helpers = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return any(bool(helper()) for helper in helpers if helper)
 
 
 def _accelerators() -> tuple[Accelerator, ...]:

@@ -23,7 +23,8 @@ from napkin.hardware.calibration import (
     MatmulMeasurement,
 )
 from napkin.hardware.competition import WINDOW_SECONDS, Conditions, Sample, Sampler, agree
-from napkin.hardware.host import cpu_name, has_native_bf16, usable_cores
+from napkin.hardware.host import usable_cores
+from napkin.machine_code.processor import cpu_name, has_native_bf16
 from napkin.number_formats import FORMATS
 
 _LONGER = 2

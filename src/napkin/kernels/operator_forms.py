@@ -23,7 +23,7 @@ import torch
 
 from napkin.errors import NapkinError
 from napkin.json_files import cache_path, read_cached, write_cached
-from napkin.machine_code.loading import processor_name_and_features
+from napkin.machine_code.processor import cpu_name, processor_name_and_features
 
 KIND = "operator-forms"
 MOST_CHOICES = 10_000
@@ -159,9 +159,8 @@ def _by_class(choices: Sequence[Choice]) -> dict[tuple[str, ShapeClass], str]:
 def _processor(threads: int) -> Processor:
     described = processor_name_and_features()
     limits = [os.environ.get(name, "") for name in LIMITS_OF_LIBRARIES]
-    name = described.partition("\n")[0].partition(":")[2].strip()
     return Processor(
-        name=name or "unknown",
+        name=cpu_name(),
         capability=torch.backends.cpu.get_cpu_capability(),
         features=hashlib.sha256("\n".join([described, *limits]).encode()).hexdigest()[:16],
         threads=threads,

@@ -26,6 +26,7 @@ from pathlib import Path
 from napkin.child_process import failure_of, start_python
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_bytes, cache_folder, private_folder, read_private_file, try_lock
+from napkin.machine_code.processor import processor_name_and_features
 
 
 class MachineCode:
@@ -209,17 +210,3 @@ def _parse(file: bytes) -> dict[str, bytes] | None:
     for name, size in json.loads(head).items():
         code[name], objects = objects[:size], objects[size:]
     return code
-
-
-def processor_name_and_features() -> str:
-    """The processor's name and its features, a line each as the system reports them, and what numba is told to use
-    instead."""
-    overrides = [os.environ.get(name, "") for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")]
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            described = [line for line in file.read(8192).splitlines() if line.startswith(("model name", "flags"))]
-    except OSError:
-        import platform
-
-        described = [platform.machine(), platform.processor()]
-    return "\n".join([*described[:2], *overrides])

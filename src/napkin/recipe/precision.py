@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from napkin.errors import NapkinError
-from napkin.hardware.host import Host, has_exact_int8, has_native_bf16
+from napkin.hardware.host import Host
+from napkin.machine_code.processor import has_exact_int8, has_native_bf16
 
 if TYPE_CHECKING:
     import torch
