@@ -102,6 +102,31 @@ print(strict(1000), "numba" in sys.modules)
 
 
 @pytest.mark.thorough
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no limits of this kind")
+def test_where_no_file_can_be_written_a_module_is_compiled_once_per_process(package: str, tmp_path: Path) -> None:
+    # To be compiled it is imported.
+    with open(tmp_path / package / "sums.py", "a") as source:
+        source.write(f"open({str(tmp_path / 'imports')!r}, 'a').write('imported\\n')\n")
+    program = f"""
+import resource
+from napkin.machine_code.loading import MachineCode
+# As on a full disk: beyond so many bytes a write fails.
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+MachineCode({package!r}, "building").load("sums")
+from {package}.sums import strict
+print(strict(1000))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, check=True)
+    assert done.stdout == f"{2**24}\n"
+    message, line = done.stderr.splitlines()
+    assert message == "building"
+    assert "keeps no machine code (" in line
+    assert (tmp_path / "imports").read_text() == "imported\n"
+
+
+@pytest.mark.thorough
 def test_processes_that_start_together_compile_a_module_once(package: str, tmp_path: Path) -> None:
     # To be compiled it is imported.
     with open(tmp_path / package / "sums.py", "a") as source:

@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ class MachineCode:
             missing = [name for name in dict.fromkeys(modules) if not (name in self._loaded or self._load_cached(name))]
             if missing:
                 print(self._message, file=sys.stderr, flush=True)
-                if self._cache.folder:
+                if self._cache.takes_files():
                     self._build(missing)
             for name in missing:
                 if not self._load_cached(name):
@@ -126,6 +127,8 @@ def _tell_failure(module: str, why: str) -> None:
 MOST_SECONDS = 120.0
 """The longest time that a process waits for another that makes the same code: making the largest module takes half a
 minute of an idle core, several times that beside other programs, and forever if that process is suspended."""
+_NEEDED_BYTES = 2**20
+"""Bytes that must be free where machine code is to be kept: several times those of the largest module."""
 
 
 class CodeCache:
@@ -142,6 +145,20 @@ class CodeCache:
     def has(self, module: str) -> bool:
         """True if there is a file with the machine code of a module; it may be damaged."""
         return self.folder is not None and self._file(self.folder, module).exists()
+
+    def takes_files(self) -> bool:
+        """True if machine code can be cached; if a folder that exists takes none, a line says so."""
+        if self.folder is None:
+            return False
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                file.write(bytes(_NEEDED_BYTES))
+        except OSError as error:
+            why, way_out = error.strerror, "make it writable, free space, or choose another NAPKIN_CACHE_DIR"
+            line = f"napkin: '{self.folder}' keeps no machine code ({why}), each process compiles it: {way_out}"
+            print(line, file=sys.stderr, flush=True)
+            return False
+        return True
 
     def read(self, module: str) -> dict[str, bytes] | None:
         """The object code of a module's functions; None if it is not cached. A damaged file is removed."""
