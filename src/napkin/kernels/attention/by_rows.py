@@ -58,6 +58,8 @@ def compiled_attention(
         if softcap is None:
             return plain_attention(queries, keys, values, mask, factor)
         return softcapped_attention(queries, keys, values, mask, factor, softcap)
+    # As the loops read them, which check nothing.
+    first_keys = first_keys.to(torch.int64).contiguous()
     return _Attention.apply(queries, keys, values, first_keys, factor, softcap or 0.0)  # pyright: ignore[reportReturnType]
 
 
@@ -296,7 +298,7 @@ def _all_heads(query: Tensor, key: Tensor) -> Iterator[_Heads]:
 
 def _division(query: Tensor, key: Tensor) -> tuple[int, int]:
     """Number of queries in a block, and of key heads that are processed at a time."""
-    block = min(BLOCK[query.dtype], query.shape[2])
+    block = min(BLOCK[query.dtype], max(query.shape[2], 1))
     scores = block * key.shape[2] * query.shape[1] // key.shape[1]
     return block, min(max(MOST_SCORES[query.dtype] // max(scores, 1), 1), key.shape[1])
 

@@ -327,8 +327,8 @@ def loss_rows_(
     """
     results = _fake_loss_rows(logits, targets, softcap, z_weight, with_gradient, with_entropies)
     n_rows, n = logits.shape
-    _refuse_unknown_targets(targets, n)
-    before, options = (logits, is_bf16(logits), targets, *results), (softcap, z_weight, with_gradient, with_entropies)
+    targets, options = _known_targets(targets, n), (softcap, z_weight, with_gradient, with_entropies)
+    before = logits, is_bf16(logits), targets, *results
     on_threads("loss.numba_loss.loss_rows", before, (n, *options), n_rows=n_rows, n_columns=n, buffer_size=3 * n)
     return results
 
@@ -365,7 +365,7 @@ def head_rows(input: Tensor, weight: Tensor, targets: Tensor, softcap: float) ->
     """
     results = _fake_head_rows(input, weight, targets, softcap)
     (n_rows, width), vocab_size = input.shape, len(weight)
-    _refuse_unknown_targets(targets, vocab_size)
+    targets = _known_targets(targets, vocab_size)
     columns = min(max(_BLOCK_NUMBERS // width // MULTIPLE, 1) * MULTIPLE, _BLOCK_COLUMNS)
     on_threads(
         "loss.numba_head.head_rows",
@@ -379,11 +379,15 @@ def head_rows(input: Tensor, weight: Tensor, targets: Tensor, softcap: float) ->
     return results
 
 
-def _refuse_unknown_targets(targets: Tensor, vocab_size: int) -> None:
-    """Raise IndexError for targets outside of the vocabulary: compiled loops do not check their arguments."""
+def _known_targets(targets: Tensor, vocab_size: int) -> Tensor:
+    """The targets as compiled loops read them, which check nothing: int64, without gaps.
+
+    Raises IndexError for targets outside of the vocabulary.
+    """
     smallest, largest = (int(end) for end in targets.aminmax()) if len(targets) else (0, 0)
     if smallest < 0 or largest >= vocab_size:
         raise IndexError(f"targets from {smallest} to {largest} are outside of a vocabulary of {vocab_size}")
+    return targets.to(torch.int64).contiguous()
 
 
 @cpu_operator("compiled_add_(Tensor(a!) total, Tensor part) -> ()", lambda total, part: None)

@@ -95,13 +95,18 @@ def _normalize_rows(
 
     None where there is no compiled loop for x.
     """
-    if not is_computed(x) or not x.numel():
+    # What does not fit is the plain form's to broadcast or to refuse: loops check nothing.
+    if (
+        not is_computed(x)
+        or not x.numel()
+        or any(each.shape != x.shape[-1:] for each in (gain, bias) if each is not None)
+    ):
         return None
     dtype = torch.get_autocast_dtype("cpu") if narrow and torch.is_autocast_enabled("cpu") else x.dtype
     if dtype not in (torch.bfloat16, x.dtype):
         return None
-    bias = None if bias is None else bias.float()
-    return _Norm.apply(x, gain.float(), bias, eps, centred, dtype)  # pyright: ignore[reportReturnType]
+    gain, bias = gain.float().contiguous(), None if bias is None else bias.float().contiguous()
+    return _Norm.apply(x, gain, bias, eps, centred, dtype)  # pyright: ignore[reportReturnType]
 
 
 class _Norm(torch.autograd.Function):

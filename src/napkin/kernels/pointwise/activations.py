@@ -114,7 +114,9 @@ class _SwiGLU(torch.autograd.Function):
 def compiled_swiglu(gate_up: GateUp) -> Gated:
     """`swiglu` in one compiled pass over memory on a CPU; `swiglu` where there is none."""
     gate_up = gate_up.contiguous()
-    return differentiable(gate_up, _swiglu_forward, _swiglu_backward) if is_computed(gate_up) else swiglu(gate_up)
+    if not is_computed(gate_up) or gate_up.shape[-1] % 2:
+        return swiglu(gate_up)
+    return differentiable(gate_up, _swiglu_forward, _swiglu_backward)
 
 
 @cpu_operator(

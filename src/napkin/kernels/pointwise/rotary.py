@@ -57,7 +57,10 @@ def _suits(x: Tensor, cosines: Tensor, signed_sines: Tensor) -> bool:
     # Tables are read as fp32: those of a model that was cast as a whole are not.
     if {cosines.dtype, signed_sines.dtype} != {torch.float32} or not is_computed(cosines, signed_sines):
         return False
-    if cosines.ndim != 2 or x.ndim != 4 or x.dtype not in COMPUTED:
+    if x.ndim != 4 or x.dtype not in COMPUTED or x.shape[3] % 2:
+        return False
+    # Other tables are the plain form's to broadcast or to refuse: loops check nothing.
+    if not cosines.shape == signed_sines.shape == (x.shape[1], x.shape[3]):
         return False
     # The heads of a token lie together, tokens at equal distances: as those of queries and keys beside values do.
     batch, head = x.stride(0), x.stride(2)
