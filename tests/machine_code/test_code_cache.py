@@ -3,6 +3,8 @@
 import os
 import pickle
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,22 @@ def test_nobody_waits_without_end_for_a_process_that_is_suspended(
     cache: CodeCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "MOST_SECONDS", 0.1)
-    with cache.held("module"), cache.held("module"):
+    with cache.locked("module"), cache.locked("module"):
         cache.write("module", {"function": b"code"})
     assert cache.read("module") == {"function": b"code"}
+
+
+def test_a_system_without_flags_for_links_has_locks_all_the_same(tmp_path: Path) -> None:
+    # As on Windows.
+    program = f"""
+import os
+del os.O_NOFOLLOW, os.O_CLOEXEC
+from pathlib import Path
+from napkin.machine_code.loading import CodeCache
+cache = CodeCache("napkin.tokenizer.numba")
+cache.folder = Path({str(tmp_path)!r})
+with cache.locked("module"):
+    print("locked")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "locked\n"

@@ -69,7 +69,7 @@ class MachineCode:
     def build(self, module: str) -> None:
         """Compile a module and cache its machine code, unless another process does: what a child process of `load`
         does."""
-        with self._cache.held(module):
+        with self._cache.locked(module):
             if not self._cache.has(module):
                 self._cache.write(module, self._compiled(module))
 
@@ -182,14 +182,15 @@ class CodeCache:
             atomic_write_bytes(self._file(self.folder, module), digest + b"\n" + content, overwrite=True)
 
     @contextlib.contextmanager
-    def held(self, module: str) -> Iterator[None]:
+    def locked(self, module: str) -> Iterator[None]:
         """Hold a lock while the code of a module is made, so that ranks, which start together, make it once. No process
         waits for longer than `MOST_SECONDS`, or at all on systems without such locks."""
         descriptor = None
         with contextlib.suppress(OSError):
             if self.folder is not None:
-                lock = self.folder / f"{module}.lock"
-                descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                # Windows has no flag for links.
+                flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+                descriptor = os.open(self.folder / f"{module}.lock", flags, 0o600)
                 until = time.monotonic() + MOST_SECONDS
                 while not try_lock(descriptor) and time.monotonic() < until:
                     time.sleep(0.05)
