@@ -90,9 +90,9 @@ def forms_of_products(matrices: list[Tensor], shape: torch.Size, n: int) -> dict
 
 def forms_of_passes(model: Transformer, n: int) -> dict[str, Callable[[], object]]:
     """Passes of n new tokens of one sequence through the first blocks of a model."""
-    blocks, needed = list(model.blocks), 2 * cache_bytes("cpu")
-    held = sum(each.nbytes for each in blocks[0].parameters())
-    blocks = blocks[: max(1, -(-needed // held))]
+    blocks, needed_bytes = list(model.blocks), 2 * cache_bytes("cpu")
+    bytes_of_block = sum(each.nbytes for each in blocks[0].parameters())
+    blocks = blocks[: max(1, -(-needed_bytes // bytes_of_block))]
     config = dataclasses.replace(model.config, n_layers=len(blocks))
     tokens = torch.zeros(1, n, dtype=torch.int64)
 

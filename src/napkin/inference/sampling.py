@@ -154,11 +154,11 @@ def _drawn_by_sorting(
         tokens, logprobs, sure = drawn_tokens(changed, columns, n_looked)
         # Ids are exact in float64.
         parts = tokens.double(), logprobs, torch.stack((all_finite, sure)).double()
-        *found, is_finite, is_sure = torch.cat(parts).tolist()
+        *tokens_and_logprobs, is_finite, is_sure = torch.cat(parts).tolist()
         if not is_finite:
             raise NapkinError(NOT_FINITE)
         if is_sure:
-            return [int(each) for each in found[:n_rows]], found[n_rows:]
+            return [int(each) for each in tokens_and_logprobs[:n_rows]], tokens_and_logprobs[n_rows:]
         n_looked = min(8 * n_looked, logits.shape[1])
 
 
@@ -168,11 +168,11 @@ def _likeliest(logits: Tensor, changed: Tensor, finite: Bool[Tensor, ""] | None)
     if finite is not None:
         parts.append(finite)
     # Ids are exact in float64; the least and the largest are NaN if one number is.
-    found = torch.cat([each.double().view(-1) for each in parts]).tolist()
-    least, largest, *is_finite = found[len(logits) :]
+    numbers = torch.cat([each.double().view(-1) for each in parts]).tolist()
+    least, largest, *is_finite = numbers[len(logits) :]
     if not (math.isfinite(least) and math.isfinite(largest) and all(is_finite)):
         raise NapkinError(NOT_FINITE)
-    return [int(each) for each in found[: len(logits)]]
+    return [int(each) for each in numbers[: len(logits)]]
 
 
 @dataclass(frozen=True)
@@ -252,9 +252,9 @@ def _changed(logits: Tensor, settings: Sequence[Sampling], histories: Sequence[S
     if penalized:
         places = _places(penalized, [array("q", histories[row]) for row in penalized], device)
         penalties = torch.tensor([each.repetition_penalty for each in settings], dtype=torch.float32)
-        found, penalty = changed[places], sent_to(device, penalties)[places[0]]
+        seen_logits, penalty = changed[places], sent_to(device, penalties)[places[0]]
         # A token that occurred several times is written several times, each time with the same number.
-        changed[places] = torch.where(found > 0, found / penalty, found * penalty)
+        changed[places] = torch.where(seen_logits > 0, seen_logits / penalty, seen_logits * penalty)
     if biased:
         arrays = [settings[row].bias_arrays for row in biased]
         if (largest := max(max(ids) for ids, _ in arrays)) >= logits.shape[1]:

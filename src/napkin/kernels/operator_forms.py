@@ -83,8 +83,8 @@ def fastest_form(operator: str, shape_class: ShapeClass, default: str) -> str:
     """The form that an operator computes a class of shapes in: the pinned one, the kept choice, or the default."""
     if _pinned and operator in _pinned:
         return _pinned[operator]
-    found = _forms(torch.get_num_threads()).get((operator, shape_class))
-    return default if found is None else found
+    stored = _forms(torch.get_num_threads()).get((operator, shape_class))
+    return default if stored is None else stored
 
 
 def known_form(operator: str, shape_class: ShapeClass) -> str | None:
@@ -120,8 +120,8 @@ def this_processor() -> Processor:
 def kept_choices() -> list[Choice]:
     """The stored choices for this processor."""
     processor = this_processor()
-    found = read_cached(cache_path(KIND, processor), FormTable)
-    return found.choices if found is not None and found.processor == processor else []
+    stored = read_cached(cache_path(KIND, processor), FormTable)
+    return stored.choices if stored is not None and stored.processor == processor else []
 
 
 def keep_choices(choices: Sequence[Choice]) -> Path:

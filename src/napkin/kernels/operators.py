@@ -147,8 +147,8 @@ def _counting_versions(compute: Callable[..., Any], written: Sequence[int]) -> C
     def compute_and_count(*arguments: Any) -> Any:
         result = compute(*arguments)
         for place in written:
-            given = arguments[place]
-            changed = [given] if isinstance(given, Tensor) else given or ()
+            argument = arguments[place]
+            changed = [argument] if isinstance(argument, Tensor) else argument or ()
             torch.autograd.graph.increment_version([each for each in changed if not each.is_inference()])
         return result
 
@@ -313,8 +313,8 @@ class Team(NamedTuple):
 
     def run(self, kernel: "CompiledFunction", parts: Sequence[tuple[int, ...]], n_threads: int) -> None:
         """Make the calls, on a team as large as that of torch's operators: it would be made anew for another size."""
-        given = kernel.of_parts(self.thread_number, self.n_threads, parts)
-        self.parallel(kernel.parts_address, given, n_threads, 0)
+        arguments = kernel.of_parts(self.thread_number, self.n_threads, parts)
+        self.parallel(kernel.parts_address, arguments, n_threads, 0)
 
 
 @functools.cache

@@ -138,26 +138,26 @@ class Deferred:
     """What compiled functions call, made by `make` when the first of them is compiled: a function or an intrinsic of
     numba."""
 
-    made_later: ClassVar[list["Deferred"]] = []
+    instances: ClassVar[list["Deferred"]] = []
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
-        self.made_later.append(self)
+        self.instances.append(self)
 
     @cached_property
-    def made(self) -> Any:
+    def numba_object(self) -> Any:
         """What numba knows it by."""
         return self._make()
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it from Python, as tests do."""
-        return self.made(*arguments)
+        return self.numba_object(*arguments)
 
     def __getattr__(self, name: str) -> Any:
         # numba looks for the options and the source of a function that is to be compiled with its caller's.
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.made, name)
+        return getattr(self.numba_object, name)
 
 
 def _tell_numba() -> None:
@@ -168,11 +168,11 @@ def _tell_numba() -> None:
     target: Any = registry.cpu_target
 
     def type_of(deferred: Deferred, _: Any) -> Any:
-        return target.typing_context.resolve_value_type(deferred.made)
+        return target.typing_context.resolve_value_type(deferred.numba_object)
 
     typeof_impl.register(Deferred, type_of)
-    for deferred in Deferred.made_later:
-        _ = deferred.made
+    for deferred in Deferred.instances:
+        _ = deferred.numba_object
 
 
 def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -289,10 +289,10 @@ def _add_parts(module: Any, function: Any) -> None:
     entry, alone, together, ask, call, leave = (
         parts.append_basic_block(name) for name in ("entry", "alone", "together", "ask", "call", "leave")
     )
-    builder, given = ir.IRBuilder(entry), parts.args[0]
+    builder, numbers = ir.IRBuilder(entry), parts.args[0]
 
     def number(index: Any) -> Any:
-        return builder.load(builder.gep(given, [index]))
+        return builder.load(builder.gep(numbers, [index]))
 
     def make_call(part: Any) -> None:
         first = builder.add(builder.mul(part, int64(len(function.args))), int64(3))

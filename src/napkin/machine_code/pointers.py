@@ -169,9 +169,9 @@ def find_in_bucket(builder: Any, address: Any, key: Any) -> Any:
     mask = builder.zext(builder.bitcast(same, _I8), _I64)
     # If there is none, some entry is loaded in vain; a minimum over the vector would take twice as long.
     place = builder.and_(builder.cttz(mask, ir.Constant(_I1, 0)), ir.Constant(_I64, 7))
-    found = load(builder, builder.add(address, builder.shl(place, ir.Constant(_I64, 3))), _I64)
+    entry = load(builder, builder.add(address, builder.shl(place, ir.Constant(_I64, 3))), _I64)
     none = builder.icmp_unsigned("==", mask, ir.Constant(_I64, 0))
-    value = builder.and_(found, ir.Constant(_I64, 2**24 - 1))
+    value = builder.and_(entry, ir.Constant(_I64, 2**24 - 1))
     return builder.select(none, ir.Constant(_I64, 2**32 - 1), value)
 
 

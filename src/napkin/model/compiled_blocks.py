@@ -64,13 +64,13 @@ class CompiledBlocks:
         slots = cache.slots(0) if n_new == 1 else cache.slots_of_each()
         if slots is None or slots.scales is not None:
             return None
-        held = [cache.held(layer) for layer in range(len(model.blocks))]
-        if held[0][0].dtype != weights.dtype or x.dtype != weights.dtype:
+        caches = [cache.held(layer) for layer in range(len(model.blocks))]
+        if caches[0][0].dtype != weights.dtype or x.dtype != weights.dtype:
             return None
         # For single new tokens, all sequences may share one table.
         tables = (each if n_new == 1 else each.expand(n_sequences, n_new, -1) for each in rotation)
         turned: Any = tuple(each.flatten(0, -2) for each in tables) or None
-        decoded = weights.decode(x.flatten(0, 1), turned, slots, held, n_new)
+        decoded = weights.decode(x.flatten(0, 1), turned, slots, caches, n_new)
         return decoded.view(x.shape)
 
     def logits(
@@ -135,15 +135,15 @@ class _Parts:
         registries: list[dict[str, Any]] = []
         for module in model.modules():
             registries += [module._modules, module._parameters, module._buffers]
-        self._held = [(registry, dict(registry)) for registry in registries if registry]
-        tensors = (each for _, held in self._held for each in held.values() if isinstance(each, Tensor))
+        self._registries = [(registry, dict(registry)) for registry in registries if registry]
+        tensors = (each for _, parts in self._registries for each in parts.values() if isinstance(each, Tensor))
         self._places = [(each, each.data_ptr()) for each in tensors]
 
     def are_those(self) -> bool:
         """True if all weights are still at the same addresses."""
         return all(
-            len(registry) == len(held) and all(registry.get(name) is each for name, each in held.items())
-            for registry, held in self._held
+            len(registry) == len(parts) and all(registry.get(name) is each for name, each in parts.items())
+            for registry, parts in self._registries
         ) and all(tensor.data_ptr() == place for tensor, place in self._places)
 
 

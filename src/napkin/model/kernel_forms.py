@@ -92,12 +92,12 @@ def compiled_passes(model: Transformer) -> Iterator[None]:
         passes = [each for each in model.modules() if type(getattr(each, "attend", None)) is FusedAttention]
     before: list[FusedAttention] = [each.attend for each in passes]
     # Layers that see the same tokens share one, and what it prepares.
-    made = {
+    compiled_attentions = {
         each: CompiledAttention(each.n_heads, scale=each.scale, sees=each.sees, softcap=each.softcap) for each in before
     }
     try:
         for module, attend in zip(passes, before, strict=True):
-            module.attend = made[attend]
+            module.attend = compiled_attentions[attend]
         with compiled_kernels(model):
             yield
     finally:

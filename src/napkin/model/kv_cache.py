@@ -321,18 +321,18 @@ class ExtendingPass(CachedPass):
 class _Places:
     """The places where a pass finds and puts keys, in layers with as many slots."""
 
-    def __init__(self, made: ExtendingPass, n_slots: int) -> None:
-        self.made, self.n_slots = made, n_slots
-        self.longest = max(made.cache.lengths)
+    def __init__(self, extending: ExtendingPass, n_slots: int) -> None:
+        self.extending, self.n_slots = extending, n_slots
+        self.longest = max(extending.cache.lengths)
         # In a full ring, several new keys would overwrite those that the first of their queries still sees.
-        self.in_place = self.longest <= n_slots or made.n_new == 1
+        self.in_place = self.longest <= n_slots or extending.n_new == 1
 
     def key_positions(self) -> Int[Tensor, "batch_or_1 key"]:
-        positions = self.made.positions
+        positions = self.extending.positions
         if self.in_place:
-            return _held_positions(self.made.cache.lengths, self.n_slots, positions.device)[:, : self.longest]
-        held = _held_positions(self.made.before, self.n_slots, positions.device)
-        new = positions.where(self.made.real[: len(positions)], NOWHERE)
+            return _held_positions(self.extending.cache.lengths, self.n_slots, positions.device)[:, : self.longest]
+        held = _held_positions(self.extending.before, self.n_slots, positions.device)
+        new = positions.where(self.extending.real[: len(positions)], NOWHERE)
         return torch.cat((held.expand(len(positions), -1), new), dim=1)
 
     def updated(self, held: Tensor, new: Tensor) -> Tensor:
@@ -342,11 +342,11 @@ class _Places:
             seen = torch.cat((held[:, :, :-1], new), dim=2)
             self._put(held, new)
             return seen
-        if self.made.start is None:
+        if self.extending.start is None:
             self._put(held, new)
         else:
-            slot = self.made.start % self.n_slots
-            held[:, :, slot : slot + self.made.n_new] = new
+            slot = self.extending.start % self.n_slots
+            held[:, :, slot : slot + self.extending.n_new] = new
         return held[:, :, : min(self.longest, self.n_slots)]
 
     def _put(self, held: Tensor, new: Tensor) -> None:
@@ -357,9 +357,9 @@ class _Places:
     @cached_property
     def indices(self) -> tuple[Int[Tensor, "batch 1"], Int[Tensor, "batch new"]]:
         """The sequence and the slot of each new token."""
-        positions, device = self.made.positions, self.made.positions.device
-        after = torch.tensor(self.made.cache.lengths, device=device)[:, None]
-        stays = self.made.real[: len(positions)] & (positions >= after - self.n_slots)
+        positions, device = self.extending.positions, self.extending.positions.device
+        after = torch.tensor(self.extending.cache.lengths, device=device)[:, None]
+        stays = self.extending.real[: len(positions)] & (positions >= after - self.n_slots)
         slots = (positions % self.n_slots).where(stays, self.n_slots)
         rows = torch.arange(len(after), device=device)[:, None]
         return rows, slots.expand(len(after), -1)
@@ -412,15 +412,15 @@ class Documents:
         self.last_start = torch.zeros((len(cache.lengths), 1), **place)
 
     def extend(
-        self, made: ExtendingPass, documents: Int[Tensor, "batch new"] | None
+        self, extending: ExtendingPass, documents: Int[Tensor, "batch new"] | None
     ) -> tuple[Int[Tensor, "batch new"], Int[Tensor, "batch new"]]:
         """Keep the documents of a pass's tokens, None goes on with the last one; these, and the positions in them."""
-        documents = self.last.expand(-1, made.n_new) if documents is None else documents
-        positions = made.positions.expand(len(documents), -1)
+        documents = self.last.expand(-1, extending.n_new) if documents is None else documents
+        positions = extending.positions.expand(len(documents), -1)
         changed = documents != torch.cat((self.last, documents[:, :-1]), dim=1)
         starts = torch.maximum(positions.where(changed, 0).cummax(dim=1).values, self.last_start)
-        self.by_position.scatter_(1, positions.where(made.real, made.cache.capacity), documents)
-        end, any_real = (made.n_real - 1).clamp(min=0), made.n_real > 0
+        self.by_position.scatter_(1, positions.where(extending.real, extending.cache.capacity), documents)
+        end, any_real = (extending.n_real - 1).clamp(min=0), extending.n_real > 0
         self.last = documents.gather(1, end).where(any_real, self.last)
         self.last_start = starts.gather(1, end).where(any_real, self.last_start)
         return documents, positions - starts

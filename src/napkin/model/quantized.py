@@ -209,10 +209,10 @@ class Int4Linear(QuantizedLinear):
     def _exact(self, rows: slice | Tensor) -> Float[Tensor, "rows in_features"]:
         groups = self._integers(rows).float().unflatten(1, (-1, self.group_size))
         scales, (middles, minima) = self.scales[rows].float()[..., None], self._offsets(rows)
-        made = groups * scales + minima if minima is not None else (groups - 8) * scales
-        made = made if middles is None else made + middles
-        made = made.flatten(1)[:, : self.in_features]
-        return made if self.factors is None else made * self.factors.float()
+        numbers = groups * scales + minima if minima is not None else (groups - 8) * scales
+        numbers = numbers if middles is None else numbers + middles
+        numbers = numbers.flatten(1)[:, : self.in_features]
+        return numbers if self.factors is None else numbers * self.factors.float()
 
     def _offsets(self, rows: slice | Tensor) -> list[Tensor | None]:
         return [None if each is None else each[rows].float()[..., None] for each in (self.middles, self.minima)]
@@ -265,8 +265,8 @@ def quantize_model(
     layers = quantized_layers(model)
     for name, layer in layers.items():
         parent, _, last = name.rpartition(".")
-        made = (calibrated or {}).get(name)
-        setattr(model.blocks.get_submodule(parent), last, _quantized(layer, to, group_size, made))
+        calibrated_tensors = (calibrated or {}).get(name)
+        setattr(model.blocks.get_submodule(parent), last, _quantized(layer, to, group_size, calibrated_tensors))
     head = _from_weight(model.head_weight.detach(), None, "int8", group_size)
     if model.head is None:
         with torch.no_grad():
@@ -363,11 +363,11 @@ def _of_layer(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _quantized(layer: Linear, to: Format, group_size: int, made: dict[str, Tensor] | None) -> QuantizedLinear:
-    if made is not None:
+def _quantized(layer: Linear, to: Format, group_size: int, tensors: dict[str, Tensor] | None) -> QuantizedLinear:
+    if tensors is not None:
         biases = {} if layer.bias is None else {"bias": layer.bias.detach().clone()}
         rows, columns = layer.weight.shape
-        return Int4Linear(rows, columns, made | biases)
+        return Int4Linear(rows, columns, tensors | biases)
     factor = layer.multiplier if isinstance(layer, MuPLinear) else 1.0
     bias = None if layer.bias is None else layer.bias.detach()
     return _from_weight(layer.weight.detach() * factor, bias, to, group_size)

@@ -102,11 +102,11 @@ def attend_to_slots(
     so their scales.
     """
     key_scales, value_scales = (None, None) if slots.scales is None else slots.scales
-    given = queries, keys, values, slots.counts, slots.table, slots.longest, key_scales, value_scales, scale
+    arguments = queries, keys, values, slots.counts, slots.table, slots.longest, key_scales, value_scales, scale
     if queries.device.type == "cpu" and not is_interpreted():
         assert not slots.window
-        return _attend(*given, softcap or 0.0)
-    return _fused_attend(*given, softcap or 0.0, slots.window)
+        return _attend(*arguments, softcap or 0.0)
+    return _fused_attend(*arguments, softcap or 0.0, slots.window)
 
 
 def reads_slots(dtype: torch.dtype, device: torch.device, width: int) -> bool:
@@ -170,8 +170,8 @@ def attend_to_splits(
     """`attend_to_slots` before its last launch: the mixtures of the values of each split, and the base-2 logarithms of
     its sums of exponentials, by which they are to be weighted. A single split is the result."""
     key_scales, value_scales = (None, None) if slots.scales is None else slots.scales
-    given = queries, keys, values, slots.counts, slots.table, slots.longest, key_scales, value_scales, scale
-    return _fused_splits(*given, softcap or 0.0, slots.window)
+    arguments = queries, keys, values, slots.counts, slots.table, slots.longest, key_scales, value_scales, scale
+    return _fused_splits(*arguments, softcap or 0.0, slots.window)
 
 
 KEYS_OF_SPLIT = 512
@@ -188,21 +188,21 @@ def split_sizes(longest: int, window: int) -> tuple[int, int]:
     return splits, -(-seen // (splits * KEYS_AT_ONCE)) * KEYS_AT_ONCE
 
 
-def _slots(given: tuple[Any, ...]) -> tuple[Slots, float, float]:
+def _slots(arguments: tuple[Any, ...]) -> tuple[Slots, float, float]:
     """The arguments of a fused operator behind its tensors of queries, keys and values."""
-    counts, table, longest, key_scales, value_scales, scale, cap, window = given
+    counts, table, longest, key_scales, value_scales, scale, cap, window = arguments
     scales = None if key_scales is None else (key_scales, value_scales)
     return Slots(counts, table, longest, scales, window), scale, cap
 
 
-def _plain(query: Tensor, key: Tensor, value: Tensor, *given: Any) -> Tensor:
-    slots, scale, cap = _slots(given)
+def _plain(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> Tensor:
+    slots, scale, cap = _slots(arguments)
     return attend_to_slots_reference(query, key, value, slots, scale, cap or None)
 
 
-def _plain_splits(query: Tensor, key: Tensor, value: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    slots, scale, cap = _slots(given)
-    parts, sums = _empty_splits(query, key, value, *given)
+def _plain_splits(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    slots, scale, cap = _slots(arguments)
+    parts, sums = _empty_splits(query, key, value, *arguments)
     parts.zero_()
     sums.fill_(-torch.inf)
     _, keys_of_split = split_sizes(slots.longest, slots.window)

@@ -26,21 +26,21 @@ def exponentiate_scores(builder: Any, row: Any, n: Any, first: Any, end: Any, fa
     unseen, of_all = constants(_FLOATS, float("-inf")), spread(builder, factor, _LANES)
     seen = _seen(builder, first, end)
 
-    def largest(at: Any, index: Any, held: Any) -> Any:
+    def largest(at: Any, index: Any, before: Any) -> Any:
         scaled = builder.select(seen(index), builder.fmul(load(builder, at, _FLOATS), of_all), unseen)
         store(builder, at, scaled)
-        return builder.select(builder.fcmp_ordered(">", scaled, held), scaled, held)
+        return builder.select(builder.fcmp_ordered(">", scaled, before), scaled, before)
 
     halves = _over_vectors(builder, row, n, unseen, largest)
     larger = builder.select(builder.fcmp_ordered(">", *halves), *halves)
     top = called(builder, "llvm.vector.reduce.fmax.v16f32", _F32, (larger,))
     tops = spread(builder, top, _LANES)
 
-    def exponentiate(at: Any, index: Any, held: Any) -> Any:
+    def exponentiate(at: Any, index: Any, before: Any) -> Any:
         power = power_of_e(builder, builder.fsub(load(builder, at, _FLOATS), tops))
         power = builder.select(seen(index), power, constants(_FLOATS, 0.0))
         store(builder, at, power)
-        return builder.fadd(held, power)
+        return builder.fadd(before, power)
 
     return [top, _summed(builder, _over_vectors(builder, row, n, constants(_FLOATS, 0.0), exponentiate))]
 
@@ -50,10 +50,10 @@ def narrow_scaled(builder: Any, row: Any, n: Any, factor: Any, to: Any) -> None:
     """The n numbers of bf16 at `to` = factor · row."""
     of_all = spread(builder, factor, _LANES)
 
-    def narrow(at: Any, index: Any, held: Any) -> Any:
+    def narrow(at: Any, index: Any, before: Any) -> Any:
         bits = narrow_bits(builder, builder.fmul(load(builder, at, _FLOATS), of_all))
         store(builder, builder.add(to, builder.mul(index, index.type(2))), bits)
-        return held
+        return before
 
     _over_vectors(builder, row, n, constants(_FLOATS, 0.0), narrow)
 
@@ -65,14 +65,14 @@ def weigh_again(builder: Any, row: Any, slope: Any, n: Any, first: Any, end: Any
     factors, sums = spread(builder, factor, _LANES), spread(builder, logsumexp, _LANES)
     seen, nothing, between = _seen(builder, first, end), constants(_FLOATS, 0.0), builder.sub(slope, row)
 
-    def weigh(at: Any, index: Any, held: Any) -> Any:
+    def weigh(at: Any, index: Any, before: Any) -> Any:
         is_seen, of_slope = seen(index), builder.add(at, between)
         exponent = builder.fsub(builder.fmul(load(builder, at, _FLOATS), factors), sums)
         weight = builder.select(is_seen, power_of_e(builder, exponent), nothing)
         kept = builder.select(is_seen, load(builder, of_slope, _FLOATS), nothing)
         store(builder, at, weight)
         store(builder, of_slope, kept)
-        return builder.call(fused(builder, _FLOATS), [weight, kept, held])
+        return builder.call(fused(builder, _FLOATS), [weight, kept, before])
 
     return _summed(builder, _over_vectors(builder, row, n, nothing, weigh))
 
@@ -97,7 +97,7 @@ def narrow_pair(
     to_slopes, to_factors = builder.sub(slopes, weights), builder.sub(factors, weights)
     half = builder.ashr(row_bytes, row_bytes.type(1))
 
-    def pair(at: Any, index: Any, held: Any) -> Any:
+    def pair(at: Any, index: Any, before: Any) -> Any:
         # Of both rows, first the weights, then the gradients of scores.
         narrow: list[list[Any]] = [[], []]
         to = builder.add(narrow_slopes, builder.mul(index, index.type(2)))
@@ -114,7 +114,7 @@ def narrow_pair(
             one, other = (builder.zext(row, _INDICES) for row in rows)
             both = builder.or_(one, builder.shl(other, constants(_INDICES, 16)))
             store(builder, builder.add(to_pairs, builder.mul(index, index.type(4))), both)
-        return held
+        return before
 
     _over_vectors(builder, weights, n, constants(_FLOATS, 0.0), pair)
 
@@ -122,12 +122,12 @@ def narrow_pair(
 def _over_vectors(builder: Any, row: Any, n: Any, start: Any, body: Callable[[Any, Any, Any], Any]) -> list[Any]:
     """Two values after `value = body(address, index of the first number, value)` for the vectors of a row in turns."""
 
-    def both(pair: Any, held: Sequence[Any]) -> list[Any]:
+    def both(pair: Any, values: Sequence[Any]) -> list[Any]:
         first = builder.mul(pair, n.type(2 * _LANES))
         indices = first, builder.add(first, n.type(_LANES))
         return [
             body(builder.add(row, builder.mul(index, n.type(4))), index, value)
-            for index, value in zip(indices, held, strict=True)
+            for index, value in zip(indices, values, strict=True)
         ]
 
     return looped(builder, builder.ashr(n, n.type(5)), [start, start], both)

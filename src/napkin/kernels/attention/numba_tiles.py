@@ -60,11 +60,11 @@ def _tile(*, adds: bool) -> Any:
         def step(index: Any, totals: list[Any]) -> list[Any]:
             of_a, of_b = builder.mul(index, a_step), builder.add(b, builder.mul(index, b_step))
             right = [load(builder, builder.add(of_b, int64(4 * _LANES * half)), pairs) for half in range(2)]
-            found = []
+            added_totals = []
             for i, row in enumerate(rows):
                 left = spread(builder, load(builder, builder.add(row, of_a), _I32), _LANES)
-                found += [added(builder, totals[2 * i + half], left, right[half]) for half in range(2)]
-            return found
+                added_totals += [added(builder, totals[2 * i + half], left, right[half]) for half in range(2)]
+            return added_totals
 
         for place, total in zip(places, looped(builder, n_steps, first, step), strict=True):
             builder.store(total, builder.inttoptr(place, sums.as_pointer())).align = 4
@@ -98,17 +98,17 @@ def add_product(a, a_row, a_step, n_rows, b, b_panel, n_steps, c, c_row, n_colum
 def _pack_square(builder: Any, x: Any, row_bytes: Any, n_rows: Any, to: Any) -> None:
     """Write 16 pairs of each of 16 rows as 16 rows of 16 pairs, 128 bytes apart; from row n_rows on they are zero."""
     pairs, int64 = ir.VectorType(_I32, _LANES), x.type
-    held = []
+    vectors = []
     for i in range(_LANES):
         is_there = builder.icmp_signed("<", int64(i), n_rows)
         # Beyond the last row nothing is read.
         row = builder.select(is_there, builder.add(x, builder.mul(row_bytes, int64(i))), x)
-        held.append(builder.select(is_there, load(builder, row, pairs), constants(pairs, 0)))
+        vectors.append(builder.select(is_there, load(builder, row, pairs), constants(pairs, 0)))
     # Each round makes the uppermost bit of a number's row the lowest of its column, and that of its column the row's.
     indices = [constants(pairs, [each for j in range(8) for each in (start + j, start + j + 16)]) for start in (0, 8)]
     for _ in range(4):
-        held = [builder.shuffle_vector(held[i], held[i + 8], half) for i in range(8) for half in indices]
-    for i, row in enumerate(held):
+        vectors = [builder.shuffle_vector(vectors[i], vectors[i + 8], half) for i in range(8) for half in indices]
+    for i, row in enumerate(vectors):
         builder.store(row, builder.inttoptr(builder.add(to, int64(128 * i)), pairs.as_pointer())).align = 4
 
 

@@ -142,22 +142,22 @@ class Blocks:
         x: Float[Tensor, "row d_model"],
         rotation: tuple[Float[Tensor, "row_or_1 head_dim"], Float[Tensor, "row_or_1 head_dim"]] | None,
         slots: Slots,
-        held: Sequence[tuple[Tensor, Tensor]],
+        caches: Sequence[tuple[Tensor, Tensor]],
         n_new: int = 1,
     ) -> Float[Tensor, "row d_model"]:
         """The residual stream after the blocks, of new tokens: `n_new` rows are those of one sequence, in their order.
 
-        `rotation` are the cosines and signed sines of positions, one for all rows or one for each; `held` each layer's
-        keys and values [block, kv_heads, slot, head_dim] in `dtype`. For each row `slots` counts the slots that it
-        sees, with its own as the last: there its key and its value are written.
+        `rotation` are the cosines and signed sines of positions, one for all rows or one for each; `caches` are the
+        keys and values [block, kv_heads, slot, head_dim] of each layer, in `dtype`. For each row `slots` counts the
+        slots that it sees, with its own as the last: there its key and its value are written.
         """
         result = x.to(torch.float32, copy=True).contiguous()
         tables = [] if rotation is None else [each.float().contiguous() for each in rotation]
-        table, layers, (team, n_threads) = slots.table.contiguous(), self._layers(held), team_of_threads()
+        table, layers, (team, n_threads) = slots.table.contiguous(), self._layers(caches), team_of_threads()
         shared, own, sizes = self._buffers(len(x), slots.longest, n_threads)
         addresses = [each.data_ptr() for each in tables] or [0, 0]
-        given = _Given(
-            **self._sizes(held),
+        arguments = _Arguments(
+            **self._sizes(caches),
             **sizes,
             x=result.data_ptr(),
             layers=layers.data_ptr(),
@@ -173,14 +173,14 @@ class Blocks:
             shared=shared.data_ptr(),
             own=own.data_ptr(),
         )
-        _run(given, team, n_threads)
+        _run(arguments, team, n_threads)
         return result.to(x.dtype)
 
-    def _sizes(self, held: Sequence[tuple[Tensor, Tensor]]) -> dict[str, int]:
+    def _sizes(self, caches: Sequence[tuple[Tensor, Tensor]]) -> dict[str, int]:
         """What the compiled pass is given of the model and of the strides of keys and values."""
-        keys, _ = held[0]
+        keys, _ = caches[0]
         assert keys.dtype == self.dtype
-        assert all(each.stride() == keys.stride() for pair in held for each in pair)
+        assert all(each.stride() == keys.stride() for pair in caches for each in pair)
         assert keys.stride()[2:] == (self.head_dim, 1)
         return {
             "n_layers": len(self.blocks),
@@ -203,10 +203,10 @@ class Blocks:
     def _d_ff(self) -> int:
         return _rows_of(self.blocks[0].up) // (2 if self.activation == "swiglu" else 1)
 
-    def _layers(self, held: Sequence[tuple[Tensor, Tensor]]) -> Int[Tensor, "block numbers"]:
+    def _layers(self, caches: Sequence[tuple[Tensor, Tensor]]) -> Int[Tensor, "block numbers"]:
         """The numbers that describe each block, with its keys and values, to the compiled pass."""
         layers = self.described.clone()
-        layers[:, 4:6] = torch.tensor([[each.data_ptr() for each in pair] for pair in held])
+        layers[:, 4:6] = torch.tensor([[each.data_ptr() for each in pair] for pair in caches])
         return layers
 
     def _buffers(self, n_rows: int, longest: int, n_threads: int) -> tuple[Tensor, Tensor, dict[str, int]]:
@@ -256,11 +256,11 @@ class TokenPass:
     for one cache of keys and values, and a token calls only the operator that allocates its logits.
     """
 
-    def __init__(self, blocks: Blocks, ends: Ends, held: Sequence[tuple[Tensor, Tensor]], most_rows: int) -> None:
+    def __init__(self, blocks: Blocks, ends: Ends, caches: Sequence[tuple[Tensor, Tensor]], most_rows: int) -> None:
         self.blocks, self.ends, self.most_rows = blocks, ends, most_rows
         self._team, self._n_threads = team_of_threads()
-        (keys, _), d_model, width = held[0], len(ends.gain), blocks.head_dim
-        self._layers, longest = blocks._layers(held), keys.shape[2]
+        (keys, _), d_model, width = caches[0], len(ends.gain), blocks.head_dim
+        self._layers, longest = blocks._layers(caches), keys.shape[2]
         self._shared, self._own, sizes = blocks._buffers(most_rows, longest, self._n_threads)
         self._x, self._rotation = torch.empty(most_rows, d_model), torch.empty(2, most_rows, width)
         self._head = torch.tensor(ends.head.described())
@@ -268,8 +268,8 @@ class TokenPass:
         self._tokens, self._counts, self._table = ((ctypes.c_int64 * most_rows)() for _ in range(3))
         rotates = ends.rotation is not None
         cosine_table, sine_table = ends.rotation or (None, None)
-        self._given = _Given(
-            **blocks._sizes(held),
+        self._arguments = _Arguments(
+            **blocks._sizes(caches),
             **sizes,
             x=self._x.data_ptr(),
             layers=self._layers.data_ptr(),
@@ -304,18 +304,18 @@ class TokenPass:
     ) -> Float[Tensor, "n_last vocab_size"]:
         """The logits after each of the last `n_last` tokens, which stand from position `start` on, in fp32; x are the
         tokens' vectors, for `Ends` without an embedding."""
-        logits, given = torch.empty(n_last, self.ends.vocab_size), self._given
+        logits, arguments = torch.empty(n_last, self.ends.vocab_size), self._arguments
         if x is not None:
             self._x[: len(tokens)] = x
         for row, token in enumerate(tokens):
             self._tokens[row], self._counts[row] = token, start + row + 1
-        given.n_rows = given.n_new = len(tokens)
-        given.n_last, given.logits = n_last, logits.data_ptr()
-        _run(given, self._team, self._n_threads)
+        arguments.n_rows = arguments.n_new = len(tokens)
+        arguments.n_last, arguments.logits = n_last, logits.data_ptr()
+        _run(arguments, self._team, self._n_threads)
         return logits
 
 
-class _Given(ctypes.Structure):
+class _Arguments(ctypes.Structure):
     """What the compiled pass is given, see `decode` in numba_blocks.py; what is left out is 0."""
 
     _fields_ = tuple(
@@ -330,16 +330,16 @@ class _Given(ctypes.Structure):
     )  # fmt: skip
 
 
-def _run(given: _Given, team: Team | None, n_threads: int) -> None:
+def _run(arguments: _Arguments, team: Team | None, n_threads: int) -> None:
     """Run the compiled pass on all threads of a team, or on this one."""
     KERNELS.load("blocks.numba_blocks")
     from napkin.kernels.blocks.numba_blocks import decode
 
     if team is None:
-        decode(ctypes.addressof(given))
+        decode(ctypes.addressof(arguments))
     else:
-        given.thread_number, given.n_threads, given.barrier = team.functions
-        team.parallel(decode.address, ctypes.byref(given), n_threads, 0)
+        arguments.thread_number, arguments.n_threads, arguments.barrier = team.functions
+        team.parallel(decode.address, ctypes.byref(arguments), n_threads, 0)
 
 
 def can_decode() -> bool:

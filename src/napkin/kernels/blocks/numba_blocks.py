@@ -296,19 +296,19 @@ its matrices: of queries, keys and values; of the output; of gate and up; and of
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)
-def decode(given):
+def decode(arguments):
     """Run through all layers, as one of the threads of a team.
 
-    `given` is the address of int64: the addresses of omp_get_thread_num, omp_get_num_threads and GOMP_barrier, or 0 for
-    no team; then those that the assignments below name. x is float32 [rows, d_model] and becomes the residual stream
-    after the last block; `n_new` rows in a row are new tokens of one sequence. Row b is a token of a sequence that has
-    counts[b] tokens with it, in blocks table[b] of keys and values, as in `attend_float32`.
+    `arguments` is the address of int64: the addresses of omp_get_thread_num, omp_get_num_threads and GOMP_barrier, or 0
+    for no team; then those that the assignments below name. x is float32 [rows, d_model] and becomes the residual
+    stream after the last block; `n_new` rows in a row are new tokens of one sequence. Row b is a token of a sequence
+    that has counts[b] tokens with it, in blocks table[b] of keys and values, as in `attend_float32`.
 
     Unless `embedding` is 0, x is made here of `tokens`. Unless `cosine_table` is 0, `rotation` are float32
     [rows, width] that are taken from both tables here. Unless `head` is 0, its products with the norms of the last
     `n_last` rows are written to `logits`, float32 [n_last, vocab_size].
     """
-    a = i64_at(given)
+    a = i64_at(arguments)
     thread, n_threads, barrier = 0, 1, a[2]
     if barrier:
         thread, n_threads = _asked(a[0]), _asked(a[1])
@@ -317,7 +317,7 @@ def decode(given):
     eps, scale, counts, table, n_blocks, block_size = float_argument(a[16]), a[17], a[18], a[19], a[20], a[21]
     block_stride, head_stride, longest, rotation_row = a[22], a[23], a[24], a[27]
     shared, own, own_bytes, widest = a[28], a[29], a[30], a[31]
-    rotation = i64_at(given + 8 * 25)
+    rotation = i64_at(arguments + 8 * 25)
     tokens, embedding, input_scale, positions = a[32], a[33], float_argument(a[34]), a[35]
     cosine_table, sine_table, has_bf16_tables = a[36], a[37], a[38]
     last_gain, last_shift, head, vocab_size, logits, n_last = a[39], a[40], a[41], a[42], a[43], a[44]

@@ -96,8 +96,8 @@ def project_activation(
     x: Vectors, norm: Norm, product: Product, activation: Activation, *, gated: bool
 ) -> Float[Tensor, "sequence d_ff"]:
     """activation(norm(x) · Wᵀ + b) or, gated, that of the first half of the rows times the product with the second."""
-    given = product.matrix, product.bias, product.factor, norm.gain, norm.bias, norm.eps, norm.centred
-    return _project_activation(x, *given, activation, gated)
+    arguments = product.matrix, product.bias, product.factor, norm.gain, norm.bias, norm.eps, norm.centred
+    return _project_activation(x, *arguments, activation, gated)
 
 
 def add_product(
@@ -128,8 +128,8 @@ def _normed_product(
     wide = wide - wide.mean(dim=-1, keepdim=True) if centred else wide
     normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps) * gain.float()
     normed = normed if norm_bias is None else normed + norm_bias.float()
-    made = factor * (normed.to(x.dtype).float() @ _weight(matrix).T)
-    return made if bias is None else made + bias.float()
+    result = factor * (normed.to(x.dtype).float() @ _weight(matrix).T)
+    return result if bias is None else result + bias.float()
 
 
 def _plain_heads(
@@ -156,8 +156,8 @@ def _plain_heads(
     value_scales: Tensor | None,
 ) -> Tensor:
     n_kv_heads, width = keys.shape[1], keys.shape[3]
-    made = _normed_product(x, matrix, bias, factor, gain, norm_bias, eps, centred)
-    heads = made.view(len(x), -1, width)
+    product = _normed_product(x, matrix, bias, factor, gain, norm_bias, eps, centred)
+    heads = product.view(len(x), -1, width)
     queries, new_keys, new_values = heads.split((n_heads, n_kv_heads, n_kv_heads), dim=1)
     if query_gain is not None and key_gain is not None:
         queries, new_keys = (
@@ -166,15 +166,15 @@ def _plain_heads(
         )
     if cosines is not None and sines is not None:
         queries, new_keys = (rotate_reference(each, cosines, sines, interleaved, False) for each in (queries, new_keys))
-    for new, held, scales in ((new_keys, keys, key_scales), (new_values, values, value_scales)):
+    for new, cache, scales in ((new_keys, keys, key_scales), (new_values, values, value_scales)):
         rounded = new.to(x.dtype)
         if scales is None:
-            held[blocks, :, slots] = rounded.to(held.dtype)
+            cache[blocks, :, slots] = rounded.to(cache.dtype)
             continue
         wide = rounded.float()
         largest = (wide.abs().amax(-1, keepdim=True) / 127).to(scales.dtype)
         whole = wide / largest.float().clamp(min=torch.finfo(scales.dtype).tiny)
-        held[blocks, :, slots] = whole.round().clamp(-127, 127).to(torch.int8)
+        cache[blocks, :, slots] = whole.round().clamp(-127, 127).to(torch.int8)
         scales[blocks, :, slots] = largest
     return queries.to(x.dtype)[:, :, None].contiguous()
 
@@ -199,10 +199,10 @@ _ACTIVATIONS = {
 }
 
 
-def _plain_activation(x: Tensor, *given: Any) -> Tensor:
-    *product, activation, gated = given
-    made = _normed_product(x, *product)
-    first, second = made.chunk(2, dim=-1) if gated else (made, None)
+def _plain_activation(x: Tensor, *arguments: Any) -> Tensor:
+    *product, activation, gated = arguments
+    result = _normed_product(x, *product)
+    first, second = result.chunk(2, dim=-1) if gated else (result, None)
     inner = _ACTIVATIONS[activation](first)
     return (inner if second is None else inner * second).to(x.dtype)
 
@@ -222,9 +222,9 @@ def _plain_sum(
         # A split beyond the end of a sequence has weight 0.
         weights = (logsumexp * torch.log(torch.tensor(2.0))).softmax(dim=-1)
         x = (weights[..., None] * x.float()).sum(dim=2)
-    made = factor * (x.flatten(1).to(residual.dtype).float() @ _weight(matrix).T)
-    made = made if bias is None else made + bias.float()
-    return (residual.float() + made).to(residual.dtype)
+    result = factor * (x.flatten(1).to(residual.dtype).float() @ _weight(matrix).T)
+    result = result if bias is None else result + bias.float()
+    return (residual.float() + result).to(residual.dtype)
 
 
 _add_product = operator(

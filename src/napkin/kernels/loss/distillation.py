@@ -131,11 +131,11 @@ def linear_distillation(
     with torch.autocast(hidden.device.type, enabled=False):
         if coefficients is None or not torch.is_grad_enabled():
             with torch.no_grad():
-                found: Any = _computed(hidden, weight, targets, distillation, chunks, None, (False, False))
-            log_probabilities, entropies, divergences, _, _ = found
+                results: Any = _computed(hidden, weight, targets, distillation, chunks, None, (False, False))
+            log_probabilities, entropies, divergences, _, _ = results
             return DistilledScores(log_probabilities, entropies, divergences, None)
-        found = _Distilled.apply(hidden, weight, targets, coefficients, distillation, chunks)
-        return DistilledScores(*found)
+        results = _Distilled.apply(hidden, weight, targets, coefficients, distillation, chunks)
+        return DistilledScores(*results)
 
 
 class _Distilled(torch.autograd.Function):

@@ -171,10 +171,10 @@ class HeadChunks:
         log_probabilities, entropies = self.empty_values(hidden)
         matrix = weight.to(self.dtype)
         for rows in self.rows(hidden):
-            found = self._scores(hidden[rows], matrix, targets[rows, None], with_gradient=False)
-            log_probabilities[rows], entropies[rows] = found[:2]
+            scores = self._scores(hidden[rows], matrix, targets[rows, None], with_gradient=False)
+            log_probabilities[rows], entropies[rows] = scores[:2]
             # Else it would live until the next chunk is there.
-            del found
+            del scores
         return log_probabilities, entropies
 
     def gradients(
@@ -210,11 +210,11 @@ class HeadChunks:
             largest = torch.cat([coefficients.abs(), coefficients.new_full((1,), 1e-30)]).amax()
             factors = coefficients / largest
         for rows in self.rows(hidden):
-            found = self._scores(hidden[rows], total.matrix, targets[rows, None], with_gradient=True)
-            log_probabilities[rows], entropies[rows], gradient = found
+            scores = self._scores(hidden[rows], total.matrix, targets[rows, None], with_gradient=True)
+            log_probabilities[rows], entropies[rows], gradient = scores
             with early_gradient():
                 total.add(rows, gradient, factors[rows])
-            del found, gradient
+            del scores, gradient
         return log_probabilities, entropies, total.hidden, total.weight, largest
 
     def empty_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:

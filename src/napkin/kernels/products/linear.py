@@ -238,9 +238,9 @@ def _compiled_restore(numbers: Tensor, scales: Tensor) -> Tensor:
 def _compiled_product(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor | None) -> Tensor:
     n_rows, n = len(left), right.shape[1]
     result = left.new_empty(n_rows, n, dtype=torch.bfloat16)
-    held = left.new_empty(min(n_rows, _ROWS_AT_ONCE), n, dtype=torch.int32)
+    room = left.new_empty(min(n_rows, _ROWS_AT_ONCE), n, dtype=torch.int32)
     for first, end in pairwise([*range(0, n_rows, _ROWS_AT_ONCE), n_rows]):
-        sums = torch._int_mm(left[first:end], right, out=held[: end - first])  # pyright: ignore[reportPrivateImportUsage]
+        sums = torch._int_mm(left[first:end], right, out=room[: end - first])  # pyright: ignore[reportPrivateImportUsage]
         before = sums, rows[first:], columns, result[first:]
         on_threads("products.numba_products.scale_sums", before, (n,), n_rows=end - first, n_columns=n)
     return result

@@ -215,89 +215,89 @@ class _ChunkedScan(torch.autograd.Function):
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(values.device.type, enabled=False):
-            made = _Chunks(queries, keys, values, log_decay, chunk)
-            decays = _decays_of(made, documents, document_before)
-            weights = (made.queries @ made.keys.mT)[:, None] * decays.within.flatten(0, 1)
-            y = (weights.to(made.dtype) @ made.values.transpose(1, 2)).transpose(1, 2)
-            written = made.values * made.per_token(decays.to_end)
-            added = made.as_states(made.keys.mT @ written.flatten(2))
+            chunks = _Chunks(queries, keys, values, log_decay, chunk)
+            decays = _decays_of(chunks, documents, document_before)
+            weights = (chunks.queries @ chunks.keys.mT)[:, None] * decays.within.flatten(0, 1)
+            y = (weights.to(chunks.dtype) @ chunks.values.transpose(1, 2)).transpose(1, 2)
+            written = chunks.values * chunks.per_token(decays.to_end)
+            added = chunks.as_states(chunks.keys.mT @ written.flatten(2))
             # The state before each chunk.
             states = torch.empty_like(added)
-            current = made.grouped(state)
-            for number in range(made.n_chunks):
+            current = chunks.grouped(state)
+            for number in range(chunks.n_chunks):
                 states[:, number] = current
                 current = current * decays.whole[:, number, :, None, :, None] + added[:, number]
-            read = (made.queries @ made.per_chunk(states)).view(y.shape)
-            y = made.in_order(y + read * made.per_token(decays.from_start)).flatten(2, 3)
+            read = (chunks.queries @ chunks.per_chunk(states)).view(y.shape)
+            y = chunks.in_order(y + read * chunks.per_token(decays.from_start)).flatten(2, 3)
         ctx.save_for_backward(queries, keys, values, log_decay, states, documents, document_before)
         ctx.chunk = chunk
-        return y, made.ungrouped(current)
+        return y, chunks.ungrouped(current)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         queries, keys, values, log_decay, states, documents, document_before = ctx.saved_tensors
         with torch.autocast(values.device.type, enabled=False):
-            made = _Chunks(queries, keys, values, log_decay, ctx.chunk)
-            decays = _decays_of(made, documents, document_before)
-            grad_y = made.by_head(grad_outputs[0].to(made.dtype))
+            chunks = _Chunks(queries, keys, values, log_decay, ctx.chunk)
+            decays = _decays_of(chunks, documents, document_before)
+            grad_y = chunks.by_head(grad_outputs[0].to(chunks.dtype))
             by_head = grad_y.transpose(1, 2)
 
             # Within chunks: y = weights · values, weights = scores ∘ within.
             within = decays.within.flatten(0, 1)
-            scores = made.queries @ made.keys.mT
+            scores = chunks.queries @ chunks.keys.mT
             weights = scores[:, None] * within
-            grad_values = (weights.to(made.dtype).mT @ by_head).transpose(1, 2)
-            grad_weights = by_head @ made.values.permute(0, 2, 3, 1)
-            grad_scores = (grad_weights * within).sum(dim=1).to(made.dtype)
+            grad_values = (weights.to(chunks.dtype).mT @ by_head).transpose(1, 2)
+            grad_weights = by_head @ chunks.values.permute(0, 2, 3, 1)
+            grad_scores = (grad_weights * within).sum(dim=1).to(chunks.dtype)
             # The derivative of each weight with respect to the sum of log decays from one token to the other.
             by_decay = weights.mul_(grad_weights)
             grad_sums = (by_decay.sum(dim=-1) - by_decay.sum(dim=-2)).transpose(1, 2)
 
             # Reading the state before the chunk.
-            matrices = made.per_chunk(states)
-            from_start, to_end = made.per_token(decays.from_start), made.per_token(decays.to_end)
+            matrices = chunks.per_chunk(states)
+            from_start, to_end = chunks.per_token(decays.from_start), chunks.per_token(decays.to_end)
             arriving = (grad_y * from_start).flatten(2)
-            read = (made.queries @ matrices).view(grad_y.shape)
+            read = (chunks.queries @ matrices).view(grad_y.shape)
             grad_sums = grad_sums + (arriving.view(grad_y.shape) * read).sum(dim=-1)
-            grad_queries = grad_scores @ made.keys + arriving @ matrices.mT
+            grad_queries = grad_scores @ chunks.keys + arriving @ matrices.mT
 
             # The recurrence over chunks, backwards: the gradient of the state after each.
-            added = made.as_states(made.queries.mT @ arriving)
+            added = chunks.as_states(chunks.queries.mT @ arriving)
             after = torch.empty_like(added)
-            current = made.grouped(grad_outputs[1])
-            for number in range(made.n_chunks - 1, -1, -1):
+            current = chunks.grouped(grad_outputs[1])
+            for number in range(chunks.n_chunks - 1, -1, -1):
                 after[:, number] = current
                 current = current * decays.whole[:, number, :, None, :, None] + added[:, number]
 
             # Writing to the state after the chunk.
-            grad_after = made.per_chunk(after)
-            written = made.values * to_end
-            from_state = (made.keys @ grad_after).view(grad_y.shape) * to_end
+            grad_after = chunks.per_chunk(after)
+            written = chunks.values * to_end
+            from_state = (chunks.keys @ grad_after).view(grad_y.shape) * to_end
             grad_values = grad_values + from_state
-            grad_keys = grad_scores.mT @ made.queries + written.flatten(2) @ grad_after.mT
-            by_end = (made.values * from_state).sum(dim=-1).to(made.wide)
-            grad_sums = (grad_sums - by_end).to(made.wide)
+            grad_keys = grad_scores.mT @ chunks.queries + written.flatten(2) @ grad_after.mT
+            by_end = (chunks.values * from_state).sum(dim=-1).to(chunks.wide)
+            grad_sums = (grad_sums - by_end).to(chunks.wide)
             # The last sum of a chunk is in the decays to its end, and in that of the whole chunk.
             by_whole = (states * after).sum(dim=(3, 5)).flatten(0, 2) * decays.whole.flatten(0, 2)
             grad_sums[:, -1] += by_end.sum(dim=1) + by_whole
             # Each log decay is a part of all sums from its token to the end of the chunk.
             grad_log_decay = grad_sums.flip(1).cumsum(dim=1).flip(1)
         return (
-            made.in_order(grad_queries),
-            made.in_order(grad_keys),
-            made.in_order(grad_values).flatten(2, 3),
-            made.in_order(grad_log_decay).flatten(2, 3),
-            made.ungrouped(current),
+            chunks.in_order(grad_queries),
+            chunks.in_order(grad_keys),
+            chunks.in_order(grad_values).flatten(2, 3),
+            chunks.in_order(grad_log_decay).flatten(2, 3),
+            chunks.ungrouped(current),
             None,
             None,
             None,
         )
 
 
-def _decays_of(made: _Chunks, documents: Tensor | None, document_before: Tensor | None) -> Decays:
-    by_chunk = None if documents is None else documents.unflatten(1, (made.n_chunks, made.chunk))
-    return chunk_decays(made.log_decay, by_chunk, document_before)
+def _decays_of(chunks: _Chunks, documents: Tensor | None, document_before: Tensor | None) -> Decays:
+    by_chunk = None if documents is None else documents.unflatten(1, (chunks.n_chunks, chunks.chunk))
+    return chunk_decays(chunks.log_decay, by_chunk, document_before)
 
 
 def scan_step(
