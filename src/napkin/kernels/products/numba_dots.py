@@ -14,7 +14,7 @@ from napkin.machine_code.compiled_function import jitted_with, processor_feature
 from napkin.machine_code.pointers import called, operation
 
 _I8, _I16, _I32, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
-_BYTES, _WORDS, _SUMS = ir.VectorType(_I8, 32), ir.VectorType(_I16, 16), ir.VectorType(_I32, 8)
+_SUMS = ir.VectorType(_I32, 8)
 F32X8 = ir.VectorType(_F32, 8)
 
 AHEAD = 16384
@@ -151,27 +151,31 @@ def nibble_dots(builder: Any, low: Any, high: Any, planes: Sequence[Any]) -> Any
     """Σ low · n + high · m in int32, of four or eight numbers in each of eight or sixteen sums: each sums four bytes.
 
     low and high are 32 or 64 bytes from 0 to 15, n and m integers of 16 bits in planes: the upper bytes of n, which are
-    signed, its lower ones, which are not, and those of m. Only with VNNI they are 64.
+    signed, its lower ones, which are not, and those of m. Only with AVX-512 they are 64.
     """
-    features = processor_features()
+    features, n_bytes = processor_features(), low.type.count
     upper_n, lower_n, upper_m, lower_m = planes
-    if "avxvnni" in features or {"avx512vnni", "avx512vl"} <= features:
-        sums = ir.VectorType(_I32, low.type.count // 4)
+    if {"avx512vnni", "avx512vl"} <= features or ("avxvnni" in features and n_bytes == 32):
+        sums = ir.VectorType(_I32, n_bytes // 4)
         total = add_products(builder, constants(sums, 0), low, upper_n)
         total = builder.shl(add_products(builder, total, high, upper_m), constants(sums, 8))
         return add_products(builder, add_products(builder, total, lower_n, low), lower_m, high)
     if "avx2" in features:
+        of_bytes, of_words = ("avx2.pmadd.ub.sw", "avx2.pmadd.wd")
+        if n_bytes == 64:
+            of_bytes, of_words = ("avx512.pmaddubs.w.512", "avx512.pmaddw.d.512")
+        words, sums = ir.VectorType(_I16, n_bytes // 2), ir.VectorType(_I32, n_bytes // 4)
 
         def pairs(unsigned: Any, signed: Any) -> Any:
             # Two products of 15 · 255 and twice as many fit 16 bits.
-            return called(builder, "llvm.x86.avx2.pmadd.ub.sw", _WORDS, (unsigned, signed))
+            return called(builder, f"llvm.x86.{of_bytes}", words, (unsigned, signed))
 
         upper = builder.add(pairs(low, upper_n), pairs(high, upper_m))
         lower = builder.add(pairs(lower_n, low), pairs(lower_m, high))
         return builder.add(
             *(
-                called(builder, "llvm.x86.avx2.pmadd.wd", _SUMS, (words, constants(_WORDS, weight)))
-                for words, weight in ((upper, 256), (lower, 1))
+                called(builder, f"llvm.x86.{of_words}", sums, (pair, constants(words, weight)))
+                for pair, weight in ((upper, 256), (lower, 1))
             )
         )
     wide, words = ir.VectorType(_I32, 32), ir.VectorType(_I16, 32)

@@ -36,8 +36,9 @@ from napkin.kernels.products.numba_dots import (
 from napkin.kernels.products.numba_forms import BF16, FP32, GROUPED_INT4, INT4, INT8, PIECE, WHOLE_INT8
 from napkin.kernels.products.numba_quantized import (
     ROWS,
+    has_wide_bytes,
+    has_wide_nibbles,
     is_wide,
-    multiplies_64_bytes,
     multiply_grouped,
     multiply_whole,
     spread_pieces,
@@ -63,8 +64,8 @@ def _pieces_of_planes(form: int) -> int:
     """The pieces of a vector that are multiplied at a time, and whose integers stand in planes together: of bytes of
     the row, 64 or 32. One for 16-bit integers side by side, which are multiplied by 8 bits without `is_wide`."""
     if form == INT8:
-        return 2 if is_wide() else 1
-    return 4 if is_wide() else 2
+        return 2 if is_wide(8) else 1
+    return 4 if is_wide(4) else 2
 
 
 def _dots(form: int, has_offsets: bool, n_rows: int, n_vectors: int) -> Any:
@@ -366,7 +367,7 @@ def take_integers(row, n, n_pieces, n_groups, form, numbers, scales, sums):
     All are addresses, the row's too; integers take `vector_bytes`, and sums are read in eights. Where a number is not
     finite, its piece's scale and sum are not either, and so are the products.
     """
-    if form == WHOLE_INT8 and multiplies_64_bytes():
+    if form == WHOLE_INT8 and has_wide_bytes():
         take_whole(row, n, n_pieces, numbers, scales)
         return
     given = f32_at(row)
@@ -377,7 +378,7 @@ def take_integers(row, n, n_pieces, n_groups, form, numbers, scales, sums):
             _piece_for_8_bits(row, p, numbers, scales, sums)
         else:
             _piece_for_4_bits(row, p, numbers, scales, sums)
-    if form == GROUPED_INT4 and multiplies_64_bytes():
+    if form == GROUPED_INT4 and has_wide_nibbles():
         spread_pieces(n_pieces, n_pieces // n_groups, numbers, scales, sums)
 
 
@@ -455,9 +456,9 @@ def multiply_rows(
     kind, y_row, form, buffer,
 ):  # fmt: skip
     """The products of the rows start to stop of a matrix in that form, see `_products`."""
-    if form == WHOLE_INT8 and multiplies_64_bytes():
+    if form == WHOLE_INT8 and has_wide_bytes():
         multiply_whole(numbers, vector_scales, values, scales, y, start, stop, n_vectors, n_pieces, y_row)
-    elif form == GROUPED_INT4 and multiplies_64_bytes():
+    elif form == GROUPED_INT4 and has_wide_nibbles():
         multiply_grouped(
             numbers, vector_sums, values, scales, offsets, y, start, stop, n_vectors, n_pieces, n_groups, y_row
         )

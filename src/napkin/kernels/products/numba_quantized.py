@@ -1,4 +1,4 @@
-"""Products of vectors with rows of integers as `napkin quantize` writes them, by VNNI of 64 bytes, compiled for a CPU.
+"""Products of vectors with rows of integers as `napkin quantize` writes them, 64 bytes at a time, compiled for a CPU.
 
 8 bits with one scale per row: a vector becomes integers n of 24 bits with one scale, its largest absolute value over
 127 · 2^16, in three planes of signed bytes. Each plane is multiplied and summed in int32 along the whole row, which is
@@ -50,15 +50,18 @@ _I8, _I16, _I32, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatT
 _BYTES, _SUMS, _FLOATS = ir.VectorType(_I8, 64), ir.VectorType(_I32, 16), ir.VectorType(_F32, 16)
 
 
-def is_wide() -> bool:
-    """True if the processor multiplies 64 bytes in an instruction."""
-    return {"avx512f", "avx512bw", "avx512vl", "avx512vnni"} <= processor_features()
+def is_wide(bits: int) -> bool:
+    """True if the processor multiplies 64 bytes in an instruction: unsigned bytes of at most 15, as 4 bits are, also
+    without VNNI."""
+    return {"avx512f", "avx512bw", "avx512vl", *(["avx512vnni"] if bits == 8 else [])} <= processor_features()
 
 
-@operation("int64()")
-def multiplies_64_bytes(builder: Any) -> Any:
+def _is_wide(bits: int) -> Any:
     """`is_wide` as 1 or 0, for compiled functions."""
-    return ir.IntType(64)(int(is_wide()))
+    return operation("int64()")(lambda builder: ir.IntType(64)(int(is_wide(bits))))
+
+
+has_wide_bytes, has_wide_nibbles = _is_wide(8), _is_wide(4)
 
 
 @jitted_with(inline="always")
@@ -84,7 +87,7 @@ def _half(builder: Any, address: Any) -> Any:
 @operation("void(int64, int64, int64, int64)")
 def _three_planes(builder: Any, row: Any, n_pieces: Any, numbers: Any, scale: Any) -> None:
     """Write the integers of a row of float32, which whole pairs of pieces fill, in planes, and the row's scale."""
-    if not is_wide():
+    if not is_wide(8):
         return
     int64 = row.type
 
@@ -160,7 +163,7 @@ def _whole_dots(n_rows: int, n_vectors: int) -> Any:
         to: Any,
         to_step: Any,
     ) -> None:
-        if not is_wide():
+        if not is_wide(8):
             return
         int64 = values.type
         rows = apart(builder, values, row_bytes, n_rows)
@@ -297,7 +300,7 @@ def _grouped_dots(n_rows: int, n_vectors: int) -> Any:
         to: Any,
         to_step: Any,
     ) -> None:
-        if not is_wide():
+        if not is_wide(4):
             return
         int64 = values.type
         rows, group_bytes = apart(builder, values, row_bytes, n_rows), builder.shl(n_groups, int64(1))
