@@ -1,5 +1,8 @@
 """The compiled kernels of a CPU beside the formulas in float64, forward and backward."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -251,3 +254,22 @@ def test_a_team_with_fewer_threads_than_parts_computes_all_of_them() -> None:
     for n_threads in (1, 2):
         team.run(add_narrow, parts, n_threads)
         assert torch.equal(total, n_threads * part.float())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_a_forked_process_computes_loops_of_all_sizes_on_no_more_threads_than_torch_has() -> None:
+    program = """
+import os, threading
+import numpy as np, torch
+from napkin.kernels.pointwise.activations import compiled_gelu_tanh
+torch.set_num_threads(4)
+parts = [torch.randn(n * 2**18) for n in (1, 2, 3, 4)]
+before = [compiled_gelu_tanh(part).numpy() for part in parts]
+if not os.fork():
+    same = [np.array_equal(compiled_gelu_tanh(part).numpy(), wanted) for part, wanted in zip(parts, before)]
+    print(all(same), threading.active_count() - 1 <= 4, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\n"

@@ -269,7 +269,8 @@ def on_threads(
 def on_python_threads(kernel: Callable[..., object], parts: Sequence[tuple[int, ...]]) -> None:
     """Call kernel(*part) for each part, all but the first on threads of this process."""
     # The OpenMP threads of the parent do not exist in a forked process.
-    others = [_pool(os.getpid(), len(parts)).submit(kernel, *part) for part in parts[1:]]
+    threads = _threads_of(os.getpid(), torch.get_num_threads())
+    others = [threads.submit(kernel, *part) for part in parts[1:]]
     kernel(*parts[0])
     for other in others:
         other.result()
@@ -340,7 +341,8 @@ def team_of_threads() -> tuple[Team | None, int]:
 
 
 @functools.cache
-def _pool(process: int, n: int) -> ThreadPoolExecutor:
+def _threads_of(process: int, n: int) -> ThreadPoolExecutor:
+    """Threads that are started when they are first needed, at most n, for loops of all sizes."""
     return ThreadPoolExecutor(n)
 
 
