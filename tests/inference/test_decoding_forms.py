@@ -17,6 +17,7 @@ from napkin.kernels.operator_forms import Choice, ShapeClass, pinned_forms
 from napkin.kernels.products.linear import FEW_PRODUCTS
 from napkin.model.compiled_blocks import DECODING, CompiledBlocks
 from napkin.model.config import ModelConfig
+from napkin.model.quantized import INTEGER_PRODUCTS, Format, QuantizedLinear, quantize_model
 from napkin.model.transformer import Transformer
 
 CONFIG = ModelConfig(vocab_size=2048, context_length=64, d_model=512, n_layers=2, n_heads=4)
@@ -117,6 +118,31 @@ def test_real_clocks_choose_for_each_class_once(model: Transformer) -> None:
     for each in choices:
         assert each.ratios[each.form] <= 1
         assert len(each.ratios) == 2
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
+def test_vectors_of_a_prompt_are_multiplied_by_integers_where_that_was_fastest(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch, to: Format
+) -> None:
+    quantize_model(model, to)
+    layers = [each for each in model.modules() if isinstance(each, QuantizedLinear)]
+    timing = Timing(monkeypatch, products="integers")
+    choose_decoding_forms(model)
+    assert set(timing.asked) == {(INTEGER_PRODUCTS, each.class_of(n)) for each in layers for n in (17, 65, 129)}
+    assert len(set(timing.asked)) == len(timing.asked)
+
+    def reads_integers(n: int) -> bool:
+        x = torch.randn(n, CONFIG.d_model).bfloat16()
+        with torch.inference_mode(), torch.profiler.profile() as profile:
+            result = layers[0](x)
+        with torch.inference_mode(), pinned_forms({INTEGER_PRODUCTS: "numbers"}):
+            of_numbers = layers[0](x).float()
+        torch.testing.assert_close(result.float(), of_numbers, rtol=0.02, atol=0.02 * of_numbers.abs().max().item())
+        return any(each.key == "napkin::integer_product" for each in profile.key_averages())
+
+    assert [reads_integers(n) for n in (1, 17, 64, 65, 256, 257)] == [True] * 5 + [False]
+    operator_forms.forget_choices()
+    assert [reads_integers(n) for n in (1, 16, 17, 256)] == [True, True, False, False]
 
 
 def test_nothing_is_timed_for_a_model_in_other_formats_and_where_defaults_are_wanted(

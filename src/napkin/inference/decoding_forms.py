@@ -1,8 +1,9 @@
 """The fastest forms of generating on this machine's CPU, timed when a model is first used for it and kept.
 
-Two choices: whether few vectors are multiplied with a matrix by torch or by the compiled loop, and whether few new
-tokens go through all blocks in one compiled pass or through one after the other. Both are timed on the model's own
-weights, over so many of them that they are read from memory and not from a cache, as in generating.
+Three choices: whether few vectors are multiplied with a matrix by torch or by the compiled loop, whether few new tokens
+go through all blocks in one compiled pass or through one after the other, and whether the vectors of a prompt are
+multiplied by integers or by the numbers that they stand for. They are timed on the model's own weights, and few vectors
+over so many of them that they are read from memory and not from a cache, as in generating.
 """
 
 import copy
@@ -20,7 +21,7 @@ from napkin.hardware.competition import Sampler
 from napkin.hardware.form_timing import Forms, choose_form
 from napkin.hardware.sampling import cache_bytes
 from napkin.kernels.blocks.decode import Matrix
-from napkin.kernels.operator_forms import ShapeClass, are_measured, known_form
+from napkin.kernels.operator_forms import ShapeClass, are_measured, known_form, pinned_forms
 from napkin.kernels.products.linear import (
     FEW_PRODUCTS,
     FEW_VECTORS,
@@ -32,10 +33,13 @@ from napkin.kernels.products.linear import (
 from napkin.model.compiled_blocks import DECODING, FEW_ROWS, CompiledBlocks, class_of_pass, weights_of_blocks
 from napkin.model.kv_cache import ContiguousCache
 from napkin.model.layers import Linear
+from napkin.model.quantized import INTEGER_PRODUCTS, MORE_VECTORS, QuantizedLinear
 from napkin.model.transformer import Transformer
 
 SECONDS = 0.01
 """Seconds of timing each form, or six calls: less than a second for a model of a hundred million parameters."""
+_MOST_INTEGERS = 2**20
+"""Integers of a matrix that are multiplied by the vectors of a prompt when that is timed."""
 EARLIER = 32
 """Positions that the cache of a timed pass holds."""
 
@@ -48,7 +52,9 @@ def choose_decoding_forms(model: Transformer) -> None:
         return
     _timed.add(model)
     linears = (each for each in model.modules() if type(each) is Linear and each.multiply is linear)
-    matrices = [each.detach() for each in (*(layer.weight for layer in linears), model.head_weight)]
+    # A head of integers would make all its numbers.
+    heads = [model.head_weight] if model.quantized_head is None else []
+    matrices = [each.detach() for each in (*(layer.weight for layer in linears), *heads)]
     matrices = [each for each in matrices if has_compiled_product(each)]
     shapes = list(dict.fromkeys(each.shape for each in matrices))
     asked: list[tuple[str, ShapeClass, str, Callable[[], Forms]]] = [
@@ -63,6 +69,12 @@ def choose_decoding_forms(model: Transformer) -> None:
             for n in FEW_ROWS
             if longest >= EARLIER + n
         ]
+    layers = [each for each in model.modules() if isinstance(each, QuantizedLinear) and each.has_compiled_loop]
+    by_class = {layer.class_of(n): layer for layer in layers if layer.dtype == torch.bfloat16 for n in MORE_VECTORS}
+    asked += [
+        (INTEGER_PRODUCTS, shape_class, "numbers", partial(forms_of_integers, layer, int(shape_class[0])))
+        for shape_class, layer in by_class.items()
+    ]
     unknown = [each for each in asked if known_form(*each[:2]) is None]
     if unknown:
         with Sampler() as sampler:
@@ -86,6 +98,18 @@ def forms_of_products(matrices: list[Tensor], shape: torch.Size, n: int) -> dict
         return call
 
     return {"torch": form(F.linear), "compiled": form(multiply_vectors)}
+
+
+def forms_of_integers(layer: QuantizedLinear, n: int) -> dict[str, Callable[[], object]]:
+    """Products of n vectors with the first rows of a layer of integers."""
+    rows = layer.first_rows(max(1, _MOST_INTEGERS // layer.in_features))
+    x = torch.randn(n, layer.in_features).bfloat16()
+
+    def multiply(form: str) -> None:
+        with torch.inference_mode(), pinned_forms({INTEGER_PRODUCTS: form}):
+            rows(x)
+
+    return {form: partial(multiply, form) for form in ("numbers", "integers")}
 
 
 def forms_of_passes(model: Transformer, n: int) -> dict[str, Callable[[], object]]:

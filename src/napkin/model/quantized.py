@@ -8,8 +8,8 @@ A model that is quantized here has scales in bf16; products are of bf16 vectors 
 from a file have the scales of the file, in fp16 or fp32, and stand for exactly its numbers; products are in fp32.
 
 On a CPU a compiled loop reads the integers as they are: a file's however many vectors there are, others for few
-vectors. On a GPU Triton kernels do for few. Elsewhere the weights are made again in the format of the products and
-multiplied, which is what all are held to.
+vectors, and for more where that was faster (`napkin.inference.decoding_forms`). On a GPU Triton kernels do for few.
+Elsewhere the weights are made again in the format of the products and multiplied, which is what all are held to.
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
+from napkin.kernels.operator_forms import ShapeClass, fastest_form
 from napkin.kernels.products.numba_forms import PIECE
 from napkin.kernels.products.quantized import (
     integer_product,
@@ -37,7 +38,12 @@ GROUP_SIZE = 64
 """Numbers that share a scale in int4, unless another size is given."""
 
 _FEW = 16
-"""Vectors up to which the compiled loop over the integers is faster than a product in bf16 with weights made again."""
+"""Vectors up to which the compiled loop over integers with scales in bf16 is not timed against a product with weights
+that are made again: making them passes over as many numbers of 32 bits several times."""
+MORE_VECTORS = (64, 128, 256)
+"""Numbers of vectors for which both are timed; other numbers take the choice of the next larger one. For more the
+weights are made again."""
+INTEGER_PRODUCTS = "products of integers"
 _OPTIONAL = frozenset(("bias", "factors", "middles", "minima"))
 _PACKED_GROUPS = (32, 64, 128, 256)
 _MULTIPLE = 64
@@ -120,7 +126,7 @@ class QuantizedLinear(nn.Module):
         if in_bf16 and x.dtype != torch.bfloat16:
             vectors = vectors.to(torch.bfloat16)
         n_vectors = vectors.shape[0]
-        if (n_vectors <= _FEW or not in_bf16) and values.is_cpu and self._has_whole_pieces:
+        if values.is_cpu and self._has_whole_pieces and (not in_bf16 or self._is_read_in_place(n_vectors)):
             others = buffers.get("middles"), buffers.get("minima"), buffers.get("bias")
             result = integer_product(self._scaled(vectors), values, scales, *others)
         else:
@@ -131,6 +137,22 @@ class QuantizedLinear(nn.Module):
             result = result if self.bias is None else result + self.bias
         result = result if result.dtype == x.dtype else result.to(x.dtype)
         return result if x.ndim == 2 else result.view(*x.shape[:-1], self.out_features)
+
+    def _is_read_in_place(self, n_vectors: int) -> bool:
+        """True if the compiled loop is to multiply so many vectors in bf16 by the integers."""
+        if n_vectors <= _FEW or n_vectors > MORE_VECTORS[-1]:
+            return n_vectors <= _FEW
+        return fastest_form(INTEGER_PRODUCTS, self.class_of(n_vectors), "numbers") == "integers"
+
+    def class_of(self, n_vectors: int) -> ShapeClass:
+        """The class of a product with so many vectors, at most the last of MORE_VECTORS; both forms take as many times
+        as long for as many more rows."""
+        return (next(each for each in MORE_VECTORS if n_vectors <= each), self.format, self.in_features)
+
+    def first_rows(self, n: int) -> "QuantizedLinear":
+        """A layer of the first n rows of the matrix, in the same memory."""
+        tensors = {name: tensor if name == "factors" else tensor[:n] for name, tensor in self.named_buffers()}
+        return type(self)(min(n, self.out_features), self.in_features, tensors)
 
     def _scaled(self, vectors: Tensor) -> Tensor:
         factors = self._buffers.get("factors")
