@@ -6,17 +6,24 @@ import re
 
 import pytest
 
+from napkin.chats.call_blocks import Block, Tag, TaggedText
+from napkin.chats.call_notations import MOST_NESTED
 from napkin.chats.tool_calls import (
+    DEEPSEEK,
+    DEEPSEEK_31,
+    FUNCTION_GEMMA,
+    GEMMA,
+    GEMMA_4,
+    HARMONY,
     HERMES,
     LLAMA,
-    MOST_NESTED,
+    MISTRAL,
+    MISTRAL_ARGS,
     OWN,
-    Block,
     CallForm,
     CallReader,
     Function,
     FunctionCall,
-    TaggedText,
     call_form,
     is_nested_deeply,
 )
@@ -99,7 +106,7 @@ def test_divided_texts_are_those_of_a_regular_expression() -> None:
     for _ in range(3000):
         text = "".join(draw.choices(pieces, k=draw.randrange(12)))
         expected = [(match[1], match[2]) for match in re.finditer(r"<(a|bb)>(.*?)</\1>", text, re.DOTALL)]
-        divider, rest, found = TaggedText(["a", "bb"]), text, list[str | Block]()
+        divider, rest, found = TaggedText(map(Tag.named, ["a", "bb"])), text, list[str | Block]()
         while rest:
             size = draw.randrange(1, 4)
             found += divider.push(rest[:size])
@@ -108,12 +115,19 @@ def test_divided_texts_are_those_of_a_regular_expression() -> None:
         assert [(each.name, each.content) for each in found if isinstance(each, Block)] == expected
         assert "".join(map(str, found)) == text
     long = "<a><bb>" * 200_000
-    assert "".join(map(str, [*TaggedText(["a", "bb"]).push(long)])) == ""
-    divider = TaggedText(["a", "bb"])
+    assert "".join(map(str, [*TaggedText(map(Tag.named, ["a", "bb"])).push(long)])) == ""
+    divider = TaggedText(map(Tag.named, ["a", "bb"]))
     assert [*divider.push(long), *divider.finish()] == [long]
 
 
-@pytest.mark.parametrize("form", [HERMES, LLAMA, OWN])
+FORMS = {
+    "hermes": HERMES, "llama": LLAMA, "own": OWN, "mistral": MISTRAL, "mistral args": MISTRAL_ARGS,
+    "deepseek": DEEPSEEK, "deepseek 3.1": DEEPSEEK_31, "harmony": HARMONY, "functiongemma": FUNCTION_GEMMA,
+    "gemma 4": GEMMA_4, "gemma": GEMMA,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [
@@ -127,7 +141,7 @@ def test_a_call_that_is_written_is_read_again_and_begins_as_it_must(
     form: CallForm, function: Function, arguments: dict[str, object]
 ) -> None:
     call = FunctionCall(function.name, arguments)
-    written = form.write(call, function)
+    written = form.write([call], {function.name: function})
     assert read(form, written, cuts=6) == ("", [call])
     if not (form.by_name and arguments == {"code": 5}):
         assert written.startswith(form.beginning(function))
@@ -150,8 +164,8 @@ def test_forms_are_told_by_templates_and_unknown_ones_are_none() -> None:
     assert call_form("{{ m.content }}") == OWN
     assert call_form("<tool_call>\n{{ tool_calls }}") == HERMES
     assert call_form("ipython {{ tool_calls }} '\"parameters\": '") == LLAMA
-    for other in ("[TOOL_CALLS] {{ m.tool_calls }}", "<tool_call>\n<function={{ tool_calls }}", "<tool_call><arg_key>"):
-        assert call_form(other + "{{ tool_calls }}") is None
+    for other in ("<|tool_calls_section_begin|>", "<tool_call>\n<function=", "<tool_call><arg_key>", "<｜DSML｜"):
+        assert call_form(other + "{{ m.tool_calls }}") is None
 
 
 def test_depth_is_counted_without_recursion() -> None:

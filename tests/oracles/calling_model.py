@@ -43,7 +43,7 @@ TEMPLATES = {
     "own": _TURNS[: _TURNS.index("{%- for call")] + _TURNS[_TURNS.index("<|end|>") :],
     "llama": _TURNS.replace("<tool_call>\n", "").replace("\n</tool_call>", "").replace('arguments":', 'parameters":')
     + "{# ipython #}",
-    "unknown": "{# [TOOL_CALLS] #}" + _TURNS.replace("tool_call>", "call>"),
+    "unknown": "{# <|tool_calls_section_begin|> #}" + _TURNS.replace("tool_call>", "call>"),
 }
 
 

@@ -6,6 +6,14 @@ How a call is written is the chat template's choice:
 |---|---|---|
 | `HERMES` | `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them | Hermes, Qwen 2.5 and 3 |
 | `LLAMA` | an answer that is `{"name": ..., "parameters": {...}}` and nothing else | Llama 3.1 to 3.3 |
+| `MISTRAL` | `[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}, ...]` | Mistral up to Small 3.1 |
+| `MISTRAL_ARGS` | `[TOOL_CALLS]NAME[ARGS]{...}`, any number of them | Mistral since Small 3.2 |
+| `DEEPSEEK` | `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, then JSON in Markdown | DeepSeek V3 and R1 |
+| `DEEPSEEK_31` | `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>` | DeepSeek V3.1 |
+| `HARMONY` | `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}` | gpt-oss |
+| `FUNCTION_GEMMA` | `<start_function_call>call:NAME{city:<escape>Rome<escape>}<end_function_call>` | FunctionGemma |
+| `GEMMA_4` | `<|tool_call>call:NAME{city:<|"|>Rome<|"|>}<tool_call|>` | Gemma 4 |
+| `GEMMA` | an answer that is `[NAME(city="Rome")]`, a block `tool_code`, or as `LLAMA` and `OWN` | Gemma 3 |
 | `OWN` | `<NAME>text</NAME>` for a function of one text, or the form of Hermes | those that say nothing of calls |
 
 What a model writes is data: a call that is malformed, or of a function that was not offered, stays text.
@@ -13,16 +21,16 @@ What a model writes is data: a call that is malformed, or of a function that was
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from napkin.chats.call_blocks import Block, ChannelMessages, Divider, MarkedJson, Tag, TaggedText, WholeAnswer
+from napkin.chats.call_notations import MOST_NESTED, as_gemma, as_python, gemma_call, gemma_notation, python_calls
 from napkin.errors import NapkinError, first_line
-
-MOST_NESTED = 100
-"""Levels of lists and objects in arguments, and in the schemas of functions."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,8 @@ class FunctionCall:
 
     name: str
     arguments: Mapping[str, Any]
+    id: str | None = None
+    """What the model calls it; None in forms without ids."""
 
     @property
     def arguments_json(self) -> str:
@@ -63,14 +73,18 @@ def read_call(text: str, names: Iterable[str], field: str = "arguments") -> tupl
 
     Raises NapkinError for what is not JSON, and for a function that is not among `names`.
     """
-    try:
-        decoded = msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-        raise NapkinError(f"the call is not JSON: {first_line(error)}") from None
+    decoded = _json(text)
     name, value = (decoded.get("name"), decoded.get(field)) if isinstance(decoded, dict) else (None, None)
     if not isinstance(name, str) or name not in names:
         raise NapkinError(f"there is no such tool: use {', '.join(names)}")
     return name, value
+
+
+def _json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+        raise NapkinError(f"the call is not JSON: {first_line(error)}") from None
 
 
 def is_nested_deeply(value: Any) -> bool:
@@ -84,131 +98,313 @@ def is_nested_deeply(value: Any) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Block:
-    """A text between the tags of a name."""
-
-    name: str
-    content: str
-
-    def __str__(self) -> str:
-        return f"<{self.name}>{self.content}</{self.name}>"
-
-
-class TaggedText:
-    """Divides a text, as it grows, into plain text and blocks `<NAME>...</NAME>`; a tag that is not closed is text.
-
-    >>> text = TaggedText(["b"])
-    >>> text.push("2 < 3 <b>yes</"), text.push("b>."), text.finish()
-    (['2 < 3 '], [Block(name='b', content='yes'), '.'], [])
-    """
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._tags = [f"<{name}>" for name in names]
-        self._opens = re.compile("<(" + "|".join(re.escape(tag[1:-1]) for tag in self._tags) + ")>")
-        self._held, self._searched = "", 0
-
-    def push(self, text: str) -> list[str | Block]:
-        """Add text, and return the parts of the answer that are certain by now."""
-        self._held += text
-        return self._divided(is_whole=False)
-
-    def finish(self) -> list[str | Block]:
-        """The rest, where no more text comes."""
-        return self._divided(is_whole=True)
-
-    def _divided(self, *, is_whole: bool) -> list[str | Block]:
-        held, parts, end, begin = self._held, list[str | Block](), 0, 0
-        searched, self._searched = self._searched, 0
-        unclosed: set[str] = set()
-        while tag := self._opens.search(held, begin):
-            name, begin = tag[1], tag.end()
-            if name in unclosed:
-                continue
-            # Only the open tag has been searched for its end so far.
-            close = held.find(f"</{name}>", max(begin, 0 if tag.start() else searched))
-            if close >= 0:
-                parts += [held[end : tag.start()], Block(name, held[begin:close])]
-                begin = end = close + len(name) + 3
-            elif is_whole:
-                unclosed.add(name)
-            else:
-                self._searched = max(0, len(held) - tag.start() - len(name) - 2)
-                return self._released(parts, end, tag.start())
-        return self._released(parts, end, len(held) if is_whole else self._certain(held, begin))
-
-    def _certain(self, held: str, begin: int) -> int:
-        """The place up to which no tag can begin any more."""
-        last = held.rfind("<", begin)
-        return last if last >= 0 and any(tag.startswith(held[last:]) for tag in self._tags) else len(held)
-
-    def _released(self, parts: list[str | Block], end: int, certain: int) -> list[str | Block]:
-        parts.append(self._held[end:certain])
-        self._held = self._held[certain:]
-        return [each for each in parts if each != ""]
-
-
 TOOL_CALL = "tool_call"
 """The name of the tag of calls in JSON."""
 _PYTHON_TAG = "<|python_tag|>"
+_TOOL_CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_SEPARATOR = "<｜tool▁sep｜>"
+_CODE = Tag("tool_code", "```tool_code\n", "\n```")
+Functions = Mapping[str, Function]
 
 
 @dataclass(frozen=True)
 class CallForm:
     """How calls are written."""
 
-    is_tagged: bool
-    """Calls are between tags; otherwise one call is a whole answer."""
-    field: str
-    """The field of the arguments."""
+    divide: Callable[[Functions], Divider]
+    """Makes what finds the blocks of an answer that may be calls."""
+    read: Callable[[Block, Functions], list[FunctionCall]]
+    """The calls of a block; none for a mark that only stands around calls. Raises NapkinError for anything else."""
+    write_all: Callable[[Sequence[FunctionCall]], str]
+    """Calls as the model would have written them."""
+    begin: Callable[[str | None], str]
+    """The text that a call of a function begins with; None is any function."""
+    marks: tuple[str, ...] = ()
+    """Texts of `begin` that are single tokens where the tokenizer has such."""
     by_name: bool = False
     """A call of a function of one text may be that text between tags of the function's name."""
+    id_length: int | None = None
+    """Letters and digits that templates want ids to have."""
+    is_single: bool = False
+    """A call ends the answer."""
+    takes_json: bool = False
+    """Templates want arguments as JSON, and not as an object."""
 
-    def write(self, call: FunctionCall, function: Function) -> str:
-        """A call as the model would have written it."""
-        text = call.arguments.get(function.text_argument or "")
-        if self.is_by_name(function) and isinstance(text, str) and len(call.arguments) == 1:
-            return str(Block(call.name, text))
-        end = "\n</tool_call>" if self.is_tagged else ""
-        return f"{self._begun(call.name)} {call.arguments_json}}}{end}"
+    def write(self, calls: Sequence[FunctionCall], functions: Functions) -> str:
+        """Calls as the model would have written them."""
+        by_name = [_by_name(each, functions.get(each.name)) if self.by_name else None for each in calls]
+        written = [text or self.write_all([call]) for text, call in zip(by_name, calls, strict=True)]
+        return "\n".join(written) if any(by_name) else self.write_all(calls)
 
     def beginning(self, function: Function | None) -> str:
         """The text that a call of a function begins with; None is any function."""
-        if function is None:
-            return self._begun(None)
-        return f"<{function.name}>" if self.is_by_name(function) else self._begun(function.name)
+        if function is not None and self.is_by_name(function):
+            return f"<{function.name}>"
+        return self.begin(None if function is None else function.name)
 
     def is_by_name(self, function: Function) -> bool:
         """True where a call of a function is its one text between tags of its name."""
         return self.by_name and function.text_argument is not None
 
-    def _begun(self, name: str | None) -> str:
-        begun = '{"name":' if name is None else f'{{"name": {json.dumps(name)}, "{self.field}":'
-        return f"<{TOOL_CALL}>\n{begun}" if self.is_tagged else begun
-
-    def call_in(self, text: str, functions: Mapping[str, Function]) -> FunctionCall | None:
-        """The call that a JSON object describes; None for anything else."""
-        try:
-            name, arguments = read_call(text, functions, self.field)
-        except NapkinError:
-            return None
-        if not isinstance(arguments, dict) or is_nested_deeply(arguments):
-            return None
-        return FunctionCall(name, arguments)
+    def new_id(self) -> str:
+        """An id for a call that has none."""
+        return f"call_{secrets.token_hex(12)}" if self.id_length is None else secrets.token_hex(16)[: self.id_length]
 
 
-HERMES = CallForm(is_tagged=True, field="arguments")
-LLAMA = CallForm(is_tagged=False, field="parameters")
-OWN = replace(HERMES, by_name=True)
+def _by_name(call: FunctionCall, function: Function | None) -> str | None:
+    text = call.arguments.get((function and function.text_argument) or "")
+    return f"<{call.name}>{text}</{call.name}>" if isinstance(text, str) and len(call.arguments) == 1 else None
+
+
+def _call(name: str, arguments: Any, functions: Functions, id: Any = None) -> FunctionCall:
+    """A call, checked."""
+    if name not in functions:
+        raise NapkinError(f"there is no such tool: use {', '.join(functions)}")
+    if not isinstance(arguments, dict) or is_nested_deeply(arguments):
+        raise NapkinError(f"arguments are not an object of at most {MOST_NESTED} levels")
+    is_id = isinstance(id, str) and re.fullmatch("[A-Za-z0-9_-]{1,64}", id) is not None
+    return FunctionCall(name, arguments, id if is_id else None)
+
+
+def _begun_json(name: str | None, field: str) -> str:
+    return '{"name":' if name is None else f'{{"name": {json.dumps(name)}, "{field}":'
+
+
+def _json_objects(calls: Sequence[FunctionCall], field: str, before: str = "", behind: str = "") -> str:
+    return "\n".join(f"{before}{_begun_json(each.name, field)} {each.arguments_json}}}{behind}" for each in calls)
+
+
+def _tagged(functions: Functions, tags: Sequence[Tag], *, by_name: bool = False) -> TaggedText:
+    named = [each.name for each in functions.values() if each.text_argument is not None] if by_name else []
+    return TaggedText([*tags, *map(Tag.named, named)])
+
+
+def _read_tagged(block: Block, functions: Functions) -> list[FunctionCall]:
+    """A call in the form of Hermes, or a text by the name of its function."""
+    argument = functions[block.name].text_argument if block.name in functions else None
+    if block.name != TOOL_CALL and argument is not None:
+        return [FunctionCall(block.name, {argument: block.content.strip("\n")})]
+    return [_call(*read_call(block.content, functions), functions)]
+
+
+HERMES = CallForm(
+    divide=lambda functions: _tagged(functions, [Tag.named(TOOL_CALL)]),
+    read=_read_tagged,
+    write_all=lambda calls: _json_objects(calls, "arguments", f"<{TOOL_CALL}>\n", f"\n</{TOOL_CALL}>"),
+    begin=lambda name: f"<{TOOL_CALL}>\n{_begun_json(name, 'arguments')}",
+    marks=(f"<{TOOL_CALL}>",),
+)
+OWN = replace(HERMES, divide=lambda functions: _tagged(functions, [Tag.named(TOOL_CALL)], by_name=True), by_name=True)
+
+
+def _may_be_json(begins: str) -> bool | None:
+    """True for an answer that begins as an object of JSON, behind Llama's tag or without it."""
+    begun = begins.removeprefix(_PYTHON_TAG).lstrip()
+    return begun.startswith("{") or (None if not begun or _PYTHON_TAG.startswith(begun) else False)
+
+
+def _read_bare(block: Block, functions: Functions) -> list[FunctionCall]:
+    text = block.content.strip().removeprefix(_PYTHON_TAG)
+    return [_call(*read_call(text, functions, "parameters"), functions)]
+
+
+LLAMA = CallForm(
+    divide=lambda functions: WholeAnswer(_may_be_json, TaggedText([])),
+    read=_read_bare,
+    write_all=lambda calls: _json_objects(calls, "parameters"),
+    begin=lambda name: _begun_json(name, "parameters"),
+)
+
+
+def _mistral_head(text: str) -> tuple[str, str, int] | None:
+    """The name and the id before a call's arguments, both empty where they are within, and the place of the JSON;
+    -1 where there is none, None where more of the text is needed to tell."""
+    rest = text.lstrip()
+    name = re.match(r"[\w.-]*", rest)
+    name, call_id, rest = (name[0], "", rest[name.end() :]) if name else ("", "", rest)
+    if name and rest.startswith(_CALL_ID):
+        call_id, mark, rest = rest[len(_CALL_ID) :].partition("[")
+        rest = mark + rest
+    if name and rest.startswith(_ARGS):
+        rest = rest[len(_ARGS) :].lstrip()
+    elif name and rest:
+        return None if (_CALL_ID.startswith(rest) or _ARGS.startswith(rest)) else (name, call_id, -1)
+    else:
+        rest = "" if name else rest
+    if not rest:
+        return None
+    return name, call_id, len(text) - len(rest) if rest[0] in ("{" if name else "[{") else -1
+
+
+def _mistral_head_length(text: str) -> int | None:
+    head = _mistral_head(text)
+    return None if head is None else head[2]
+
+
+def _read_mistral(block: Block, functions: Functions) -> list[FunctionCall]:
+    name, call_id, begin = _mistral_head(block.content) or ("", "", 0)
+    decoded = _json(block.content[begin:])
+    if name:
+        return [_call(name, decoded, functions, call_id)]
+    listed = decoded if isinstance(decoded, list) else [decoded]
+    if not listed or not all(isinstance(each, dict) and isinstance(each.get("name"), str) for each in listed):
+        raise NapkinError("the list of calls has something else in it")
+    return [_call(each["name"], each.get("arguments"), functions, each.get("id")) for each in listed]
+
+
+def _mistral_list(calls: Sequence[FunctionCall]) -> str:
+    ids = ["" if each.id is None else f', "id": {json.dumps(each.id)}' for each in calls]
+    listed = [
+        f"{_begun_json(each.name, 'arguments')} {each.arguments_json}{id}}}"
+        for each, id in zip(calls, ids, strict=True)
+    ]
+    return f"{_TOOL_CALLS} [{', '.join(listed)}]"
+
+
+MISTRAL = CallForm(
+    divide=lambda functions: MarkedJson(_TOOL_CALLS, _mistral_head_length),
+    read=_read_mistral,
+    write_all=_mistral_list,
+    begin=lambda name: f"{_TOOL_CALLS} [{_begun_json(name, 'arguments')}",
+    marks=(_TOOL_CALLS, _ARGS),
+    id_length=9,
+)
+MISTRAL_ARGS = replace(
+    MISTRAL,
+    write_all=lambda calls: "".join(f"{_TOOL_CALLS}{each.name}{_ARGS}{each.arguments_json}" for each in calls),
+    begin=lambda name: _TOOL_CALLS if name is None else f"{_TOOL_CALLS}{name}{_ARGS}",
+)
+
+_CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_DEEPSEEK_TAGS = (Tag("", _CALLS_BEGIN, ""), Tag("", _CALLS_END, ""), Tag("call", _CALL_BEGIN, _CALL_END))
+_JSON_BEGIN, _JSON_END = "\n```json\n", "\n```"
+
+
+def _read_deepseek(block: Block, functions: Functions) -> list[FunctionCall]:
+    if not block.name:
+        return []
+    name, _, arguments = block.content.partition(_SEPARATOR)
+    if not arguments.lstrip().startswith("{"):
+        name, _, arguments = arguments.partition(_JSON_BEGIN)
+        arguments = arguments.rstrip().removesuffix(_JSON_END)
+    return [_call(name.strip(), _json(arguments), functions)]
+
+
+def _deepseek(calls: Sequence[FunctionCall], before: str, between: str, behind: str, joint: str) -> str:
+    written = [f"{_CALL_BEGIN}{before}{each.name}{between}{each.arguments_json}{behind}{_CALL_END}" for each in calls]
+    return f"{_CALLS_BEGIN}{joint.join(written)}{_CALLS_END}"
+
+
+DEEPSEEK = CallForm(
+    divide=lambda functions: TaggedText(_DEEPSEEK_TAGS),
+    read=_read_deepseek,
+    write_all=lambda calls: _deepseek(calls, f"function{_SEPARATOR}", _JSON_BEGIN, _JSON_END, "\n"),
+    begin=lambda name: (
+        f"{_CALLS_BEGIN}{_CALL_BEGIN}function{_SEPARATOR}" + ("" if name is None else f"{name}{_JSON_BEGIN}")
+    ),
+    marks=(_CALLS_BEGIN, _CALL_BEGIN, _SEPARATOR),
+    takes_json=True,
+)
+DEEPSEEK_31 = replace(
+    DEEPSEEK,
+    write_all=lambda calls: _deepseek(calls, "", _SEPARATOR, "", ""),
+    begin=lambda name: f"{_CALLS_BEGIN}{_CALL_BEGIN}" + ("" if name is None else f"{name}{_SEPARATOR}"),
+)
+
+_CHANNEL, _CONSTRAIN, _MESSAGE, _CALLED = "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"
+
+
+def _harmony_begin(name: str | None) -> str:
+    begun = f"{_CHANNEL}commentary to=functions."
+    return begun if name is None else f"{begun}{name} {_CONSTRAIN}json{_MESSAGE}"
+
+
+HARMONY = CallForm(
+    divide=lambda functions: ChannelMessages(),
+    read=lambda block, functions: [_call(block.name, _json(block.content), functions)],
+    write_all=lambda calls: "<|start|>assistant".join(
+        f"{_harmony_begin(each.name)}{each.arguments_json}{_CALLED}" for each in calls
+    ),
+    begin=_harmony_begin,
+    marks=(_CHANNEL, _CONSTRAIN, _MESSAGE),
+    is_single=True,
+)
+
+
+def _gemma_function_form(opens: str, closes: str, mark: str, behind: str) -> CallForm:
+    """The form of Gemma's models for functions: `opens` and `closes` around a call, `mark` around texts; answers end
+    by `behind`."""
+    notation = gemma_notation(mark)
+    return CallForm(
+        divide=lambda functions: TaggedText([Tag("call", opens, closes), Tag("", behind, "")]),
+        read=lambda block, functions: [_call(*gemma_call(block.content, notation), functions)] if block.name else [],
+        write_all=lambda calls: "".join(
+            f"{opens}call:{each.name}{as_gemma(each.arguments, mark)}{closes}" for each in calls
+        ),
+        begin=lambda name: f"{opens}call:" + ("" if name is None else f"{name}{{"),
+        marks=(opens,),
+    )
+
+
+FUNCTION_GEMMA = _gemma_function_form(
+    "<start_function_call>", "<end_function_call>", "<escape>", "<start_function_response>"
+)
+GEMMA_4 = _gemma_function_form("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>")
+
+
+def _gemma_divider(functions: Functions) -> Divider:
+    begins = [f"[{name}(" for name in functions]
+
+    def may_be(text: str) -> bool | None:
+        compact = "".join(text[:200].split())
+        if text.startswith("{") or any(compact.startswith(each) for each in begins):
+            return True
+        return None if any(each.startswith(compact) for each in begins) else False
+
+    return WholeAnswer(may_be, _tagged(functions, [_CODE, Tag.named(TOOL_CALL)], by_name=True))
+
+
+def _read_gemma(block: Block, functions: Functions) -> list[FunctionCall]:
+    if block.name not in ("", _CODE.name):
+        return _read_tagged(block, functions)
+    if not block.name and block.content.lstrip().startswith("{"):
+        return _read_bare(block, functions)
+    return [_call(name, arguments, functions) for name, arguments in python_calls(block.content)]
+
+
+GEMMA = CallForm(
+    divide=_gemma_divider,
+    read=_read_gemma,
+    write_all=lambda calls: f"[{', '.join(as_python(each.name, each.arguments) for each in calls)}]",
+    begin=lambda name: "[" if name is None else f"[{name}(",
+)
+
+_FORMS: tuple[tuple[CallForm | None, tuple[str, ...], tuple[str, ...]], ...] = (
+    (HERMES, (f"<{TOOL_CALL}>",), ("<function=", "<arg_key>")),
+    (GEMMA, ("[func_name1(",), ()),
+    (LLAMA, ("ipython", '"parameters": '), ()),
+    (MISTRAL_ARGS, (_TOOL_CALLS, _ARGS), ()),
+    (MISTRAL, (_TOOL_CALLS,), ()),
+    (DEEPSEEK, (_CALL_BEGIN, "```json"), ()),
+    (DEEPSEEK_31, (_CALL_BEGIN,), ()),
+    (HARMONY, (_CHANNEL, "functions."), ()),
+    (FUNCTION_GEMMA, FUNCTION_GEMMA.marks, ()),
+    (GEMMA_4, GEMMA_4.marks, ()),
+    (None, ("tool_calls",), ()),
+    (GEMMA, ("<start_of_turn>",), ()),
+    (OWN, (), ()),
+)
+"""Forms, with texts that a template of each has, and texts that it has not; the first that fits is taken."""
 
 
 def call_form(template: str) -> CallForm | None:
     """The form in which a chat template writes calls; None for one that is not known here."""
-    if f"<{TOOL_CALL}>" in template and "<function=" not in template and "<arg_key>" not in template:
-        return HERMES
-    if "ipython" in template and '"parameters": ' in template:
-        return LLAMA
-    return None if "tool_calls" in template else OWN
+    return next(
+        form
+        for form, present, absent in _FORMS
+        if all(each in template for each in present) and not any(each in template for each in absent)
+    )
 
 
 class CallReader:
@@ -219,13 +415,13 @@ class CallReader:
     """
 
     def __init__(self, form: CallForm, functions: Sequence[Function], *, most: int | None = None) -> None:
-        self._form, self._functions = form, {each.name: each for each in functions}
-        by_name = [each.name for each in functions if form.is_by_name(each)]
-        self._tagged = TaggedText(dict.fromkeys([TOOL_CALL, *by_name])) if form.is_tagged else None
-        self._whole = ""
-        self._is_text = False
-        self._space = ""
+        self.form, self._functions = form, {each.name: each for each in functions}
+        self._divider = form.divide(self._functions)
+        # White space and marks around calls, which are text unless they are beside a call.
+        self._space: list[str] = []
+        self._is_behind_call = False
         self._most = most
+        self._ids: set[str] = set()
         self.n_calls = 0
 
     @property
@@ -234,52 +430,46 @@ class CallReader:
 
     def push(self, text: str) -> tuple[str, list[FunctionCall]]:
         """The text and the calls that are certain after more of the answer."""
-        return self._told(self._bare(text) if self._tagged is None else map(self._understood, self._tagged.push(text)))
+        return self._told(self._divider.push(text))
 
     def finish(self) -> tuple[str, list[FunctionCall]]:
         """The rest, where no more of the answer comes."""
-        if self._tagged is None:
-            call = None if self._is_text else self._form.call_in(self._without_tag(), self._functions)
-            parts: Iterable[str | FunctionCall] = [call or self._whole]
-        else:
-            parts = map(self._understood, self._tagged.finish())
-        text, calls = self._told(parts)
-        return (text if self.n_calls else text + self._space), calls
+        text, calls = self._told(self._divider.finish())
+        return (text if self.n_calls else text + "".join(self._space)), calls
 
-    def _understood(self, part: str | Block) -> str | FunctionCall:
-        if isinstance(part, str):
-            return part
-        argument = self._functions[part.name].text_argument if part.name in self._functions else None
-        if part.name != TOOL_CALL and argument is not None:
-            return FunctionCall(part.name, {argument: part.content.strip("\n")})
-        return self._form.call_in(part.content, self._functions) or str(part)
-
-    def _bare(self, text: str) -> list[str | FunctionCall]:
-        """The text of an answer that is no call; what may be one waits for its end."""
-        if self._is_text:
-            return [text]
-        self._whole += text
-        begun = self._without_tag()
-        if not begun or begun.startswith("{") or _PYTHON_TAG.startswith(begun):
-            return []
-        self._is_text, text, self._whole = True, self._whole, ""
-        return [text]
-
-    def _without_tag(self) -> str:
-        return self._whole.lstrip().removeprefix(_PYTHON_TAG).lstrip()
-
-    def _told(self, parts: Iterable[str | FunctionCall]) -> tuple[str, list[FunctionCall]]:
-        said, calls = "", list[FunctionCall]()
+    def _told(self, parts: Iterable[str | Block]) -> tuple[str, list[FunctionCall]]:
+        said, calls = list[str](), list[FunctionCall]()
         for part in parts:
+            found = self._calls(part) if isinstance(part, Block) else None
+            if found is None:
+                self._say(str(part), said)
+            elif found:
+                calls += found
+                self._space, self._is_behind_call = [], True
+            elif not self._is_behind_call:
+                self._space.append(str(part))
             if self.ended:
                 break
-            if isinstance(part, FunctionCall):
-                calls.append(part)
-                self.n_calls += 1
-                self._space = ""
-                continue
-            text = self._space + part
-            kept = text.rstrip()
-            self._space = text[len(kept) :]
-            said += kept
-        return said, calls
+        return "".join(said), calls
+
+    def _calls(self, block: Block) -> list[FunctionCall] | None:
+        """The calls of a block, as many as the answer may have; None if it is text."""
+        try:
+            found = self.form.read(block, self._functions)
+        except NapkinError:
+            return None
+        calls = found if self._most is None else found[: self._most - self.n_calls]
+        self.n_calls += len(calls)
+        for place, each in enumerate(calls):
+            if each.id in self._ids:
+                calls[place] = replace(each, id=None)
+            elif each.id is not None:
+                self._ids.add(each.id)
+        return calls
+
+    def _say(self, text: str, said: list[str]) -> None:
+        kept = text.rstrip()
+        if kept:
+            said += [*self._space, kept]
+            self._space, self._is_behind_call = [], False
+        self._space.append(text[len(kept) :])

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
+from napkin.chats.call_blocks import Block, Tag, TaggedText
 from napkin.chats.chat_format import Message
-from napkin.chats.tool_calls import TOOL_CALL, Block, TaggedText, read_call
+from napkin.chats.tool_calls import TOOL_CALL, read_call
 from napkin.environments.environment import Environment, Outcome, SolvedEnvironment, Task
 from napkin.errors import NapkinError, NotJudged, first_line, suggestion
 from napkin.grading.sandbox.tool_program import ToolLimits, ToolProgram
@@ -131,7 +132,7 @@ def calls_in(answer: str, tools: Sequence[Tool]) -> list[Call]:
     ['2+3']
     """
     by_name = {each.name: each for each in tools}
-    tagged = TaggedText([TOOL_CALL, *by_name])
+    tagged = TaggedText(map(Tag.named, [TOOL_CALL, *by_name]))
     blocks = [each for each in (*tagged.push(answer), *tagged.finish()) if isinstance(each, Block)]
     return [
         _json_call(each.content, by_name)

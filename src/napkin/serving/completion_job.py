@@ -1,7 +1,6 @@
 """One request of a client: its sequences in the engine, and the new tokens of each as they are generated."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -305,7 +304,7 @@ def _divided(reader: CallReader | None, text: str, *, is_whole: bool) -> tuple[s
     if is_whole and not reader.ended:
         rest, more = reader.finish()
         said, calls = said + rest, calls + more
-    return said, [NumberedCall(first + i, f"call_{secrets.token_hex(12)}", call) for i, call in enumerate(calls)]
+    return said, [NumberedCall(first + i, call.id or reader.form.new_id(), call) for i, call in enumerate(calls)]
 
 
 def check_sequences(limits: Limits, n_prompts: int, n: int) -> None:

@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from napkin.chats.tool_calls import MOST_NESTED, is_nested_deeply
+from napkin.chats.call_notations import MOST_NESTED
+from napkin.chats.tool_calls import is_nested_deeply
 from napkin.errors import NapkinError, first_line, near_names
 from napkin.inference.settings import LARGEST_SEED, Sampling
 

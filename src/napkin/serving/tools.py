@@ -2,21 +2,15 @@
 runs nothing: calls in an answer are sent to the client, which replies with messages of role `tool`.
 """
 
+import hashlib
+import re
 from typing import Any
 
 import msgspec
 
+from napkin.chats.call_notations import MOST_NESTED
 from napkin.chats.chat_format import TemplateChat
-from napkin.chats.tool_calls import (
-    MOST_NESTED,
-    OWN,
-    TOOL_CALL,
-    CallReader,
-    Function,
-    FunctionCall,
-    call_form,
-    is_nested_deeply,
-)
+from napkin.chats.tool_calls import OWN, CallReader, Function, FunctionCall, call_form, is_nested_deeply
 from napkin.errors import first_line
 from napkin.inference.loaded_model import LoadedModel
 from napkin.serving.request_body import ApiError, CallBody, ChatBody, ChosenTool, MessageBody
@@ -42,7 +36,10 @@ class ToolTurns:
             message = f"the chat template of {opened.name} writes calls in a form that is not known: leave out tools"
             raise ApiError(400, message, field="tools")
         self._body, self._tokenizer, self._form = body, opened.tokenizer, form or OWN
-        self._writes_calls = "tool_calls" in opened.chat_template.source
+        source = opened.chat_template.source
+        self._writes_calls = "tool_calls" in source
+        # Some templates join arguments to other texts, and some have been changed to write them as JSON themselves.
+        self._wants_json = self._form.takes_json and re.search(r"arguments\W*\|\s*tojson", source) is None
         schemas = [msgspec.to_builtins(each) for each in body.offered]
         self._format = opened.chat_format.with_tools(schemas)
         offered = [Function.of(each) for each in schemas]
@@ -55,7 +52,7 @@ class ToolTurns:
         self._callable = offered
         if isinstance(choice, ChosenTool) or choice == "required":
             self.begun = self._form.beginning(offered[0] if len(offered) == 1 else None)
-        is_one = isinstance(choice, ChosenTool) or not body.parallel_tool_calls
+        is_one = self._form.is_single or isinstance(choice, ChosenTool) or not body.parallel_tool_calls
         self._most = 1 if is_one else None
 
     @property
@@ -71,7 +68,8 @@ class ToolTurns:
         Raises ApiError for arguments that are not JSON objects, NapkinError for messages that the template refuses.
         """
         ids = self._format.encode_fields(self._messages())
-        tags = {f"<{each}>" for each in (TOOL_CALL, *self._functions)} & self._tokenizer.special_tokens.keys()
+        named = {f"<{each}>" for each in self._functions}
+        tags = {*self._form.marks, *named} & self._tokenizer.special_tokens.keys()
         return [*ids, *self._tokenizer.encode(self.begun, allowed_special=tags)]
 
     def reader(self) -> CallReader | None:
@@ -91,7 +89,7 @@ class ToolTurns:
             fields = {"role": each.role, "content": each.text(place)}
             call = called.get(each.tool_call_id) if each.role == "tool" else None
             if call is not None:
-                answers[call.id] = {**fields, "tool_call_id": call.id, "name": call.function.name}
+                answers[call.id] = {**fields, "tool_call_id": self._id(call), "name": call.function.name}
                 if len(answers) == len(called):
                     messages += [answers[name] for name in called]
                 continue
@@ -104,14 +102,22 @@ class ToolTurns:
     def _called(self, place: int, message: MessageBody, text: str) -> dict[str, Any]:
         """The calls of a message as a field, or in its text where the template knows no such field."""
         calls = [_call(place, each) for each in message.calls]
-        if self._writes_calls:
-            functions = [{"name": each.name, "arguments": each.arguments} for each in calls]
-            pairs = zip(message.calls, functions, strict=True)
-            return {
-                "tool_calls": [{"id": each.id, "type": each.type, "function": function} for each, function in pairs]
-            }
-        written = [self._form.write(each, self._functions.get(each.name, Function(each.name))) for each in calls]
-        return {"content": "\n".join([text, *written] if text else written)}
+        if not self._writes_calls:
+            written = self._form.write(calls, self._functions)
+            return {"content": f"{text}\n{written}" if text else written}
+        told = [
+            {"name": each.name, "arguments": each.arguments_json if self._wants_json else each.arguments}
+            for each in calls
+        ]
+        pairs = zip(message.calls, told, strict=True)
+        return {"tool_calls": [{"id": self._id(call), "type": call.type, "function": each} for call, each in pairs]}
+
+    def _id(self, call: CallBody) -> str:
+        """The id of a call as the template wants it: another client may have named it otherwise."""
+        length = self._form.id_length
+        if length is None or re.fullmatch(f"[A-Za-z0-9]{{{length}}}", call.id):
+            return call.id
+        return hashlib.sha256(call.id.encode()).hexdigest()[:length]
 
 
 def _call(place: int, call: CallBody) -> FunctionCall:
