@@ -104,7 +104,7 @@ class NotationReader:
         """The name in front of `before`, behind which the place is then."""
         end = self._text.find(before, self._place)
         name = self._text[self._place : end].strip()
-        if end < 0 or re.fullmatch(r"[^,:=(){}\[\]]+", name) is None:
+        if end < 0 or re.fullmatch(r"""[^,:=(){}\[\]"']+""", name) is None:
             raise self._wrong("a name is missing")
         self._place = end + len(before)
         return name
@@ -170,7 +170,7 @@ class NotationReader:
         try:
             return msgspec.json.decode(word, type=int | float)
         except msgspec.MsgspecError:
-            if self._notation.takes_words:
+            if self._notation.takes_words and word[0] not in "\"'":
                 return word
             raise self._wrong("a value is none") from None
 
