@@ -12,7 +12,7 @@ import tokenizers
 
 from napkin.chats.chat_format import Message, TemplateChat, UnstableTemplate
 from napkin.chats.chat_template import ChatTemplate, RefusedConversation
-from napkin.chats.tool_calls import FunctionCall
+from napkin.chats.tool_calls import CallReader, Function, FunctionCall, call_form
 from napkin.environments.tools import tool_schemas, tools_named
 from napkin.inference.loaded_model import LoadedModel
 from napkin.model.config import ModelConfig
@@ -145,7 +145,9 @@ def test_tools_are_described_and_answered_as_transformers_renders_them(template:
     )
 
 
-@pytest.mark.parametrize("template", ["qwen2_5", "qwen3", "llama3_1", "llama3_2"])
+@pytest.mark.parametrize(
+    "template", ["qwen2_5", "qwen3", "llama3_1", "llama3_2", "deepseekv3", "gptoss", "gemma4", "gemma4_v5"]
+)
 def test_calls_of_a_client_are_rendered_as_transformers_renders_them_and_read_again(
     template: str, tmp_path: Path
 ) -> None:
@@ -163,6 +165,9 @@ def test_calls_of_a_client_are_rendered_as_transformers_renders_them_and_read_ag
     told = copy.deepcopy(messages)
     told[1] |= {"content": None}
     told[1]["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
+    if template == "deepseekv3":
+        # It joins arguments to other texts.
+        function["arguments"] = json.dumps(arguments, ensure_ascii=False)
     source = ours._template.source  # pyright: ignore[reportPrivateUsage]
     tokenizer = ours._tokenizer  # pyright: ignore[reportPrivateUsage]
     config = ModelConfig(tokenizer.vocab_size, 64, d_model=16, n_layers=1, n_heads=2)
@@ -178,10 +183,50 @@ def test_calls_of_a_client_are_rendered_as_transformers_renders_them_and_read_ag
     reader = turns.reader()
     assert reader is not None
     # The answer ends where a special token ends the turn.
-    written = texts[1].removeprefix(texts[0]).partition("<|eot_id|>" if "llama" in template else "<|im_end|>")[0]
+    ends = r"<\|eot_id\|>|<\|im_end\|>|<\|call\|>|<\|tool_response>|<｜end▁of▁sentence｜>"
+    prompt = texts[0].removesuffix("<think>\n")
+    assert texts[1].startswith(prompt)
+    written = re.split(ends, texts[1].removeprefix(prompt))[0]
     found = [reader.push(written), reader.finish()]
     assert [text for text, _ in found] == ["", ""]
     assert [call for _, calls in found for call in calls] == [FunctionCall("weather", arguments)]
     other = replace(opened, chat_template=ChatTemplate("{{ messages[0].tool_calls }}"))
     with pytest.raises(ApiError, match="in a form that is not known"):
         ToolTurns(other, body)
+
+
+@pytest.mark.parametrize(
+    ("template", "answer"),
+    [
+        (
+            "gptoss",
+            ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Rome", "days": [1, 2]}<|call|>',
+        ),
+        (
+            "gptoss",
+            "<|channel|>analysis<|message|>I ask.<|end|><|start|>assistant to=functions.weather"
+            '<|channel|>commentary json<|message|>{"a": {"b": null}}<|call|>',
+        ),
+        ("gptoss", "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>5.<|return|>"),
+        ("gemma4", 'I ask.<|tool_call>call:weather{city:<|"|>Ro{me,<|"|>,days:[1,2.5],deep:{a:true}}<tool_call|>'),
+        ("gemma4", '<|tool_call>call:weather{}<tool_call|><|tool_call>call:weather{x:<|"|>é<|"|>}<tool_call|>'),
+        ("qwen3", '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'),
+    ],
+)
+def test_calls_are_those_that_transformers_finds(template: str, answer: str) -> None:
+    """By TRL's descriptions of answers, whole and a character at a time."""
+    parsing, trl = peer("transformers.utils.chat_parsing"), peer("trl.chat_template_utils")
+    described = getattr(trl, f"{template}_template")
+    prefix = {"gptoss": "<|start|>assistant", "gemma4": "<|turn>model\n", "qwen3": "<|im_start|>assistant\n"}[template]
+    theirs = parsing.parse_response(answer, described, prefix=prefix)
+    source = (Path(peer("trl").__file__).parent / "chat_templates" / f"{template}.jinja").read_text("utf-8")
+    form = call_form(source)
+    assert form is not None
+    for pieces in ([answer], [*answer]):
+        reader = CallReader(form, [Function("weather")])
+        found = [*map(reader.push, pieces), reader.finish()]
+        functions = [{"name": call.name, "arguments": call.arguments} for _, calls in found for call in calls]
+        assert functions == [each["function"] for each in theirs.get("tool_calls", [])]
+        # What gpt-oss thinks before a call is the content that its template reads again.
+        said = theirs.get("content") or (theirs.get("thinking") if functions else "") or ""
+        assert "".join(text for text, _ in found) == said

@@ -30,6 +30,10 @@ ANSWERS = {
     ":": ' "weather", "arguments": {"city": "Ulm"}}\n</tool_call> and more',
     ">": "6 * 7 == 42</python>",
     "5": "It has five degrees.",
+    "M": 'I shall ask. [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Lyon"}, "id": "a1b2c3d4e"}]',
+    "N": "<|channel|>analysis<|message|>Ask first.<|end|><|start|>assistant"
+    '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Bonn"}<|call|> and on',
+    "O": "<|channel|>final<|message|>Nothing to call.",
 }
 _TURNS = """{%- for m in messages %}<|{{ m.role }}|>{{ m.content }}\
 {%- for call in m.tool_calls or [] %}
@@ -43,6 +47,8 @@ TEMPLATES = {
     "own": _TURNS[: _TURNS.index("{%- for call")] + _TURNS[_TURNS.index("<|end|>") :],
     "llama": _TURNS.replace("<tool_call>\n", "").replace("\n</tool_call>", "").replace('arguments":', 'parameters":')
     + "{# ipython #}",
+    "mistral": _TURNS.replace("<tool_call>\n", "[TOOL_CALLS]").replace("\n</tool_call>", ""),
+    "harmony": _TURNS.replace("<tool_call>\n", "<|channel|>functions.").replace("\n</tool_call>", ""),
     "unknown": "{# <|tool_calls_section_begin|> #}" + _TURNS.replace("tool_call>", "call>"),
 }
 

@@ -163,6 +163,37 @@ def test_calls_of_other_templates(start_server: Serve) -> None:
     assert told["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize(
+    ("form", "letter", "content", "calls", "finish"),
+    [
+        ("mistral", "M", "I shall ask.", [("weather", {"city": "Lyon"})], "tool_calls"),
+        ("mistral", "A", ANSWERS["A"], [], "stop"),
+        ("harmony", "N", "Ask first.", [("weather", {"city": "Bonn"})], "tool_calls"),
+        ("harmony", "O", "Nothing to call.", [], "stop"),
+    ],
+)
+def test_calls_of_other_forms_are_told_whole_and_streamed(
+    start_server: Serve, form: str, letter: str, content: str, calls: list[Any], finish: str
+) -> None:
+    served = start_server(calling=form)
+    told = choice(served, letter)
+    functions = [(each["function"]["name"], json.loads(each["function"]["arguments"]))
+                 for each in told["message"].get("tool_calls", [])]  # fmt: skip
+    assert (told["message"]["content"], functions, told["finish_reason"]) == (content, calls, finish)
+    pieces = [each["choices"][0] for each in ask(served, letter, stream=True).events]
+    assert "".join(each["delta"].get("content", "") for each in pieces) == content
+    assert pieces[-1]["finish_reason"] == finish
+    streamed = [call["function"] for each in pieces for call in each["delta"].get("tool_calls", [])]
+    assert [(each["name"], json.loads(each["arguments"])) for each in streamed] == calls
+    if form == "mistral" and calls:
+        # Mistral's models name their calls, and a client sends the name back.
+        assert [each["id"] for each in told["message"]["tool_calls"]] == ["a1b2c3d4e"]
+    if calls:
+        said = [{"role": "user", "content": letter}, told["message"]]
+        said += [{"role": "tool", "tool_call_id": each["id"], "content": "5"} for each in told["message"]["tool_calls"]]
+        assert choice(served, said)["message"]["content"] == ANSWERS["5"]
+
+
 def test_models_say_whether_they_call(start_server: Serve, served: Served, calling: Served) -> None:
     unknown = start_server(calling="unknown")
     for each, can in ((served, False), (calling, True), (unknown, False)):
