@@ -36,7 +36,7 @@ LLAMA = ModelConfig(
     rope_theta=500.0, embedding_scale=1.0,
 )  # fmt: skip
 FORMATS = ["Q4_0", "Q4_1", "Q4_K", "Q8_0"]
-PRODUCTS = "products_are or a_product_with_its_bias or products_with_vectors"
+PRODUCTS = "products_are or a_product_with_its_bias or products_with_vectors or each_scale"
 
 
 def random_blocks(name: str, n_rows: int, n_columns: int) -> Tensor:
@@ -92,6 +92,17 @@ def test_products_are_those_of_the_numbers(name: str, n_rows: int, n_columns: in
     # Alone and beside others a vector has the same product, and half as exact numbers are taken as they are.
     assert torch.equal(layer(x[2:3])[0], found[2])
     assert torch.equal(layer(x.bfloat16()), layer(x.bfloat16().float()).bfloat16())
+
+
+@pytest.mark.parametrize("n_groups", [1, 13])
+def test_each_scale_in_fp16_is_taken_as_it_is(n_groups: int) -> None:
+    every = torch.arange(2**16).to(torch.int16).view(torch.float16)
+    scales = every[: every.numel() // n_groups * n_groups].view(-1, n_groups)
+    n_rows, n_columns = len(scales), 32 * n_groups
+    values = torch.ones(n_rows, n_columns, dtype=torch.int8)
+    layer = Int8Linear(n_rows, n_columns, {"values": values, "scales": scales})
+    found = layer(torch.ones(1, n_columns))[0]
+    torch.testing.assert_close(found, 32 * scales.float().sum(1), rtol=1e-5, atol=1e-9, equal_nan=True)
 
 
 AVX2 = "+avx2,+fma,+f16c"

@@ -233,15 +233,20 @@ def _widen_halves(n: int) -> Any:
     """The operation that writes the float32 of so many fp16 numbers, from one address to another."""
 
     def emit(builder: Any, address: Any, to: Any) -> None:
-        if "f16c" in processor_features():
+        # Each ARM of 64 bits converts them.
+        if not processor_features().isdisjoint({"f16c", "fp-armv8"}):
             wide = builder.fpext(load(builder, address, _vector(_F16, n)), _vector(_F32, n))
         else:
             words = _vector(_I32, n)
             bits = builder.zext(load(builder, address, _vector(_I16, n)), words)
             size = builder.shl(builder.and_(bits, constants(words, 0x7FFF)), constants(words, 13))
             scaled = builder.fmul(builder.bitcast(size, _vector(_F32, n)), constants(_vector(_F32, n), _HALF_TO_SINGLE))
+            # The largest exponent is that of infinity and NaN.
+            is_finite = builder.icmp_unsigned("<", size, constants(words, 0x7C00 << 13))
+            exponent = builder.select(is_finite, constants(words, 0), constants(words, 0x7F800000))
             sign = builder.shl(builder.and_(bits, constants(words, 0x8000)), constants(words, 16))
-            wide = builder.bitcast(builder.or_(builder.bitcast(scaled, words), sign), _vector(_F32, n))
+            found = builder.or_(builder.or_(builder.bitcast(scaled, words), exponent), sign)
+            wide = builder.bitcast(found, _vector(_F32, n))
         store(builder, to, wide)
 
     return operation("void(int64, int64)")(emit)
