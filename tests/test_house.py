@@ -100,6 +100,13 @@ def test_a_file_can_be_read_in_one_sitting() -> None:
     assert [file for file in FILES if len(file.read_text().splitlines()) > 600] == []
 
 
+def test_files_that_docstrings_name_are_there() -> None:
+    ends = [f"/{file.as_posix()}" for file in (*FILES, *(SOURCE.parents[1] / "benchmarks").glob("*.py"))]
+    for file in FILES:
+        for named in re.findall(r"`((?:\w+/)*\w+\.py)`", file.read_text()):
+            assert any(end.endswith(f"/{named}") for end in ends), f"{file} names {named}"
+
+
 def test_no_pickle_is_read() -> None:
     pickle = re.compile(r"\bpickle\b.*(load|import)|import pickle|torch\.load\(|allow_pickle|marshal|shelve")
     assert [file for file in FILES if pickle.search(file.read_text())] == []

@@ -12,26 +12,18 @@ read when something first needs them. One `LoadedModel` does everything that can
     model.export("folders/first")
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from napkin.chats.chat_format import ChatFormat, Message, TemplateChat, chat_format
 from napkin.chats.chat_template import ChatTemplate, bos_of_run, texts_of_run, tokens_with_bos
 from napkin.checkpoint.folder import checkpoint_paths
-from napkin.checkpoint.restore import (
-    keeps_average,
-    load_newest,
-    load_plain_model,
-    load_plain_parts,
-    load_tuned_model,
-)
-from napkin.checkpoint.shard_files import FROZEN, checksum_of, read_sums
+from napkin.checkpoint.restore import load_tuned_model
 from napkin.checkpoint.state import Checkpoint
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.errors import NapkinError
@@ -41,23 +33,26 @@ from napkin.hardware.host import detect_host, use_all_cores
 from napkin.inference.engine import Engine
 from napkin.inference.foreign_texts import read_foreign_texts
 from napkin.inference.generation import TextStream, continue_prompt, stream_text
+from napkin.inference.opened_weights import (
+    FolderWeights,
+    GgufWeights,
+    QuantizedWeights,
+    RunWeights,
+    WeightFormat,
+    no_checkpoint,
+)
 from napkin.inference.paged_cache import KVFormat, bytes_for
-from napkin.inference.quantized_run import open_quantized, read_quantized
+from napkin.inference.quantized_run import open_quantized
 from napkin.inference.requests import Request
 from napkin.inference.sampling import Draw
 from napkin.inference.scoring import BRANCH_TOKENS, Score, score
 from napkin.inference.settings import Sampling, Speculation
 from napkin.inference.speculation import DraftModel, PromptLookup, Proposer, SpeculationMeter, speculate
 from napkin.model.config import ModelConfig
-from napkin.model.gguf.convert import GgufFormat, load_gguf, load_gguf_parts, save_gguf
+from napkin.model.gguf.convert import GgufFormat, load_gguf, save_gguf
 from napkin.model.gguf.gguf_file import is_gguf
 from napkin.model.huggingface import save_adapters, save_huggingface
-from napkin.model.huggingface.convert import (
-    load_huggingface,
-    load_huggingface_parts,
-    refuse_other_function,
-    weight_files,
-)
+from napkin.model.huggingface.convert import refuse_other_function
 from napkin.model.huggingface.folder_files import TextForm, is_huggingface
 from napkin.model.kv_cache import power_of_two
 from napkin.model.transformer import Transformer
@@ -82,7 +77,6 @@ from napkin.train_step.step import adapter_of
 
 _BLOCK = 16
 
-WeightFormat = Literal["auto", "fp32", "bf16"]
 Ids = Sequence[int]
 
 
@@ -112,7 +106,7 @@ def load(
     if is_run(path):
         run = RunFolder.open(path)
         if not checkpoint_paths(run.checkpoints):
-            raise _no_checkpoint(path)
+            raise no_checkpoint(path)
         return _open_run(run, name, weights=weights, on_message=on_message)
     if is_huggingface(path) or is_gguf(path):
         return LoadedModel(path, name, *read_foreign_texts(path), weights=weights)
@@ -170,38 +164,21 @@ class LoadedModel:
         Raises CorruptFile where all checkpoints are damaged.
         """
         use_all_cores()
-        device_type = choose_device("auto")
-        if self.quantized is not None:
-            return on_huge_pages(read_quantized(self.folder, self.quantized).eval().to(device_type))
-        if self.run_folder is not None:
-            model = self._newest(load_plain_model).eval()
-        else:
-            dtype = torch.bfloat16 if self.weights is None and device_type == "cuda" else torch.float32
-            if self._is_file and device_type == "cpu" and self.weights in (None, "auto"):
-                return on_huge_pages(load_gguf(self.folder, integers=True))
-            model = (load_gguf if self._is_file else load_huggingface)(self.folder, dtype=dtype)
-        model = model.to(device_type)
-        if self.weights is not None:
-            products = choose_precision(self.weights, device_type, detect_host()).products
-            # Tables of positions stay in fp32.
-            for parameter in model.parameters():
-                parameter.data = parameter.data.to(torch.bfloat16 if products == "bf16" else torch.float32)
-        return on_huge_pages(model)
-
-    @property
-    def _is_file(self) -> bool:
-        """True for a GGUF file; all else is a folder."""
-        return self.run_folder is None and self.folder.is_file()
+        return on_huge_pages(self._source.read(choose_device("auto"), self.weights))
 
     @cached_property
+    def _source(self) -> FolderWeights:
+        """Where the weights are."""
+        if self.quantized is not None:
+            return QuantizedWeights(self.folder, self.quantized)
+        if self.run_folder is not None:
+            return RunWeights(self.folder, self.run_folder, self.on_message)
+        return GgufWeights(self.folder) if self.folder.is_file() else FolderWeights(self.folder)
+
+    @property
     def checkpoint(self) -> Checkpoint | None:
         """The newest intact checkpoint of a run, whose checksums were verified; None of other folders."""
-        if self.run_folder is None or self.quantized is not None:
-            return None
-        newest, _ = load_newest(self.run_folder.checkpoints, lambda checkpoint: None)
-        if newest is None:
-            raise _no_checkpoint(self.folder)
-        return newest
+        return self._source.checkpoint
 
     @property
     def run(self) -> RunFolder:
@@ -218,9 +195,7 @@ class LoadedModel:
     @property
     def step(self) -> int:
         """Number of updates of the model; 0 of a Hugging Face folder."""
-        if self.quantized is not None:
-            return self.quantized.step
-        return 0 if self.checkpoint is None else self.checkpoint.state.step
+        return self._source.step
 
     @property
     def precision(self) -> Precision:
@@ -493,7 +468,8 @@ class LoadedModel:
             if not isinstance(recipe, TuningRecipe) or adapter_of(recipe) is None:
                 raise NapkinError(f"'{self.folder}' has trained no adapters: leave out --adapter")
             start = recipe.tuning.start
-            save_adapters(self._newest(load_tuned_model), Path(folder), base=start if is_huggingface(start) else None)
+            tuned = RunWeights(self.folder, self.run, self.on_message).newest(load_tuned_model)
+            save_adapters(tuned, Path(folder), base=start if is_huggingface(start) else None)
         elif Path(folder).suffix == ".gguf":
             form = self._text_form()
             named = form.chat_template, form.template_tokens.get("bos_token")
@@ -511,7 +487,9 @@ class LoadedModel:
     @property
     def _whole(self) -> Transformer:
         """The model, with numbers where a GGUF file has integers."""
-        return load_gguf(self.folder) if self._is_file and self.weights in (None, "auto") else self.model
+        source = self._source
+        keeps_integers = isinstance(source, GgufWeights) and source.keeps_integers(self.weights)
+        return load_gguf(self.folder) if keeps_integers else self.model
 
     def _text_form(self) -> TextForm:
         """Return the tokens around texts, and the chat template, by the names of tokens."""
@@ -532,12 +510,7 @@ class LoadedModel:
 
         Raises CorruptFile where they are damaged.
         """
-        if self.checkpoint is None:
-            checksums = [checksum_of(path) for path in ([self.folder] if self._is_file else weight_files(self.folder))]
-        else:
-            stems = ("model", "optimizer", FROZEN) if keeps_average(self.checkpoint) else ("model", FROZEN)
-            checksums = [sum for name, sum in read_sums(self.checkpoint.path).items() if name.startswith(stems)]
-        return hashlib.sha256(" ".join(checksums).encode()).hexdigest()
+        return self._source.fingerprint
 
     def load_into(self, model: Transformer) -> None:
         """Copy the weights into a model of the same config, in its dtype and on its device.
@@ -550,12 +523,7 @@ class LoadedModel:
     def load_parts(self, config: ModelConfig, parts: Parts) -> None:
         """`load_into` for some parts of a model of that config: each rank reads its own."""
         refuse_other_function(config, self.config, str(self.folder))
-        if self._is_file:
-            load_gguf_parts(config, parts, self.folder)
-        elif self.checkpoint is None:
-            load_huggingface_parts(config, parts, self.folder)
-        else:
-            load_plain_parts(self.checkpoint, self.recipe, parts)
+        self._source.load_parts(config, parts)
 
     def conversation_file(self, chat_template: ChatTemplate | None = None) -> ConversationFile:
         """The conversation.json of a run that starts from this model; None is its own template, if it has one."""
@@ -572,19 +540,6 @@ class LoadedModel:
                 f"({tokenizer.vocab_size:,}): use a model with the same one"
             )
 
-    def _newest(self, read: Callable[[Checkpoint, Recipe], Transformer]) -> Transformer:
-        """Return what `read` makes of the newest checkpoint of a run that is intact, which becomes `checkpoint`."""
-        run, models = self.run, list[Transformer]()
-        checkpoint, damaged = load_newest(run.checkpoints, lambda each: models.append(read(each, run.recipe)))
-        if checkpoint is None:
-            raise _no_checkpoint(self.folder)
-        if run.recipe_was_changed:
-            self.on_message(f"'{run.path / 'recipe.toml'}' was changed after the run had been created")
-        for error in damaged.values():
-            self.on_message(f"a damaged checkpoint is skipped for '{checkpoint.path.name}': {error}")
-        self.checkpoint = checkpoint
-        return models[-1]
-
     def __repr__(self) -> str:
         return f"LoadedModel('{self.folder}', {self.n_parameters:,} parameters)"
 
@@ -593,8 +548,3 @@ def _open_run(run: RunFolder, name: str, **how: Any) -> LoadedModel:
     tokenizer = run.tokenizer
     how |= {"bos_id": bos_of_run(run.path, tokenizer), "run_folder": run}
     return LoadedModel(run.path, name, run.recipe.model, tokenizer, *texts_of_run(run.path, tokenizer), **how)
-
-
-def _no_checkpoint(path: Path) -> NapkinError:
-    RunFolder(path).recipe  # noqa: B018 - raises where it is of a program that napkin watched
-    return NapkinError(f"'{path}' has no checkpoint yet: train it with `napkin resume {path}`")

@@ -1,6 +1,6 @@
 """The files in a run's folder: the one declaration of each, and how it is read and written.
 
-Start with `run_folder.py`. Each JSON file has a dataclass (`accounting_files.py`, `metrics.py`, `model_files.py`);
+Start with `run_folder.py`. Each JSON file has a dataclass (there, and in `accounting_files.py` and `metrics.py`);
 `run_record.py` reads them all for a report.
 """
 

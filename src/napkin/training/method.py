@@ -1,7 +1,7 @@
 """A kind of training: pre-training, supervised tuning, preferences, reward models, reinforcement learning.
 
 A method opens what its recipe names and says what a step and an evaluation are. How its runs start, resume, keep their
-accounts and end is the same for all: see `start.py` and `run.py`. `Recipe.METHOD` names the class.
+accounts and end is the same for all: see `run.py` and `loop.py`. `Recipe.METHOD` names the class.
 """
 
 import importlib
