@@ -220,6 +220,17 @@ def test_no_character_of_a_call_is_told_as_text_and_text_is_told_at_once(form: C
         assert reader.push(looks)[0] + reader.push(rest)[0] == looks + rest
 
 
+def test_what_a_model_makes_up_behind_its_calls_is_not_read() -> None:
+    """The mark before what a function returns is a stop sequence, by FunctionGemma's documentation."""
+    reader = CallReader(FUNCTION_GEMMA, [WEATHER])
+    assert reader.push(f"{A_CALL}{A_CALL}") == ("", [ROME, ROME])
+    assert not reader.ended
+    assert reader.push(f"<start_function_response>response:weather{{}} and {A_CALL}") == ("", [])
+    assert reader.ended
+    alone = "<start_function_response> is a mark"
+    assert read(FUNCTION_GEMMA, [*alone]) == (alone, [])
+
+
 MALFORMED = [
     "", "{", "[]", "null", "Rome", "NaN", '"Rome"', "{]", '{"x": NaN}', '{"x": "\\ud800"}',
     '{"x": 1e999}', "{'x': 1}", '{"a": ' + "[" * 10**5, '{"a": ' + "[" * MOST_NESTED + "]" * MOST_NESTED + "}",

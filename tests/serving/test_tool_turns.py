@@ -184,6 +184,19 @@ def test_calls_that_a_template_writes_are_read_again(template: str, tmp_path: Pa
         assert [behind.index(f"[TOOL_RESULTS]{each.id}") for each in calls]
 
 
+def test_calls_at_once_come_one_after_the_other_where_a_message_has_one(tmp_path: Path) -> None:
+    """gpt-oss's template writes the first call of a message only: another model's client may have made more."""
+    at_once = called(("a", "weather", {}), ("b", "weather_now", {"x": 1}))
+    at_once[1]["content"] = "I ask."
+    at_once[2:] = at_once[:1:-1]
+    text = TOKENIZER.decode(turns("harmony", at_once, tmp_path).encode())
+    places = [
+        text.index(each) for each in ("I ask.", "to=functions.weather<", '"a?"', "to=functions.weather_now<", '"b?"')
+    ]
+    assert places == sorted(places)
+    assert text.count("<|call|>") == 2
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_an_answer_that_has_to_call_begins_as_a_call_of_single_tokens(template: str, tmp_path: Path) -> None:
     chosen = {"type": "function", "function": {"name": "weather"}}

@@ -127,6 +127,8 @@ class CallForm:
     """Letters and digits that templates want ids to have."""
     is_single: bool = False
     """A call ends the answer."""
+    ends: str = ""
+    """A mark that ends an answer with calls, behind which the model would write what the functions return."""
     takes_json: bool = False
     """Templates want arguments as JSON, and not as an object."""
 
@@ -344,6 +346,7 @@ def _gemma_function_form(opens: str, closes: str, mark: str, behind: str) -> Cal
         ),
         begin=lambda name: f"{opens}call:" + ("" if name is None else f"{name}{{"),
         marks=(opens,),
+        ends=behind,
     )
 
 
@@ -411,7 +414,7 @@ class CallReader:
     """Divides an answer, as it grows, into its text and the calls in it.
 
     White space before a call is left out, and so is what stands behind the last one. `most` calls end the answer, as a
-    stop text would: `ended` is True.
+    stop text would, and so does the form's own mark behind calls: `ended` is True.
     """
 
     def __init__(self, form: CallForm, functions: Sequence[Function], *, most: int | None = None) -> None:
@@ -421,12 +424,13 @@ class CallReader:
         self._space: list[str] = []
         self._is_behind_call = False
         self._most = most
+        self._is_over = False
         self._ids: set[str] = set()
         self.n_calls = 0
 
     @property
     def ended(self) -> bool:
-        return self._most is not None and self.n_calls >= self._most
+        return self._is_over or (self._most is not None and self.n_calls >= self._most)
 
     def push(self, text: str) -> tuple[str, list[FunctionCall]]:
         """The text and the calls that are certain after more of the answer."""
@@ -446,6 +450,8 @@ class CallReader:
             elif found:
                 calls += found
                 self._space, self._is_behind_call = [], True
+            elif self.n_calls and str(part) == self.form.ends:
+                self._is_over = True
             elif not self._is_behind_call:
                 self._space.append(str(part))
             if self.ended:

@@ -91,13 +91,22 @@ class ToolTurns:
             if call is not None:
                 answers[call.id] = {**fields, "tool_call_id": self._id(call), "name": call.function.name}
                 if len(answers) == len(called):
-                    messages += [answers[name] for name in called]
+                    said = messages.pop()
+                    messages += self._answered(said, [answers[name] for name in called])
                 continue
             if each.calls:
                 called, answers = {call.id: call for call in each.calls}, {}
                 fields |= self._called(place, each, fields["content"])
             messages.append(fields)
         return messages
+
+    def _answered(self, said: dict[str, Any], answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A message with calls, and the answers to them; one after the other where a message has one call."""
+        if not self._form.is_single or "tool_calls" not in said:
+            return [said, *answers]
+        calls = [{**said, "content": "", "tool_calls": [each]} for each in said["tool_calls"]]
+        calls[0]["content"] = said["content"]
+        return [each for pair in zip(calls, answers, strict=True) for each in pair]
 
     def _called(self, place: int, message: MessageBody, text: str) -> dict[str, Any]:
         """The calls of a message as a field, or in its text where the template knows no such field."""
