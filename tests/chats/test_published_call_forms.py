@@ -92,6 +92,8 @@ ANSWERS: dict[str, tuple[CallForm, str, str, list[FunctionCall]]] = {
         "Wait.",
         [FunctionCall("weather", {"city": "Rome"}, "123456789")],
     ),
+    "mistral args, left out": (MISTRAL_ARGS, 'So.\n[TOOL_CALLS]weather{"city": "Rome"}', "So.", [ROME]),
+    "mistral args, cut": (MISTRAL_ARGS, "[TOOL_CALLS]weather[CALL_ID]12[AR", "[TOOL_CALLS]weather[CALL_ID]12[AR", []),
     "mistral, another function": (
         MISTRAL,
         'A [TOOL_CALLS] [{"name": "rm", "arguments": {}}] so',
@@ -291,7 +293,9 @@ def test_calls_behind_a_mark_are_those_of_a_plain_reading(parts: list[str], plac
     answer, expected, place = "".join(parts), list[FunctionCall](), 0
     while (place := answer.find("[TOOL_CALLS]", place)) >= 0:
         place += len("[TOOL_CALLS]")
-        head = re.compile(r"\s*(?:([\w.-]+)(?:\[CALL_ID\]([^\[]*))?\[ARGS\]\s*(?=\{)|(?=[\[{]))").match(answer, place)
+        head = re.compile(r"\s*(?:([\w.-]+)(?:\[CALL_ID\]([\w-]*))?(?:\[ARGS\]\s*)?(?=\{)|(?=[\[{]))").match(
+            answer, place
+        )
         if head is None:
             continue
         try:

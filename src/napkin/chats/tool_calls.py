@@ -101,7 +101,7 @@ def is_nested_deeply(value: Any) -> bool:
 TOOL_CALL = "tool_call"
 """The name of the tag of calls in JSON."""
 _PYTHON_TAG = "<|python_tag|>"
-_TOOL_CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_TOOL_CALLS, _ARGS = "[TOOL_CALLS]", "[ARGS]"
 _SEPARATOR = "<｜tool▁sep｜>"
 _CODE = Tag("tool_code", "```tool_code\n", "\n```")
 Functions = Mapping[str, Function]
@@ -218,33 +218,21 @@ LLAMA = CallForm(
 )
 
 
-def _mistral_head(text: str) -> tuple[str, str, int] | None:
-    """The name and the id before a call's arguments, both empty where they are within, and the place of the JSON;
-    -1 where there is none, None where more of the text is needed to tell."""
-    rest = text.lstrip()
-    name = re.match(r"[\w.-]*", rest)
-    name, call_id, rest = (name[0], "", rest[name.end() :]) if name else ("", "", rest)
-    if name and rest.startswith(_CALL_ID):
-        call_id, mark, rest = rest[len(_CALL_ID) :].partition("[")
-        rest = mark + rest
-    if name and rest.startswith(_ARGS):
-        rest = rest[len(_ARGS) :].lstrip()
-    elif name and rest:
-        return None if (_CALL_ID.startswith(rest) or _ARGS.startswith(rest)) else (name, call_id, -1)
-    else:
-        rest = "" if name else rest
-    if not rest:
-        return None
-    return name, call_id, len(text) - len(rest) if rest[0] in ("{" if name else "[{") else -1
+# A list or an object behind `[TOOL_CALLS]`, or a name, an id and an object, where versions leave out this or that.
+_MISTRAL_HEAD = re.compile(r"\s*(?:([\w.-]+)(?:\[CALL_ID\]([\w-]*))?(?:\[ARGS\]\s*)?(?=\{)|(?=[\[{]))")
+_MISTRAL_HEAD_BEGUN = re.compile(r"\s*(?:[\w.-]+(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\]\s*|\[?A?R?G?S?|\[?C?A?L?L?_?I?D?))?")
 
 
 def _mistral_head_length(text: str) -> int | None:
-    head = _mistral_head(text)
-    return None if head is None else head[2]
+    found = _MISTRAL_HEAD.match(text)
+    if found is not None:
+        return found.end()
+    return None if _MISTRAL_HEAD_BEGUN.fullmatch(text) else -1
 
 
 def _read_mistral(block: Block, functions: Functions) -> list[FunctionCall]:
-    name, call_id, begin = _mistral_head(block.content) or ("", "", 0)
+    head = _MISTRAL_HEAD.match(block.content)
+    name, call_id, begin = (head[1], head[2], head.end()) if head else (None, None, 0)
     decoded = _json(block.content[begin:])
     if name:
         return [_call(name, decoded, functions, call_id)]
