@@ -138,9 +138,9 @@ ARGUMENTS: list[dict[str, Any]] = [
 ]
 
 
-def turns(template: str, messages: list[dict[str, Any]], folder: Path, **fields: Any) -> ToolTurns:
+def turns(template: str, messages: list[dict[str, Any]], folder: Path, *, source: str = "", **fields: Any) -> ToolTurns:
     config = ModelConfig(TOKENIZER.vocab_size, 64, d_model=16, n_layers=1, n_heads=2)
-    opened = LoadedModel(folder, "tiny", config, TOKENIZER, (), (), ChatTemplate(TEMPLATES[template], {}))
+    opened = LoadedModel(folder, "tiny", config, TOKENIZER, (), (), ChatTemplate(source or TEMPLATES[template], {}))
     tools = [{"type": "function", "function": {"name": name}} for name in ("weather", "weather_now")]
     return ToolTurns(opened, read_body(json.dumps({"messages": messages, "tools": tools, **fields}).encode(), ChatBody))
 
@@ -215,3 +215,16 @@ def test_an_answer_that_has_to_call_begins_as_a_call_of_single_tokens(template: 
     required = turns(template, said, tmp_path, tool_choice="required")
     assert required.encode()[: len(prompt)] == prompt
     assert forced.begun.startswith(required.begun)
+
+
+def test_a_call_that_has_to_come_ends_the_thought_that_a_prompt_begins(tmp_path: Path) -> None:
+    """As the prompts of DeepSeek R1 do."""
+    said = [{"role": "user", "content": "How warm?"}]
+    source, asks = TEMPLATES["deepseek"], "{%- if add_generation_prompt -%} <｜Assistant｜> {%- endif -%}"
+    thinking = source.replace(asks, asks.replace("<｜Assistant｜>", "{{ '<｜Assistant｜><think>\\n' }}"))
+    assert thinking != source
+    text = TOKENIZER.decode(turns("deepseek", said, tmp_path, source=thinking, tool_choice="required").encode())
+    assert text.endswith(
+        "<｜Assistant｜><think>\n\n</think>\n\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+    )
+    assert TOKENIZER.decode(turns("deepseek", said, tmp_path, source=thinking).encode()).endswith("<think>\n")

@@ -15,6 +15,9 @@ from napkin.errors import first_line
 from napkin.inference.loaded_model import LoadedModel
 from napkin.serving.request_body import ApiError, CallBody, ChatBody, ChosenTool, MessageBody
 
+_LAST_TOKENS = 16
+"""Tokens that hold the last tag of a prompt, which may be text to the tokenizer."""
+
 
 def can_call_tools(opened: LoadedModel) -> bool:
     """True if calls in the model's answers can be read."""
@@ -68,9 +71,13 @@ class ToolTurns:
         Raises ApiError for arguments that are not JSON objects, NapkinError for messages that the template refuses.
         """
         ids = self._format.encode_fields(self._messages())
+        begun = self.begun
+        if begun and self._tokenizer.decode(ids[-_LAST_TOKENS:]).rstrip().endswith("<think>"):
+            # The prompt has begun a thought, in which there are no calls.
+            begun = f"\n</think>\n\n{begun}"
         named = {f"<{each}>" for each in self._functions}
-        tags = {*self._form.marks, *named} & self._tokenizer.special_tokens.keys()
-        return [*ids, *self._tokenizer.encode(self.begun, allowed_special=tags)]
+        tags = {*self._form.marks, "</think>", *named} & self._tokenizer.special_tokens.keys()
+        return [*ids, *self._tokenizer.encode(begun, allowed_special=tags)]
 
     def reader(self) -> CallReader | None:
         """Divides an answer into text and calls; None if nothing may be called."""
