@@ -41,12 +41,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=tuple(SECTIONS), action="append", help="one table; may be repeated")
     parser.add_argument("--quick", action="store_true", help="small models alone; nothing is written")
-    given = parser.parse_args()
+    options = parser.parse_args()
     lines = heading("The accountant beside other calculators", packages=PEERS)
-    for line in _lines(given.only or tuple(SECTIONS), quick=given.quick):
+    for line in _lines(options.only or tuple(SECTIONS), quick=options.quick):
         lines.append(line)
         print(line, flush=True)
-    if not given.quick:
+    if not options.quick:
         write_result("accounting-cpu", lines)
 
 

@@ -90,9 +90,9 @@ def main() -> None:
             }
             turns = {packing: partial(seconds_of, step) for packing, (step, _) in steps.items()}
             in_turns(turns, 1)
-            found = in_turns(turns, options.repeats)
-            cells = [f"{spread(found[each], '{:.3f}'.format)} s, {steps[each][1]:.0%} padding" for each in steps]
-            cells.append(ratio_spread(found["packed"], found["padded"]))
+            samples = in_turns(turns, options.repeats)
+            cells = [f"{spread(samples[each], '{:.3f}'.format)} s, {steps[each][1]:.0%} padding" for each in steps]
+            cells.append(ratio_spread(samples["packed"], samples["padded"]))
             lines.append(f"| {name} | {attention} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
     write_result("alignment-arrangements", lines)

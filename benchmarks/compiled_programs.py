@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="scripts whose name has this in it")
     parser.add_argument("--answers", type=Path, help="a folder for the answers of rehearsals")
     parser.add_argument("--write", action="store_true", help="keep the table in results/")
-    given = parser.parse_args()
+    options = parser.parse_args()
     head = heading(
         "Compiled scripts, rehearsed unedited, beside their logs",
         "Rank 0 of 8 × H100; MiB. 'Seen' are programs whose figures were looked at while counting of compiled programs "
@@ -45,15 +45,15 @@ def main() -> None:
     )
     logs: dict[str, list[dict[str, str]]] = {}
     for row in csv.DictReader(PUBLISHED.open(encoding="utf-8")):
-        if given.only in row["script"]:
+        if options.only in row["script"]:
             logs.setdefault(row["script"], []).append(row)
     with tempfile.TemporaryDirectory() as folder:
-        answers = given.answers or Path(folder)
+        answers = options.answers or Path(folder)
         answers.mkdir(exist_ok=True)
-        rows = {name: (found, answer_of(given.programs / name, found[0], answers)) for name, found in logs.items()}
+        rows = {name: (found, answer_of(options.programs / name, found[0], answers)) for name, found in logs.items()}
     lines = table(rows)
     print("\n".join(lines))
-    if given.write:
+    if options.write:
         write_result("compiled-programs", [*head, *lines])
 
 

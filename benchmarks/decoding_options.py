@@ -66,10 +66,10 @@ def quantized(rounds: int) -> None:
         "torch's bf16": lambda: without_compiled(lambda: seconds_per_token(plain)),
         **{name: partial(seconds_per_token, each) for name, each in models.items()},
     }
-    found = in_turns(contestants, rounds)
-    baseline = next(iter(found.values()))
+    samples = in_turns(contestants, rounds)
+    baseline = next(iter(samples.values()))
     print("\nd_model 2048, batch 1       tokens/s                   of torch's bf16")
-    for name, seconds in found.items():
+    for name, seconds in samples.items():
         rate = spread([1 / each for each in seconds])
         print(f"{name:<26} {rate:<26} {ratio_spread(baseline, seconds)}")
 
@@ -118,11 +118,11 @@ def lookup(rounds: int, train_seconds: float) -> None:
         made["with"] = [drawn.token for drawn in draws]
         return time.perf_counter() - started
 
-    found = in_turns({"without": without, "lookup of 64 tokens": with_lookup}, rounds)
+    samples = in_turns({"without": without, "lookup of 64 tokens": with_lookup}, rounds)
     print(f"\nn-gram proposals, {n_tokens} tokens of code   tokens/s")
-    for name, seconds in found.items():
+    for name, seconds in samples.items():
         rate = spread([n_tokens / each for each in seconds], "{:.1f}".format)
-        print(f"{name:<34} {rate:<26} {ratio_spread(found['without'], seconds)}")
+        print(f"{name:<34} {rate:<26} {ratio_spread(samples['without'], seconds)}")
     print(f"same tokens: {made['with'] == made['without']}; {meters[-1]}")
 
 

@@ -20,13 +20,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=60)
-    given = parser.parse_args()
+    options = parser.parse_args()
     heading("What napkin.watch costs a step", BRACKETS)
     torch.manual_seed(0)
-    layer = torch.nn.TransformerEncoderLayer(given.width, 8, 4 * given.width, 0.0, batch_first=True)
+    layer = torch.nn.TransformerEncoderLayer(options.width, 8, 4 * options.width, 0.0, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     optimizer = torch.optim.AdamW(model.parameters())
-    batch = torch.randn(4, 64, given.width)
+    batch = torch.randn(4, 64, options.width)
 
     def step() -> None:
         model(batch).square().mean().backward()
@@ -35,7 +35,7 @@ def main() -> None:
 
     seconds: dict[str, list[float]] = {"alone": [], "watched": []}
     with napkin.watch(model, optimizer, run=None) as watched:
-        for number in range(given.steps):
+        for number in range(options.steps):
             # The first of a pair takes turns: what comes second has a warmer cache.
             for kind in ("alone", "watched") if number % 2 else ("watched", "alone"):
                 around = watched.step(tokens=256) if kind == "watched" else contextlib.nullcontext()

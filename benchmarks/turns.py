@@ -49,8 +49,8 @@ def ratio_spread(first: Sequence[float], second: Sequence[float], shown: Shown =
     return told(ratio_interval(first, second), shown)
 
 
-def told(found: Interval, shown: Shown = "{:.2f}".format) -> str:
+def told(interval: Interval, shown: Shown = "{:.2f}".format) -> str:
     """An interval as `spread` shows it."""
-    if found.samples == 1:
-        return f"{shown(found.median)} (once)"
-    return f"{shown(found.median)} ({shown(found.low)} to {shown(found.high)})"
+    if interval.samples == 1:
+        return f"{shown(interval.median)} (once)"
+    return f"{shown(interval.median)} ({shown(interval.low)} to {shown(interval.high)})"

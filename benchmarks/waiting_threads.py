@@ -63,9 +63,9 @@ def main() -> None:
     finally:
         neighbour.kill()
     print("| case | spinning, s | sleeping, s | ratio |\n|---|---|---|---|")
-    for case, found in (("alone", alone), ("beside a busy program", beside)):
-        cells = [spread(each, "{:.3f}".format) for each in found.values()]
-        print(f"| {case} | {' | '.join(cells)} | {ratio_spread(found['spinning'], found['sleeping'])} |")
+    for case, samples in (("alone", alone), ("beside a busy program", beside)):
+        cells = [spread(each, "{:.3f}".format) for each in samples.values()]
+        print(f"| {case} | {' | '.join(cells)} | {ratio_spread(samples['spinning'], samples['sleeping'])} |")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from napkin.errors import NapkinError
@@ -85,10 +85,8 @@ def percentile_of(values: Sequence[float], percentile: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def measure_load(
-    engine: Engine, load: ServiceLoad, *, progress: Callable[[int], None] = lambda done: None
-) -> ServiceMeasurement:
-    """Send a load of random prompts to an engine that nobody else uses; `progress` counts requests that have ended."""
+def measure_load(engine: Engine, load: ServiceLoad) -> ServiceMeasurement:
+    """Send a load of random prompts to an engine that nobody else uses."""
     waiting = [_request(engine, load, number) for number in range(load.requests)]
     arrivals = load.arrivals() if load.rate is not None else []
     completions: list[Completion] = []
@@ -106,8 +104,6 @@ def measure_load(
             continue
         ended = sum(completion.finish is not None for completion, _ in engine.step())
         in_flight, done = in_flight - ended, done + ended
-        if ended:
-            progress(done)
     return ServiceMeasurement(tuple(map(_served, completions)), time.perf_counter() - begin)
 
 

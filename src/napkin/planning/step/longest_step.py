@@ -94,7 +94,6 @@ def find_longest(
     step_bytes: int,
     known: Mapping[int, int] | None = None,
     way_out: Callable[[int], str] = lambda step: "",
-    first: int = 0,
 ) -> LongestStep:
     """The step that takes most memory, and the first that does not fit into `step_bytes`.
 
@@ -102,13 +101,12 @@ def find_longest(
     the longest.
 
     Args:
-        sizes: of each step, from step `first` on.
+        sizes: of each step.
         peak_of: counts a step, by its place in `sizes`.
         shape_of: the shape of its largest micro-batch, for messages.
         step_bytes: the memory that a step may take.
         known: peaks of steps that were counted already, by their places.
         way_out: what would fit instead of a step that does not.
-        first: how many steps came before.
     """
     table = np.asarray(sizes, dtype=np.float64)
     counted = {tuple(table[place]): peak for place, peak in (known or {}).items()}
@@ -137,11 +135,9 @@ def find_longest(
     beyond = None
     if at_most(worst) > step_bytes:
         index = _first_beyond(table, peak, step_bytes, worst)
-        beyond = BeyondMemory(first + index + 1, shape_of(index), way_out(index))
+        beyond = BeyondMemory(index + 1, shape_of(index), way_out(index))
     is_counted = tuple(table[worst]) in counted
-    return LongestStep(
-        first + worst + 1, len(table), shape_of(worst), int(at_most(worst)), is_counted, step_bytes, beyond
-    )
+    return LongestStep(worst + 1, len(table), shape_of(worst), int(at_most(worst)), is_counted, step_bytes, beyond)
 
 
 def _growth(sizes: np.ndarray, larger: np.ndarray) -> float:
@@ -202,12 +198,12 @@ def _scale(table: np.ndarray) -> np.ndarray:
     return (table / np.maximum(table.max(axis=0, initial=0.0), 1e-300)).sum(axis=1)
 
 
-def largest_that(fits: Callable[[int], bool], low: int, high: int, *, steps: int = 8) -> int:
-    """The largest number from `low` to `high` of which `fits` is true, by bisection to within 2^-`steps` of the range;
-    0 where not even `low` does."""
+def largest_that(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest number from `low` to `high` of which `fits` is true, by bisection to within a 256th of the range; 0
+    where not even `low` does."""
     if not fits(low):
         return 0
-    for _ in range(steps):
+    for _ in range(8):
         if high - low <= 1:
             break
         middle = (low + high) // 2
