@@ -148,13 +148,15 @@ def take_whole(row, n, n_pieces, numbers, scale):
     _three_planes(row, n_pieces, numbers, scale)
 
 
-def _whole_dots(n_rows: int, n_vectors: int) -> Any:
-    """The operation that writes the products of so many rows of 8 bits and vectors of `take_whole` to an address."""
+def _whole_dots(n_rows: int, n_vectors: int, *, fetches: bool = False) -> Any:
+    """The operation that writes the products of so many rows of 8 bits, which stand `distance` rows apart, and vectors
+    of `take_whole`. Those of rows that stand side by side may fetch what follows."""
 
     def emit(
         builder: Any,
         values: Any,
         row_bytes: Any,
+        distance: Any,
         numbers: Any,
         vector_step: Any,
         scales: Any,
@@ -166,7 +168,7 @@ def _whole_dots(n_rows: int, n_vectors: int) -> Any:
         if not is_wide(8):
             return
         int64 = values.type
-        rows = apart(builder, values, row_bytes, n_rows)
+        rows = apart(builder, values, builder.mul(row_bytes, distance), n_rows)
         vectors = apart(builder, numbers, vector_step, n_vectors)
 
         def add_row_parts(offset: Any, at: Any, part: Any, totals: list[Any]) -> list[Any]:
@@ -188,7 +190,8 @@ def _whole_dots(n_rows: int, n_vectors: int) -> Any:
 
         def whole(index: Any, totals: list[Any]) -> list[Any]:
             offset = builder.shl(index, int64(6))
-            fetch_ahead(builder, builder.add(values, builder.mul(offset, int64(n_rows))), 64 * n_rows)
+            if fetches:
+                fetch_ahead(builder, builder.add(values, builder.mul(offset, int64(n_rows))), 64 * n_rows)
             at = builder.mul(index, int64(192))
             return add_row_parts(offset, at, lambda b, address: load(b, address, _BYTES), totals)
 
@@ -204,7 +207,8 @@ def _whole_dots(n_rows: int, n_vectors: int) -> Any:
         offset, at = builder.shl(wholes, int64(6)), builder.mul(wholes, int64(192))
         totals = looped(builder, left, totals, lambda _, totals: add_row_parts(offset, at, _half, totals))
         multiply, weights = fused(builder, _FLOATS), [constants(_FLOATS, 256.0**place) for place in range(3)]
-        of_rows = _widened(builder, scales, n_rows)
+        scale_addresses = apart(builder, scales, builder.shl(distance, int64(1)), n_rows)
+        of_rows = [builder.extract_element(_widened(builder, each, 1), _I32(0)) for each in scale_addresses]
         for v, address in enumerate(apart(builder, to, to_step, n_vectors)):
             sums = list[Any]()
             for i in range(n_rows):
@@ -213,16 +217,15 @@ def _whole_dots(n_rows: int, n_vectors: int) -> Any:
                 sums.append(folded(builder, builder.call(multiply, [high, weights[2], total])))
             result = row_sums(builder, sums)
             scale = load(builder, builder.add(vector_scales, builder.mul(scale_step, int64(v))), _F32)
-            if n_rows == 1:
-                factor = builder.fmul(builder.extract_element(of_rows, _I32(0)), scale)
-            else:
-                factor = builder.fmul(of_rows, spread(builder, scale, n_rows))
-            store(builder, address, builder.fmul(result, factor))
+            for i, place in enumerate(apart(builder, address, builder.shl(distance, int64(2)), n_rows)):
+                total = result if n_rows == 1 else builder.extract_element(result, _I32(i))
+                store(builder, place, builder.fmul(total, builder.fmul(of_rows[i], scale)))
 
-    return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
+    return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
 
 
-_whole_by_two, _whole_by_one, _whole_row = (_whole_dots(*sizes) for sizes in ((ROWS, 2), (ROWS, 1), (1, 1)))
+_whole_by_two, _whole_by_one = (_whole_dots(ROWS, n_vectors, fetches=True) for n_vectors in (2, 1))
+_whole_streams, _whole_row = _whole_dots(ROWS, 1), _whole_dots(1, 1)
 
 
 @jitted_with(fastmath=FASTMATH)
@@ -233,23 +236,27 @@ def multiply_whole(
     stop; y is float32 with y_row numbers per vector, scales are in bf16, and those of the vectors n_pieces float32
     apart."""
     row_bytes, step, scale_step, to_step = PIECE * n_pieces, vector_bytes(n_pieces), 4 * n_pieces, 4 * y_row
-    i = start
-    while i < stop:
-        n_rows = ROWS if i + ROWS <= stop else 1
-        at, of_rows = values + i * row_bytes, scales + 2 * i
-        v = 0
+    n_fours = (stop - start) // ROWS
+    for four in range(n_fours):
+        i = start + four * (ROWS if n_vectors > 1 else 1)
+        at, of_rows, v = values + i * row_bytes, scales + 2 * i, 0
         while v < n_vectors:
             x, of_x, to = numbers + step * v, vector_scales + scale_step * v, y + 4 * (v * y_row + i)
-            if n_rows == 1:
-                _whole_row(at, row_bytes, x, step, of_rows, of_x, scale_step, to, to_step)
+            if n_vectors == 1:
+                _whole_streams(at, row_bytes, n_fours, x, step, of_rows, of_x, scale_step, to, to_step)
                 v += 1
             elif v + 2 <= n_vectors:
-                _whole_by_two(at, row_bytes, x, step, of_rows, of_x, scale_step, to, to_step)
+                _whole_by_two(at, row_bytes, 1, x, step, of_rows, of_x, scale_step, to, to_step)
                 v += 2
             else:
-                _whole_by_one(at, row_bytes, x, step, of_rows, of_x, scale_step, to, to_step)
+                _whole_by_one(at, row_bytes, 1, x, step, of_rows, of_x, scale_step, to, to_step)
                 v += 1
-        i += n_rows
+    for i in range(start + ROWS * n_fours, stop):
+        for v in range(n_vectors):
+            x, of_x, to = numbers + step * v, vector_scales + scale_step * v, y + 4 * (v * y_row + i)
+            _whole_row(
+                values + i * row_bytes, row_bytes, 0, x, step, scales + 2 * i, of_x, scale_step, to, to_step
+            )  # fmt: skip
 
 
 @operation("void(int64, int64, int64)")
