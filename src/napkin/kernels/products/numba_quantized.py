@@ -14,7 +14,7 @@ scale for 32 of them, which is written once for each place in a register. Scales
     x · w = Σ over pieces: scale · (scale of the piece · Σ q · n) + Σ over groups: (middle - 8 · scale) · Σ x
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from llvmlite import ir
 
@@ -32,6 +32,7 @@ from napkin.kernels.products.numba_dots import (
     looped,
     nibble_dots,
     plus,
+    prefetch,
     row_sums,
     spread,
 )
@@ -41,6 +42,11 @@ from napkin.machine_code.pointers import called, f32_at, load, operation, store
 
 ROWS = 4
 """Rows that are multiplied side by side."""
+_STAYS = 4096
+"""Bytes of a vector's planes that stay in the first cache from row to row, as weights stream through it: with more the
+processor reads planes and rows from the second, and no longer foresees the rows."""
+_AHEAD_IN_ROW = 2048
+"""Bytes ahead of those that are multiplied that rows are fetched, each in its quarter, where planes do not stay."""
 _LARGEST = 127.0 * 2**16
 _SMALLEST = 1e-30
 _HEAD = 192
@@ -148,9 +154,9 @@ def take_whole(row, n, n_pieces, numbers, scale):
     _three_planes(row, n_pieces, numbers, scale)
 
 
-def _whole_dots(n_rows: int, n_vectors: int, *, fetches: bool = False) -> Any:
+def _whole_dots(n_rows: int, n_vectors: int, fetched: Literal["nothing", "following", "each"] = "nothing") -> Any:
     """The operation that writes the products of so many rows of 8 bits, which stand `distance` rows apart, and vectors
-    of `take_whole`. Those of rows that stand side by side may fetch what follows."""
+    of `take_whole`. It fetches nothing, or what follows rows that stand side by side, or what follows in each row."""
 
     def emit(
         builder: Any,
@@ -190,8 +196,11 @@ def _whole_dots(n_rows: int, n_vectors: int, *, fetches: bool = False) -> Any:
 
         def whole(index: Any, totals: list[Any]) -> list[Any]:
             offset = builder.shl(index, int64(6))
-            if fetches:
+            if fetched == "following":
                 fetch_ahead(builder, builder.add(values, builder.mul(offset, int64(n_rows))), 64 * n_rows)
+            elif fetched == "each":
+                for row in rows:
+                    prefetch(builder, builder.add(builder.add(row, offset), int64(_AHEAD_IN_ROW)))
             at = builder.mul(index, int64(192))
             return add_row_parts(offset, at, lambda b, address: load(b, address, _BYTES), totals)
 
@@ -224,8 +233,9 @@ def _whole_dots(n_rows: int, n_vectors: int, *, fetches: bool = False) -> Any:
     return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
 
 
-_whole_by_two, _whole_by_one = (_whole_dots(ROWS, n_vectors, fetches=True) for n_vectors in (2, 1))
-_whole_streams, _whole_row = _whole_dots(ROWS, 1), _whole_dots(1, 1)
+_whole_by_two, _whole_by_one = (_whole_dots(ROWS, n_vectors, "following") for n_vectors in (2, 1))
+_apart_by_one, _wide_apart_by_one = _whole_dots(ROWS, 1), _whole_dots(ROWS, 1, "each")
+_whole_row = _whole_dots(1, 1)
 
 
 @jitted_with(fastmath=FASTMATH)
@@ -234,7 +244,12 @@ def multiply_whole(
 ):  # fmt: skip
     """y[v, i] = the product of vector v, made by `take_whole`, and the row i of 8-bit integers, for the rows start to
     stop; y is float32 with y_row numbers per vector, scales are in bf16, and those of the vectors n_pieces float32
-    apart."""
+    apart.
+
+    Weights of one vector come from memory, at the rate of a plain sum if each of the four rows is in a quarter of its
+    own: a processor foresees four places that it reads on and on, but not four short rows side by side, for which
+    fetching is slower than what it does by itself.
+    """
     row_bytes, step, scale_step, to_step = PIECE * n_pieces, vector_bytes(n_pieces), 4 * n_pieces, 4 * y_row
     n_fours = (stop - start) // ROWS
     for four in range(n_fours):
@@ -242,8 +257,11 @@ def multiply_whole(
         at, of_rows, v = values + i * row_bytes, scales + 2 * i, 0
         while v < n_vectors:
             x, of_x, to = numbers + step * v, vector_scales + scale_step * v, y + 4 * (v * y_row + i)
-            if n_vectors == 1:
-                _whole_streams(at, row_bytes, n_fours, x, step, of_rows, of_x, scale_step, to, to_step)
+            if n_vectors == 1 and 3 * row_bytes <= _STAYS:
+                _apart_by_one(at, row_bytes, n_fours, x, step, of_rows, of_x, scale_step, to, to_step)
+                v += 1
+            elif n_vectors == 1:
+                _wide_apart_by_one(at, row_bytes, n_fours, x, step, of_rows, of_x, scale_step, to, to_step)
                 v += 1
             elif v + 2 <= n_vectors:
                 _whole_by_two(at, row_bytes, 1, x, step, of_rows, of_x, scale_step, to, to_step)

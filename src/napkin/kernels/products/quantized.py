@@ -71,8 +71,8 @@ def reads_integers(values: Tensor, scales: Tensor, n_vectors: int) -> bool:
     return fits and triton_obstacle("cuda") is None
 
 
-_BLOCK = 64
-"""Rows whose products are held in fp32 before they are rounded."""
+_BLOCK, _BLOCK_OF_ONE = 64, 1024
+"""Rows whose products, of a few vectors and of one, are held in fp32 before they are rounded."""
 _OF_PIECE, _OF_VECTOR = 26, 136
 """The float32 that hold a vector's integers, scales and sums: for each piece, and beside them."""
 _SCALE_FORMATS = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
@@ -139,7 +139,8 @@ def _product(
     if bias is not None and not is_bf16(bias):
         bias = bias.float()
     result, n_columns, made = x.new_empty(n_vectors, n_rows), n * n_vectors, None
-    buffer_size = (PIECE + 12) * (numbers.n_pieces + 1) + _BLOCK * (n_vectors + 1) + 28
+    block = _BLOCK if n_vectors > 1 else _BLOCK_OF_ONE
+    buffer_size = (PIECE + 12) * (numbers.n_pieces + 1) + block * (n_vectors + 1) + 28
     size = n_vectors * (_OF_PIECE * numbers.n_pieces + _OF_VECTOR) + 24
     if n_columns > SMALLEST_SHARE:
         # Each thread would make the integers in more time than it takes to begin on all threads once more.
@@ -157,7 +158,7 @@ def _product(
     on_threads(
         "products.numba_integers.multiply_few",
         (x, int(in_bf16), made, values, scales, offsets, bias, int(bias is not None and is_bf16(bias)), result),
-        (n_vectors, n, *numbers, n_rows, _BLOCK),
+        (n_vectors, n, *numbers, n_rows, block),
         n_rows=n_rows,
         n_columns=n_columns,
         buffer_size=buffer_size,
