@@ -226,6 +226,10 @@ def _whole_dots(n_rows: int, n_vectors: int, fetched: Literal["nothing", "follow
                 sums.append(folded(builder, builder.call(multiply, [high, weights[2], total])))
             result = row_sums(builder, sums)
             scale = load(builder, builder.add(vector_scales, builder.mul(scale_step, int64(v))), _F32)
+            if fetched == "following":
+                factors = builder.fmul(_widened(builder, scales, n_rows), spread(builder, scale, n_rows))
+                store(builder, address, builder.fmul(result, factors))
+                continue
             for i, place in enumerate(apart(builder, address, builder.shl(distance, int64(2)), n_rows)):
                 total = result if n_rows == 1 else builder.extract_element(result, _I32(i))
                 store(builder, place, builder.fmul(total, builder.fmul(of_rows[i], scale)))
