@@ -1,10 +1,11 @@
 """Products of a few vectors with the rows of a matrix in bf16 or float32, which is read once, compiled for a CPU.
 
-Memory sets the speed. One vector is multiplied row by row, as they stand in memory; more, by four rows at a time, as
-others are fetched ahead. Up to four vectors wait for memory (three, if numbers are widened): each is multiplied by four
-rows, which are in the first cache then, and fetches the lines ahead again, some of which a waiting processor has
-dropped. More vectors wait for products, and four of them are multiplied by a piece of the rows while it is in
-registers. Of eight or more, wide rows are multiplied part by part, sixteen rows at a time, so that the vectors' parts
+Memory sets the speed. Rows are multiplied four at a time, one from each quarter of those that are asked for: four
+streams, each in the order of memory, which a processor fetches ahead sooner than one stream, or than four rows that
+stand side by side. Up to four vectors wait for memory (three, if numbers are widened): each is multiplied by four rows,
+which are in the first cache then, and fetches the lines ahead again, some of which a waiting processor has dropped.
+More vectors wait for products, and four of them are multiplied by a piece of the rows while it is in registers. Of
+eight or more, wide rows are multiplied part by part, sixteen rows side by side at a time, so that the vectors' parts
 stay in the first cache; sums wait in memory. What a vector's product is does not depend on how many more there are. In
 bf16 a processor with AVX512-BF16 multiplies and adds pairs in one instruction; others widen numbers to float32 in
 registers. Sums are in float32.
@@ -17,14 +18,14 @@ from llvmlite import ir
 from napkin.kernels.numba_numbers import FASTMATH
 from napkin.kernels.products.numba_dots import constants, folded, fused, looped, prefetch, row_sums
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with, processor_features
-from napkin.machine_code.pointers import called, load, operation
+from napkin.machine_code.pointers import called, load, operation, store
 
 STEP = 32
 """The number of columns must be a multiple of this."""
 _ROWS, _VECTORS = 4, 4
-_AHEAD, _AHEAD_OF_FOUR = 4096, 24576
-"""Bytes ahead of those that are multiplied that rows are fetched, one by one and four side by side: more of them where
-memory waits for products."""
+_AHEAD = 1024
+"""Bytes ahead of those that are multiplied that a stream is fetched, for processors that do not foresee four, or end at
+a page."""
 _TILE = 4
 """Fours of rows that are multiplied while as many are fetched."""
 _COLUMNS = 1024
@@ -52,10 +53,11 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int, *, begins: bool = True, en
     """The operation that writes the products of so many vectors, which have the matrix's format, with so many rows.
 
     Row i and vector v begin `row_bytes` and `vector_bytes` after the one before; v's products are written `y_bytes`
-    after those of the one before. As many lines as are read are fetched from `ahead` on. Where rows are multiplied part
-    by part, sums that a part does not begin or end are `held`.
+    after those of the one before, and a row's `distance` float32 after those of the row before. Rows that are
+    multiplied whole are fetched `_AHEAD`. Where they are multiplied part by part, as many lines as are read are fetched
+    from `ahead` on, and sums that a part does not begin or end are `held`.
     """
-    size = 2 if is_bf16 else 4
+    size, are_whole = 2 if is_bf16 else 4, begins and ends
 
     def emit(
         builder: Any,
@@ -66,6 +68,7 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int, *, begins: bool = True, en
         n_columns: Any,
         y: Any,
         y_bytes: Any,
+        distance: Any,
         ahead: Any,
         held: Any,
     ) -> None:
@@ -99,10 +102,14 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int, *, begins: bool = True, en
             offset = builder.mul(index, int64(size * STEP))
             of_rows = [numbers(builder.add(row, offset)) for row in rows]
             totals = list(totals)
-            # Rows are prefetched line by line, in their order in memory.
-            place = builder.add(ahead, builder.mul(offset, int64(n_rows)))
-            for line in range(0, size * STEP * n_rows, 64):
-                prefetch(builder, builder.add(place, int64(line)))
+            if are_whole:
+                places = [builder.add(row, builder.add(offset, int64(_AHEAD))) for row in rows]
+            else:
+                # Line by line, in their order in memory.
+                places = starts(builder.add(ahead, builder.mul(offset, int64(n_rows))), int64(size * STEP), n_rows)
+            for place in places:
+                for line in range(0, size * STEP, 64):
+                    prefetch(builder, builder.add(place, int64(line)))
             for v, vector in enumerate(columns):
                 right = numbers(builder.add(vector, offset))
                 for i, left in enumerate(of_rows):
@@ -116,14 +123,15 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int, *, begins: bool = True, en
         totals = looped(builder, builder.udiv(n_columns, int64(STEP)), zeros, step)
         if not ends:
             for place, total in zip(places, totals, strict=True):
-                builder.store(total, builder.inttoptr(place, sums.as_pointer())).align = 4
+                store(builder, place, total)
             return
         totals = [folded(builder, total) for total in totals]
         for v, to in enumerate(starts(y, y_bytes, n_vectors)):
             result = row_sums(builder, totals[v * n_rows : (v + 1) * n_rows])
-            builder.store(result, builder.inttoptr(to, result.type.as_pointer())).align = 4
+            for i, place in enumerate(starts(to, builder.mul(distance, int64(4)), n_rows)):
+                store(builder, place, result if n_rows == 1 else builder.extract_element(result, _I32(i)))
 
-    return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
+    return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
 
 
 @operation("int64()")
@@ -159,41 +167,46 @@ def _products(is_bf16: bool) -> Any:
                         x, to = vectors + w * row_bytes + size * first, y + w * y_bytes + 4 * (i + r * _ROWS)
                         kept = held + (r * _GROUPS + (w - v) // _VECTORS) * _OF_GROUP
                         if first == 0:
-                            first_part(at, row_bytes, x, row_bytes, n, to, y_bytes, ahead, kept)
+                            first_part(at, row_bytes, x, row_bytes, n, to, y_bytes, 1, ahead, kept)
                         elif first + n < n_columns:
-                            middle_part(at, row_bytes, x, row_bytes, n, to, y_bytes, ahead, kept)
+                            middle_part(at, row_bytes, x, row_bytes, n, to, y_bytes, 1, ahead, kept)
                         else:
-                            last_part(at, row_bytes, x, row_bytes, n, to, y_bytes, ahead, kept)
+                            last_part(at, row_bytes, x, row_bytes, n, to, y_bytes, 1, ahead, kept)
+
+    @jitted_with(fastmath=FASTMATH)
+    def multiply_streams(vectors, weight, y, start, stop, first_vector, n_vectors, n_columns, y_row):
+        """The products of the rows start to stop with the vectors from one on."""
+        row_bytes, y_bytes = size * n_columns, 4 * y_row
+        fewest_together = _VECTORS if is_bf16 and _widens_bf16() else _VECTORS + 1
+        quarter = (stop - start) // _ROWS
+        for i in range(start, start + quarter):
+            at, v = weight + i * row_bytes, first_vector
+            while v < n_vectors:
+                x, to = vectors + v * row_bytes, y + v * y_bytes + 4 * i
+                if n_vectors - first_vector >= fewest_together and v + _VECTORS <= n_vectors:
+                    four_by_four(at, quarter * row_bytes, x, row_bytes, n_columns, to, y_bytes, quarter, 0, 0)
+                    v += _VECTORS
+                else:
+                    four_by_one(at, quarter * row_bytes, x, row_bytes, n_columns, to, y_bytes, quarter, 0, 0)
+                    v += 1
+        for i in range(start + _ROWS * quarter, stop):
+            for v in range(first_vector, n_vectors):
+                x, to = vectors + v * row_bytes, y + v * y_bytes + 4 * i
+                one_by_one(weight + i * row_bytes, row_bytes, x, row_bytes, n_columns, to, y_bytes, 0, 0, 0)
 
     @jitted_with(fastmath=FASTMATH)
     def multiply(vectors, weight, y, start, stop, n_vectors, n_columns, y_row):
         """y[v, i] = the product of vector v and the row i, for the rows start to stop; y is float32 with y_row numbers
         per vector."""
-        row_bytes, y_bytes = size * n_columns, 4 * y_row
-        is_wide = n_columns > _COLUMNS and n_vectors >= _GROUPS * _VECTORS
-        fewest_together = _VECTORS if is_bf16 and _widens_bf16() else _VECTORS + 1
-        i = start
-        while i < stop:
-            n_rows = _ROWS if n_vectors > 1 and i + _ROWS <= stop else 1
-            at = weight + i * row_bytes
-            v = 0
-            if is_wide and i + _TILE * _ROWS <= stop:
-                n_rows, v = _TILE * _ROWS, n_vectors - n_vectors % _VECTORS
-                multiply_wide(vectors, weight, y, i, v, n_columns, y_row)
-            while v < n_vectors:
-                x, to = vectors + v * row_bytes, y + v * y_bytes + 4 * i
-                if n_rows == 1:
-                    one_by_one(at, row_bytes, x, row_bytes, n_columns, to, y_bytes, at + _AHEAD, 0)
-                    v += 1
-                elif n_vectors >= fewest_together and v + _VECTORS <= n_vectors:
-                    four_by_four(at, row_bytes, x, row_bytes, n_columns, to, y_bytes, at + _AHEAD_OF_FOUR, 0)
-                    v += _VECTORS
-                else:
-                    for r in range(0, n_rows, _ROWS):
-                        rows, these = at + r * row_bytes, to + 4 * r
-                        four_by_one(rows, row_bytes, x, row_bytes, n_columns, these, y_bytes, rows + _AHEAD_OF_FOUR, 0)
-                    v += 1
-            i += n_rows
+        first = start
+        if n_columns > _COLUMNS and n_vectors >= _GROUPS * _VECTORS:
+            n_together = n_vectors - n_vectors % _VECTORS
+            while first + _TILE * _ROWS <= stop:
+                tile = first + _TILE * _ROWS
+                multiply_wide(vectors, weight, y, first, n_together, n_columns, y_row)
+                multiply_streams(vectors, weight, y, first, tile, n_together, n_vectors, n_columns, y_row)
+                first = tile
+        multiply_streams(vectors, weight, y, first, stop, 0, n_vectors, n_columns, y_row)
 
     return multiply
 
