@@ -1,14 +1,14 @@
 """Products of a few vectors with the rows of a matrix in bf16 or float32, which is read once, compiled for a CPU.
 
-Memory sets the speed. Rows are multiplied four at a time, one from each quarter of those that are asked for: four
-streams, each in the order of memory, which a processor fetches ahead sooner than one stream, or than four rows that
-stand side by side. Up to four vectors wait for memory (three, if numbers are widened): each is multiplied by four rows,
-which are in the first cache then, and fetches the lines ahead again, some of which a waiting processor has dropped.
-More vectors wait for products, and four of them are multiplied by a piece of the rows while it is in registers. Of
-eight or more, wide rows are multiplied part by part, sixteen rows side by side at a time, so that the vectors' parts
-stay in the first cache; sums wait in memory. What a vector's product is does not depend on how many more there are. In
-bf16 a processor with AVX512-BF16 multiplies and adds pairs in one instruction; others widen numbers to float32 in
-registers. Sums are in float32.
+Memory sets the speed. One vector is multiplied by four rows at a time, one from each quarter of those that are asked
+for: four streams, each in the order of memory, are sooner there than one, and than four rows that stand side by side,
+above all where pages are small. More vectors are multiplied by four rows side by side, as others are fetched ahead. Up
+to four vectors wait for memory (three, if numbers are widened): each is multiplied by four rows, which are in the first
+cache then, and fetches the lines ahead again, some of which a waiting processor has dropped. More vectors wait for
+products, and four of them are multiplied by a piece of the rows while it is in registers. Of eight or more, wide rows
+are multiplied part by part, sixteen rows at a time, so that the vectors' parts stay in the first cache; sums wait in
+memory. What a vector's product is does not depend on how many more there are. In bf16 a processor with AVX512-BF16
+multiplies and adds pairs in one instruction; others widen numbers to float32 in registers. Sums are in float32.
 """
 
 from typing import Any
@@ -23,9 +23,9 @@ from napkin.machine_code.pointers import called, load, operation, store
 STEP = 32
 """The number of columns must be a multiple of this."""
 _ROWS, _VECTORS = 4, 4
-_AHEAD = 1024
-"""Bytes ahead of those that are multiplied that a stream is fetched, for processors that do not foresee four, or end at
-a page."""
+_AHEAD, _AHEAD_OF_FOUR = 1024, 24576
+"""Bytes ahead of those that are multiplied that rows are fetched, in streams and four side by side: more of them where
+memory waits for products, and the processor does not foresee what is read."""
 _TILE = 4
 """Fours of rows that are multiplied while as many are fetched."""
 _COLUMNS = 1024
@@ -49,15 +49,17 @@ def _widens_bf16(builder: Any) -> Any:
     return ir.IntType(64)(int(not _has_pairs()))
 
 
-def _dots(is_bf16: bool, n_rows: int, n_vectors: int, *, begins: bool = True, ends: bool = True) -> Any:
+def _dots(
+    is_bf16: bool, n_rows: int, n_vectors: int, *, begins: bool = True, ends: bool = True, in_streams: bool = False
+) -> Any:
     """The operation that writes the products of so many vectors, which have the matrix's format, with so many rows.
 
     Row i and vector v begin `row_bytes` and `vector_bytes` after the one before; v's products are written `y_bytes`
-    after those of the one before, and a row's `distance` float32 after those of the row before. Rows that are
-    multiplied whole are fetched `_AHEAD`. Where they are multiplied part by part, as many lines as are read are fetched
-    from `ahead` on, and sums that a part does not begin or end are `held`.
+    after those of the one before, and a row's `distance` float32 after those of the row before. As many lines as are
+    read are fetched from `ahead` on, or of rows `in_streams` each one's own. Where rows are multiplied part by part,
+    sums that a part does not begin or end are `held`.
     """
-    size, are_whole = 2 if is_bf16 else 4, begins and ends
+    size = 2 if is_bf16 else 4
 
     def emit(
         builder: Any,
@@ -102,7 +104,7 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int, *, begins: bool = True, en
             offset = builder.mul(index, int64(size * STEP))
             of_rows = [numbers(builder.add(row, offset)) for row in rows]
             totals = list(totals)
-            if are_whole:
+            if in_streams:
                 places = [builder.add(row, builder.add(offset, int64(_AHEAD))) for row in rows]
             else:
                 # Line by line, in their order in memory.
@@ -128,8 +130,11 @@ def _dots(is_bf16: bool, n_rows: int, n_vectors: int, *, begins: bool = True, en
         totals = [folded(builder, total) for total in totals]
         for v, to in enumerate(starts(y, y_bytes, n_vectors)):
             result = row_sums(builder, totals[v * n_rows : (v + 1) * n_rows])
+            if not in_streams:
+                store(builder, to, result)
+                continue
             for i, place in enumerate(starts(to, builder.mul(distance, int64(4)), n_rows)):
-                store(builder, place, result if n_rows == 1 else builder.extract_element(result, _I32(i)))
+                store(builder, place, builder.extract_element(result, _I32(i)))
 
     return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
 
@@ -147,6 +152,7 @@ def _held_sums(builder: Any) -> Any:
 def _products(is_bf16: bool) -> Any:
     size = 2 if is_bf16 else 4
     four_by_four, four_by_one, one_by_one = (_dots(is_bf16, *each) for each in ((_ROWS, _VECTORS), (_ROWS, 1), (1, 1)))
+    in_streams = _dots(is_bf16, _ROWS, 1, in_streams=True)
     first_part, middle_part, last_part = (
         _dots(is_bf16, _ROWS, _VECTORS, begins=begins, ends=ends)
         for begins, ends in ((True, False), (False, False), (False, True))
@@ -174,39 +180,41 @@ def _products(is_bf16: bool) -> Any:
                             last_part(at, row_bytes, x, row_bytes, n, to, y_bytes, 1, ahead, kept)
 
     @jitted_with(fastmath=FASTMATH)
-    def multiply_streams(vectors, weight, y, start, stop, first_vector, n_vectors, n_columns, y_row):
-        """The products of the rows start to stop with the vectors from one on."""
-        row_bytes, y_bytes = size * n_columns, 4 * y_row
-        fewest_together = _VECTORS if is_bf16 and _widens_bf16() else _VECTORS + 1
-        quarter = (stop - start) // _ROWS
-        for i in range(start, start + quarter):
-            at, v = weight + i * row_bytes, first_vector
-            while v < n_vectors:
-                x, to = vectors + v * row_bytes, y + v * y_bytes + 4 * i
-                if n_vectors - first_vector >= fewest_together and v + _VECTORS <= n_vectors:
-                    four_by_four(at, quarter * row_bytes, x, row_bytes, n_columns, to, y_bytes, quarter, 0, 0)
-                    v += _VECTORS
-                else:
-                    four_by_one(at, quarter * row_bytes, x, row_bytes, n_columns, to, y_bytes, quarter, 0, 0)
-                    v += 1
-        for i in range(start + _ROWS * quarter, stop):
-            for v in range(first_vector, n_vectors):
-                x, to = vectors + v * row_bytes, y + v * y_bytes + 4 * i
-                one_by_one(weight + i * row_bytes, row_bytes, x, row_bytes, n_columns, to, y_bytes, 0, 0, 0)
-
-    @jitted_with(fastmath=FASTMATH)
     def multiply(vectors, weight, y, start, stop, n_vectors, n_columns, y_row):
         """y[v, i] = the product of vector v and the row i, for the rows start to stop; y is float32 with y_row numbers
         per vector."""
-        first = start
-        if n_columns > _COLUMNS and n_vectors >= _GROUPS * _VECTORS:
-            n_together = n_vectors - n_vectors % _VECTORS
-            while first + _TILE * _ROWS <= stop:
-                tile = first + _TILE * _ROWS
-                multiply_wide(vectors, weight, y, first, n_together, n_columns, y_row)
-                multiply_streams(vectors, weight, y, first, tile, n_together, n_vectors, n_columns, y_row)
-                first = tile
-        multiply_streams(vectors, weight, y, first, stop, 0, n_vectors, n_columns, y_row)
+        row_bytes, y_bytes = size * n_columns, 4 * y_row
+        is_wide = n_columns > _COLUMNS and n_vectors >= _GROUPS * _VECTORS
+        fewest_together = _VECTORS if is_bf16 and _widens_bf16() else _VECTORS + 1
+        i = start
+        if n_vectors == 1:
+            quarter = (stop - start) // _ROWS
+            for i in range(start, start + quarter):
+                at = weight + i * row_bytes
+                in_streams(at, quarter * row_bytes, vectors, row_bytes, n_columns, y + 4 * i, y_bytes, quarter, 0, 0)
+            i = start + _ROWS * quarter
+        while i < stop:
+            n_rows = _ROWS if n_vectors > 1 and i + _ROWS <= stop else 1
+            at = weight + i * row_bytes
+            v = 0
+            if is_wide and i + _TILE * _ROWS <= stop:
+                n_rows, v = _TILE * _ROWS, n_vectors - n_vectors % _VECTORS
+                multiply_wide(vectors, weight, y, i, v, n_columns, y_row)
+            while v < n_vectors:
+                x, to = vectors + v * row_bytes, y + v * y_bytes + 4 * i
+                if n_rows == 1:
+                    one_by_one(at, row_bytes, x, row_bytes, n_columns, to, y_bytes, 1, at + _AHEAD, 0)
+                    v += 1
+                elif n_vectors >= fewest_together and v + _VECTORS <= n_vectors:
+                    four_by_four(at, row_bytes, x, row_bytes, n_columns, to, y_bytes, 1, at + _AHEAD_OF_FOUR, 0)
+                    v += _VECTORS
+                else:
+                    for r in range(0, n_rows, _ROWS):
+                        rows, these = at + r * row_bytes, to + 4 * r
+                        ahead = rows + _AHEAD_OF_FOUR
+                        four_by_one(rows, row_bytes, x, row_bytes, n_columns, these, y_bytes, 1, ahead, 0)
+                    v += 1
+            i += n_rows
 
     return multiply
 
