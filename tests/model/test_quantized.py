@@ -92,6 +92,25 @@ def test_products_with_vectors_in_fp32_are_off_by_the_rounding_of_32_numbers_and
         assert ((result.double() - expected).abs() <= 1.01 * bound + 1e-6).all()
 
 
+@pytest.mark.parametrize(("rows", "columns", "group_size"), [(70, 544, 32), (39, 1056, 96), (1030, 768, 64)])
+def test_a_product_in_fp32_depends_neither_on_other_vectors_nor_on_threads(
+    rows: int, columns: int, group_size: int
+) -> None:
+    x = torch.randn(9, columns, generator=torch.Generator().manual_seed(4))
+    x[:, 7] *= 100
+    threads = torch.get_num_threads()
+    for layer in layers(rows, columns, group_size):
+        others = layer.values, layer.scales, layer.middles, None, None
+        alone = torch.cat([integer_product(each, *others) for each in x.split(1)])
+        try:
+            for n_threads in (1, 2):
+                torch.set_num_threads(n_threads)
+                for n_vectors in (2, 5, 9):
+                    assert torch.equal(integer_product(x[:n_vectors], *others), alone[:n_vectors])
+        finally:
+            torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize(("rows", "columns", "group_size"), SHAPES)
 def test_each_weight_is_the_nearest_of_its_group(rows: int, columns: int, group_size: int) -> None:
     weight = random_weight(rows, columns)

@@ -14,6 +14,9 @@ from napkin.machine_code.pointers import called, f32_at, operation, u16_at
 
 FASTMATH = {"reassoc", "contract", "nsz"}
 """Sums in any order, so that they run in vectors; NaN and infinity keep their meaning."""
+AS_WRITTEN = False
+"""The fastmath of functions whose sums are emitted in the order that they are to have: the same whatever else is in
+registers. Without any a function has that of its first caller."""
 
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 _LOG2_E = 1.4426950408889634

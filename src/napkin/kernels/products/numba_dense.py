@@ -15,7 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from napkin.kernels.numba_numbers import FASTMATH
+from napkin.kernels.numba_numbers import AS_WRITTEN, FASTMATH
 from napkin.kernels.products.numba_dots import constants, folded, fused, looped, prefetch, row_sums
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with, processor_features
 from napkin.machine_code.pointers import called, load, operation, store
@@ -158,7 +158,7 @@ def _products(is_bf16: bool) -> Any:
         for begins, ends in ((True, False), (False, False), (False, True))
     )
 
-    @jitted_with(fastmath=FASTMATH)
+    @jitted_with(fastmath=AS_WRITTEN)
     def multiply_wide(vectors, weight, y, i, n_vectors, n_columns, y_row):
         """The products of a tile of rows from i on, part by part, with vectors in whole fours."""
         row_bytes, y_bytes, held = size * n_columns, 4 * y_row, _held_sums()
@@ -179,7 +179,7 @@ def _products(is_bf16: bool) -> Any:
                         else:
                             last_part(at, row_bytes, x, row_bytes, n, to, y_bytes, 1, ahead, kept)
 
-    @jitted_with(fastmath=FASTMATH)
+    @jitted_with(fastmath=AS_WRITTEN)
     def multiply(vectors, weight, y, start, stop, n_vectors, n_columns, y_row):
         """y[v, i] = the product of vector v and the row i, for the rows start to stop; y is float32 with y_row numbers
         per vector."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from napkin.kernels.numba_numbers import FASTMATH, narrow_row, widen_row, widened
+from napkin.kernels.numba_numbers import AS_WRITTEN, FASTMATH, narrow_row, widen_row, widened
 from napkin.kernels.products.numba_dots import (
     AHEAD,
     F32X8,
@@ -395,7 +395,7 @@ def _products(form: int) -> Any:
     )
     piece_bytes = PIECE if form == INT8 else PIECE // 2
 
-    @jitted_with(fastmath=FASTMATH)
+    @jitted_with(fastmath=AS_WRITTEN)
     def multiply(
         numbers, vector_scales, vector_sums, values, scales, offsets, y, start, stop, n_vectors, n_pieces, n_groups,
         kind, y_row, buffer,

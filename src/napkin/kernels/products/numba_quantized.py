@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from llvmlite import ir
 
-from napkin.kernels.numba_numbers import FASTMATH
+from napkin.kernels.numba_numbers import AS_WRITTEN, FASTMATH
 from napkin.kernels.products.numba_dots import (
     AHEAD,
     F32X8,
@@ -242,7 +242,7 @@ _apart_by_one, _wide_apart_by_one = _whole_dots(ROWS, 1), _whole_dots(ROWS, 1, "
 _whole_row = _whole_dots(1, 1)
 
 
-@jitted_with(fastmath=FASTMATH)
+@jitted_with(fastmath=AS_WRITTEN)
 def multiply_whole(
     numbers, vector_scales, values, scales, y, start, stop, n_vectors, n_pieces, y_row
 ):  # fmt: skip
@@ -423,7 +423,7 @@ def _grouped_dots(n_rows: int, n_vectors: int) -> Any:
 _grouped_by_two, _grouped_by_one, _grouped_row = (_grouped_dots(*sizes) for sizes in ((ROWS, 2), (ROWS, 1), (1, 1)))
 
 
-@jitted_with(fastmath=FASTMATH)
+@jitted_with(fastmath=AS_WRITTEN)
 def multiply_grouped(
     numbers, vector_sums, values, scales, middles, y, start, stop, n_vectors, n_pieces, n_groups, y_row
 ):  # fmt: skip
