@@ -16,7 +16,16 @@ from typing import Any
 from llvmlite import ir
 
 from napkin.kernels.numba_numbers import AS_WRITTEN, FASTMATH
-from napkin.kernels.products.numba_dots import constants, folded, fused, looped, prefetch, row_sums
+from napkin.kernels.products.numba_dots import (
+    apart,
+    constants,
+    folded,
+    fused,
+    looped,
+    prefetch,
+    row_sums,
+    store_apart,
+)
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with, processor_features
 from napkin.machine_code.pointers import called, load, operation, store
 
@@ -78,11 +87,8 @@ def _dots(
         n_lanes = 16 if "avx512f" in processor_features() else 8
         sums = ir.VectorType(_F32, n_lanes)
         multiply = fused(builder, sums)
-
-        def starts(first: Any, step: Any, n: int) -> list[Any]:
-            return [builder.add(first, builder.mul(step, int64(i))) for i in range(n)]
-
-        rows, columns = starts(weights, row_bytes, n_rows), starts(vectors, vector_bytes, n_vectors)
+        rows = apart(builder, weights, row_bytes, n_rows)
+        columns = apart(builder, vectors, vector_bytes, n_vectors)
 
         def numbers(address: Any) -> list[Any]:
             """The next 32 numbers as what is multiplied."""
@@ -108,7 +114,8 @@ def _dots(
                 places = [builder.add(row, builder.add(offset, int64(_AHEAD))) for row in rows]
             else:
                 # Line by line, in their order in memory.
-                places = starts(builder.add(ahead, builder.mul(offset, int64(n_rows))), int64(size * STEP), n_rows)
+                first = builder.add(ahead, builder.mul(offset, int64(n_rows)))
+                places = apart(builder, first, int64(size * STEP), n_rows)
             for place in places:
                 for line in range(0, size * STEP, 64):
                     prefetch(builder, builder.add(place, int64(line)))
@@ -120,7 +127,7 @@ def _dots(
                         totals[place] = added(totals[place], one, other)
             return totals
 
-        places = starts(held, int64(4 * n_lanes), n_rows * n_vectors)
+        places = apart(builder, held, int64(4 * n_lanes), n_rows * n_vectors)
         zeros = [constants(sums, 0.0) if begins else load(builder, place, sums) for place in places]
         totals = looped(builder, builder.udiv(n_columns, int64(STEP)), zeros, step)
         if not ends:
@@ -128,13 +135,12 @@ def _dots(
                 store(builder, place, total)
             return
         totals = [folded(builder, total) for total in totals]
-        for v, to in enumerate(starts(y, y_bytes, n_vectors)):
+        for v, to in enumerate(apart(builder, y, y_bytes, n_vectors)):
             result = row_sums(builder, totals[v * n_rows : (v + 1) * n_rows])
-            if not in_streams:
+            if in_streams:
+                store_apart(builder, to, builder.mul(distance, int64(4)), result)
+            else:
                 store(builder, to, result)
-                continue
-            for i, place in enumerate(starts(to, builder.mul(distance, int64(4)), n_rows)):
-                store(builder, place, builder.extract_element(result, _I32(i)))
 
     return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
 

@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from napkin.machine_code.compiled_function import jitted_with, processor_features
-from napkin.machine_code.pointers import called, operation
+from napkin.machine_code.pointers import called, operation, store
 
 _I8, _I16, _I32, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
 _SUMS = ir.VectorType(_I32, 8)
@@ -55,6 +55,12 @@ def plus(builder: Any, address: Any, index: Any, step: int) -> Any:
 def apart(builder: Any, first: Any, step: Any, n: int) -> list[Any]:
     """n addresses, a step apart."""
     return [builder.add(first, builder.mul(step, first.type(i))) for i in range(n)]
+
+
+def store_apart(builder: Any, to: Any, step: Any, numbers: Any) -> None:
+    """Store the numbers of a vector, a step of bytes apart."""
+    for i, place in enumerate(apart(builder, to, step, numbers.type.count)):
+        store(builder, place, builder.extract_element(numbers, _I32(i)))
 
 
 def constants(kind: Any, values: Any) -> Any:

@@ -35,6 +35,7 @@ from napkin.kernels.products.numba_dots import (
     prefetch,
     row_sums,
     spread,
+    store_apart,
 )
 from napkin.kernels.products.numba_forms import PIECE
 from napkin.machine_code.compiled_function import jitted_with, processor_features
@@ -216,8 +217,14 @@ def _whole_dots(n_rows: int, n_vectors: int, fetched: Literal["nothing", "follow
         offset, at = builder.shl(wholes, int64(6)), builder.mul(wholes, int64(192))
         totals = looped(builder, left, totals, lambda _, totals: add_row_parts(offset, at, _half, totals))
         multiply, weights = fused(builder, _FLOATS), [constants(_FLOATS, 256.0**place) for place in range(3)]
-        scale_addresses = apart(builder, scales, builder.shl(distance, int64(1)), n_rows)
-        of_rows = [builder.extract_element(_widened(builder, each, 1), _I32(0)) for each in scale_addresses]
+        are_side_by_side = fetched == "following"
+        if are_side_by_side:
+            of_rows = _widened(builder, scales, n_rows)
+        else:
+            of_rows = ir.Constant(ir.VectorType(_F32, n_rows), ir.Undefined)
+            for i, each in enumerate(apart(builder, scales, builder.shl(distance, int64(1)), n_rows)):
+                of_row = builder.extract_element(_widened(builder, each, 1), _I32(0))
+                of_rows = builder.insert_element(of_rows, of_row, _I32(i))
         for v, address in enumerate(apart(builder, to, to_step, n_vectors)):
             sums = list[Any]()
             for i in range(n_rows):
@@ -226,13 +233,13 @@ def _whole_dots(n_rows: int, n_vectors: int, fetched: Literal["nothing", "follow
                 sums.append(folded(builder, builder.call(multiply, [high, weights[2], total])))
             result = row_sums(builder, sums)
             scale = load(builder, builder.add(vector_scales, builder.mul(scale_step, int64(v))), _F32)
-            if fetched == "following":
-                factors = builder.fmul(_widened(builder, scales, n_rows), spread(builder, scale, n_rows))
+            factors = builder.fmul(of_rows, spread(builder, scale, n_rows))
+            if n_rows == 1:
+                store(builder, address, builder.fmul(result, builder.extract_element(factors, _I32(0))))
+            elif are_side_by_side:
                 store(builder, address, builder.fmul(result, factors))
-                continue
-            for i, place in enumerate(apart(builder, address, builder.shl(distance, int64(2)), n_rows)):
-                total = result if n_rows == 1 else builder.extract_element(result, _I32(i))
-                store(builder, place, builder.fmul(total, builder.fmul(of_rows[i], scale)))
+            else:
+                store_apart(builder, address, builder.shl(distance, int64(2)), builder.fmul(result, factors))
 
     return operation("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")(emit)
 
@@ -255,17 +262,24 @@ def multiply_whole(
     fetching is slower than what it does by itself.
     """
     row_bytes, step, scale_step, to_step = PIECE * n_pieces, vector_bytes(n_pieces), 4 * n_pieces, 4 * y_row
-    n_fours = (stop - start) // ROWS
-    for four in range(n_fours):
-        i = start + four * (ROWS if n_vectors > 1 else 1)
-        at, of_rows, v = values + i * row_bytes, scales + 2 * i, 0
+    i, quarter = start, (stop - start) // ROWS
+    if n_vectors == 1:
+        stays = 3 * row_bytes <= _STAYS
+        for i in range(start, start + quarter):
+            at, of_rows, to = values + i * row_bytes, scales + 2 * i, y + 4 * i
+            if stays:
+                _apart_by_one(at, row_bytes, quarter, numbers, 0, of_rows, vector_scales, 0, to, 0)
+            else:
+                _wide_apart_by_one(at, row_bytes, quarter, numbers, 0, of_rows, vector_scales, 0, to, 0)
+        i = start + ROWS * quarter
+    while i < stop:
+        n_rows = ROWS if i + ROWS <= stop else 1
+        at, of_rows = values + i * row_bytes, scales + 2 * i
+        v = 0
         while v < n_vectors:
             x, of_x, to = numbers + step * v, vector_scales + scale_step * v, y + 4 * (v * y_row + i)
-            if n_vectors == 1 and 3 * row_bytes <= _STAYS:
-                _apart_by_one(at, row_bytes, n_fours, x, step, of_rows, of_x, scale_step, to, to_step)
-                v += 1
-            elif n_vectors == 1:
-                _wide_apart_by_one(at, row_bytes, n_fours, x, step, of_rows, of_x, scale_step, to, to_step)
+            if n_rows == 1:
+                _whole_row(at, row_bytes, 1, x, step, of_rows, of_x, scale_step, to, to_step)
                 v += 1
             elif v + 2 <= n_vectors:
                 _whole_by_two(at, row_bytes, 1, x, step, of_rows, of_x, scale_step, to, to_step)
@@ -273,12 +287,7 @@ def multiply_whole(
             else:
                 _whole_by_one(at, row_bytes, 1, x, step, of_rows, of_x, scale_step, to, to_step)
                 v += 1
-    for i in range(start + ROWS * n_fours, stop):
-        for v in range(n_vectors):
-            x, of_x, to = numbers + step * v, vector_scales + scale_step * v, y + 4 * (v * y_row + i)
-            _whole_row(
-                values + i * row_bytes, row_bytes, 0, x, step, scales + 2 * i, of_x, scale_step, to, to_step
-            )  # fmt: skip
+        i += n_rows
 
 
 @operation("void(int64, int64, int64)")
