@@ -12,7 +12,6 @@
 import json
 import re
 import tracemalloc
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -32,13 +31,12 @@ from napkin.chats.tool_calls import (
     OWN,
     CallForm,
     CallReader,
-    Function,
     FunctionCall,
     call_form,
 )
 from napkin.errors import NapkinError
+from oracles.cut_answers import WEATHER, cut, read
 
-WEATHER, PYTHON, NOW = Function("weather"), Function("python", "code"), Function("now")
 ROME, PARIS, NOTHING = (
     FunctionCall("weather", {"city": "Rome"}),
     FunctionCall("weather", {"city": "Paris é", "days": [1, 2.5]}),
@@ -177,17 +175,6 @@ ANSWERS: dict[str, tuple[CallForm, str, str, list[FunctionCall]]] = {
     "gemma, positional": (GEMMA, "[weather('Rome')]", "[weather('Rome')]", []),
     "gemma, code that is no call": (GEMMA, "```tool_code\n1 + 1\n``` ", "```tool_code\n1 + 1\n``` ", []),
 }  # fmt: skip
-
-
-def read(form: CallForm, pieces: Sequence[str], *, most: int | None = None) -> tuple[str, list[FunctionCall]]:
-    reader = CallReader(form, [WEATHER, PYTHON, NOW], most=most)
-    found = [*map(reader.push, pieces), reader.finish()]
-    return "".join(text for text, _ in found), [call for _, calls in found for call in calls]
-
-
-def cut(text: str, places: Sequence[int]) -> list[str]:
-    ends = sorted({min(each, len(text)) for each in places})
-    return [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
 @pytest.mark.parametrize("case", ANSWERS)

@@ -27,18 +27,16 @@ from napkin.chats.tool_calls import (
     call_form,
     is_nested_deeply,
 )
+from oracles import cut_answers
+from oracles.cut_answers import NOW, PYTHON, WEATHER
 
-WEATHER, PYTHON, NOW = Function("weather"), Function("python", "code"), Function("now")
 ROME, PARIS = (FunctionCall("weather", {"city": city}) for city in ("Rome", "Paris é"))
 
 
 def read(form: CallForm, answer: str, *, cuts: int = 0, most: int | None = None) -> tuple[str, list[FunctionCall]]:
-    """What a reader finds in an answer that comes in pieces; 0 cuts is at once."""
-    reader = CallReader(form, [WEATHER, PYTHON, NOW], most=most)
-    places = sorted(random.Random(cuts).choices(range(len(answer) + 1), k=cuts))
-    pieces = [answer[a:b] for a, b in zip([0, *places], [*places, len(answer)], strict=True)]
-    found = [*map(reader.push, pieces), reader.finish()]
-    return "".join(text for text, _ in found), [call for _, calls in found for call in calls]
+    """What a reader finds in an answer that is cut so many times."""
+    places = random.Random(cuts).choices(range(len(answer) + 1), k=cuts)
+    return cut_answers.read(form, cut_answers.cut(answer, places), most=most)
 
 
 def tagged(call: FunctionCall) -> str:
