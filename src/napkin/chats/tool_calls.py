@@ -75,9 +75,14 @@ def read_call(text: str, names: Iterable[str], field: str = "arguments") -> tupl
     """
     decoded = _json(text)
     name, value = (decoded.get("name"), decoded.get(field)) if isinstance(decoded, dict) else (None, None)
+    return _offered(name, names), value
+
+
+def _offered(name: Any, names: Iterable[str]) -> str:
+    """The name of a function that was offered."""
     if not isinstance(name, str) or name not in names:
         raise NapkinError(f"there is no such tool: use {', '.join(names)}")
-    return name, value
+    return name
 
 
 def _json(text: str) -> Any:
@@ -160,8 +165,7 @@ def _by_name(call: FunctionCall, function: Function | None) -> str | None:
 
 def _call(name: str, arguments: Any, functions: Functions, id: Any = None) -> FunctionCall:
     """A call, checked."""
-    if name not in functions:
-        raise NapkinError(f"there is no such tool: use {', '.join(functions)}")
+    _offered(name, functions)
     if not isinstance(arguments, dict) or is_nested_deeply(arguments):
         raise NapkinError(f"arguments are not an object of at most {MOST_NESTED} levels")
     is_id = isinstance(id, str) and re.fullmatch("[A-Za-z0-9_-]{1,64}", id) is not None

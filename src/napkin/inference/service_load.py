@@ -86,7 +86,7 @@ def percentile_of(values: Sequence[float], percentile: float) -> float:
 
 
 def measure_load(engine: Engine, load: ServiceLoad) -> ServiceMeasurement:
-    """Send a load of random prompts to an engine that nobody else uses."""
+    """Send a load of random prompts to an engine that has no other requests."""
     waiting = [_request(engine, load, number) for number in range(load.requests)]
     arrivals = load.arrivals() if load.rate is not None else []
     completions: list[Completion] = []

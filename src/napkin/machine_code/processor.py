@@ -56,22 +56,20 @@ def instruction_sets(cpuinfo: Path = _CPUINFO) -> list[str] | None:
     if not fields:
         # Every Apple processor of 64 bits has it.
         return ["NEON"] if sys.platform == "darwin" and platform.machine() == "arm64" else None
-    flags = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()
+    flags = _flags_of(fields)
     return [name for flag, name in INSTRUCTIONS.items() if flag in flags]
 
 
 def has_native_bf16(cpuinfo: Path = _CPUINFO) -> bool:
     """True if the processor has bf16 matrix or dot-product instructions: AVX512-BF16, AMX, or ARM's."""
-    fields = _first_processor(cpuinfo)
-    flags = set(f"{fields.get('flags', '')} {fields.get('Features', '')}".split())
-    if flags:
+    if flags := _flags_of(_first_processor(cpuinfo)):
         return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
     return _sysctl("hw.optional.arm.FEAT_BF16") == "1" or _torch_says_bf16()
 
 
 def has_native_int8(cpuinfo: Path = _CPUINFO) -> bool:
     """True if the processor sums products of 8-bit integers in 32 bits, in one instruction: VNNI or AMX."""
-    return bool(set(_first_processor(cpuinfo).get("flags", "").split()) & {"avx512_vnni", "avx_vnni", "amx_int8"})
+    return bool(_flags_of(_first_processor(cpuinfo)) & {"avx512_vnni", "avx_vnni", "amx_int8"})
 
 
 @cache
@@ -112,6 +110,11 @@ def _first_processor(path: Path) -> dict[str, str]:
     except OSError:
         return {}
     return fields
+
+
+def _flags_of(fields: dict[str, str]) -> set[str]:
+    """The system's names of what a processor has, which are `flags` on x86 and `Features` on ARM."""
+    return set(f"{fields.get('flags', '')} {fields.get('Features', '')}".split())
 
 
 def _sysctl(name: str) -> str:

@@ -73,7 +73,7 @@ class ToolTurns:
         ids = self._format.encode_fields(self._messages())
         begun = self.begun
         if begun and self._tokenizer.decode(ids[-_LAST_TOKENS:]).rstrip().endswith("<think>"):
-            # The prompt has begun a thought, in which there are no calls.
+            # Templates such as DeepSeek R1's begin a thought in the prompt, and calls are written behind it.
             begun = f"\n</think>\n\n{begun}"
         named = {f"<{each}>" for each in self._functions}
         tags = {*self._form.marks, "</think>", *named} & self._tokenizer.special_tokens.keys()
